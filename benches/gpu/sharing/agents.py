@@ -37,10 +37,14 @@ class Agent:
         self.process = subprocess.Popen(
             [command(), "serve", str(file), "--socket", str(self.socket)], env=env, stderr=subprocess.PIPE, text=True
         )
-        line = self.process.stderr.readline()
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if "serving" in line:
+                break
+        else:
+            raise RuntimeError(f"glake serve: {''.join(said)}")
         back = time.monotonic()
-        if "serving" not in line:
-            raise RuntimeError(f"glake serve: {line}{self.process.stderr.read()}")
         process, log = self.process, self.log
         threading.Thread(
             target=lambda: [log.write(line) and log.flush() for line in process.stderr], daemon=True

@@ -9,6 +9,8 @@ import ctypes, fcntl, hashlib, os, time, zlib
 
 MIB = 1 << 20
 HEAD = 128
+# From so many MiB of weights on: hidden, inner.
+SHAPES = [(4096, 8192, 32768), (1024, 4096, 16384), (0, 512, 2048)]
 
 
 class Slot:
@@ -31,18 +33,19 @@ def place(slots, tokens, room):
 class Llama:
     """RMSNorm, rotary positions, grouped-query attention over the cache, SwiGLU; greedy."""
 
-    CHUNK = 512
+    CHUNK = 256
 
     def __init__(self, size, kv, device="cuda", seed=0, file=None):
         import torch
 
         self.torch, self.device, self.kv_size = torch, device, kv
-        self.hidden, self.inner = (4096, 16384) if size >= 2048 * MIB else (512, 2048)
+        # Wide and shallow, so that a step is bound by the GPU and not by how fast Python calls it.
+        self.hidden, self.inner = next(shape for least, *shape in SHAPES if size >= least * MIB)
         self.heads, self.groups = self.hidden // HEAD, max(self.hidden // HEAD // 4, 1)
         hidden, inner, both = self.hidden, self.inner, self.hidden + 2 * self.groups * HEAD
         shapes = [(both, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
         layer = sum(rows * columns * 2 for rows, columns in shapes)
-        head = 512 * MIB if hidden == 4096 else 2 * MIB
+        head = hidden * 32 << 10 if hidden > 512 else 2 * MIB
         self.layers = max((size - head) // layer, 1)
         vocabulary = max((size - self.layers * layer) // (hidden * 4), 256)
         if file:
@@ -70,31 +73,30 @@ class Llama:
         return self.torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
     def _attend(self, q, slot, first, layer):
-        """Rows of one slot, one after another."""
+        """Rows of one slot, one after another; a few heads at a time, for what it takes meanwhile is small."""
         torch, count, each = self.torch, q.shape[0], self.heads // self.groups
         end = first + count
         past = self.kv[slot.start : slot.start + end, layer]
         keys, values = past[:, 0].permute(1, 2, 0), past[:, 1].transpose(0, 1)
         q = q.view(count, self.groups, each, HEAD).permute(1, 2, 0, 3).reshape(self.groups, each * count, HEAD)
-        scores = torch.bmm(q, keys) * HEAD**-0.5
-        later = torch.arange(end, device=self.device) > torch.arange(first, end, device=self.device)[:, None]
-        scores.view(self.groups, each, count, end).masked_fill_(later, float("-inf"))
-        out = torch.bmm(torch.softmax(scores, -1), values)
+        later, found = None, []
+        if count > 1:
+            later = torch.arange(end, device=self.device) > torch.arange(first, end, device=self.device)[:, None]
+        few = 4 if count > 1 else self.groups
+        for at in range(0, self.groups, few):
+            scores = torch.bmm(q[at : at + few] * HEAD**-0.5, keys[at : at + few])
+            if count > 1:
+                scores.view(-1, each, count, end).masked_fill_(later, float("-inf"))
+            found.append(torch.bmm(torch.softmax(scores, -1), values[at : at + few]))
+        out = found[0] if len(found) == 1 else torch.cat(found)
         return out.view(self.groups, each, count, HEAD).permute(2, 0, 1, 3).reshape(count, self.hidden)
 
-    def _attend_each(self, q, past, beyond, layer):
-        """A row of each slot, all at once: `past` are the rows of the cache that each looks at, `beyond` those that are
-        none of its own."""
-        torch, count, each = self.torch, q.shape[0], self.heads // self.groups
-        seen = self.kv[past, layer]
-        keys, values = seen[:, :, 0].permute(0, 2, 3, 1), seen[:, :, 1].transpose(1, 2)
-        scores = q.view(count, self.groups, each, HEAD) @ keys * HEAD**-0.5
-        scores.masked_fill_(beyond, float("-inf"))
-        return (torch.softmax(scores, -1) @ values).reshape(count, self.hidden)
-
-    def _forward(self, tokens, positions, rows, attend):
-        """Hidden states; the cache's `rows` get what these tokens add."""
+    def _forward(self, tokens, parts):
+        """Hidden states of rows: `parts` are (slot, its first position, rows) one after another."""
         torch, functional = self.torch, self.torch.nn.functional
+        positions = torch.tensor(
+            [at for _, first, rows in parts for at in range(first, first + rows)], device=self.device
+        )
         rates = 10000.0 ** (-torch.arange(0, HEAD, 2, device=self.device) / HEAD)
         angles = positions[:, None, None] * rates
         cos, sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
@@ -105,8 +107,13 @@ class Llama:
             q, k, v = (functional.rms_norm(x, (self.hidden,)) @ qkv.T).split((self.hidden, wide, wide), -1)
             q = self._rotated(q.view(-1, self.heads, HEAD), cos, sin)
             k, v = self._rotated(k.view(-1, self.groups, HEAD), cos, sin), v.view(-1, self.groups, HEAD)
-            self.kv[rows, layer] = torch.stack((k, v), 1)
-            x = x + attend(q, layer) @ out.T
+            attended, row = [], 0
+            for slot, first, rows in parts:
+                at = slice(slot.start + first, slot.start + first + rows)
+                self.kv[at, layer, 0], self.kv[at, layer, 1] = k[row : row + rows], v[row : row + rows]
+                attended.append(self._attend(q[row : row + rows], slot, first, layer))
+                row += rows
+            x = x + (attended[0] if len(attended) == 1 else torch.cat(attended)) @ out.T
             gate, wanted = (functional.rms_norm(x, (self.hidden,)) @ up.T).chunk(2, -1)
             x = x + (functional.silu(gate) * wanted) @ down.T
         return x
@@ -116,29 +123,22 @@ class Llama:
         torch = self.torch
         left = context - 1
         while left > 0:
-            count = min(left, self.CHUNK)
+            rows = min(left, self.CHUNK)
             with torch.no_grad():
-                positions = torch.arange(slot.length, slot.length + count, device=self.device)
-                attend = lambda q, layer: self._attend(q, slot, slot.length, layer)
-                rows = slice(slot.start + slot.length, slot.start + slot.length + count)
-                self._forward(positions * 7919 % self.vocabulary, positions, rows, attend)
-            slot.length += count
-            left -= count
+                tokens = torch.arange(slot.length, slot.length + rows, device=self.device) * 7919 % self.vocabulary
+                self._forward(tokens, [(slot, slot.length, rows)])
+            slot.length += rows
+            left -= rows
             yield
         self.wait()
 
     def step(self, slots):
-        """A token for each; it costs one slot's calls, as engines have it that batch."""
+        """A token for each."""
         torch = self.torch
         with torch.no_grad():
-            told = [(slot.token, slot.length, slot.start) for slot in slots]
-            tokens, positions, starts = torch.tensor(told, device=self.device).unbind(1)
-            ahead = torch.arange(max(slot.length for slot in slots) + 1, device=self.device)
-            past = (starts[:, None] + ahead).clamp_(max=self.tokens - 1)
-            beyond = (ahead > positions[:, None])[:, None, None]
-            attend = lambda q, layer: self._attend_each(q, past, beyond, layer)
-            x = self._forward(tokens, positions, starts + positions, attend)
-            found = (torch.nn.functional.rms_norm(x, (self.hidden,)) @ self.weights[1].T).argmax(-1).tolist()
+            tokens = torch.tensor([slot.token for slot in slots], device=self.device)
+            x = self._forward(tokens, [(slot, slot.length, 1) for slot in slots])
+            found = (self.torch.nn.functional.rms_norm(x, (self.hidden,)) @ self.weights[1].T).argmax(-1).tolist()
         for slot, token in zip(slots, found):
             slot.token, slot.length = token, slot.length + 1
 
