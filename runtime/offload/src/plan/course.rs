@@ -1,0 +1,162 @@
+//! A pass in numbers, made once and asked by every trial of verdicts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Links, Verdict};
+use crate::{Recompute, ScopeId, Step, Tape};
+
+/// That an item is never unpacked, or is in no scope.
+pub(crate) const NONE: usize = usize::MAX;
+
+/// A pass: bytes are `i64`, times are microseconds.
+///
+/// Cell `p` is what lies between step `p` and step `p + 1`. All bounds of spans are cells, and included.
+#[derive(Clone, Debug)]
+pub(crate) struct Course {
+    /// How many steps, and so cells, there are.
+    pub(crate) cells: usize,
+    /// When each step begins and the last one ends, with nothing waited for or recomputed.
+    pub(crate) begins: Vec<f64>,
+    /// What is held beside items.
+    pub(crate) rest: Vec<i64>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) items: Vec<Span>,
+    pub(crate) scopes: Vec<Scope>,
+    pub(crate) rates: Rates,
+}
+
+/// Where an item is held and needed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) bytes: i64,
+    /// What it takes of the host's memory.
+    pub(crate) host: u64,
+    /// How long its copies take alone.
+    pub(crate) out: f64,
+    pub(crate) into: f64,
+    pub(crate) pack: usize,
+    /// The last cell in which the forward holds it.
+    pub(crate) release: usize,
+    /// The cells of its first and last unpack.
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    /// The last cell in which a handle lives.
+    pub(crate) end: usize,
+    pub(crate) scope: usize,
+    pub(crate) recompute: Option<f64>,
+    pub(crate) inner: bool,
+}
+
+/// A scope that the program checkpoints.
+#[derive(Clone, Debug)]
+pub(crate) struct Scope {
+    pub(crate) id: ScopeId,
+    /// The first unpack of one of its items: where it would be replayed.
+    pub(crate) start: usize,
+    /// Those that it can recompute.
+    pub(crate) items: Vec<usize>,
+}
+
+/// What links move in a microsecond, as parts of what they move alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rates {
+    pub(crate) out_at_once: f64,
+    pub(crate) into_at_once: f64,
+}
+
+impl Course {
+    pub(crate) fn new(tape: &Tape, links: &Links) -> Self {
+        let cells = tape.steps().len();
+        let mut scopes: BTreeMap<ScopeId, Scope> = BTreeMap::new();
+        for (index, item) in tape.items().iter().enumerate() {
+            if let Some(scope) = item.pack().scope {
+                let scope = scopes.entry(scope).or_insert(Scope { id: scope, start: NONE, items: Vec::new() });
+                scope.start = scope.start.min(item.unpacks().first().map_or(NONE, |at| at.0));
+                if item.recompute().is_some() {
+                    scope.items.push(index);
+                }
+            }
+        }
+        let number: BTreeMap<ScopeId, usize> = scopes.keys().copied().zip(0..).collect();
+        let items = tape.items().iter().map(|item| {
+            let pack = item.pack();
+            let copy = |rate: f64| micros(links.copy) + amount(pack.link_bytes.get()) / (rate * 1e3);
+            let last = item.unpacks().last().map_or(NONE, |at| at.0);
+            let dropped = item.dropped().0.saturating_sub(1).min(cells.saturating_sub(1));
+            Span {
+                bytes: signed(pack.bytes.get()),
+                host: pack.link_bytes.get(),
+                out: copy(links.out.0),
+                into: copy(links.into.0),
+                pack: item.packed().0,
+                release: item.released().0.saturating_sub(1).clamp(item.packed().0, cells.saturating_sub(1)),
+                first: item.unpacks().first().map_or(NONE, |at| at.0),
+                last,
+                end: if last == NONE { dropped } else { dropped.max(last) },
+                scope: pack.scope.and_then(|scope| number.get(&scope)).copied().unwrap_or(NONE),
+                recompute: item.recompute().map(|how| micros(how.time())),
+                inner: matches!(item.recompute(), Some(Recompute::Inner(_))),
+            }
+        });
+        Course {
+            cells,
+            begins: (0..=cells).map(|at| micros(tape.time_at(crate::Position(at)))).collect(),
+            rest: (0..cells).map(|at| signed(tape.rest_at(crate::Position(at)).get())).collect(),
+            steps: tape.steps().to_vec(),
+            items: items.collect(),
+            scopes: scopes.into_values().collect(),
+            rates: Rates {
+                out_at_once: links.out_at_once.0 / links.out.0,
+                into_at_once: links.into_at_once.0 / links.into.0,
+            },
+        }
+    }
+
+    /// How long the pass takes with nothing waited for or recomputed.
+    pub(crate) fn compute(&self) -> f64 {
+        self.begins.last().copied().unwrap_or_default()
+    }
+
+    /// Which scopes these verdicts replay.
+    pub(crate) fn replayed(&self, verdicts: &[Verdict], replayed: &mut Vec<bool>) {
+        replayed.clear();
+        let any = |scope: &Scope| scope.items.iter().any(|item| verdicts[*item] == Verdict::Recompute);
+        replayed.extend(self.scopes.iter().map(any));
+    }
+
+    /// The cell in which the GPU must have an item again: where its scope is replayed, before that.
+    pub(crate) fn need(&self, item: &Span, replayed: &[bool]) -> usize {
+        let replay = item.scope != NONE && replayed[item.scope] && item.first != NONE;
+        if replay { self.scopes[item.scope].start } else { item.first }
+    }
+
+    /// Whether an item that leaves the GPU frees a cell.
+    pub(crate) fn frees(&self, item: &Span) -> bool {
+        match item.first {
+            NONE => item.release < item.end,
+            first => item.release + 1 < first,
+        }
+    }
+
+    /// The cells that it frees: past the first, before the second.
+    pub(crate) fn freed(&self, item: &Span) -> (usize, usize) {
+        (item.release + 1, if item.first == NONE { item.end + 1 } else { item.first })
+    }
+}
+
+/// Microseconds.
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// A number of bytes to calculate with: exact up to 2^53.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn amount(bytes: u64) -> f64 {
+    bytes as f64
+}
+
+/// A number of bytes that may be taken off another. No sum of what a machine holds reaches half of the type.
+pub(crate) fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX).min(1 << 56)
+}

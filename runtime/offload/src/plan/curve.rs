@@ -1,0 +1,56 @@
+//! What must be on the GPU in each cell, whatever the links do.
+
+use super::Verdict;
+use super::course::{Course, NONE};
+
+/// Bytes a cell.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Curve {
+    cells: Vec<i64>,
+}
+
+impl Curve {
+    /// For these verdicts: kept items; the others while the forward holds them and while the backward uses them, as if
+    /// copies took no time; and the rest.
+    pub(crate) fn fill(&mut self, course: &Course, verdicts: &[Verdict], replayed: &[bool]) {
+        self.cells.clear();
+        self.cells.resize(course.cells + 1, 0);
+        for (item, verdict) in course.items.iter().zip(verdicts) {
+            if *verdict == Verdict::Keep {
+                self.add(item.bytes, item.pack, item.end);
+                continue;
+            }
+            match course.need(item, replayed) {
+                NONE => self.add(item.bytes, item.pack, item.release),
+                need if need <= item.release + 1 => {
+                    self.add(item.bytes, item.pack, item.last.max(item.release));
+                }
+                need => {
+                    self.add(item.bytes, item.pack, item.release);
+                    self.add(item.bytes, need, item.last);
+                }
+            }
+        }
+        let mut sum = 0;
+        self.cells.pop();
+        for (cell, rest) in self.cells.iter_mut().zip(&course.rest) {
+            sum += *cell;
+            *cell = sum + rest;
+        }
+    }
+
+    /// Its highest point.
+    pub(crate) fn peak(&self) -> i64 {
+        self.cells.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Its cells.
+    pub(crate) fn cells(&self) -> &[i64] {
+        &self.cells
+    }
+
+    fn add(&mut self, bytes: i64, from: usize, last: usize) {
+        self.cells[from] += bytes;
+        self.cells[last + 1] -= bytes;
+    }
+}

@@ -1,0 +1,1 @@
+//! What a clock says, step by step.

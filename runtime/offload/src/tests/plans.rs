@@ -1,0 +1,181 @@
+//! Plans beside what a person would set by hand, and beside the best there is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_units::Bytes;
+use proptest::prelude::*;
+
+use super::simulation;
+use super::tapes::{Model, wild};
+use crate::plan::oracle::least_time;
+use crate::{Plan, PlanError, Preset, Request, Tape, Verdict};
+
+const PRESETS: [Preset; 4] = [Preset::Fit, Preset::Memory, Preset::Hidden, Preset::Hybrid];
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// What keeping everything takes.
+fn kept(tape: &Arc<Tape>, request: &Request) -> Bytes {
+    let all = vec![Verdict::Keep; tape.items().len()];
+    Plan::with_verdicts(tape, &Request { budget: Bytes::MAX, ..*request }, &all).unwrap().peak()
+}
+
+/// A budget that part of the way from the floor to keeping everything.
+fn between(tape: &Arc<Tape>, request: &Request, part: f64) -> Bytes {
+    let floor = Plan::floor(tape, request).unwrap();
+    let most = kept(tape, request).saturating_sub(floor);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    let more = Bytes::new((most.get() as f64 * part) as u64);
+    floor.saturating_add(more)
+}
+
+fn models() -> impl Strategy<Value = Model> {
+    (2_u32..20, 1_usize..9, any::<bool>(), any::<u64>()).prop_map(|(layers, items, checkpointed, seed)| Model {
+        layers,
+        items,
+        mean: 64 << 20,
+        forward: Duration::from_millis(10),
+        checkpointed,
+        seed,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Five fractions set by hand: so many of the items are offloaded, the first of the pass, or spread over it.
+    #[test]
+    fn no_fraction_set_by_hand_beats_a_plan(model in models(), ratio in 0.2_f64..4.0, part in 0.0_f64..1.0) {
+        let tape = model.tape();
+        let request = Request::new(Bytes::ZERO, model.links(ratio));
+        let request = Request { budget: between(&tape, &request, part), ..request };
+        let plan = Arc::new(Plan::new(&tape, &request).unwrap());
+        let ran = simulation::run(&plan, &request.links, None);
+        prop_assert!((ran.time - micros(plan.time())).abs() < 1.0, "{} {}", ran.time, micros(plan.time()));
+        let count = tape.items().len();
+        for fifth in 1..=5 {
+            let first = |item: usize| item < count * fifth / 5;
+            let spread = |item: usize| (item + 1) * fifth / 5 > item * fifth / 5;
+            for offloaded in [&first as &dyn Fn(usize) -> bool, &spread] {
+                let verdict = |item| if offloaded(item) { Verdict::Offload } else { Verdict::Keep };
+                let verdicts: Vec<Verdict> = (0..count).map(verdict).collect();
+                if let Ok(by_hand) = Plan::with_verdicts(&tape, &request, &verdicts) {
+                    let by_hand = simulation::run(&Arc::new(by_hand), &request.links, None).time;
+                    prop_assert!(ran.time <= by_hand * 1.05, "{} {by_hand} {fifth}", ran.time);
+                }
+            }
+        }
+    }
+
+    /// Whatever copies and compute take, memory is below what the plan said, and that below the budget.
+    #[test]
+    fn no_pass_is_above_its_budget(
+        model in models(), ratio in 0.1_f64..6.0, part in 0.0_f64..1.2, preset in 0_usize..4, jitter: u64,
+    ) {
+        let tape = model.tape();
+        let request = Request::new(Bytes::ZERO, model.links(ratio)).preset(PRESETS[preset]);
+        let request = Request { budget: between(&tape, &request, part), ..request };
+        let plan = Arc::new(Plan::new(&tape, &request).unwrap());
+        prop_assert!(plan.peak() <= request.budget);
+        simulation::run(&plan, &request.links, Some(jitter));
+        simulation::run(&plan, &request.links, None);
+    }
+
+    #[test]
+    fn no_pass_of_any_order_is_above_its_budget(
+        seed: u64, steps in 1_usize..120, part in 0.0_f64..1.0, preset in 0_usize..4, jitter: u64,
+    ) {
+        let tape = wild(seed, steps);
+        let links = Model { layers: 2, items: 2, mean: 1 << 17, forward: Duration::from_micros(100), checkpointed: false, seed }
+            .links(1.0);
+        let request = Request::new(Bytes::ZERO, links).preset(PRESETS[preset]);
+        let request = Request { budget: between(&tape, &request, part), ..request };
+        let plan = Arc::new(Plan::new(&tape, &request).unwrap());
+        prop_assert!(plan.peak() <= request.budget);
+        simulation::run(&plan, &request.links, None);
+        simulation::run(&plan, &request.links, Some(jitter));
+    }
+
+    /// The floor is exact: there is a plan at it and none below, while the host has room.
+    #[test]
+    fn below_the_floor_the_error_names_what_would_do(seed: u64, steps in 1_usize..80, preset in 0_usize..4) {
+        let tape = wild(seed, steps);
+        let links = crate::Links::new(glake_units::Bandwidth(1.0), glake_units::Bandwidth(1.0));
+        let request = Request::new(Bytes::ZERO, links).preset(PRESETS[preset]);
+        let floor = Plan::floor(&tape, &request).unwrap();
+        let at_it = Plan::new(&tape, &Request { budget: floor, ..request });
+        prop_assert!(at_it.is_ok());
+        let Some(below) = floor.checked_sub(Bytes::new(1)) else { return Ok(()) };
+        let refused = Plan::new(&tape, &Request { budget: below, ..request });
+        if PRESETS[preset] == Preset::Hidden {
+            return Ok(());
+        }
+        prop_assert_eq!(refused.unwrap_err(), PlanError::BelowFloor {
+            budget: below, minimum: floor, host_room: Bytes::MAX,
+        });
+    }
+
+    #[test]
+    fn the_host_has_room_for_all_that_is_offloaded(model in models(), part in 0.0_f64..1.0, room in 0.0_f64..1.0) {
+        let tape = model.tape();
+        let all: Bytes = tape.items().iter().map(|item| item.pack().link_bytes).sum();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let room = Bytes::new((all.get() as f64 * room) as u64);
+        for preset in PRESETS {
+            let request = Request::new(Bytes::ZERO, model.links(1.0)).preset(preset).host_room(room);
+            let request = Request { budget: between(&tape, &request, part), ..request };
+            let plan = Plan::new(&tape, &request).unwrap();
+            prop_assert!(plan.host() <= room && plan.peak() <= request.budget);
+        }
+    }
+}
+
+/// On passes of six items, on average within 5 % of the best of all verdicts and all reloads; never behind offloading
+/// everything.
+#[test]
+fn small_plans_are_near_the_best() {
+    for (preset, checkpointed) in [(Preset::Fit, false), (Preset::Fit, true), (Preset::Hybrid, true)] {
+        let (mut sum, mut worst, mut count) = (0.0, 1.0_f64, 0.0);
+        for seed in 0..60 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (layers, items) = [(6, 1), (3, 2), (2, 3)][rng.usize(0..3)];
+            let forward = Duration::from_millis(6);
+            let model = Model { layers, items, mean: 64 << 20, forward, checkpointed, seed };
+            let tape = model.tape();
+            let request = Request::new(Bytes::ZERO, model.links(0.3 + 3.0 * rng.f64())).preset(preset);
+            let request = Request { budget: between(&tape, &request, rng.f64()), ..request };
+            let plan = Plan::new(&tape, &request).unwrap();
+            let best = least_time(&tape, &request).unwrap();
+            let ratio = micros(plan.time()) / best;
+            assert!(ratio > 1.0 - 1e-6, "{ratio}: better than the best");
+            (sum, worst, count) = (sum + ratio, worst.max(ratio), count + 1.0);
+            let all = vec![Verdict::Offload; tape.items().len()];
+            if let Ok(all) = Plan::with_verdicts(&tape, &request, &all) {
+                assert!(plan.time() <= all.time(), "{:?} {:?}", plan.time(), all.time());
+            }
+        }
+        let mean = sum / count;
+        println!("{preset:?}, checkpointed {checkpointed}: {mean:.4} of the best on average, {worst:.3} at worst");
+        assert!(mean <= 1.05);
+    }
+}
+
+#[test]
+fn what_fits_is_kept() {
+    let model = Model {
+        layers: 4,
+        items: 4,
+        mean: 64 << 20,
+        forward: Duration::from_millis(10),
+        checkpointed: true,
+        seed: 7,
+    };
+    let tape = model.tape();
+    let request = Request::new(Bytes::ZERO, model.links(1.0));
+    let plan = Plan::new(&tape, &Request { budget: kept(&tape, &request), ..request }).unwrap();
+    assert!(plan.verdicts().iter().all(|verdict| *verdict == Verdict::Keep));
+    assert_eq!((plan.exposed(), plan.recompute(), plan.host()), (Duration::ZERO, Duration::ZERO, Bytes::ZERO));
+}

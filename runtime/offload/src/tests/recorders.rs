@@ -1,0 +1,1 @@
+//! Passes as a recorder gets them.
