@@ -6,7 +6,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemId(usize);
 
-/// A part of the program, such as a layer, whose items a checkpoint can recompute together. The program numbers them.
+/// One run of a part of the program, such as a layer, whose items a checkpoint can recompute together. The program
+/// numbers them; what runs twice in a pass has two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopeId(pub u32);
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Links, Verdict};
-use crate::{Recompute, ScopeId, Step, Tape};
+use crate::{Item, Recompute, ScopeId, Step, Tape};
 
 /// That an item is never unpacked, or is in no scope.
 pub(crate) const NONE: usize = usize::MAX;
@@ -69,17 +69,26 @@ impl Course {
     pub(crate) fn new(tape: &Tape, links: &Links) -> Self {
         let cells = tape.steps().len();
         let mut scopes: BTreeMap<ScopeId, Scope> = BTreeMap::new();
-        for (index, item) in tape.items().iter().enumerate() {
-            if let Some(scope) = item.pack().scope {
-                let scope = scopes.entry(scope).or_insert(Scope { id: scope, start: NONE, items: Vec::new() });
+        for item in tape.items() {
+            if let Some(id) = item.pack().scope {
+                let scope = scopes.entry(id).or_insert(Scope { id, start: NONE, items: Vec::new() });
                 scope.start = scope.start.min(item.unpacks().first().map_or(NONE, |at| at.0));
-                if item.recompute().is_some() {
-                    scope.items.push(index);
-                }
             }
         }
+        // What is packed behind the begin of the replay is no part of it.
         let number: BTreeMap<ScopeId, usize> = scopes.keys().copied().zip(0..).collect();
-        let items = tape.items().iter().map(|item| {
+        let mut scopes: Vec<Scope> = scopes.into_values().collect();
+        let within = |item: &Item| {
+            let scope = item.pack().scope.and_then(|scope| number.get(&scope)).copied();
+            scope.filter(|scope| item.packed().0 < scopes[*scope].start).unwrap_or(NONE)
+        };
+        let scoped: Vec<usize> = tape.items().iter().map(within).collect();
+        for (index, item) in tape.items().iter().enumerate() {
+            if item.recompute().is_some() && scoped[index] != NONE {
+                scopes[scoped[index]].items.push(index);
+            }
+        }
+        let items = tape.items().iter().zip(&scoped).map(|(item, &scope)| {
             let pack = item.pack();
             let copy = |rate: f64| micros(links.copy) + amount(pack.link_bytes.get()) / (rate * 1e3);
             let last = item.unpacks().last().map_or(NONE, |at| at.0);
@@ -94,18 +103,19 @@ impl Course {
                 first: item.unpacks().first().map_or(NONE, |at| at.0),
                 last,
                 end: if last == NONE { dropped } else { dropped.max(last) },
-                scope: pack.scope.and_then(|scope| number.get(&scope)).copied().unwrap_or(NONE),
-                recompute: item.recompute().map(|how| micros(how.time())),
+                scope,
+                recompute: item.recompute().filter(|_| scope != NONE).map(|how| micros(how.time())),
                 inner: matches!(item.recompute(), Some(Recompute::Inner(_))),
             }
         });
+        let items = items.collect();
         Course {
             cells,
             begins: (0..=cells).map(|at| micros(tape.time_at(crate::Position(at)))).collect(),
             rest: (0..cells).map(|at| signed(tape.rest_at(crate::Position(at)).get())).collect(),
             steps: tape.steps().to_vec(),
-            items: items.collect(),
-            scopes: scopes.into_values().collect(),
+            items,
+            scopes,
             rates: Rates {
                 out_at_once: links.out_at_once.0 / links.out.0,
                 into_at_once: links.into_at_once.0 / links.into.0,
@@ -133,15 +143,19 @@ impl Course {
 
     /// Whether an item that leaves the GPU frees a cell.
     pub(crate) fn frees(&self, item: &Span) -> bool {
-        match item.first {
-            NONE => item.release < item.end,
-            first => item.release + 1 < first,
-        }
+        self.freed(item).iter().any(|(from, until)| from < until)
     }
 
-    /// The cells that it frees: past the first, before the second.
-    pub(crate) fn freed(&self, item: &Span) -> (usize, usize) {
-        (item.release + 1, if item.first == NONE { item.end + 1 } else { item.first })
+    /// The cells that it frees, the last of a range not included: before it is needed, and after its last use.
+    pub(crate) fn freed(&self, item: &Span) -> [(usize, usize); 2] {
+        let held = item.release + 1;
+        match item.first {
+            NONE => [(held, (item.end + 1).max(held)), (held, held)],
+            first => {
+                let used = held.max(item.last + 1);
+                [(held, first.max(held)), (used, used.max(item.end + 1))]
+            }
+        }
     }
 }
 
@@ -156,7 +170,51 @@ pub(crate) fn amount(bytes: u64) -> f64 {
     bytes as f64
 }
 
-/// A number of bytes that may be taken off another. No sum of what a machine holds reaches half of the type.
+/// A number of bytes that may be taken off another. No GPU has as much as is cut off, and sums stay within the type.
 pub(crate) fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX).min(1 << 56)
+    i64::try_from(bytes).unwrap_or(i64::MAX).min(1 << 44)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use glake_units::{Bandwidth, Bytes};
+
+    use super::*;
+    use crate::{Pack, Recorder};
+
+    /// Items of 1, 10 and 100 bytes, packed and unpacked in the reverse, beside 100 bytes of rest; the first two are of
+    /// one scope. Each step takes 100 us, as does a copy beside its bytes.
+    pub(crate) fn small() -> Course {
+        let mut recorder = Recorder::new();
+        recorder.sampled(Bytes::new(100));
+        let items = [(1, Some(ScopeId(0))), (10, Some(ScopeId(0))), (100, None)].map(|(bytes, scope)| {
+            let item = recorder.packed(Pack { scope, ..Pack::new(Bytes::new(bytes)) });
+            recorder.released(item).unwrap();
+            if scope.is_some() {
+                recorder.recomputable(item, Recompute::Leaf(Duration::from_micros(30))).unwrap();
+            }
+            item
+        });
+        for item in items.into_iter().rev() {
+            recorder.unpacked(item).unwrap();
+            recorder.dropped(item).unwrap();
+        }
+        recorder.mark(Duration::from_micros(600));
+        let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+        Course::new(&recorder.finish(), &Links { copy: Duration::from_micros(100), ..links })
+    }
+
+    #[test]
+    fn cells_are_those_between_steps() {
+        let course = small();
+        let span = |item: usize| {
+            let Span { pack, release, first, last, end, .. } = course.items[item];
+            [pack, release, first, last, end]
+        };
+        assert_eq!([span(0), span(2)], [[0, 0, 5, 5, 5], [2, 2, 3, 3, 3]]);
+        assert_eq!(course.scopes[0].start, 4);
+        assert!(course.frees(&course.items[0]) && !course.frees(&course.items[2]));
+        assert_eq!(course.freed(&course.items[0])[0], (1, 5));
+        assert_eq!(course.begins, [0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0]);
+    }
 }

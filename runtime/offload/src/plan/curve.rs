@@ -54,3 +54,29 @@ impl Curve {
         self.cells[last + 1] -= bytes;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::course::tests::small;
+
+    #[test]
+    fn kept_to_the_end_offloaded_while_used_recomputed_from_the_replay() {
+        let course = small();
+        let mut curve = Curve::default();
+        let mut of = |verdicts: [Verdict; 3]| {
+            let mut replayed = Vec::new();
+            course.replayed(&verdicts, &mut replayed);
+            curve.fill(&course, &verdicts, &replayed);
+            curve.cells().to_vec()
+        };
+        assert_eq!(of([Verdict::Keep; 3]), [101, 111, 211, 211, 111, 101]);
+        assert_eq!(of([Verdict::Offload; 3]), [101, 110, 200, 200, 110, 101]);
+        // The first two are of one scope, whose replay begins with the second.
+        assert_eq!(
+            of([Verdict::Recompute, Verdict::Recompute, Verdict::Keep]),
+            [101, 110, 200, 200, 111, 101]
+        );
+        assert_eq!(of([Verdict::Recompute, Verdict::Keep, Verdict::Keep]), [101, 110, 210, 210, 111, 101]);
+    }
+}

@@ -99,9 +99,9 @@ impl Everything<'_> {
         let earliest = (item.release + 1).min(need).max(from);
         for begin in earliest..=need {
             let mut ahead = begin..need;
-            if ahead.all(|cell| {
-                self.curve.cells()[cell] + self.schedule.ahead[cell] + item.bytes <= self.budget
-            }) {
+            if ahead
+                .all(|cell| self.curve.cells()[cell] + self.schedule.ahead[cell] + item.bytes <= self.budget)
+            {
                 self.schedule.reload_at[index] = begin;
                 (begin..need).for_each(|cell| self.schedule.ahead[cell] += item.bytes);
                 self.place(at + 1, begin);

@@ -51,27 +51,18 @@ impl Values {
             sum += excess(*cell, budget);
             over.push(sum);
         }
-        let away = |item: &Span| {
-            let (from, until) = course.freed(item);
-            if course.frees(item) { (from, until) } else { (from, from) }
-        };
         let value = course.items.iter().map(|item| {
-            let (from, until) = away(item);
-            let share = if sum > 0.0 { (over[until] - over[from]) / sum } else { 0.0 };
-            share * excess(item.bytes, 0)
+            let freed: f64 = course.freed(item).iter().map(|(from, until)| over[*until] - over[*from]).sum();
+            if sum > 0.0 { freed / sum * excess(item.bytes, 0) } else { 0.0 }
         });
         let time = |item: &Span| {
-            let (from, until) = away(item);
-            course.begins[until] - course.begins[from.min(until)]
+            let [(from, until), _] = course.freed(item);
+            course.begins[until] - course.begins[from]
         };
         let longest = course.items.iter().map(time).fold(0.0, f64::max).max(1e-9);
         let haste = course.items.iter().map(|item| 1.0 - time(item) / longest);
-        let mut values = Values {
-            value: value.collect(),
-            haste: haste.collect(),
-            units: Vec::new(),
-            recomputable: 0.0,
-        };
+        let mut values =
+            Values { value: value.collect(), haste: haste.collect(), units: Vec::new(), recomputable: 0.0 };
         values.units = values.units(course, arms);
         values.recomputable = values.units.iter().map(|(_, unit)| values.copies(course, unit)).sum();
         values
@@ -147,7 +138,8 @@ impl Values {
 pub(crate) fn together(course: &Course, arms: Arms, verdicts: &mut [Verdict]) {
     for scope in &course.scopes {
         if scope.items.iter().any(|item| verdicts[*item] == Verdict::Recompute) {
-            for &item in scope.items.iter().filter(|item| arms == Arms::Scopes || course.items[**item].inner) {
+            for &item in scope.items.iter().filter(|item| arms == Arms::Scopes || course.items[**item].inner)
+            {
                 verdicts[item] = Verdict::Recompute;
             }
         }

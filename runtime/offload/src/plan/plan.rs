@@ -267,11 +267,7 @@ fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), Pla
 }
 
 fn below(minimum: i64, request: &Request) -> PlanError {
-    PlanError::BelowFloor {
-        budget: request.budget,
-        minimum: unsigned(minimum),
-        host_room: request.host_room,
-    }
+    PlanError::BelowFloor { budget: request.budget, minimum: unsigned(minimum), host_room: request.host_room }
 }
 
 fn unsigned(bytes: i64) -> Bytes {

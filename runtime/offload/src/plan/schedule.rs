@@ -233,3 +233,34 @@ impl Heads {
         self.nexts[number]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::course::tests::small;
+
+    fn schedule(budget: i64) -> Schedule {
+        let (course, verdicts) = (small(), [Verdict::Offload, Verdict::Offload, Verdict::Keep]);
+        let (mut curve, mut schedule, replayed) = (Curve::default(), Schedule::default(), [false]);
+        curve.fill(&course, &verdicts, &replayed);
+        assert_eq!(curve.cells(), [101, 110, 200, 200, 110, 101]);
+        schedule.fill(&course, &verdicts, &replayed, &curve, budget);
+        schedule
+    }
+
+    #[test]
+    fn with_room_reloads_begin_in_time_and_nothing_is_waited_for() {
+        let schedule = schedule(1000);
+        // A copy takes a step and a tenth; the second to come is needed at step 4, the first at step 5 behind it.
+        assert_eq!((&schedule.into[..], &schedule.reload_at[..2]), (&[1, 0][..], &[3, 2][..]));
+    }
+
+    #[test]
+    fn without_room_they_begin_when_they_are_needed_and_copies_out_are_waited_for() {
+        let schedule = schedule(200);
+        assert_eq!(schedule.reload_at[..2], [4, 4]);
+        assert_eq!(schedule.settled, [0, 0, 2, 2, 2, 2]);
+        assert_eq!(schedule.issued, [0, 0, 0, 0, 2, 2]);
+        assert_eq!(schedule.held, [101, 111, 200, 200, 111, 101]);
+    }
+}

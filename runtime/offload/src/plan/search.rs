@@ -6,7 +6,7 @@ use super::order::{Arms, Order, Recipe, Values, together};
 use super::trial::{Outcome, Trial};
 
 /// How many items may be looked at in all trials of one search: what bounds its time, whatever the tape.
-const WORK: usize = 100_000;
+const WORK: usize = 70_000;
 
 /// The best verdicts so far.
 #[derive(Clone, Debug)]
@@ -104,8 +104,8 @@ impl<'c> Search<'c> {
     /// The cost of these verdicts, where they fit and there is work left; the best are kept.
     pub(crate) fn attempt(&mut self, verdicts: &[Verdict]) -> Option<f64> {
         self.work = self.work.saturating_sub(verdicts.len() + 8);
-        let host = self.course.items.iter().zip(verdicts);
-        let host: u64 = host.filter(|(_, v)| **v == Verdict::Offload).map(|(item, _)| item.host).sum();
+        let offloaded = self.course.items.iter().zip(verdicts).filter(|(_, to)| **to == Verdict::Offload);
+        let host = offloaded.map(|(item, _)| item.host).fold(0, u64::saturating_add);
         if host > self.host_room {
             return None;
         }
@@ -135,7 +135,8 @@ impl<'c> Search<'c> {
             tried = ask(self, part);
         }
         for step in [0.125, 0.0625, 0.03125] {
-            let best = tried.iter().min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0.5, |best| best.0);
+            let best =
+                tried.iter().min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0.5, |best| best.0);
             ask(self, best - step);
             tried = ask(self, best + step);
         }

@@ -7,7 +7,9 @@ use crate::ItemId;
 #[non_exhaustive]
 pub enum TapeError {
     /// No such item was packed.
-    #[error("{item} was never packed in this pass, which packed {packed}: give the id that its pack returned")]
+    #[error(
+        "{item} was never packed in this pass, which packed {packed}: give the id that its pack returned"
+    )]
     UnknownItem {
         /// What was named.
         item: ItemId,

@@ -159,8 +159,9 @@ impl Recorder {
     pub fn finish(self) -> Tape {
         let (end, last_packs) = (self.position(), self.last_packs());
         let items = self.items.into_iter().enumerate().map(|(index, open)| {
+            // What the program holds without a handle is of the rest.
             let dropped = open.dropped.unwrap_or(end);
-            let released = open.released.unwrap_or(last_packs[index]);
+            let released = open.released.unwrap_or(last_packs[index]).min(dropped);
             Item {
                 pack: open.pack,
                 recompute: open.recompute,

@@ -92,7 +92,7 @@ impl Tape {
             mine.pack.bytes = mine.pack.bytes.max(other.pack.bytes);
             mine.pack.link_bytes = mine.pack.link_bytes.max(other.pack.link_bytes);
             mine.released = mine.released.max(other.released);
-            mine.dropped = mine.dropped.max(other.dropped);
+            mine.dropped = mine.dropped.max(other.dropped).max(mine.released);
             mine.recompute = other.recompute.or(mine.recompute);
         }
         for (mine, other) in self.rest.iter_mut().zip(&other.rest) {

@@ -43,7 +43,7 @@ impl Times {
         times.push(since);
         for (at, time) in marks {
             while let Some((_, wait)) = waits.next_if(|(before, _)| before.0 < at) {
-                waited += wait;
+                waited = waited.saturating_add(wait);
             }
             let until = time.saturating_sub(waited).max(since);
             if at > from {

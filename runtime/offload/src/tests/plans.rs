@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use glake_units::Bytes;
+use glake_units::{Bandwidth, Bytes};
 use proptest::prelude::*;
 
 use super::simulation;
 use super::tapes::{Model, wild};
 use crate::plan::oracle::least_time;
-use crate::{Plan, PlanError, Preset, Request, Tape, Verdict};
+use crate::{Links, Plan, PlanError, Preset, Request, Tape, Verdict};
 
 const PRESETS: [Preset; 4] = [Preset::Fit, Preset::Memory, Preset::Hidden, Preset::Hybrid];
 
@@ -33,13 +33,8 @@ fn between(tape: &Arc<Tape>, request: &Request, part: f64) -> Bytes {
 }
 
 fn models() -> impl Strategy<Value = Model> {
-    (2_u32..20, 1_usize..9, any::<bool>(), any::<u64>()).prop_map(|(layers, items, checkpointed, seed)| Model {
-        layers,
-        items,
-        mean: 64 << 20,
-        forward: Duration::from_millis(10),
-        checkpointed,
-        seed,
+    (2_u32..20, 1_usize..9, any::<bool>(), any::<u64>()).prop_map(|(layers, items, checkpointed, seed)| {
+        Model { layers, items, mean: 64 << 20, forward: Duration::from_millis(10), checkpointed, seed }
     })
 }
 
@@ -54,7 +49,7 @@ proptest! {
         let request = Request { budget: between(&tape, &request, part), ..request };
         let plan = Arc::new(Plan::new(&tape, &request).unwrap());
         let ran = simulation::run(&plan, &request.links, None);
-        prop_assert!((ran.time - micros(plan.time())).abs() < 1.0, "{} {}", ran.time, micros(plan.time()));
+        prop_assert!((ran - micros(plan.time())).abs() < 1.0, "{} {}", ran, micros(plan.time()));
         let count = tape.items().len();
         for fifth in 1..=5 {
             let first = |item: usize| item < count * fifth / 5;
@@ -63,8 +58,8 @@ proptest! {
                 let verdict = |item| if offloaded(item) { Verdict::Offload } else { Verdict::Keep };
                 let verdicts: Vec<Verdict> = (0..count).map(verdict).collect();
                 if let Ok(by_hand) = Plan::with_verdicts(&tape, &request, &verdicts) {
-                    let by_hand = simulation::run(&Arc::new(by_hand), &request.links, None).time;
-                    prop_assert!(ran.time <= by_hand * 1.05, "{} {by_hand} {fifth}", ran.time);
+                    let by_hand = simulation::run(&Arc::new(by_hand), &request.links, None);
+                    prop_assert!(ran <= by_hand * 1.05, "{} {by_hand} {fifth}", ran);
                 }
             }
         }
@@ -89,8 +84,7 @@ proptest! {
         seed: u64, steps in 1_usize..120, part in 0.0_f64..1.0, preset in 0_usize..4, jitter: u64,
     ) {
         let tape = wild(seed, steps);
-        let links = Model { layers: 2, items: 2, mean: 1 << 17, forward: Duration::from_micros(100), checkpointed: false, seed }
-            .links(1.0);
+        let links = Links::new(Bandwidth(1.5), Bandwidth(1.4)).at_once(Bandwidth(1.2), Bandwidth(1.3));
         let request = Request::new(Bytes::ZERO, links).preset(PRESETS[preset]);
         let request = Request { budget: between(&tape, &request, part), ..request };
         let plan = Arc::new(Plan::new(&tape, &request).unwrap());
@@ -103,13 +97,14 @@ proptest! {
     #[test]
     fn below_the_floor_the_error_names_what_would_do(seed: u64, steps in 1_usize..80, preset in 0_usize..4) {
         let tape = wild(seed, steps);
-        let links = crate::Links::new(glake_units::Bandwidth(1.0), glake_units::Bandwidth(1.0));
+        let links = Links::new(Bandwidth(1.0), Bandwidth(1.0));
         let request = Request::new(Bytes::ZERO, links).preset(PRESETS[preset]);
         let floor = Plan::floor(&tape, &request).unwrap();
         let at_it = Plan::new(&tape, &Request { budget: floor, ..request });
         prop_assert!(at_it.is_ok());
         let Some(below) = floor.checked_sub(Bytes::new(1)) else { return Ok(()) };
         let refused = Plan::new(&tape, &Request { budget: below, ..request });
+        // What can be hidden is found by halving, not exactly.
         if PRESETS[preset] == Preset::Hidden {
             return Ok(());
         }
@@ -134,48 +129,120 @@ proptest! {
 }
 
 /// On passes of six items, on average within 5 % of the best of all verdicts and all reloads; never behind offloading
-/// everything.
+/// everything. Those that keep no time waiting count alone.
 #[test]
 fn small_plans_are_near_the_best() {
     for (preset, checkpointed) in [(Preset::Fit, false), (Preset::Fit, true), (Preset::Hybrid, true)] {
         let (mut sum, mut worst, mut count) = (0.0, 1.0_f64, 0.0);
-        for seed in 0..60 {
+        for seed in 0..100 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let (layers, items) = [(6, 1), (3, 2), (2, 3)][rng.usize(0..3)];
             let forward = Duration::from_millis(6);
             let model = Model { layers, items, mean: 64 << 20, forward, checkpointed, seed };
             let tape = model.tape();
             let request = Request::new(Bytes::ZERO, model.links(0.3 + 3.0 * rng.f64())).preset(preset);
-            let request = Request { budget: between(&tape, &request, rng.f64()), ..request };
+            let request = Request { budget: between(&tape, &request, rng.f64() * 0.8), ..request };
             let plan = Plan::new(&tape, &request).unwrap();
             let best = least_time(&tape, &request).unwrap();
             let ratio = micros(plan.time()) / best;
             assert!(ratio > 1.0 - 1e-6, "{ratio}: better than the best");
-            (sum, worst, count) = (sum + ratio, worst.max(ratio), count + 1.0);
             let all = vec![Verdict::Offload; tape.items().len()];
             if let Ok(all) = Plan::with_verdicts(&tape, &request, &all) {
                 assert!(plan.time() <= all.time(), "{:?} {:?}", plan.time(), all.time());
             }
+            if best > micros(tape.time()) * 1.01 {
+                (sum, worst, count) = (sum + ratio, worst.max(ratio), count + 1.0);
+            }
         }
         let mean = sum / count;
-        println!("{preset:?}, checkpointed {checkpointed}: {mean:.4} of the best on average, {worst:.3} at worst");
-        assert!(mean <= 1.05);
+        println!(
+            "{preset:?}, checkpointed {checkpointed}: {mean:.4} of the best on average of {count}, {worst:.3} at worst"
+        );
+        assert!(mean <= 1.05 && count > 20.0, "{mean} {count}");
     }
+}
+
+/// A model of 16 layers.
+fn model(checkpointed: bool) -> Model {
+    let forward = Duration::from_millis(10);
+    Model { layers: 16, items: 6, mean: 64 << 20, forward, checkpointed, seed: 7 }
 }
 
 #[test]
 fn what_fits_is_kept() {
-    let model = Model {
-        layers: 4,
-        items: 4,
-        mean: 64 << 20,
-        forward: Duration::from_millis(10),
-        checkpointed: true,
-        seed: 7,
-    };
+    let model = model(true);
     let tape = model.tape();
     let request = Request::new(Bytes::ZERO, model.links(1.0));
     let plan = Plan::new(&tape, &Request { budget: kept(&tape, &request), ..request }).unwrap();
     assert!(plan.verdicts().iter().all(|verdict| *verdict == Verdict::Keep));
-    assert_eq!((plan.exposed(), plan.recompute(), plan.host()), (Duration::ZERO, Duration::ZERO, Bytes::ZERO));
+    assert_eq!(
+        (plan.exposed(), plan.recompute(), plan.host()),
+        (Duration::ZERO, Duration::ZERO, Bytes::ZERO)
+    );
+}
+
+#[test]
+fn memory_offloads_everything_and_needs_little_more_than_the_floor() {
+    let model = model(true);
+    let tape = model.tape();
+    let request = Request::new(Bytes::MAX, model.links(1.0)).preset(Preset::Memory);
+    let (plan, floor) = (Plan::new(&tape, &request).unwrap(), Plan::floor(&tape, &request).unwrap());
+    let stay = plan.verdicts().iter().filter(|verdict| **verdict == Verdict::Keep).count();
+    // The last of the forward is the first of the backward: no copy would free anything.
+    assert_eq!(stay, 1);
+    assert_eq!(plan.recompute(), Duration::ZERO);
+    assert!(plan.peak().get() < floor.get() * 3 / 2 && plan.peak() < kept(&tape, &request));
+}
+
+/// Copies that the links hide; what is checkpointed stays so.
+#[test]
+fn hidden_waits_for_nothing() {
+    for (checkpointed, ratio) in [(false, 0.5), (false, 2.0), (true, 1.0)] {
+        let model = model(checkpointed);
+        let tape = model.tape();
+        let request = Request::new(Bytes::MAX, model.links(ratio)).preset(Preset::Hidden);
+        let plan = Plan::new(&tape, &request).unwrap();
+        assert!(plan.exposed() <= tape.time() / 1000, "{:?} of {:?}", plan.exposed(), tape.time());
+        let recomputed = plan.verdicts().iter().filter(|verdict| **verdict == Verdict::Recompute).count();
+        assert_eq!(recomputed, if checkpointed { tape.items().len() } else { 0 });
+        if !checkpointed {
+            assert!(plan.peak() < kept(&tape, &request), "{} {}", plan.peak(), kept(&tape, &request));
+        }
+        // Nothing is hidden that a plan for less would wait for.
+        let refused = Plan::new(&tape, &Request { budget: Bytes::mib(1), ..request }).unwrap_err();
+        let PlanError::BelowFloor { minimum, .. } = refused else { panic!("{refused}") };
+        assert!(Plan::new(&tape, &Request { budget: minimum, ..request }).is_ok());
+    }
+}
+
+/// Half of the layers' recomputing is saved where links carry half of them.
+#[test]
+fn scopes_are_recomputed_whole_or_not_at_all_and_leaves_one_by_one() {
+    let model = model(true);
+    let tape = model.tape();
+    let request = Request::new(Bytes::ZERO, model.links(3.0));
+    let request = Request { budget: between(&tape, &request, 0.1), ..request };
+    let fit = Plan::new(&tape, &request).unwrap();
+    let hybrid = Plan::new(&tape, &request.preset(Preset::Hybrid)).unwrap();
+    let recomputed = |plan: &Plan, layer: usize| {
+        let layer = &plan.verdicts()[layer * 6..(layer + 1) * 6];
+        layer.iter().filter(|verdict| **verdict == Verdict::Recompute).count()
+    };
+    let whole: Vec<usize> = (0..16).map(|layer| recomputed(&fit, layer)).collect();
+    assert!(whole.iter().all(|count| [0, 6].contains(count)), "{whole:?}");
+    assert!(whole.contains(&0) && whole.contains(&6), "{whole:?}");
+    let parts: Vec<usize> = (0..16).map(|layer| recomputed(&hybrid, layer)).collect();
+    assert!(parts.iter().any(|count| (1..6).contains(count)), "{parts:?}");
+    assert!(hybrid.time() < fit.time(), "{:?} {:?}", hybrid.time(), fit.time());
+}
+
+#[test]
+fn rates_and_verdicts_that_are_none_are_refused() {
+    let tape = model(false).tape();
+    let links = Links::new(Bandwidth(0.0), Bandwidth(50.0));
+    let refused = Plan::new(&tape, &Request::new(Bytes::MAX, links)).unwrap_err();
+    assert_eq!(refused, PlanError::Rate { direction: "out of", rate: Bandwidth(0.0) });
+    let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+    let refused = Plan::with_verdicts(&tape, &Request::new(Bytes::MAX, links), &[]).unwrap_err();
+    assert_eq!(refused, PlanError::Verdicts { verdicts: 0, items: tape.items().len() });
 }

@@ -6,24 +6,14 @@ use fastrand::Rng;
 
 use crate::{Clock, ItemId, Links, Plan, Position, Step, Tape, Verdict};
 
-/// What a pass came to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ran {
-    /// Microseconds.
-    pub(super) time: f64,
-    /// The most that was held, in bytes.
-    pub(super) peak: i64,
-}
-
 /// One item of the pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// On the GPU; and whether that is the block that was packed.
+    /// On the GPU.
     held: bool,
     reloaded: bool,
     arrived: bool,
     copied: bool,
-    unpacked: usize,
 }
 
 #[derive(Debug)]
@@ -36,13 +26,13 @@ struct Pass<'a> {
     into: Vec<(ItemId, f64)>,
     items: Vec<State>,
     verdicts: Vec<Verdict>,
-    peak: i64,
     cell: usize,
     bound: Vec<i64>,
 }
 
-/// Runs a pass like `plan`'s tape; with `jitter` times and rates are up to a half off.
-pub(super) fn run(plan: &Arc<Plan>, links: &Links, jitter: Option<u64>) -> Ran {
+/// How long a pass like `plan`'s tape takes, in microseconds; with `jitter` times and rates are up to a half off. In each
+/// cell what is held is compared with what the plan said.
+pub(super) fn run(plan: &Arc<Plan>, links: &Links, jitter: Option<u64>) -> f64 {
     let tape = Arc::clone(plan.tape());
     let mut clock = Clock::new(Arc::clone(plan));
     let mut pass = Pass {
@@ -54,7 +44,6 @@ pub(super) fn run(plan: &Arc<Plan>, links: &Links, jitter: Option<u64>) -> Ran {
         into: Vec::new(),
         items: vec![State::default(); tape.items().len()],
         verdicts: plan.verdicts().to_vec(),
-        peak: 0,
         cell: 0,
         bound: plan.held().iter().map(|held| signed(held.get())).collect(),
     };
@@ -67,7 +56,7 @@ pub(super) fn run(plan: &Arc<Plan>, links: &Links, jitter: Option<u64>) -> Ran {
         pass.step(at, *step, orders.settle, orders.reload, orders.replay);
     }
     assert_eq!(clock.diverged(), None);
-    Ran { time: pass.now, peak: pass.peak }
+    pass.now
 }
 
 impl Pass<'_> {
@@ -92,7 +81,9 @@ impl Pass<'_> {
         if let Some(scope) = replay {
             for index in 0..self.items.len() {
                 let item = &self.tape.items()[index];
-                if item.pack().scope == Some(scope) && item.packed() < Position(at) && !item.unpacks().is_empty()
+                if item.pack().scope == Some(scope)
+                    && item.packed() < Position(at)
+                    && !item.unpacks().is_empty()
                 {
                     match self.verdicts[index] {
                         Verdict::Recompute => {
@@ -118,13 +109,12 @@ impl Pass<'_> {
                     self.pass_until(|pass| pass.items[item.index()].arrived);
                 }
                 assert!(self.items[item.index()].held, "{item} is unpacked at {at} and not there");
-                self.items[item.index()].unpacked += 1;
             }
         }
         self.count();
         let begins = |at| self.tape.time_at(Position(at)).as_secs_f64() * 1e6;
         self.now_after(begins(at + 1) - begins(at));
-        self.free();
+        self.free(at + 1);
     }
 
     /// How long a copy takes alone.
@@ -166,7 +156,7 @@ impl Pass<'_> {
             if out_left <= passed {
                 self.items[item.index()].copied = true;
                 self.out.remove(0);
-                self.free();
+                self.free(self.cell);
             }
         }
         if let Some((item, left)) = self.into.first_mut() {
@@ -178,25 +168,22 @@ impl Pass<'_> {
         }
     }
 
-    /// What nobody holds any more goes.
-    fn free(&mut self) {
-        let next = Position(self.cell + 1);
+    /// What nobody holds in `cell` any more goes.
+    fn free(&mut self, cell: usize) {
         for (index, item) in self.tape.items().iter().enumerate() {
             let (state, verdict) = (&mut self.items[index], self.verdicts[index]);
-            if !state.held {
-                continue;
-            }
-            let used = state.unpacked == item.unpacks().len();
-            state.held = match verdict {
-                _ if item.released() >= next => true,
-                Verdict::Keep => item.dropped() > next || !used,
+            let last = item.unpacks().last();
+            let used = last.is_none_or(|last| last.0 < cell);
+            state.held &= match verdict {
+                _ if item.released().0 > cell => true,
+                Verdict::Keep => item.dropped().0 > cell || !used,
                 Verdict::Offload if !state.reloaded => !state.copied,
                 Verdict::Offload => !used,
                 Verdict::Recompute => {
                     let scope = item.pack().scope;
                     let mates = self.tape.items().iter().filter(|other| other.pack().scope == scope);
                     let replay = mates.filter_map(|other| other.unpacks().first()).min();
-                    !used && replay.is_some_and(|at| *at < next)
+                    !used && replay.is_some_and(|at| at.0 <= cell)
                 }
             };
         }
@@ -213,7 +200,6 @@ impl Pass<'_> {
             self.cell,
             self.bound[self.cell]
         );
-        self.peak = self.peak.max(held);
     }
 }
 
