@@ -8,8 +8,8 @@
 //!  packed, unpacked of later passes ───────────► Clock ─────► Orders: copies to begin, copies to wait for
 //! ```
 //!
-//! A pass begins with its first pack and ends when no packed handle lives, so that accumulation, DPO and GRPO are passes
-//! like others. No driver, no I/O, no thread, no clock of the host: places in the recorded order of packs and unpacks
+//! A pass begins with its first pack and ends when no packed handle lives: accumulation, DPO and GRPO are passes like
+//! others. No driver, no I/O, no thread, no clock of the host: places in the recorded order of packs and unpacks
 //! say when something happens, and what a plan says of memory holds whatever copies take.
 //!
 //! ```

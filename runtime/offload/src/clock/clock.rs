@@ -26,13 +26,14 @@ use crate::{Follower, ItemId, Pack, Plan, Position, ScopeId, Step, TapeError, Ve
 /// let request = Request::new(Bytes::MAX, Links::new(Bandwidth(50.0), Bandwidth(50.0)));
 /// let plan = Plan::new(&Arc::new(recorder.finish()), &request.preset(Preset::Memory))?;
 ///
-/// let mut clock = Clock::new(Arc::new(plan));
-/// assert_eq!(clock.packed(&packs[0]).1.verdict, Verdict::Offload);
-/// clock.packed(&packs[1]);
-/// clock.packed(&packs[2]);
-/// let mut reloaded = Vec::new();
+/// let (mut clock, mut reloaded) = (Clock::new(Arc::new(plan)), Vec::new());
+/// for pack in &packs {
+///     reloaded.extend_from_slice(clock.packed(pack).1.reload);
+/// }
 /// for item in [2, 1, 0].map(ItemId::new) {
-///     reloaded.extend_from_slice(clock.unpacked(item)?.reload);
+///     let orders = clock.unpacked(item)?;
+///     reloaded.extend_from_slice(orders.reload);
+///     assert_eq!(orders.verdict == Verdict::Keep, item == ItemId::new(2));
 /// }
 /// assert_eq!(reloaded, [ItemId::new(1), ItemId::new(0)]);    // the last one never left
 /// # Ok::<(), Box<dyn std::error::Error>>(())

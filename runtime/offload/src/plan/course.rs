@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Links, Verdict};
-use crate::{Item, Recompute, ScopeId, Step, Tape};
+use crate::{Item, Position, Recompute, ScopeId, Step, Tape};
 
 /// That an item is never unpacked, or is in no scope.
 pub(crate) const NONE: usize = usize::MAX;
@@ -108,11 +108,16 @@ impl Course {
                 inner: matches!(item.recompute(), Some(Recompute::Inner(_))),
             }
         });
-        let items = items.collect();
+        let items: Vec<Span> = items.collect();
+        let begins = if tape.is_timed() {
+            (0..=cells).map(|at| micros(tape.time_at(Position(at)))).collect()
+        } else {
+            untimed(tape.steps(), &items)
+        };
         Course {
             cells,
-            begins: (0..=cells).map(|at| micros(tape.time_at(crate::Position(at)))).collect(),
-            rest: (0..cells).map(|at| signed(tape.rest_at(crate::Position(at)).get())).collect(),
+            begins,
+            rest: (0..cells).map(|at| signed(tape.rest_at(Position(at)).get())).collect(),
             steps: tape.steps().to_vec(),
             items,
             scopes,
@@ -157,6 +162,19 @@ impl Course {
             }
         }
     }
+}
+
+/// Without times each step is taken to be as long as a copy of its item: links are neither idle nor late.
+fn untimed(steps: &[Step], items: &[Span]) -> Vec<f64> {
+    let length = |step: &Step| match *step {
+        Step::Pack(item) => items[item.index()].out,
+        Step::Unpack(item) => items[item.index()].into,
+    };
+    let add = |sum: &mut f64, step: &Step| {
+        *sum += length(step);
+        Some(*sum)
+    };
+    std::iter::once(0.0).chain(steps.iter().scan(0.0, add)).collect()
 }
 
 /// Microseconds.

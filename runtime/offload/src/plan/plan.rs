@@ -229,7 +229,7 @@ fn memory(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), Pla
     Ok((verdicts, budget.min(floor + two.max(floor / 30))))
 }
 
-/// The verdicts of the least budget at which nothing is waited for.
+/// The verdicts of the least budget at which nothing is waited for, whatever was asked for.
 fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), PlanError> {
     /// What part of a pass is no waiting.
     const NOTHING: f64 = 1e-3;
@@ -249,13 +249,6 @@ fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), Pla
     let (mut high, mut low) =
         (search.trial.peak(course, &start), search.trial.peak(course, &tightest).saturating_sub(1));
     let mut found = start;
-    let budget = signed(request.budget.get());
-    if budget < high {
-        match at(budget) {
-            Some(verdicts) => (found, high) = (verdicts, budget),
-            None => low = low.max(budget),
-        }
-    }
     for _ in 0..HALVINGS {
         let middle = i64::midpoint(low, high);
         match at(middle) {
@@ -263,7 +256,7 @@ fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), Pla
             None => low = middle,
         }
     }
-    if high <= budget { Ok((found, high)) } else { Err(below(high, request)) }
+    if high <= signed(request.budget.get()) { Ok((found, high)) } else { Err(below(high, request)) }
 }
 
 fn below(minimum: i64, request: &Request) -> PlanError {

@@ -6,7 +6,10 @@ use super::order::{Arms, Order, Recipe, Values, together};
 use super::trial::{Outcome, Trial};
 
 /// How many items may be looked at in all trials of one search: what bounds its time, whatever the tape.
-const WORK: usize = 70_000;
+const WORK: usize = 50_000;
+
+/// How many checks whether verdicts fit take as long as one trial.
+const CHECK: usize = 6;
 
 /// The best verdicts so far.
 #[derive(Clone, Debug)]
@@ -118,28 +121,24 @@ impl<'c> Search<'c> {
 
     /// Which part of what can be recomputed is offloaded instead: a few parts, then closer around the best.
     fn mixes(&mut self, values: &Values) {
+        let recipe = |offloaded| Recipe { offloaded, price: 1e-6, haste: 1.0 };
         let mut tried: Vec<(f64, f64)> = Vec::new();
-        let mut ask = |search: &mut Self, offloaded: f64| {
-            if tried.iter().any(|(at, _)| *at == offloaded) || !(0.0..=1.0).contains(&offloaded) {
-                return tried.clone();
-            }
-            let costs = [(1e-6, 1.0), (0.3, 1.0)].map(|(price, haste)| {
-                let recipe = Recipe { offloaded, price, haste };
-                search.fill(&values.order(search.course, &recipe)).unwrap_or(f64::INFINITY)
-            });
-            tried.push((offloaded, costs[0].min(costs[1])));
-            tried.clone()
+        let best = |tried: &[(f64, f64)]| {
+            tried.iter().min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0.5, |(part, _)| *part)
         };
-        let mut tried = Vec::new();
-        for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
-            tried = ask(self, part);
+        for step in [0.25, 0.125, 0.0625] {
+            let around = best(&tried);
+            let parts = if tried.is_empty() {
+                vec![0.0, 0.25, 0.5, 0.75, 1.0]
+            } else {
+                vec![around - step, around + step]
+            };
+            for part in parts.into_iter().filter(|part| (0.0..=1.0).contains(part)) {
+                let cost = self.fill(&values.order(self.course, &recipe(part)));
+                tried.push((part, cost.unwrap_or(f64::INFINITY)));
+            }
         }
-        for step in [0.125, 0.0625, 0.03125] {
-            let best =
-                tried.iter().min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0.5, |best| best.0);
-            ask(self, best - step);
-            tried = ask(self, best + step);
-        }
+        self.fill(&values.order(self.course, &Recipe { price: 0.3, ..recipe(best(&tried)) }));
     }
 
     /// The least number of items, in order, with which the rest fits; and some more of them.
@@ -153,7 +152,7 @@ impl<'c> Search<'c> {
             let middle = usize::midpoint(low, high);
             let verdicts = self.leave(order, middle);
             let fits = self.trial.peak(self.course, &verdicts) <= self.budget;
-            self.work = self.work.saturating_sub(order.len() / 8);
+            self.work = self.work.saturating_sub(order.len() / CHECK);
             if fits {
                 high = middle;
             } else {

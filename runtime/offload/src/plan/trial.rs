@@ -7,7 +7,7 @@ use super::schedule::Schedule;
 use super::timing::{Clockwork, Timing};
 
 /// What a second of a link counts beside one of the pass: of verdicts that take equally long, those with fewer copies.
-const LINK_PRICE: f64 = 1e-3;
+const LINK_PRICE: f64 = 1e-4;
 
 /// Tries verdicts one after the other; kept for its memory.
 #[derive(Clone, Debug, Default)]

@@ -47,7 +47,7 @@ impl Tape {
         self.times.last().copied().unwrap_or_default()
     }
 
-    /// Whether the pass was timed: without times a plan takes every copy for one that is waited for.
+    /// Whether the pass was timed: without times a plan takes each step to be as long as a copy of its item.
     pub fn is_timed(&self) -> bool {
         self.timed
     }

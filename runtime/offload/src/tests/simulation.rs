@@ -30,8 +30,8 @@ struct Pass<'a> {
     bound: Vec<i64>,
 }
 
-/// How long a pass like `plan`'s tape takes, in microseconds; with `jitter` times and rates are up to a half off. In each
-/// cell what is held is compared with what the plan said.
+/// How long a pass like `plan`'s tape takes, in microseconds; with `jitter` times and rates are up to a half off. What
+/// is held in each cell is compared with what the plan said.
 pub(super) fn run(plan: &Arc<Plan>, links: &Links, jitter: Option<u64>) -> f64 {
     let tape = Arc::clone(plan.tape());
     let mut clock = Clock::new(Arc::clone(plan));
