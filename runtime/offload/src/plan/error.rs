@@ -8,8 +8,8 @@ use glake_units::{Bandwidth, Bytes};
 pub enum PlanError {
     /// Less than the pass needs whatever leaves the GPU.
     #[error(
-        "a budget of {budget} was asked for, but the pass needs {minimum} where {host_room} of the host's memory may be \
-         used: give at least that, or make the pass smaller"
+        "a budget of {budget} was asked for, but the pass needs {minimum} where {host_room} of the host's memory may \
+         be used: give at least that, or make the pass smaller"
     )]
     BelowFloor {
         /// What was asked for.

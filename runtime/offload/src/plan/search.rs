@@ -6,7 +6,7 @@ use super::order::{Arms, Order, Recipe, Values, together};
 use super::trial::{Outcome, Trial};
 
 /// How many items may be looked at in all trials of one search: what bounds its time, whatever the tape.
-const WORK: usize = 50_000;
+const WORK: usize = 40_000;
 
 /// How many checks whether verdicts fit take as long as one trial.
 const CHECK: usize = 6;

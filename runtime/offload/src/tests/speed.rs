@@ -22,7 +22,7 @@ fn a_plan_for_two_thousand_items() {
         let request = Request::new(Bytes::ZERO, links).preset(preset);
         let floor = Plan::floor(&tape, &request).unwrap();
         let budget = floor.saturating_add(Bytes::gib(30));
-        let mut times: Vec<Duration> = (0..5)
+        let mut times: Vec<Duration> = (0..15)
             .map(|_| {
                 let begin = Instant::now();
                 Plan::new(&tape, &Request { budget, ..request }).unwrap();
@@ -30,7 +30,7 @@ fn a_plan_for_two_thousand_items() {
             })
             .collect();
         times.sort();
-        println!("2,000 items, {preset:?}: {:?}", times[2]);
-        assert!(times[2] < Duration::from_millis(100), "{:?}", times[2]);
+        println!("2,000 items, {preset:?}: {:?}, at best {:?}", times[7], times[0]);
+        assert!(times[7] < Duration::from_millis(100), "{:?}", times[7]);
     }
 }
