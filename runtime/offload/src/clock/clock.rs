@@ -1,0 +1,160 @@
+//! Carries a plan out, step by step.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Orders;
+use crate::{Follower, ItemId, Pack, Plan, Position, ScopeId, Step, TapeError, Verdict};
+
+/// Says for each step of a pass which copies begin and which must have ended.
+///
+/// A pass that is not as the plan's tape is on demand from there on: what it packs is offloaded, and what it unpacks is
+/// reloaded then.
+///
+/// ```
+/// use std::sync::Arc;
+/// use glake_offload::{Clock, ItemId, Links, Pack, Plan, Preset, Recorder, Request, Verdict};
+/// use glake_units::{Bandwidth, Bytes};
+///
+/// let packs = [Pack::new(Bytes::mib(8)), Pack::new(Bytes::mib(8)), Pack::new(Bytes::mib(8))];
+/// let mut recorder = Recorder::new();
+/// let items = packs.map(|pack| recorder.packed(pack));
+/// for item in items.into_iter().rev() {
+///     recorder.unpacked(item)?;
+///     recorder.dropped(item)?;
+/// }
+/// let request = Request::new(Bytes::MAX, Links::new(Bandwidth(50.0), Bandwidth(50.0)));
+/// let plan = Plan::new(&Arc::new(recorder.finish()), &request.preset(Preset::Memory))?;
+///
+/// let (mut clock, mut reloaded) = (Clock::new(Arc::new(plan)), Vec::new());
+/// for pack in &packs {
+///     reloaded.extend_from_slice(clock.packed(pack).1.reload);
+/// }
+/// for item in [2, 1, 0].map(ItemId::new) {
+///     let orders = clock.unpacked(item)?;
+///     reloaded.extend_from_slice(orders.reload);
+///     assert_eq!(orders.verdict == Verdict::Keep, item == ItemId::new(2));
+/// }
+/// assert_eq!(reloaded, [ItemId::new(1), ItemId::new(0)]);    // the last one never left
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Clock {
+    plan: Arc<Plan>,
+    follower: Follower,
+    items: Vec<Away>,
+    settled: usize,
+    issued: usize,
+    replays: usize,
+    /// Scopes that were replayed after the pass diverged, or before.
+    replayed: HashSet<ScopeId>,
+    /// What is asked for on demand.
+    demanded: [ItemId; 1],
+}
+
+/// An item of the pass.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    verdict: Verdict,
+    scope: Option<ScopeId>,
+    /// Offloaded, and no reload of it has been issued since.
+    away: bool,
+}
+
+impl Clock {
+    /// At the begin of a pass.
+    pub fn new(plan: Arc<Plan>) -> Self {
+        let follower = Follower::new(Arc::clone(plan.tape()));
+        Clock {
+            plan,
+            follower,
+            items: Vec::new(),
+            settled: 0,
+            issued: 0,
+            replays: 0,
+            replayed: HashSet::new(),
+            demanded: [ItemId::new(0)],
+        }
+    }
+
+    /// The pass packs bytes that it has not packed before: which item they are, and what is to be done.
+    pub fn packed(&mut self, pack: &Pack) -> (ItemId, Orders<'_>) {
+        let (item, position) = (ItemId::new(self.items.len()), self.follower.position());
+        let planned = self.follower.packed(pack).then(|| self.plan.verdict(item)).flatten();
+        let verdict = planned.unwrap_or(Verdict::Offload);
+        self.items.push(Away { verdict, scope: pack.scope, away: verdict == Verdict::Offload });
+        let orders = match planned {
+            Some(_) => self.planned(position, verdict),
+            None => Orders { position, settle: &[], reload: &[], replay: None, verdict },
+        };
+        (item, orders)
+    }
+
+    /// The pass unpacks a handle of `item`.
+    ///
+    /// # Errors
+    /// The pass has packed no such item.
+    pub fn unpacked(&mut self, item: ItemId) -> Result<Orders<'_>, TapeError> {
+        let packed = self.items.len();
+        let Away { verdict, scope, away } =
+            *self.items.get(item.index()).ok_or(TapeError::UnknownItem { item, packed })?;
+        let position = self.follower.position();
+        if self.follower.unpacked(item) {
+            return Ok(self.planned(position, verdict));
+        }
+        self.demanded = [item];
+        if away {
+            self.items[item.index()].away = false;
+        }
+        let again = scope.filter(|_| verdict == Verdict::Recompute);
+        let replay = again.filter(|scope| self.replayed.insert(*scope));
+        let reload: &[ItemId] = if away { &self.demanded } else { &[] };
+        Ok(Orders { position, settle: &[], reload, replay, verdict })
+    }
+
+    /// The GPU's copy of `item`, which was reloaded, is gone, and the pass goes on: the next unpack that is on demand
+    /// reloads it once more, as where a graph is retained.
+    pub fn freed(&mut self, item: ItemId) {
+        if let Some(away) = self.items.get_mut(item.index()) {
+            away.away = away.verdict == Verdict::Offload;
+        }
+    }
+
+    /// From which position on the pass is on demand.
+    pub fn diverged(&self) -> Option<Position> {
+        self.follower.diverged()
+    }
+
+    /// What is carried out.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// The next unpack or pack of the tape, where the pass has not diverged: what may be made ready for it.
+    pub fn next(&self) -> Option<Step> {
+        let next = self.plan.tape().steps().get(self.follower.position().0).copied();
+        next.filter(|_| self.follower.diverged().is_none())
+    }
+
+    fn planned(&mut self, position: Position, verdict: Verdict) -> Orders<'_> {
+        let settled = self.plan.settled[position.0].max(self.settled);
+        let issued = self.plan.issued[position.0].max(self.issued);
+        let settle = std::mem::replace(&mut self.settled, settled)..settled;
+        let reload = std::mem::replace(&mut self.issued, issued)..issued;
+        for item in &self.plan.reloads[reload.clone()] {
+            self.items[item.index()].away = false;
+        }
+        let replay = self.plan.replays.get(self.replays).filter(|(at, _)| *at == position).map(|(_, id)| *id);
+        if let Some(scope) = replay {
+            self.replays += 1;
+            self.replayed.insert(scope);
+        }
+        Orders {
+            position,
+            settle: &self.plan.out[settle],
+            reload: &self.plan.reloads[reload],
+            replay,
+            verdict,
+        }
+    }
+}

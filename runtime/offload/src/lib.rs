@@ -1,0 +1,47 @@
+//! What of a training pass stays on its GPU, what is offloaded to pinned host memory or recomputed, and when each copy
+//! begins: the decisions, and nothing else.
+//!
+//! ```text
+//!  what a pass does                    what follows
+//!  packed, unpacked, … ─► Recorder ─► Tape ──┐
+//!  budget, links, host room ─► Request ──────┴─► Plan::new ─► Plan: keep, offload or recompute, an item each
+//!  packed, unpacked of later passes ───────────► Clock ─────► Orders: copies to begin, copies to wait for
+//! ```
+//!
+//! A pass begins with its first pack and ends when no packed handle lives: accumulation, DPO and GRPO are passes like
+//! others. No driver, no I/O, no thread, no clock of the host: places in the recorded order of packs and unpacks
+//! say when something happens, and what a plan says of memory holds whatever copies take.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use glake_offload::{Clock, Links, Pack, Plan, Recorder, Request, Verdict};
+//! use glake_units::{Bandwidth, Bytes};
+//!
+//! let mut recorder = Recorder::new();
+//! let pack = Pack::new(Bytes::mib(64));
+//! let items: Vec<_> = (0..8).map(|_| recorder.packed(pack)).collect();
+//! for &item in items.iter().rev() {
+//!     recorder.unpacked(item)?;
+//!     recorder.dropped(item)?;
+//! }
+//! let links = Links::new(Bandwidth(55.0), Bandwidth(55.0));
+//! let plan = Plan::new(&Arc::new(recorder.finish()), &Request::new(Bytes::mib(256), links))?;
+//! assert!(plan.peak() <= Bytes::mib(256));
+//!
+//! let mut clock = Clock::new(Arc::new(plan));
+//! let (first, orders) = clock.packed(&pack);
+//! assert_eq!((first, orders.verdict), (items[0], Verdict::Offload));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod clock;
+mod ids;
+mod plan;
+mod tape;
+#[cfg(test)]
+mod tests;
+
+pub use clock::{Clock, Orders};
+pub use ids::{ItemId, Position, ScopeId};
+pub use plan::{Links, Plan, PlanError, Preset, Request, Verdict};
+pub use tape::{Follower, Item, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};

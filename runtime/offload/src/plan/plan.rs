@@ -1,0 +1,272 @@
+//! Verdicts, and what follows from them for every position.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::course::{Course, NONE, signed};
+use super::order::Arms;
+use super::search::Search;
+use super::trial::{Outcome, Trial};
+use super::{PlanError, Preset, Request, Verdict};
+use crate::{ItemId, Position, ScopeId, Tape};
+
+/// What becomes of each item of a tape, and when. [`Clock`](crate::Clock) carries it out.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use glake_offload::{Links, Pack, Plan, Preset, Recorder, Request, Verdict};
+/// use glake_units::{Bandwidth, Bytes};
+///
+/// // Four layers that save 1 GiB each; 100 ms a layer forward, 200 ms backward; 20 GiB beside.
+/// let mut recorder = Recorder::new();
+/// recorder.sampled(Bytes::gib(20));
+/// let mut time = Duration::ZERO;
+/// let items: Vec<_> = (0..4).map(|_| {
+///     let item = recorder.packed(Pack::new(Bytes::gib(1)));
+///     time += Duration::from_millis(100);
+///     recorder.mark(time);
+///     item
+/// }).collect();
+/// for item in items.into_iter().rev() {
+///     recorder.unpacked(item)?;
+///     recorder.dropped(item)?;
+///     time += Duration::from_millis(200);
+///     recorder.mark(time);
+/// }
+/// let tape = Arc::new(recorder.finish());
+///
+/// let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+/// let plan = Plan::new(&tape, &Request::new(Bytes::gib(23), links))?;
+/// assert!(plan.peak() <= Bytes::gib(23));
+/// assert_eq!(plan.exposed(), Duration::ZERO);
+/// assert_eq!(plan.verdicts().iter().filter(|verdict| **verdict == Verdict::Keep).count(), 3);
+///
+/// let less = Plan::new(&tape, &Request::new(Bytes::gib(20), links)).unwrap_err();
+/// assert!(less.to_string().contains("the pass needs 21.00 GiB"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    tape: Arc<Tape>,
+    verdicts: Vec<Verdict>,
+    pub(crate) out: Vec<ItemId>,
+    pub(crate) reloads: Vec<ItemId>,
+    pub(crate) settled: Vec<usize>,
+    pub(crate) issued: Vec<usize>,
+    pub(crate) replays: Vec<(Position, ScopeId)>,
+    reload_at: Vec<usize>,
+    held: Vec<Bytes>,
+    window: Bytes,
+    time: Duration,
+    recompute: Duration,
+    exposed: Duration,
+}
+
+impl Plan {
+    /// The plan for passes like `tape`, as `request` asks.
+    ///
+    /// # Errors
+    /// The budget is below what the pass needs, which the error names; a link's rate is not one.
+    pub fn new(tape: &Arc<Tape>, request: &Request) -> Result<Plan, PlanError> {
+        request.links.check()?;
+        let course = Course::new(tape, &request.links);
+        let (verdicts, budget) = match request.preset {
+            Preset::Fit => fit(&course, request, Arms::Scopes)?,
+            Preset::Hybrid => fit(&course, request, Arms::Leaves)?,
+            Preset::Memory => memory(&course, request)?,
+            Preset::Hidden => hidden(&course, request)?,
+        };
+        Plan::of(tape, &course, verdicts, budget, request)
+    }
+
+    /// The plan with these verdicts, one for each item, within the request's budget; its preset counts for nothing.
+    ///
+    /// # Errors
+    /// The verdicts need more than the budget, or are not as many as items; a link's rate is not one.
+    pub fn with_verdicts(
+        tape: &Arc<Tape>,
+        request: &Request,
+        verdicts: &[Verdict],
+    ) -> Result<Plan, PlanError> {
+        request.links.check()?;
+        if verdicts.len() != tape.items().len() {
+            return Err(PlanError::Verdicts { verdicts: verdicts.len(), items: tape.items().len() });
+        }
+        let course = Course::new(tape, &request.links);
+        Plan::of(tape, &course, verdicts.to_vec(), signed(request.budget.get()), request)
+    }
+
+    /// The least budget for which there is a plan as `request` asks, whatever its own budget is.
+    ///
+    /// # Errors
+    /// A link's rate is not one.
+    pub fn floor(tape: &Arc<Tape>, request: &Request) -> Result<Bytes, PlanError> {
+        match Plan::new(tape, &Request { budget: Bytes::ZERO, ..*request }) {
+            Ok(_) => Ok(Bytes::ZERO),
+            Err(PlanError::BelowFloor { minimum, .. }) => Ok(minimum),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn of(
+        tape: &Arc<Tape>,
+        course: &Course,
+        verdicts: Vec<Verdict>,
+        budget: i64,
+        request: &Request,
+    ) -> Result<Plan, PlanError> {
+        let mut trial = Trial::default();
+        let Some(Outcome { timing, .. }) = trial.run(course, &verdicts, budget) else {
+            return Err(below(trial.peak(course, &verdicts), request));
+        };
+        let (schedule, ids) =
+            (&trial.schedule, |of: &[usize]| of.iter().map(|index| ItemId::new(*index)).collect());
+        let scopes = course.scopes.iter().zip(&trial.replayed);
+        let mut replays: Vec<_> = scopes
+            .filter(|(scope, replayed)| **replayed && scope.start != NONE)
+            .map(|(scope, _)| (Position(scope.start), scope.id))
+            .collect();
+        replays.sort();
+        Ok(Plan {
+            tape: Arc::clone(tape),
+            out: ids(&schedule.out),
+            reloads: ids(&schedule.into),
+            settled: schedule.settled.clone(),
+            issued: schedule.issued.clone(),
+            replays,
+            reload_at: schedule.reload_at.clone(),
+            held: schedule.held.iter().map(|held| unsigned(*held)).collect(),
+            window: unsigned(schedule.ahead.iter().copied().max().unwrap_or(0)),
+            time: duration(timing.total),
+            recompute: duration(timing.recompute),
+            exposed: duration(timing.exposed),
+            verdicts,
+        })
+    }
+
+    /// What it is for.
+    pub fn tape(&self) -> &Arc<Tape> {
+        &self.tape
+    }
+
+    /// What becomes of `item`; `None`: the tape has no such item.
+    pub fn verdict(&self, item: ItemId) -> Option<Verdict> {
+        self.verdicts.get(item.index()).copied()
+    }
+
+    /// What becomes of each item.
+    pub fn verdicts(&self) -> &[Verdict] {
+        &self.verdicts
+    }
+
+    /// The step at which the reload of `item` begins; `None`: it is never reloaded.
+    pub fn reload_at(&self, item: ItemId) -> Option<Position> {
+        self.reload_at.get(item.index()).copied().filter(|at| *at != NONE).map(Position)
+    }
+
+    /// The most that the process has while the plan is followed, whatever copies take.
+    pub fn peak(&self) -> Bytes {
+        self.held.iter().copied().max().unwrap_or_default()
+    }
+
+    /// The most that it has from each step to the next one.
+    pub fn held(&self) -> &[Bytes] {
+        &self.held
+    }
+
+    /// The most that is reloaded ahead of its use.
+    pub fn window(&self) -> Bytes {
+        self.window
+    }
+
+    /// What of the host's memory it takes.
+    pub fn host(&self) -> Bytes {
+        self.out.iter().map(|item| self.tape.items()[item.index()].pack().link_bytes).sum()
+    }
+
+    /// How long a pass is expected to take.
+    pub fn time(&self) -> Duration {
+        self.time
+    }
+
+    /// How much of that it recomputes.
+    pub fn recompute(&self) -> Duration {
+        self.recompute
+    }
+
+    /// How much of that it waits for copies.
+    pub fn exposed(&self) -> Duration {
+        self.exposed
+    }
+}
+
+/// The verdicts with the least time.
+fn fit(course: &Course, request: &Request, arms: Arms) -> Result<(Vec<Verdict>, i64), PlanError> {
+    let budget = signed(request.budget.get());
+    let mut search = Search::new(course, budget, request.host_room.get(), arms);
+    if let Some(best) = search.run() {
+        return Ok((best.verdicts, budget));
+    }
+    let tightest = search.tightest();
+    Err(below(search.trial.peak(course, &tightest), request))
+}
+
+/// Everything offloaded, with room for copies to overlap.
+fn memory(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), PlanError> {
+    let budget = signed(request.budget.get());
+    let mut search = Search::new(course, budget, request.host_room.get(), Arms::Stored);
+    let verdicts = search.tightest();
+    let floor = search.trial.peak(course, &verdicts);
+    if floor > budget {
+        return Err(below(floor, request));
+    }
+    let mut sizes: Vec<i64> = course.items.iter().map(|item| item.bytes).collect();
+    sizes.sort_unstable_by(|left, right| right.cmp(left));
+    let two: i64 = sizes.iter().take(2).sum();
+    Ok((verdicts, budget.min(floor + two.max(floor / 30))))
+}
+
+/// The verdicts of the least budget at which nothing is waited for, whatever was asked for.
+fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), PlanError> {
+    /// What part of a pass is no waiting.
+    const NOTHING: f64 = 1e-3;
+    /// How often the range of budgets is halved.
+    const HALVINGS: usize = 7;
+    const WORK: usize = 10_000;
+
+    let at = |budget: i64| {
+        let mut search = Search::new(course, budget, request.host_room.get(), Arms::Scopes).limit(WORK);
+        search.fix_recomputed();
+        let best = search.run()?;
+        (best.outcome.timing.exposed <= NOTHING * course.compute()).then_some(best.verdicts)
+    };
+    let mut search = Search::new(course, i64::MAX, request.host_room.get(), Arms::Scopes);
+    search.fix_recomputed();
+    let (start, tightest) = (search.start(), search.tightest());
+    let (mut high, mut low) =
+        (search.trial.peak(course, &start), search.trial.peak(course, &tightest).saturating_sub(1));
+    let mut found = start;
+    for _ in 0..HALVINGS {
+        let middle = i64::midpoint(low, high);
+        match at(middle) {
+            Some(verdicts) => (found, high) = (verdicts, middle),
+            None => low = middle,
+        }
+    }
+    if high <= signed(request.budget.get()) { Ok((found, high)) } else { Err(below(high, request)) }
+}
+
+fn below(minimum: i64, request: &Request) -> PlanError {
+    PlanError::BelowFloor { budget: request.budget, minimum: unsigned(minimum), host_room: request.host_room }
+}
+
+fn unsigned(bytes: i64) -> Bytes {
+    Bytes::new(u64::try_from(bytes).unwrap_or(0))
+}
+
+fn duration(micros: f64) -> Duration {
+    Duration::try_from_secs_f64(micros * 1e-6).unwrap_or_default()
+}

@@ -1,0 +1,188 @@
+//! Looks for the verdicts that take the least time under a budget.
+
+use super::Verdict;
+use super::course::{Course, Span};
+use super::order::{Arms, Order, Recipe, Values, together};
+use super::trial::{Outcome, Trial};
+
+/// How many items may be looked at in all trials of one search: what bounds its time, whatever the tape.
+const WORK: usize = 40_000;
+
+/// How many checks whether verdicts fit take as long as one trial.
+const CHECK: usize = 6;
+
+/// The best verdicts so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Best {
+    pub(crate) verdicts: Vec<Verdict>,
+    pub(crate) outcome: Outcome,
+}
+
+/// A search: tries, and keeps the best.
+#[derive(Debug)]
+pub(crate) struct Search<'c> {
+    pub(crate) course: &'c Course,
+    pub(crate) budget: i64,
+    pub(crate) host_room: u64,
+    pub(crate) arms: Arms,
+    pub(crate) trial: Trial,
+    pub(crate) best: Option<Best>,
+    pub(crate) work: usize,
+    /// What is not asked: these verdicts stay.
+    fixed: Vec<Option<Verdict>>,
+}
+
+impl<'c> Search<'c> {
+    pub(crate) fn new(course: &'c Course, budget: i64, host_room: u64, arms: Arms) -> Self {
+        let fixed = vec![None; course.items.len()];
+        Search { course, budget, host_room, arms, trial: Trial::default(), best: None, work: WORK, fixed }
+    }
+
+    /// What the program checkpoints is recomputed, whatever it costs.
+    pub(crate) fn fix_recomputed(&mut self) {
+        for (fixed, item) in self.fixed.iter_mut().zip(&self.course.items) {
+            *fixed = item.recompute.map(|_| Verdict::Recompute);
+        }
+    }
+
+    /// A part of the work that a search may do.
+    pub(crate) fn limit(mut self, work: usize) -> Self {
+        self.work = work;
+        self
+    }
+
+    /// The best verdicts there are under the budget; `None`: none fit.
+    pub(crate) fn run(&mut self) -> Option<Best> {
+        let kept = self.start();
+        if self.attempt(&kept).is_some() {
+            return self.best.clone();
+        }
+        self.trial.peak(self.course, &kept);
+        let values = Values::new(self.course, &self.trial.curve, self.budget, self.arms);
+        self.attempt(&self.tightest());
+        if values.recomputes() {
+            self.mixes(&values);
+        } else {
+            for haste in [0.0, 1.0, 1e6] {
+                self.fill(&values.order(self.course, &Recipe { offloaded: 1.0, price: 1.0, haste }));
+            }
+        }
+        self.sweep();
+        self.best.clone()
+    }
+
+    /// Everything kept but for what is fixed.
+    pub(crate) fn start(&self) -> Vec<Verdict> {
+        self.fixed.iter().map(|fixed| fixed.unwrap_or_default()).collect()
+    }
+
+    /// Everything offloaded that frees a cell, as far as the host has room: the largest first where it has not for all.
+    /// The rest is recomputed where it can be.
+    pub(crate) fn tightest(&self) -> Vec<Verdict> {
+        let mut verdicts = self.start();
+        let mut items: Vec<usize> = (0..verdicts.len()).filter(|item| self.is_open(*item)).collect();
+        let all: u64 = items.iter().map(|item| self.course.items[*item].host).fold(0, u64::saturating_add);
+        if all > self.host_room {
+            items.sort_by_key(|item| std::cmp::Reverse(self.course.items[*item].bytes));
+        }
+        let mut room = self.host_room;
+        for item in items {
+            let (host, recompute) = (self.course.items[item].host, self.course.items[item].recompute);
+            if host <= room {
+                room -= host;
+                verdicts[item] = Verdict::Offload;
+            } else if self.arms != Arms::Stored && recompute.is_some() {
+                verdicts[item] = Verdict::Recompute;
+            }
+        }
+        together(self.course, self.arms, &mut verdicts);
+        verdicts
+    }
+
+    /// Whether a verdict but Keep makes sense of an item, and is to be found.
+    pub(crate) fn is_open(&self, item: usize) -> bool {
+        self.fixed[item].is_none() && self.course.frees(&self.course.items[item])
+    }
+
+    /// The cost of these verdicts, where they fit and there is work left; the best are kept.
+    pub(crate) fn attempt(&mut self, verdicts: &[Verdict]) -> Option<f64> {
+        self.work = self.work.saturating_sub(verdicts.len() + 8);
+        let offloaded = self.course.items.iter().zip(verdicts).filter(|(_, to)| **to == Verdict::Offload);
+        let host = offloaded.map(|(item, _)| item.host).fold(0, u64::saturating_add);
+        if host > self.host_room {
+            return None;
+        }
+        let outcome = self.trial.run(self.course, verdicts, self.budget)?;
+        if self.best.as_ref().is_none_or(|best| outcome.cost < best.outcome.cost - 1e-9) {
+            self.best = Some(Best { verdicts: verdicts.to_vec(), outcome });
+        }
+        Some(outcome.cost)
+    }
+
+    /// Which part of what can be recomputed is offloaded instead: a few parts, then closer around the best.
+    fn mixes(&mut self, values: &Values) {
+        let recipe = |offloaded| Recipe { offloaded, price: 1e-6, haste: 1.0 };
+        let mut tried: Vec<(f64, f64)> = Vec::new();
+        let best = |tried: &[(f64, f64)]| {
+            tried.iter().min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0.5, |(part, _)| *part)
+        };
+        for step in [0.25, 0.125, 0.0625] {
+            let around = best(&tried);
+            let parts = if tried.is_empty() {
+                vec![0.0, 0.25, 0.5, 0.75, 1.0]
+            } else {
+                vec![around - step, around + step]
+            };
+            for part in parts.into_iter().filter(|part| (0.0..=1.0).contains(part)) {
+                let cost = self.fill(&values.order(self.course, &recipe(part)));
+                tried.push((part, cost.unwrap_or(f64::INFINITY)));
+            }
+        }
+        self.fill(&values.order(self.course, &Recipe { price: 0.3, ..recipe(best(&tried)) }));
+    }
+
+    /// The least number of items, in order, with which the rest fits; and some more of them.
+    fn fill(&mut self, order: &Order) -> Option<f64> {
+        let all = self.leave(order, order.len());
+        if self.trial.peak(self.course, &all) > self.budget {
+            return None;
+        }
+        let (mut low, mut high) = (0, order.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            let verdicts = self.leave(order, middle);
+            let fits = self.trial.peak(self.course, &verdicts) <= self.budget;
+            self.work = self.work.saturating_sub(order.len() / CHECK);
+            if fits {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        let least = self.attempt(&self.leave(order, low));
+        let more = order.len() - low;
+        let some = self.attempt(&self.leave(order, low + more / 4));
+        [least, some].into_iter().flatten().reduce(f64::min)
+    }
+
+    /// The first `count` of `order` leave, as far as the host has room.
+    fn leave(&self, order: &Order, count: usize) -> Vec<Verdict> {
+        let mut verdicts = self.start();
+        let mut room = self.host_room;
+        let items = order.iter().filter(|(item, _)| self.is_open(*item)).take(count);
+        for &(item, verdict) in items {
+            let Span { host, recompute, .. } = self.course.items[item];
+            verdicts[item] = match verdict {
+                Verdict::Offload if host <= room => {
+                    room -= host;
+                    Verdict::Offload
+                }
+                Verdict::Offload if recompute.is_none() || self.arms == Arms::Stored => Verdict::Keep,
+                Verdict::Offload => Verdict::Recompute,
+                other => other,
+            };
+        }
+        together(self.course, self.arms, &mut verdicts);
+        verdicts
+    }
+}

@@ -1,0 +1,81 @@
+//! Passes that are alike: the same order, and sizes of the same bucket.
+
+use std::fmt;
+
+use glake_units::Bytes;
+
+use super::{Pack, Step, Tape};
+
+/// Stable over processes and versions: passes of one order, whose sizes lie in the same buckets, have the same.
+///
+/// A bucket is an eighth of an octave: what lies in one differs by less than an eighth of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShapeClass(u64);
+
+/// FNV-1a: its definition fits here, so that no version of a dependency changes a key.
+const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const PRIME: u64 = 0x0000_0100_0000_01b3;
+
+impl ShapeClass {
+    /// The class of `tape`.
+    pub(super) fn of(tape: &Tape) -> Self {
+        let mut hash = OFFSET;
+        let mut eat = |word: u64| {
+            for byte in word.to_le_bytes() {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+            }
+        };
+        for step in tape.steps() {
+            match *step {
+                Step::Pack(item) => {
+                    let Pack { bytes, link_bytes, scope } = tape.items()[item.index()].pack;
+                    eat(0);
+                    eat(bucket(bytes));
+                    eat(bucket(link_bytes));
+                    eat(scope.map_or(u64::MAX, |scope| u64::from(scope.0)));
+                }
+                Step::Unpack(item) => {
+                    eat(1);
+                    eat(item.index() as u64);
+                }
+            }
+        }
+        ShapeClass(hash)
+    }
+
+    /// The key as a number, to keep plans by.
+    pub const fn key(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for ShapeClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Which eighth of which octave.
+pub(super) fn bucket(bytes: Bytes) -> u64 {
+    let bytes = bytes.get();
+    if bytes < 16 {
+        return bytes;
+    }
+    let octave = u64::from(bytes.ilog2());
+    (octave << 3) | ((bytes >> (octave - 3)) & 7)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_an_eighth_of_an_octave() {
+        let of = |bytes| bucket(Bytes::new(bytes));
+        assert_eq!(of(1024), of(1024 + 127));
+        assert_ne!(of(1024), of(1024 + 128));
+        assert_ne!(of(1024), of(1023));
+        let buckets: Vec<u64> = (0..1 << 14).map(of).collect();
+        assert!(buckets.is_sorted());
+    }
+}
