@@ -149,6 +149,8 @@ class Parts(unittest.TestCase):
             "weight_bytes": 8 * GIB,
             "share_bytes": 9 * GIB,
             "refill_s": 0.164,
+            "switch_s": 0.182,
+            "parked_s": 0.218,
             "clean_s": 0.014,
             "pause_s": 0.22,
             "decode_ms": 12.0,
@@ -157,6 +159,7 @@ class Parts(unittest.TestCase):
         }
         text = planned.calibration([row], None, ["w01"])
         self.assertIn("refill_gbps = 53.687", text)
+        self.assertIn("switch_ms = 4.0", text)
         self.assertIn("park_ms = 30.0", text)
         self.assertIn("[worker.w01]", text)
         self.assertEqual(planned.contention(row), "off")

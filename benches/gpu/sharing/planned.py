@@ -4,8 +4,6 @@ import json, statistics, subprocess
 
 from .agents import command
 
-SWITCH_MS = 4.0
-
 
 def contention(measured):
     """Whether workers that run slow each other down, as two at once did beside one alone."""
@@ -16,14 +14,16 @@ def calibration(rows, setup, names):
     """The text of a calibration's file: the row of `calibrate`, and other policies' runs where there are some."""
     (measured,) = [row for row in rows if row.get("run") == "calibrate"][-1:]
     gib, moved = 1 << 30, measured["weight_bytes"] / 1e9
-    link = moved / max(measured["refill_s"] - SWITCH_MS / 1e3, 1e-3)
-    parked = measured["pause_s"] - measured["clean_s"] - measured["refill_s"]
+    # A switch is a shrink and a refill, each with what it takes whatever its size.
+    fixed = max(measured["switch_s"] - measured["refill_s"] - measured["clean_s"], 5e-4)
+    link = moved / max(measured["refill_s"] - fixed, 1e-3)
+    parked = measured["parked_s"] - measured["switch_s"]
     text = {
         "refill_gbps": link,
         "shrink_gbps": link,
-        "switch_ms": SWITCH_MS,
-        "clean_ms_per_gib": max(measured["clean_s"] * 1e3 - SWITCH_MS, 0.1) / (measured["share_bytes"] / gib),
-        "park_ms": max(parked * 1e3 - measured["decode_ms"], 1.0),
+        "switch_ms": fixed * 1e3,
+        "clean_ms_per_gib": max((measured["clean_s"] - fixed) * 1e3, 0.1) / (measured["share_bytes"] / gib),
+        "park_ms": max(parked * 1e3 - measured["decode_ms"] / 2, 1.0),
     }
     for row in rows:
         if row.get("run") == "per-tensor" and row.get("sleep_s"):

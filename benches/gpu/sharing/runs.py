@@ -42,7 +42,7 @@ class Runs:
         """Seconds that a part is expected to take on a GPU; starts stand beside it."""
         trace = self.a.duration
         return {
-            "calibrate": 25,
+            "calibrate": 35,
             "plan": 5,
             "glake": trace + 12,
             "no-preempt": trace + 20,
@@ -266,8 +266,11 @@ class Runs:
                 self.agent.do("shrink", one)
             asked.over.wait(60)
             pauses.append(asked.gap)
+        switch, parked = self.switches(fleet)
         row.update(
             refill_s=planned.median(back),
+            switch_s=planned.median(switch) - resident,
+            parked_s=planned.median(parked) - resident,
             clean_s=planned.median(clean),
             pause_s=planned.median(pauses),
             weight_bytes=self.setup.weight_bytes,
@@ -285,6 +288,26 @@ class Runs:
             )
         self.add("calibrate", row, "  ".join(f"{name} {value:.4g}" for name, value in row.items()))
         self.calibration().write_text(planned.calibration(self.rows, self.setup, self.setup.names))
+
+    def switches(self, fleet):
+        """Seconds to the first token of workers for which an idle one gives its memory back; and of those for which one
+        that answers a request is parked."""
+        for name in self.setup.names:
+            self.solo(fleet, name, 16, 2)
+        asleep = lambda: [name for name, row in self.agent.ps().items() if row["state"] == "asleep"]
+        switch = [self.solo(fleet, asleep()[0], 16, 2).ttft for _ in range(5)]
+        parked = []
+        for _ in range(3):
+            waiting = asleep()
+            long = [Asked(name, 16, 250, time.monotonic()) for name in self.setup.names if name not in waiting]
+            for asked in long:
+                fleet.workers[asked.worker].port.send(asked)
+            # Longer than a quantum.
+            time.sleep(1.0)
+            parked.append(self.solo(fleet, waiting[0], 16, 2).ttft)
+            for asked in long:
+                asked.over.wait(60)
+        return switch, parked
 
     def calibration(self):
         return pathlib.Path(self.a.out, f"calibration-{self.a.setup}.toml")
