@@ -36,6 +36,7 @@
 
 mod clock;
 mod ids;
+mod place;
 mod plan;
 mod tape;
 #[cfg(test)]
@@ -43,5 +44,6 @@ mod tests;
 
 pub use clock::{Clock, Orders};
 pub use ids::{ItemId, Position, ScopeId};
+pub use place::Place;
 pub use plan::{Links, Plan, PlanError, Preset, Request, Verdict};
 pub use tape::{Follower, Item, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};

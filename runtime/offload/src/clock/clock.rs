@@ -125,6 +125,11 @@ impl Clock {
         self.follower.diverged()
     }
 
+    /// Whether every step of the plan's tape was done, and nothing else.
+    pub fn is_complete(&self) -> bool {
+        self.follower.is_complete()
+    }
+
     /// What is carried out.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan

@@ -107,7 +107,7 @@ impl Tape {
 
 impl Item {
     /// Whether a plan that counts on this item holds for `pack` in its place.
-    pub(super) fn admits(&self, pack: &Pack) -> bool {
+    pub(crate) fn admits(&self, pack: &Pack) -> bool {
         let mine = self.pack;
         pack.scope == mine.scope
             && pack.bytes <= mine.bytes

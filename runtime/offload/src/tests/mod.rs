@@ -2,6 +2,7 @@
 
 mod clocks;
 mod llama;
+mod places;
 mod plans;
 mod recorders;
 mod simulation;

@@ -1,0 +1,197 @@
+//! A place that offloads: what its passes were, and what follows for the next one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::{Clock, ItemId, Pack, Plan, PlanError, Recorder, Request, ShapeClass, TapeError, Verdict};
+
+/// Plans of so many shape classes are kept, those that were used last.
+const MOST_PLANS: usize = 32;
+
+/// A place of a program that offloads, pass after pass: a module, or a block of code.
+///
+/// A pass that it knows nothing of is offloaded whole and reloaded on demand, and recorded. From then on passes that
+/// begin like it follow its plan. A pass that turns out to be another one is on demand for the rest, and recorded too.
+///
+/// ```
+/// use glake_offload::{ItemId, Links, Pack, Place, Preset, Request, Verdict};
+/// use glake_units::{Bandwidth, Bytes};
+///
+/// let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+/// let mut place = Place::new(Request::new(Bytes::MAX, links).preset(Preset::Memory));
+/// for pass in 0..2 {
+///     let items: Vec<_> = (0..4).map(|_| place.packed(Pack::new(Bytes::mib(8)))).collect();
+///     for &(item, verdict, _) in items.iter().rev() {
+///         // The second pass has what comes next on its way before it is asked for, and keeps what came last.
+///         let begins = place.unpacked(item)?;
+///         assert_eq!(begins.contains(&item), pass == 0);
+///         assert_eq!(verdict == Verdict::Keep, pass == 1 && item == ItemId::new(3));
+///         place.dropped(item)?;
+///     }
+///     assert_eq!(place.passes(), pass + 1);
+/// }
+/// # Ok::<(), glake_offload::TapeError>(())
+/// ```
+#[derive(Debug)]
+pub struct Place {
+    request: Request,
+    /// The last used first.
+    plans: VecDeque<(ShapeClass, Arc<Plan>)>,
+    recorder: Recorder,
+    follows: Follows,
+    passes: u64,
+    diverged: u64,
+    unplanned: Option<PlanError>,
+}
+
+/// What the pass that is under way follows.
+#[derive(Debug)]
+enum Follows {
+    /// It has not begun.
+    Nothing,
+    /// No plan: which items are away.
+    Demand(Vec<bool>),
+    Plan(Box<Clock>),
+}
+
+impl Place {
+    /// One that has seen no pass.
+    pub fn new(request: Request) -> Self {
+        Place {
+            request,
+            plans: VecDeque::new(),
+            recorder: Recorder::new(),
+            follows: Follows::Nothing,
+            passes: 0,
+            diverged: 0,
+            unplanned: None,
+        }
+    }
+
+    /// Bytes are packed that this pass has not: which item they are, what becomes of them, and which reloads are to begin
+    /// before, in this order.
+    pub fn packed(&mut self, pack: Pack) -> (ItemId, Verdict, Vec<ItemId>) {
+        let item = self.recorder.packed(pack);
+        if matches!(self.follows, Follows::Nothing) {
+            self.follows = match self.plan_of(&pack) {
+                Some(plan) => Follows::Plan(Box::new(Clock::new(plan))),
+                None => Follows::Demand(Vec::new()),
+            };
+        }
+        match &mut self.follows {
+            Follows::Plan(clock) => {
+                let orders = clock.packed(&pack).1;
+                (item, orders.verdict, orders.reload.to_vec())
+            }
+            Follows::Demand(away) => {
+                away.push(true);
+                (item, Verdict::Offload, Vec::new())
+            }
+            Follows::Nothing => (item, Verdict::Offload, Vec::new()),
+        }
+    }
+
+    /// Bytes of the pass are packed once more: they have another handle.
+    ///
+    /// # Errors
+    /// The pass has no such item.
+    pub fn shared(&mut self, item: ItemId) -> Result<(), TapeError> {
+        self.recorder.shared(item)
+    }
+
+    /// A handle is unpacked: which reloads are to begin before, in this order.
+    ///
+    /// # Errors
+    /// The pass has no such item.
+    pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
+        self.recorder.unpacked(item)?;
+        match &mut self.follows {
+            Follows::Plan(clock) => Ok(clock.unpacked(item)?.reload.to_vec()),
+            Follows::Demand(away) => {
+                let is_away = away.get_mut(item.index()).is_some_and(std::mem::take);
+                Ok(if is_away { vec![item] } else { Vec::new() })
+            }
+            Follows::Nothing => Ok(Vec::new()),
+        }
+    }
+
+    /// The GPU's copy of an item that was reloaded is gone, and a handle of it lives: it is reloaded when it is unpacked
+    /// again.
+    pub fn freed(&mut self, item: ItemId) {
+        match &mut self.follows {
+            Follows::Plan(clock) => clock.freed(item),
+            Follows::Demand(away) => {
+                if let Some(away) = away.get_mut(item.index()) {
+                    *away = true;
+                }
+            }
+            Follows::Nothing => {}
+        }
+    }
+
+    /// A handle is gone. With the last one the pass is over, and what is not planned for yet is.
+    ///
+    /// # Errors
+    /// The pass has no such item, or no handle of it.
+    pub fn dropped(&mut self, item: ItemId) -> Result<(), TapeError> {
+        self.recorder.dropped(item)?;
+        if self.recorder.is_over() {
+            self.end_pass();
+        }
+        Ok(())
+    }
+
+    /// How many passes are over.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    /// How many of them were not as their plan.
+    pub fn diverged(&self) -> u64 {
+        self.diverged
+    }
+
+    /// Why the last pass that was looked at has no plan.
+    pub fn unplanned(&self) -> Option<&PlanError> {
+        self.unplanned.as_ref()
+    }
+
+    /// Another budget, or other links: from the next pass on.
+    pub fn ask(&mut self, request: Request) {
+        if self.request != request {
+            self.request = request;
+            self.plans.clear();
+        }
+    }
+
+    /// The plan of the last pass that began with such a pack.
+    fn plan_of(&mut self, first: &Pack) -> Option<Arc<Plan>> {
+        let begins = |plan: &Plan| plan.tape().items().first().is_some_and(|item| item.admits(first));
+        self.plans.iter().find(|(_, plan)| begins(plan)).map(|(_, plan)| plan.clone())
+    }
+
+    fn end_pass(&mut self) {
+        self.passes += 1;
+        let mut tape = std::mem::take(&mut self.recorder).finish();
+        match std::mem::replace(&mut self.follows, Follows::Nothing) {
+            Follows::Plan(clock) if clock.is_complete() => return,
+            Follows::Plan(_) => self.diverged += 1,
+            Follows::Demand(_) | Follows::Nothing => {}
+        }
+        let class = tape.class();
+        // Of one class the largest counts: a plan for it holds for all.
+        if let Some(at) = self.plans.iter().position(|(known, _)| *known == class)
+            && let Some((_, plan)) = self.plans.remove(at)
+        {
+            tape.widen(plan.tape());
+        }
+        match Plan::new(&Arc::new(tape), &self.request) {
+            Ok(plan) => {
+                self.plans.push_front((class, Arc::new(plan)));
+                self.plans.truncate(MOST_PLANS);
+                self.unplanned = None;
+            }
+            Err(error) => self.unplanned = Some(error),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Passes of one place, one after another.
+
+use glake_units::{Bandwidth, Bytes};
+
+use crate::{ItemId, Links, Pack, Place, Preset, Request, Verdict};
+
+fn memory() -> Place {
+    let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+    Place::new(Request::new(Bytes::MAX, links).preset(Preset::Memory))
+}
+
+/// A pass that packs these and unpacks them in this order: what was begun before each unpack, and how many were kept.
+/// Every item that was not kept was reloaded by the time it was read.
+fn pass(place: &mut Place, packs: &[u64], order: &[usize]) -> (Vec<usize>, usize) {
+    let (mut items, mut there, mut begun) = (Vec::new(), vec![false; packs.len()], Vec::new());
+    let mut begin = |begins: Vec<ItemId>, there: &mut Vec<bool>| {
+        for begins in begins {
+            assert!(!std::mem::replace(&mut there[begins.index()], true), "{begins:?} twice");
+        }
+    };
+    for &mib in packs {
+        let (item, verdict, begins) = place.packed(Pack::new(Bytes::mib(mib)));
+        items.push((item, verdict));
+        begin(begins, &mut there);
+    }
+    for &at in order {
+        let (item, verdict) = items[at];
+        let begins = place.unpacked(item).unwrap();
+        begun.push(begins.len());
+        begin(begins, &mut there);
+        assert!(there[at] != (verdict == Verdict::Keep), "item {at}");
+    }
+    items.iter().for_each(|(item, _)| place.dropped(*item).unwrap());
+    (begun, items.iter().filter(|(_, verdict)| *verdict == Verdict::Keep).count())
+}
+
+#[test]
+fn the_first_pass_is_on_demand_and_the_next_follow_its_plan() {
+    let mut place = memory();
+    let (packs, order) = ([8; 6], [5, 4, 3, 2, 1, 0]);
+    assert_eq!(pass(&mut place, &packs, &order), (vec![1; 6], 0));
+    for _ in 0..3 {
+        let (begun, _) = pass(&mut place, &packs, &order);
+        assert!(begun[0] > 1, "{begun:?}");
+    }
+    assert_eq!((place.passes(), place.diverged()), (4, 0));
+    assert!(place.unplanned().is_none());
+}
+
+#[test]
+fn each_class_of_shapes_has_its_plan_and_the_order_is_the_programs() {
+    let mut place = memory();
+    let passes: [(&[u64], &[usize]); 3] =
+        [(&[8; 6], &[0, 1, 2, 3, 4, 5]), (&[64; 6], &[5, 4, 3, 2, 1, 0]), (&[500, 8, 8], &[1, 2, 0])];
+    for round in 0..3 {
+        for (packs, order) in passes {
+            pass(&mut place, packs, order);
+        }
+        assert_eq!(place.diverged(), 0, "round {round}");
+    }
+}
+
+#[test]
+fn a_pass_that_is_another_one_goes_on_on_demand_and_is_known_from_then_on() {
+    let mut place = memory();
+    pass(&mut place, &[8; 6], &[5, 4, 3, 2, 1, 0]);
+    // More layers than before, in another order, and some that nobody reads.
+    pass(&mut place, &[8; 9], &[8, 0, 7, 1, 3]);
+    assert_eq!(place.diverged(), 1);
+    pass(&mut place, &[8; 9], &[8, 0, 7, 1, 3]);
+    assert_eq!(place.diverged(), 1);
+    // Of two that begin alike the last one is taken first.
+    pass(&mut place, &[8; 6], &[5, 4, 3, 2, 1, 0]);
+    assert_eq!(place.diverged(), 2);
+}
+
+#[test]
+fn lengths_that_vary_within_a_class_are_followed_once_the_longest_is_known() {
+    let mut place = memory();
+    let mut follows = |mib| pass(&mut place, &[mib; 4], &[3, 2, 1, 0]).0[0] > 1;
+    assert_eq!([96, 100, 97, 96, 99, 100].map(&mut follows), [false, false, true, true, true, true]);
+    assert_eq!(place.diverged(), 0);
+}
+
+#[test]
+fn a_handle_of_no_pass_is_refused_and_a_graph_that_is_retained_is_read_again() {
+    let mut place = memory();
+    assert!(place.unpacked(ItemId::new(0)).is_err() && place.dropped(ItemId::new(3)).is_err());
+    let (item, ..) = place.packed(Pack::new(Bytes::mib(8)));
+    place.shared(item).unwrap();
+    assert_eq!(place.unpacked(item).unwrap(), [item]);
+    assert_eq!(place.unpacked(item).unwrap(), []);
+    place.freed(item);
+    assert_eq!(place.unpacked(item).unwrap(), [item]);
+    place.dropped(item).unwrap();
+    assert_eq!(place.passes(), 0);
+    place.dropped(item).unwrap();
+    assert_eq!(place.passes(), 1);
+    assert!(place.dropped(item).is_err());
+}
