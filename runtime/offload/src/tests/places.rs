@@ -13,7 +13,7 @@ fn memory() -> Place {
 /// Every item that was not kept was reloaded by the time it was read.
 fn pass(place: &mut Place, packs: &[u64], order: &[usize]) -> (Vec<usize>, usize) {
     let (mut items, mut there, mut begun) = (Vec::new(), vec![false; packs.len()], Vec::new());
-    let mut begin = |begins: Vec<ItemId>, there: &mut Vec<bool>| {
+    let begin = |begins: Vec<ItemId>, there: &mut Vec<bool>| {
         for begins in begins {
             assert!(!std::mem::replace(&mut there[begins.index()], true), "{begins:?} twice");
         }
