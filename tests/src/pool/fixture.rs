@@ -148,7 +148,7 @@ impl Lane {
         let event = Arc::new(OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap());
         event.record(self.pool.raw).unwrap();
         let holds = pool.read_holds();
-        holds.hold(holds.identify(block.address, block.size).unwrap(), &event).unwrap();
+        _ = holds.hold(holds.identify(block.address, block.size).unwrap(), &event).unwrap();
     }
 
     /// What is enqueued here is recorded from now on, instead of run.

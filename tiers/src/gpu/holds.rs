@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use glake_device::owned::{OwnedEvent, Span};
 use glake_device::{Address, DriverError};
-use glake_stitch::{HoldId, HomeRange};
+use glake_stitch::{HoldId, HomeRange, StreamKey};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
@@ -31,6 +31,8 @@ pub struct BlockId {
     pub address: Address,
     /// No other block of the pool ever has the same.
     pub generation: u64,
+    /// The stream that it goes back to.
+    pub stream: StreamKey,
 }
 
 /// The events of holds.
@@ -95,21 +97,28 @@ impl ReadHolds<'_> {
             return Err(PoolError::OutsideBlock { device, address: begins, size, start, end });
         }
         let generation = allocator.generation(block.offset).ok_or(unknown)?;
-        Ok(BlockId { address: begins, generation })
+        Ok(BlockId { address: begins, generation, stream: block.stream })
     }
 
     /// Holds a block until an event that was recorded in the context of its device, for work that was enqueued before on whatever stream.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]: that block lives no more.
-    pub fn hold(&self, block: BlockId, event: &Arc<OwnedEvent>) -> Result<()> {
+    pub fn hold(&self, block: BlockId, event: &Arc<OwnedEvent>) -> Result<HoldId> {
         let offset = self.core.offset(block.address)?;
         let mut allocator = self.core.lock();
         let hold = allocator.hold(offset, block.generation);
         let (device, address) = (self.core.device(), block.address);
         let hold = hold.ok_or(PoolError::UnknownAddress { device, address })?;
         self.core.holds().add(hold, event);
-        Ok(())
+        Ok(hold)
+    }
+
+    /// Ends a hold before its event has passed: the block's own stream waits for the event now. A hold that has ended is no error.
+    pub fn end(&self, hold: HoldId) {
+        let mut allocator = self.core.lock();
+        allocator.pass_hold(hold);
+        self.core.holds().remove(hold);
     }
 
     /// Bytes of live blocks, for asynchronous work.
