@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use glake_device::owned::Span;
 use glake_device::{Address, DeviceId, Stream};
 use glake_stitch::StreamKey;
-use glake_tiers::BlockId;
+use glake_tiers::{BlockId, PoolError};
 use glake_transfer::UserStream;
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
@@ -147,6 +147,8 @@ impl Offload {
     /// bytes were lost on their way out; as [`Offload::offload`] of the address. Nothing may be read at the address then.
     pub fn begin_reload(&self, id: u64, raw: Stream, address: Address) -> Result<()> {
         let entry = self.entries.of(id)?;
+        // Under no lock: it may call a program's hooks.
+        self.regions.written(address)?;
         let mut entry = entry.lock();
         let Some((away, _)) = entry.away.as_mut() else {
             entry.is_loaded = true;
@@ -207,6 +209,15 @@ impl Offload {
         Ok(entry.away.as_ref().map_or(Bytes::ZERO, |(away, _)| away.size))
     }
 
+    /// A number for the life of the live block that an address lies in; no other block of its device ever has the same.
+    ///
+    /// # Errors
+    /// [`ProcessError::NotOurs`], [`ProcessError::InNoBlock`].
+    pub fn generation(&self, address: Address) -> Result<u64> {
+        let started = self.started(self.device_of(address)?)?;
+        Ok(self.identified(started, address, Bytes::new(1))?.generation)
+    }
+
     /// Forgets what was offloaded. Its host memory is free for the next copy out behind the copies that are still under way; nothing waits for
     /// them on the host. At the end of the process it stays as it is.
     ///
@@ -242,7 +253,6 @@ impl Offload {
 
     fn load(&self, away: &Away, raw: Stream, address: Address) -> Result<Load> {
         let on = self.stream(raw)?;
-        self.regions.written(address)?;
         let Place { started, block, span } = self.place(address, away.size)?;
         let queue = self.queues.of(away.device, Direction::ToGpu)?;
         let mut queue = queue.lock();
@@ -271,17 +281,18 @@ impl Offload {
     /// The bytes of a live block, all of which are there.
     fn place(&self, address: Address, size: Bytes) -> Result<Place<'_>> {
         let started = self.started(self.device_of(address)?)?;
-        let holds = started.pool.read_holds();
-        let block = match holds.identify(address, size) {
-            Err(glake_tiers::PoolError::UnknownAddress { .. }) => {
-                return Err(ProcessError::InNoBlock { address });
-            }
-            found => found?,
-        };
+        let block = self.identified(started, address, size)?;
         if self.regions.flags().is_any_decommitted() && started.pool.is_decommitted(address, size) {
             return Err(ProcessError::Decommitted { address, size });
         }
-        Ok(Place { started, block, span: holds.span(address, size)? })
+        Ok(Place { started, block, span: started.pool.read_holds().span(address, size)? })
+    }
+
+    fn identified(&self, started: &Started, address: Address, size: Bytes) -> Result<BlockId> {
+        match started.pool.read_holds().identify(address, size) {
+            Err(PoolError::UnknownAddress { .. }) => Err(ProcessError::InNoBlock { address }),
+            found => Ok(found?),
+        }
     }
 
     /// A stream of the program that is not captured, in its GPU's primary context.
