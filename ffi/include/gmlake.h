@@ -645,6 +645,63 @@ int32_t glake_on_out_of_memory(glake_out_of_memory_observer observer,
 int32_t glake_on_mapping(glake_mapping_observer observer,
                          void *context);
 
+// Copies `bytes` bytes of a live block, from `pointer` on, to pinned host memory, after what is on `stream` by now (null, 1 and 2 are the
+// default streams of the block's device). `id` is the number by which they are known until `glake_offload_release`; above 0, and
+// never given twice. The block may be freed at once: its memory is its stream's again, behind a wait on the GPU for the copy, where
+// there is no other. Until it is freed nothing may write to these bytes before the copy is done. Nothing is waited for on the host,
+// but for memory to be pinned where none is free. No bytes are no error, wherever they lie.
+//
+// `GLAKE_OUT_OF_MEMORY`: there is no host memory. `GLAKE_UNSUPPORTED`: it is no memory of this library's, or the stream is captured, or of
+// another context. In each case the bytes stay where they are. `GLAKE_INVALID`: they lie in no live block, or were decommitted.
+//
+// # Safety
+// `id` is null or may be written; null is refused.
+int32_t glake_offload_begin(const void *pointer,
+                            uint64_t bytes,
+                            void *stream,
+                            uint64_t *id);
+
+// Begins to copy what was offloaded under `id` to memory of a live block of the same device, after the copy out and after what is on
+// `stream` by now, for which the block may have been memory of earlier work. Nothing may be read or written there before a stream waits:
+// `glake_offload_wait`. It may be asked for as often as it is needed. A block that is freed before is nobody's until the copy is done.
+//
+// `GLAKE_INVALID`: nothing is offloaded under `id`, or the bytes do not lie in one live block, or it is another device's.
+// `GLAKE_UNSUPPORTED`: as of `glake_offload_begin`. `GLAKE_DRIVER`: also where bytes were lost on their way out, with a GPU.
+int32_t glake_offload_reload(uint64_t id,
+                             void *pointer,
+                             void *stream);
+
+// Has a stream wait, on its GPU, for the last copy that `glake_offload_reload` began under `id`; any stream, as often as needed.
+//
+// `GLAKE_INVALID`: nothing is offloaded under `id`, or none was begun.
+int32_t glake_offload_wait(uint64_t id,
+                           void *stream);
+
+// Forgets what was offloaded under `id`; copies that are under way go on. Its host memory is used again behind them, and nothing is
+// waited for. In a forked child and at the end of the process nothing is done.
+//
+// `GLAKE_INVALID`: it was released before, or never given.
+int32_t glake_offload_release(uint64_t id);
+
+// Pins host memory for `bytes` bytes of a device that will be offloaded, beside what is in use: to be called ahead, on another thread.
+//
+// `GLAKE_OUT_OF_MEMORY`: what was pinned by then stays.
+int32_t glake_offload_prepare(int32_t device,
+                              uint64_t bytes);
+
+// A number for the life of the live block that an address lies in: the same until the block is freed, and no other block's of its device
+// ever.
+//
+// `GLAKE_INVALID`: it lies in no live block. `GLAKE_UNSUPPORTED`: it is no memory of this library's.
+//
+// # Safety
+// `generation` is null or may be written.
+int32_t glake_generation(const void *pointer,
+                         uint64_t *generation);
+
+// What is offloaded, and what that took, as a JSON object. Null on failure; to be given to `glake_string_free`.
+char *glake_offload_stats_json(void);
+
 // Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
 int32_t glake_pool_create(int32_t device,
                           uint64_t first,

@@ -127,7 +127,11 @@ impl Failure {
             | E::StillComing { .. }
             | E::HookRefused { .. }
             | E::HookTimedOut { .. } => GLAKE_CLOSED,
-            E::NoFiles | E::NoPeer { .. } | E::ForeignContext => GLAKE_UNSUPPORTED,
+            E::NoFiles
+            | E::NoPeer { .. }
+            | E::ForeignContext
+            | E::NotOurs { .. }
+            | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
             E::Driver(_) | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,

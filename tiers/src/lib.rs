@@ -49,14 +49,14 @@ mod traced;
 
 pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, Flaw, PAGE, SealedFile};
 pub use gpu::{
-    Block, BlockLife, ByteRange, Checkpoint, CompletionClock, CompletionLag, Credits, Exported, GpuPool,
-    GpuWaits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveAnswer, LiveBlock,
-    LiveBytes, MappingObserver, PendingWork, PoolError, PoolOptions, PoolStream, Report, Restored,
-    SharedExtent,
+    Block, BlockId, BlockLife, ByteRange, Checkpoint, CompletionClock, CompletionLag, Credits, Exported,
+    GpuPool, GpuWaits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveAnswer,
+    LiveBlock, LiveBytes, MappingObserver, PendingWork, PoolError, PoolOptions, PoolStream, ReadHolds,
+    Report, Restored, SharedExtent,
 };
 pub use host::{
-    AvailableMemory, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Ring, RingSlot, Staging,
-    nodes_of,
+    AvailableMemory, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Reclaim, Ring, RingSlot,
+    Staging, nodes_of,
 };
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};

@@ -119,6 +119,13 @@ macro_rules! functions {
             glake_device_of(*const c_void, *mut i32) -> i32;
             glake_multi_path(i32) -> i32;
             glake_copy_stats_json() -> *mut c_char;
+            glake_offload_begin(*const c_void, u64, *mut c_void, *mut u64) -> i32;
+            glake_offload_reload(u64, *mut c_void, *mut c_void) -> i32;
+            glake_offload_wait(u64, *mut c_void) -> i32;
+            glake_offload_release(u64) -> i32;
+            glake_offload_prepare(i32, u64) -> i32;
+            glake_offload_stats_json() -> *mut c_char;
+            glake_generation(*const c_void, *mut u64) -> i32;
         }
     };
 }

@@ -2,7 +2,7 @@
 //! its own (`glake_agent::METRICS`), described in the same way.
 //!
 //! ```text
-//!   device_metrics!, CopyStats ──► structs and their JSON ──► glake_stats_json, glake_copy_stats_json, Python's dicts
+//!   device_metrics!, CopyStats ──► structs and their JSON ──► glake_stats_json, glake_copy_stats_json, …, Python's dicts
 //!   (one line a metric)        ├─► glake_device_stats: ffi/abi/src/statistics.rs, gmlake.h
 //!                              └─► docs/METRICS.md
 //! ```
@@ -11,6 +11,7 @@
 
 mod copies;
 mod device;
+mod offload;
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use glake_units::metrics::Metric;
 
 pub use copies::{CopyStats, PathStats, RelayStats};
 pub use device::{Constants, Counters, DeviceStats, Oversize, OwnStats, PoolStats, Stat};
+pub use offload::OffloadStats;
 
 /// Metrics that are told in one place.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +33,7 @@ pub struct Group {
 }
 
 /// All metrics of a process.
-pub const GROUPS: [Group; 8] = [
+pub const GROUPS: [Group; 9] = [
     Group { function: DEVICE, keys: &[&["{}"], device::POOLS, device::STAT], metrics: PoolStats::METRICS },
     Group { function: DEVICE, keys: &[&["{}"]], metrics: Counters::METRICS },
     Group { function: DEVICE, keys: &[&["{}"], device::STAT], metrics: Oversize::METRICS },
@@ -40,9 +42,11 @@ pub const GROUPS: [Group; 8] = [
     Group { function: COPIES, keys: &[&["{}"]], metrics: CopyStats::METRICS },
     Group { function: COPIES, keys: &[&["relay_costs[]"], &["{}"]], metrics: RelayStats::METRICS },
     Group { function: COPIES, keys: &[&["paths[]"], &["{}"]], metrics: PathStats::METRICS },
+    Group { function: OFFLOAD, keys: &[&["{}"]], metrics: OffloadStats::METRICS },
 ];
 const DEVICE: &str = "glake_stats_json";
 const COPIES: &str = "glake_copy_stats_json";
+const OFFLOAD: &str = "glake_offload_stats_json";
 
 /// Structs of metrics: `Name { /// meaning  name: type, Unit, Stability; }`.
 macro_rules! metrics {
@@ -71,7 +75,7 @@ macro_rules! metrics {
 }
 pub(crate) use metrics;
 
-fn micros(time: Duration) -> u64 {
+pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -124,7 +128,9 @@ mod tests {
             relay_costs: vec![RelayStats::default()],
             ..CopyStats::default()
         };
-        for (function, told) in [(DEVICE, DeviceStats::default().json()), (COPIES, copies.json())] {
+        let offload = OffloadStats::default().json();
+        let device = DeviceStats::default().json();
+        for (function, told) in [(DEVICE, device), (COPIES, copies.json()), (OFFLOAD, offload)] {
             let mut found = BTreeSet::new();
             keys_of(&told, "", &mut found);
             let groups = GROUPS.iter().filter(|group| group.function == function);

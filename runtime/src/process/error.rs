@@ -101,6 +101,51 @@ pub enum ProcessError {
         /// What was given.
         handle: u64,
     },
+    /// No pool of this process has the memory.
+    #[error(
+        "{address} is no memory of this library's pools, so its bytes cannot be offloaded: leave them where they are, or let this library \
+         allocate them (glake.enable)"
+    )]
+    NotOurs {
+        /// What was given.
+        address: Address,
+    },
+    /// Nothing is offloaded in a capture.
+    #[error(
+        "stream {:#x} of {device} is captured into a graph: bytes can neither be offloaded nor be brought back by a graph; do it outside of the \
+         capture, or leave them on the GPU",
+        stream.0
+    )]
+    OffloadCaptured {
+        /// Where.
+        device: DeviceId,
+        /// Which.
+        stream: Stream,
+    },
+    /// There is no such offloaded memory.
+    #[error("nothing is offloaded under the number {id}: it was released before, or never given")]
+    UnknownOffload {
+        /// What was given.
+        id: u64,
+    },
+    /// No copy in was begun.
+    #[error("what is offloaded under the number {id} is not on its way back: begin to reload it first")]
+    NotReloading {
+        /// What was given.
+        id: u64,
+    },
+    /// Bytes come back to the GPU that they left.
+    #[error(
+        "what is offloaded under the number {id} left {device}, and was to come back to memory of {asked}: reload it to {device}, and copy it on"
+    )]
+    OffloadedElsewhere {
+        /// What was given.
+        id: u64,
+        /// Where it was.
+        device: DeviceId,
+        /// Where it was to go.
+        asked: DeviceId,
+    },
     /// A stream is captured into a graph, and what is captured cannot be waited for.
     #[error(
         "stream {:#x} of {device} is captured into a graph, and a captured copy cannot be waited for: it runs when the graph does",

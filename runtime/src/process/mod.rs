@@ -40,6 +40,7 @@ mod history;
 mod imports;
 mod leases;
 mod observers;
+mod offload;
 mod pools;
 mod private;
 mod refusal;
@@ -74,6 +75,7 @@ use history::Action;
 use imports::Imports;
 pub use leases::Leases;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
+pub use offload::Offload;
 pub use pools::Pools;
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;
@@ -118,6 +120,7 @@ pub struct Process {
     streams: Arc<Streams>,
     pools: Pools,
     copies: Copies,
+    offload: Offload,
     sharing: Sharing,
     leases: Leases,
     reports: Reports,
@@ -180,6 +183,7 @@ impl Process {
             flags: set.flags().clone(),
             pools: Pools::new(&registry, &streams, set),
             copies: Copies::new(&registry, &streams, set),
+            offload: Offload::new(&registry, &streams, set),
             sharing: Sharing::new(&registry, &imports),
             leases: Leases::new(&registry),
             reports: Reports {
@@ -222,6 +226,11 @@ impl Process {
     /// Its copies.
     pub fn copies(&self) -> &Copies {
         &self.copies
+    }
+
+    /// Bytes of its live blocks that are in host memory.
+    pub fn offload(&self) -> &Offload {
+        &self.offload
     }
 
     /// What other devices and other processes touch.
@@ -365,6 +374,7 @@ impl Process {
             if started.pool.reserved() <= keep { Ok(Bytes::ZERO) } else { Ok(started.pool.trim(keep)?) }
         });
         self.sharing.settle();
+        self.offload.trim();
         // All first: the first failure shall not keep the other devices from it.
         let trimmed: Vec<Result<Bytes>> = trimmed.collect();
         self.regions.set().given_up();

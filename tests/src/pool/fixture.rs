@@ -7,7 +7,7 @@ use glake_device::owned::{OwnedEvent, OwnedStream};
 use glake_device::{DeviceId, Driver, EventKind, Faults, Recorder};
 use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_stitch::{Borrow, Settings};
-use glake_tiers::{GpuPool, PoolOptions, PoolStream};
+use glake_tiers::{Block, GpuPool, PoolOptions, PoolStream};
 use glake_units::Bytes;
 
 use super::assert_empty;
@@ -110,6 +110,9 @@ impl Fixture {
     /// Something is.
     pub fn end(self) {
         self.pool.settle().unwrap();
+        self.pool.tick().unwrap();
+        let holds = self.pool.read_holds();
+        assert_eq!((holds.count(), holds.freed_bytes()), (0, Bytes::ZERO), "a hold is left");
         self.pool.trim(Bytes::ZERO).unwrap();
         self.pool.check().unwrap();
         assert_empty(&self.pool);
@@ -137,6 +140,15 @@ impl Lane {
     pub fn follows(&self, other: &Lane) {
         other.event.record(other.pool.raw).unwrap();
         self.stream.wait_for(other.event.id()).unwrap();
+    }
+
+    /// Holds a block until what was enqueued here so far is done.
+    pub fn holds(&self, pool: &GpuPool, block: Block) {
+        let driver: Arc<dyn Driver> = self.sim.clone();
+        let event = Arc::new(OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap());
+        event.record(self.pool.raw).unwrap();
+        let holds = pool.read_holds();
+        _ = holds.hold(holds.identify(block.address, block.size).unwrap(), &event).unwrap();
     }
 
     /// What is enqueued here is recorded from now on, instead of run.

@@ -8,6 +8,7 @@ mod pool_checkpoints;
 mod pool_cycles;
 mod pool_devices;
 mod pool_faults;
+mod pool_holds;
 mod pool_lease;
 mod pool_metrics;
 mod pool_programs;

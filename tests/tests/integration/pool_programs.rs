@@ -25,6 +25,7 @@ enum Op {
     Malloc { size: u64, stream: usize, domain: usize },
     Free { which: usize },
     Use { which: usize, stream: usize },
+    Hold { which: usize, stream: usize },
     Step { count: usize },
     Tick,
     Settle,
@@ -45,6 +46,7 @@ fn op() -> impl Strategy<Value = Op> {
         14 => (size, 0..STREAMS, 0..4usize).prop_map(|(size, stream, domain)| Op::Malloc { size, stream, domain }),
         12 => any::<usize>().prop_map(|which| Op::Free { which }),
         3 => (any::<usize>(), 0..CAPTURING).prop_map(|(which, stream)| Op::Use { which, stream }),
+        4 => (any::<usize>(), 0..CAPTURING).prop_map(|(which, stream)| Op::Hold { which, stream }),
         4 => (1..12usize).prop_map(|count| Op::Step { count }),
         4 => Just(Op::Tick),
         1 => Just(Op::Settle),
@@ -124,6 +126,9 @@ impl Run {
             Op::Free { which } if !self.blocks.is_empty() => self.free(which % self.blocks.len()),
             Op::Use { which, stream } if !self.blocks.is_empty() => {
                 self.lend(which % self.blocks.len(), stream);
+            }
+            Op::Hold { which, stream } if !self.blocks.is_empty() => {
+                self.hold_for(which % self.blocks.len(), stream);
             }
             Op::Step { count } => (0..count).for_each(|_| _ = self.fixture.sim.step()),
             Op::Tick => self.fixture.pool.tick().unwrap(),
@@ -268,6 +273,18 @@ impl Run {
         let time = self.time();
         stamp.verify(&self.lanes[stream], time, &self.verdicts).unwrap();
         assert!(self.fixture.pool.record_stream(stamp.block.address, self.lanes[stream].pool));
+    }
+
+    /// Another stream reads a block, and it is said until when.
+    fn hold_for(&mut self, index: usize, stream: usize) {
+        let Held { stamp, stream: own, .. } = self.blocks[index];
+        if own == CAPTURING {
+            return;
+        }
+        self.lanes[stream].follows(&self.lanes[own]);
+        let time = self.time();
+        stamp.verify(&self.lanes[stream], time, &self.verdicts).unwrap();
+        self.lanes[stream].holds(&self.fixture.pool, stamp.block);
     }
 
     fn begin_capture(&mut self) {

@@ -85,7 +85,7 @@ impl CompletionClock {
         self.poll(&mut state).map_err(|error| self.core.failed(error))?;
         drop(state);
         self.waits.poll();
-        Ok(())
+        self.core.poll_holds().map_err(|error| self.core.failed(error))
     }
 
     /// Waits until everything that was freed before this call may be taken by anyone.

@@ -1,7 +1,7 @@
 //! What all parts of a pool stand on: the pure allocator under its lock, the addresses, the driver, and whether the pool is of use.
 //!
 //! Invariants: the allocator's lock is held for pure work only, and is the last to be taken but for those of owed edges, of
-//! exported blocks' lives and of live ranges, which change under it. A pool that is out of use stays so, with the first cause.
+//! exported blocks' lives, of live ranges and of holds, which change under it. A pool that is out of use stays so, with the first cause.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +13,7 @@ use glake_stitch::{
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::holds::HoldEvents;
 use super::live_ranges::{Kept, LiveRanges};
 use super::lives::Lives;
 use super::owed::OwedEdges;
@@ -28,6 +29,7 @@ pub(crate) struct Core {
     owed: OwedEdges,
     lives: Lives,
     live_ranges: LiveRanges,
+    holds: HoldEvents,
     /// Taken for each plan's driver calls, and for each read of an extent that stays.
     layout: Mutex<()>,
     poison: OnceLock<String>,
@@ -50,6 +52,7 @@ impl Core {
             owed: OwedEdges::default(),
             lives: Lives::default(),
             live_ranges: LiveRanges::default(),
+            holds: HoldEvents::default(),
             layout: Mutex::new(()),
             poison: OnceLock::new(),
         })
@@ -127,6 +130,11 @@ impl Core {
     /// What a program says of blocks' bytes: to be changed under the allocator's lock.
     pub(super) fn live_ranges(&self) -> &LiveRanges {
         &self.live_ranges
+    }
+
+    /// The events of holds: to be changed under the allocator's lock.
+    pub(super) fn holds(&self) -> &HoldEvents {
+        &self.holds
     }
 
     /// A block is live no more: under the allocator's lock.

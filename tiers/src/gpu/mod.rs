@@ -3,7 +3,7 @@
 //! ```text
 //! GpuPool ─► Blocks ─► Core        hits and frees: one short lock
 //!              ├► Miss ─► Growth ─► Execution        plans, one at a time: reserve, execute, commit or abort
-//!              └► StreamOrder ─► WaitTimer           streams put behind what their new bytes were last used by
+//!              └► StreamOrder ─► WaitTimer, ReadHolds     streams put behind what their new bytes were last used by
 //!         ─► CompletionClock                         completion points, recorded and polled; Drain: every device of the process
 //!         ─► Evictions, Refills ─► ExtentRecords     extents that leave and come back; FixedBlocks stay; Protection
 //!         ─► PeerAccess ─► Reach, PeerBlocks         other GPUs
@@ -23,7 +23,7 @@
 //! | records | `ExtentRecords` | no |
 //! | layout | `Core` | yes: for a plan's calls, and for a piece of an extent that is copied and stays |
 //! | allocator | `Core` | no: it is held for pure work only |
-//! | owed edges, lives, live ranges | `Core`, under the allocator's | no |
+//! | owed edges, lives, live ranges, holds | `Core`, under the allocator's | no |
 //!
 //! Leaves, under which no other is taken: the locks of `Reach` and of `Lease`; that of the clock's sleepers; those of `WaitTimer` and of
 //! the event in `StreamOrder`, under which the driver is called for events.
@@ -44,6 +44,7 @@ mod fixed;
 mod fixture;
 mod free_memory;
 mod growth;
+mod holds;
 mod lag;
 mod lease;
 mod live_bytes;
@@ -92,6 +93,7 @@ pub use export::{Exported, SharedExtent};
 use fixed::FixedBlocks;
 use free_memory::FreeMemory;
 use growth::Growth;
+pub use holds::{BlockId, ReadHolds};
 pub use lag::CompletionLag;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
 pub use live_bytes::{LiveAnswer, LiveBytes};
@@ -458,6 +460,11 @@ impl GpuPool {
     /// Which bytes of single blocks count when they leave, as a program says.
     pub fn live_bytes(&self) -> LiveBytes<'_> {
         LiveBytes { core: &self.core, records: &self.records }
+    }
+
+    /// Events on live blocks, up to which something beside their streams reads them.
+    pub fn read_holds(&self) -> ReadHolds<'_> {
+        ReadHolds { core: &self.core }
     }
 
     /// What else the pool tells about itself.

@@ -1,5 +1,5 @@
-//! A stream put behind what its new bytes were last used by: by its own work, where they change their address, and by
-//! that of lenders.
+//! A stream put behind what its new bytes were last used by: by its own work, where they change their address, by that of
+//! lenders, and by what holds them.
 //!
 //! Invariant: a block whose stream could not be put behind that work is withheld until its completion point has passed, from its stream too.
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use glake_device::owned::OwnedEvent;
 use glake_device::{CaptureState, DriverError, EventKind, Stream};
-use glake_stitch::{Grant, StreamKey};
+use glake_stitch::{Grant, HoldId, StreamKey, Wait};
 use parking_lot::Mutex;
 
 use super::clock::CompletionClock;
@@ -19,6 +19,14 @@ use super::{PoolStream, Result};
 
 /// No stream's key: work that nobody knows.
 const UNKNOWN: StreamKey = StreamKey(u64::MAX);
+
+fn lender(wait: &Wait) -> Option<StreamKey> {
+    if let Wait::Stream(stream) = wait { Some(*stream) } else { None }
+}
+
+fn hold(wait: &Wait) -> Option<HoldId> {
+    if let Wait::Hold(hold) = wait { Some(*hold) } else { None }
+}
 
 /// Makes streams wait on their GPU.
 #[derive(Debug)]
@@ -60,9 +68,11 @@ impl StreamOrder {
         if grant.waits.is_empty() {
             return Ok(true);
         }
-        let lenders = self.growth.streams(&grant.waits);
+        let keys: Vec<StreamKey> = grant.waits.iter().filter_map(lender).collect();
+        let held = grant.waits.iter().filter_map(hold);
+        let lenders = self.growth.streams(&keys);
         for &party in lenders.iter().chain([&stream.raw]) {
-            match self.core.driver().capture_state(self.core.device(), party) {
+            match retry(|| self.core.driver().capture_state(self.core.device(), party)) {
                 // Its work may still run, and only a completion point tells when it is done.
                 Err(error) if error.is_gone() && party != stream.raw => return Ok(false),
                 state => {
@@ -78,6 +88,9 @@ impl StreamOrder {
                 Err(error) if error.is_gone() => return Ok(false),
                 waits => waits?,
             }
+        }
+        for event in held.filter_map(|hold| self.core.holds().event(hold)) {
+            retry(|| self.core.driver().stream_wait_event(self.core.device(), stream.raw, event.id()))?;
         }
         self.waits.end(timed, stream.raw);
         Ok(true)

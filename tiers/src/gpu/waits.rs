@@ -1,7 +1,7 @@
-//! How long streams stood still for lenders: the GPU time of waits that `borrow = wait` makes and no program asked for.
+//! How long streams stood still for lenders and for what holds memory: the GPU time of waits that no program asked for.
 //!
 //! ```text
-//! taker's stream:  … work ─ event ─ wait for the lenders ─ event ─ work …        the time between the two events
+//! taker's stream:  … work ─ event ─ wait for these ─ event ─ work …        the time between the two events
 //! ```
 //!
 //! Streams of a capture neither lend nor borrow, so no event of a pair is ever recorded into one. Measuring never fails a
@@ -19,7 +19,7 @@ use super::retry::retry;
 /// So many waits are timed at once; beyond, they are counted only.
 const MOST: usize = 256;
 
-/// The waits of takers for lenders, until the pool last looked.
+/// The waits of takers for lenders and holds, until the pool last looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuWaits {
     /// How many there were.

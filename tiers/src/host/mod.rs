@@ -46,7 +46,7 @@ use free::FreeRanges;
 use grow::Chance;
 pub use nodes::nodes_of;
 pub use options::HostOptions;
-pub(crate) use reclaim::Reclaim;
+pub use reclaim::Reclaim;
 use reclaim::Reclaimers;
 pub use ring::{Ring, RingSlot};
 pub use statistics::HostStatistics;

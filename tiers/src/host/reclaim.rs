@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::{HostBlock, HostPool, PAGE, Result};
 
 /// Holds memory of a pool that it can give up at any time.
-pub(crate) trait Reclaim: Send + Sync + fmt::Debug {
+pub trait Reclaim: Send + Sync + fmt::Debug {
     /// Gives up so much, or all; returns how much. Takes nothing of any pool.
     fn reclaim(&self, wanted: Bytes) -> Bytes;
 }
@@ -20,7 +20,7 @@ pub(super) struct Reclaimers(Mutex<Vec<Weak<dyn Reclaim>>>);
 
 impl HostPool {
     /// Somebody to ask where memory is short.
-    pub(crate) fn add_reclaimer(&self, holder: &Arc<impl Reclaim + 'static>) {
+    pub fn add_reclaimer(&self, holder: &Arc<impl Reclaim + 'static>) {
         let holder: Arc<dyn Reclaim> = holder.clone();
         let mut known = self.reclaimers.0.lock();
         known.retain(|known| known.strong_count() > 0);

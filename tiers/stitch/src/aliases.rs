@@ -8,8 +8,8 @@ use slab::Slab;
 use crate::alias::Alias;
 use crate::extent::Extent;
 use crate::heap::Heap;
-use crate::home::{Carved, Former};
-use crate::ids::{AliasId, DomainId, FreeListId, PointNumber};
+use crate::home::Carved;
+use crate::ids::{AliasId, DomainId, FreeListId, HoldId, PointNumber};
 use crate::live::Live;
 use crate::plan::{Grant, Step};
 use crate::run::Run;
@@ -126,12 +126,12 @@ impl Aliases {
         offset: u64,
         carved: Vec<Carved>,
     ) -> Grant {
-        let former: Vec<Former> = carved.iter().flat_map(|range| range.former.iter().copied()).collect();
-        let edge = former.iter().any(|former| heap.points.is_pending(former.point));
+        let mut former = carved.iter().flat_map(|range| &range.former);
+        let edge = former.any(|former| heap.points.is_pending(former.point));
         if edge {
             heap.home.lists[want.lists.large].edge = heap.moves;
         }
-        let waits = heap.lenders(want, &former);
+        let waits = heap.waits(want, &carved);
         let parts = carved.into_iter().map(|range| range.piece).collect();
         self.clock += 1;
         let alias = &mut self.table[id.index()];
@@ -158,8 +158,8 @@ impl Aliases {
         Grant { offset: Bytes::new(start), size: Bytes::new(want.size), edge, waits }
     }
 
-    /// Takes a block back that was handed out through an alias. Returns its size.
-    pub(crate) fn free(&mut self, index: u32, heap: &mut Heap) -> Bytes {
+    /// Takes a block back that was handed out through an alias, and that these hold. Returns its size.
+    pub(crate) fn free(&mut self, index: u32, holds: &[HoldId], heap: &mut Heap) -> Bytes {
         let block = self.blocks.remove(index as usize);
         let alias = &mut self.table[block.alias.index()];
         alias.blocks -= 1;
@@ -167,7 +167,7 @@ impl Aliases {
         if alias.is_idle() {
             heap.tallies.set_idle(true, Bytes::new(alias.size));
         }
-        heap.free_parts(block)
+        heap.free_parts(block, holds)
     }
 
     /// The free lists that blocks go back to.

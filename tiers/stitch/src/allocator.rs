@@ -23,7 +23,7 @@ use crate::domain::DomainOptions;
 use crate::error::StitchError;
 use crate::evictions::Evictions;
 use crate::heap::{Heap, Pending, Placement};
-use crate::ids::{DomainId, ExtentId, PlanId, PointNumber, StreamKey};
+use crate::ids::{DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
 use crate::live::Live;
 use crate::plan::{Grant, Outcome, Plan, Request};
 use crate::plans::{Answer, Draft, Miss, Plans, Trim};
@@ -164,10 +164,36 @@ impl Allocator {
         let live =
             home.live.remove(offset.get(), &home.pieces).ok_or(StitchError::UnknownBlock { offset })?;
         self.heap.points.uncover();
+        let holds = self.heap.holds.end_block(offset.get());
         match live {
-            Live::Piece(id) => Ok(self.heap.free_piece(id)),
-            Live::Stitched(index) => Ok(self.aliases.free(index, &mut self.heap)),
+            Live::Piece(id) => Ok(self.heap.free_piece(id, &holds)),
+            Live::Stitched(index) => Ok(self.aliases.free(index, &holds, &mut self.heap)),
         }
+    }
+
+    /// A number for the life of the block that begins there: the same until it is freed, and no other block's ever. `None`: no live
+    /// block begins there.
+    pub fn generation(&mut self, offset: Bytes) -> Option<u64> {
+        let home = &self.heap.home;
+        home.live.get(offset.get(), &home.pieces)?;
+        Some(self.heap.holds.generation(offset.get()))
+    }
+
+    /// Something that was enqueued before uses a block beside its stream, until [`Allocator::pass_hold`]. While the block lives that
+    /// changes nothing. Once it is freed, its stream has its bytes only behind a wait for the hold, and nobody else before the
+    /// completion point. `None`: the block of that generation lives no more.
+    pub fn hold(&mut self, offset: Bytes, generation: u64) -> Option<HoldId> {
+        self.heap.holds.add(offset.get(), generation)
+    }
+
+    /// What a hold names has completed.
+    pub fn pass_hold(&mut self, hold: HoldId) {
+        self.heap.pass_hold(hold);
+    }
+
+    /// Free bytes that holds keep from their stream.
+    pub fn held_bytes(&self) -> Bytes {
+        Bytes::new(self.heap.holds.bytes())
     }
 
     /// Another stream uses a block. A block that begins nowhere is ignored, as torch does with foreign pointers.

@@ -60,6 +60,8 @@ pub(crate) struct StreamLists {
     pub(crate) large: FreeListId,
     pub(crate) slabs: FreeListId,
     pub(crate) small: FreeListId,
+    /// Large pieces and slabs that holds keep from it.
+    pub(crate) held: FreeListId,
 }
 
 /// What a hit looks at comes first, in two cache lines.
@@ -151,12 +153,14 @@ impl Domain {
         lists: &mut FreeLists,
         pieces: &Pieces,
     ) -> StreamLists {
-        let mut list = |class| lists.add(FreeList::new(id, class, Owner::Stream(stream)));
+        let held = lists.add(FreeList::new(id, Class::Large, Owner::Held(stream)));
+        let mut list = |class| lists.add(FreeList::of_stream(id, class, stream, held));
         let own = StreamLists {
             stream,
             large: list(Class::Large),
             slabs: list(Class::Slabs),
             small: list(Class::Small),
+            held,
         };
         self.streams.push(own);
         if self.streams.len() > 1 && self.options.lend {
@@ -171,7 +175,12 @@ impl Domain {
     pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         let small = self.streams.iter().map(|lists| lists.small);
         let apart = [self.limbo_large, self.limbo_small, self.evicted_large, self.evicted_small];
-        self.home_lists().chain(apart).chain(small)
+        self.home_lists().chain(apart).chain(small).chain(self.held_lists())
+    }
+
+    /// Every free list of what is held.
+    pub(crate) fn held_lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
+        self.streams.iter().map(|lists| lists.held)
     }
 
     /// Every free list that holds whole pieces of home.

@@ -26,6 +26,9 @@ pub(crate) enum Owner {
     Anyone,
     /// Nobody's before the completion point: other streams used them.
     Nobody,
+    /// Freed by blocks of this stream while holds on them had not passed: its own behind a wait for these, where there is no other
+    /// memory for it, and its own as any other once they have passed.
+    Held(StreamKey),
     /// Nobody's while their extents are not resident.
     Evicted,
 }
@@ -51,6 +54,8 @@ pub(crate) struct FreeList {
     pub(crate) bins: Bins,
     /// All that lies in it.
     pub(crate) bytes: u64,
+    /// Of a stream's large pieces and slabs: where what is held of them waits.
+    pub(crate) held: FreeListId,
     ages: Option<VecDeque<Age>>,
 }
 
@@ -63,15 +68,21 @@ struct Age {
 
 impl FreeList {
     pub(crate) fn new(domain: DomainId, class: Class, owner: Owner) -> Self {
-        let ages = (owner == Owner::Nobody).then(VecDeque::new);
-        FreeList { domain, class, owner, edge: Move(0), bins: Bins::new(), bytes: 0, ages }
+        let ages = matches!(owner, Owner::Nobody | Owner::Held(_)).then(VecDeque::new);
+        let (edge, held) = (Move(0), FreeListId::NONE);
+        FreeList { domain, class, owner, edge, bins: Bins::new(), bytes: 0, held, ages }
+    }
+
+    /// A stream's, with where what is held of it waits.
+    pub(crate) fn of_stream(domain: DomainId, class: Class, stream: StreamKey, held: FreeListId) -> Self {
+        FreeList { held, ..FreeList::new(domain, class, Owner::Stream(stream)) }
     }
 
     /// Whose it is, if it is a stream's.
     pub(crate) fn stream(&self) -> Option<StreamKey> {
         match self.owner {
             Owner::Stream(stream) => Some(stream),
-            Owner::Anyone | Owner::Nobody | Owner::Evicted => None,
+            Owner::Anyone | Owner::Nobody | Owner::Held(_) | Owner::Evicted => None,
         }
     }
 

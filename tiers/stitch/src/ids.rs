@@ -29,6 +29,10 @@ pub struct PlanId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PointNumber(pub u64);
 
+/// Work that still uses a block when its stream may not: an event, which the caller knows by this name, never given twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HoldId(pub u64);
+
 /// A count of bytes changing their address; 0 is never, and the last value stays: see [`Move::is_after`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Move(pub(crate) u32);

@@ -50,6 +50,7 @@ mod extent;
 mod free_list;
 mod free_lists;
 mod heap;
+mod holds;
 mod home;
 mod ids;
 mod live;
@@ -76,8 +77,8 @@ pub use error::{Obstacle, StitchError};
 pub use evictions::Evictions;
 pub use extent::ExtentState;
 pub use heap::SMALL_LIMIT;
-pub use ids::{AliasId, DomainId, ExtentId, PlanId, PointNumber, StreamKey};
-pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch};
+pub use ids::{AliasId, DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
+pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch, Wait};
 pub use settings::{Borrow, Settings};
 pub use stats::{Counters, Gauge, Inactive, PoolGauges, Stats, Waste};
 pub use view::{

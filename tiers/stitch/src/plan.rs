@@ -3,7 +3,7 @@
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::ids::{AliasId, DomainId, ExtentId, PlanId, PointNumber, StreamKey};
+use crate::ids::{AliasId, DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
 
 /// A wish for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,17 @@ pub struct Grant {
     /// Its bytes were last used at another address, and that work may still run: before the block is used, its
     /// stream must pass an event recorded on itself (a completion edge).
     pub edge: bool,
-    /// Streams whose enqueued work its stream must wait for on the device.
-    pub waits: SmallVec<[StreamKey; 2]>,
+    /// What its stream must wait for on the device.
+    pub waits: SmallVec<[Wait; 1]>,
+}
+
+/// Work that a block's bytes are still used by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wait {
+    /// All that is enqueued on the stream that freed them.
+    Stream(StreamKey),
+    /// What a hold names.
+    Hold(HoldId),
 }
 
 /// What a request that is no hit needs.

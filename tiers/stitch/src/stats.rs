@@ -46,6 +46,8 @@ pub struct Counters {
     pub extent_maps: u64,
     /// Waits of one stream for another that the program did not ask for.
     pub stream_waits: u64,
+    /// Waits of a stream for what holds memory that it freed.
+    pub hold_waits: u64,
     /// Completion edges, because bytes changed their address.
     pub edges: u64,
     /// Idle aliases unmapped.

@@ -81,7 +81,7 @@ impl RegionSet {
         }
         for host in self.stores.host_statistics() {
             for (holder, bytes) in [
-                ("pinned host memory: bytes that are evicted", host.in_use),
+                ("pinned host memory: bytes that are evicted or offloaded", host.in_use),
                 ("pinned host memory: retained copies", host.retained),
                 (
                     "pinned host memory: free",

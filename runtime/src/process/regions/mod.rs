@@ -51,6 +51,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use glake_device::DeviceId;
+use glake_tiers::HostPool;
+use glake_units::Bytes;
 
 use super::device_registry::DeviceRegistry;
 use super::gate::Gate;
@@ -135,6 +137,19 @@ impl RegionSet {
     /// The process ends, and what of its memory is in files ends with it.
     pub(super) fn end_files(&self) {
         self.stores.end_files();
+    }
+
+    /// Pinned host memory that work of a device may touch.
+    ///
+    /// # Errors
+    /// [`super::ProcessError::Host`].
+    pub(super) fn host(&self, device: DeviceId) -> super::Result<Arc<HostPool>> {
+        self.stores.host(device)
+    }
+
+    /// How much of it is pinned at once.
+    pub(super) fn host_arena(&self) -> Bytes {
+        self.config.host_arena
     }
 
     /// The gate.

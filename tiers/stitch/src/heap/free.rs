@@ -4,12 +4,12 @@ use glake_units::Bytes;
 
 use super::Heap;
 use crate::error::StitchError;
-use crate::ids::{DomainId, Move, PieceId, PointNumber};
+use crate::ids::{DomainId, HoldId, Move, PieceId, PointNumber};
 use crate::stitched::Stitched;
 
 impl Heap {
-    /// Takes a block back that is a piece of home. Returns its size.
-    pub(crate) fn free_piece(&mut self, id: PieceId) -> Bytes {
+    /// Takes a block back that is a piece of home, and that these hold. Returns its size.
+    pub(crate) fn free_piece(&mut self, id: PieceId, holds: &[HoldId]) -> Bytes {
         let piece = &mut self.home.pieces[id];
         let (size, requested, recorded) = (piece.size, piece.requested, piece.recorded);
         let small = piece.slab != PieceId::NONE;
@@ -17,26 +17,32 @@ impl Heap {
         piece.moved = Move::default();
         let (start, end) = (piece.start, piece.end());
         let apart = self.home.extents.is_apart(start, end);
+        let held = !holds.is_empty();
+        // What is in a slab, or not all there, waits for its completion point, which is behind every hold.
+        let recorded = recorded || held && (small || apart);
         self.tallies.freed(small, size, requested, recorded && !apart);
         if apart {
             let withheld = self.home.give_apart(id, recorded.then_some(1));
             self.tallies.withheld(small, u64::from(withheld > 0), withheld);
         } else if recorded {
             self.home.withhold(id, 1);
+        } else if held {
+            self.hold_back(id, holds);
         } else {
             self.home.give(id);
         }
         Bytes::new(size)
     }
 
-    /// Takes the parts of a stitched block back. Returns the block's size.
-    pub(crate) fn free_parts(&mut self, block: Stitched) -> Bytes {
+    /// Takes the parts of a stitched block back, which these hold. Returns the block's size.
+    pub(crate) fn free_parts(&mut self, block: Stitched, holds: &[HoldId]) -> Bytes {
         let home = &mut self.home;
         let apart = block.parts.iter().any(|&part| {
             let piece = &home.pieces[part];
             home.extents.is_apart(piece.start, piece.end())
         });
-        let recorded = block.recorded;
+        let held = !holds.is_empty();
+        let recorded = block.recorded || held && apart;
         self.tallies.freed(false, block.size, block.requested, recorded && !apart);
         self.moves = self.moves.next();
         let (mut blocks, mut withheld) = (1, 0);
@@ -51,6 +57,10 @@ impl Heap {
                 withheld += own;
             } else if recorded {
                 home.withhold(part, std::mem::take(&mut blocks));
+            } else if held {
+                let (start, end) = (home.pieces[part].start, home.pieces[part].end());
+                self.holds.cover(holds, start, end);
+                home.hold_back(part);
             } else {
                 home.give(part);
             }
@@ -76,6 +86,7 @@ impl Heap {
         let (limbos, passed_large, passed_slabs) =
             ([domain.limbo_large, domain.limbo_small], domain.passed_large, domain.passed_slabs);
         let streams = domain.streams.clone();
+        self.settle_held(id);
         let (lend, passed) = (self.is_lending(id), self.points.passed());
         let home = &mut self.home;
         for limbo in limbos {

@@ -6,6 +6,7 @@
 //! `Anyone`'s only if its completion point has passed.
 
 mod free;
+mod held;
 mod placement;
 mod serve;
 
@@ -15,6 +16,7 @@ use smallvec::SmallVec;
 use crate::bins::QUANTUM;
 use crate::domain::StreamLists;
 use crate::error::StitchError;
+use crate::holds::Holds;
 use crate::home::Home;
 use crate::ids::{DomainId, FreeListId, Move, PieceId};
 use crate::live::Live;
@@ -39,6 +41,7 @@ pub(crate) fn packed(size: Bytes) -> u64 {
 pub(crate) struct Heap {
     pub(crate) home: Home,
     pub(crate) points: CompletionPoints,
+    pub(crate) holds: Holds,
     /// Counts what changes its address: frees of stitched blocks.
     pub(crate) moves: Move,
     pub(crate) tallies: Tallies,
@@ -54,6 +57,7 @@ impl Heap {
         Heap {
             home: Home::new(settings.whole_memory(), settings.granularity.get()),
             points: CompletionPoints::default(),
+            holds: Holds::default(),
             moves: Move::default(),
             tallies: Tallies::default(),
             slab: settings.slab.get(),
@@ -192,7 +196,7 @@ mod tests {
     fn free(heap: &mut Heap, grant: &Grant) {
         let live = heap.home.live.remove(grant.offset.get(), &heap.home.pieces);
         let Some(Live::Piece(id)) = live else { panic!("it is at home") };
-        heap.free_piece(id);
+        heap.free_piece(id, &[]);
     }
 
     #[test]

@@ -151,11 +151,15 @@ impl<'a> Placement<'a> {
         let home = &mut self.heap.home;
         let (mut id, mut whole) = (first, PieceId::NONE);
         loop {
-            let withheld = home.lists.owner_of(&home.pieces, id) == Owner::Nobody;
+            let owner = home.lists.owner_of(&home.pieces, id);
+            let (withheld, held) = (owner == Owner::Nobody, matches!(owner, Owner::Held(_)));
             id = home.cut_out(id, from, to);
             let piece = &mut home.pieces[id];
             piece.state = State::Part;
-            let (end, next) = (piece.end(), piece.next);
+            let (start, end, next) = (piece.start, piece.end(), piece.next);
+            if held {
+                self.heap.holds.take(start, end);
+            }
             if withheld {
                 self.heap.tallies.completed(piece.slab != PieceId::NONE, piece.requested, piece.size);
             }

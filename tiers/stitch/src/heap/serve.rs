@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 use super::Heap;
 use crate::domain::StreamLists;
 use crate::free_list::Owner;
-use crate::home::{Carved, Former};
-use crate::ids::{FreeListId, StreamKey};
+use crate::home::Carved;
+use crate::ids::FreeListId;
 use crate::piece::State;
-use crate::plan::Grant;
+use crate::plan::{Grant, Wait};
 use crate::run::Run;
 use crate::want::{Runs, Want};
 
@@ -49,24 +49,36 @@ impl Heap {
 
     /// Hands out a carved home range; what others freed is waited for.
     pub(crate) fn hand_out_carved(&mut self, want: &Want, carved: Carved) -> Grant {
-        let waits = self.lenders(want, &carved.former);
+        let waits = self.waits(want, std::slice::from_ref(&carved));
         let mut grant = self.hand_out(carved.piece, State::Live, want.lists.large, want.requested);
         grant.waits = waits;
         grant
     }
 
-    /// The streams that the owner of these pieces has to wait for.
-    pub(crate) fn lenders(&mut self, want: &Want, former: &[Former]) -> SmallVec<[StreamKey; 2]> {
+    /// What the owner of these pieces has to wait for: streams that freed them, and what holds them.
+    pub(crate) fn waits(&mut self, want: &Want, carved: &[Carved]) -> SmallVec<[Wait; 1]> {
         let mut waits = SmallVec::new();
-        for former in former.iter().filter(|former| self.points.is_pending(former.point)) {
-            if let Owner::Stream(stream) = self.home.lists[former.list].owner
-                && stream != want.lists.stream
-                && !waits.contains(&stream)
-            {
-                waits.push(stream);
+        for range in carved {
+            let mut start = self.home.pieces[range.piece].start;
+            for former in &range.former {
+                let end = start + former.size;
+                let is_pending = self.points.is_pending(former.point);
+                match self.home.lists[former.list].owner {
+                    Owner::Stream(stream) if is_pending && stream != want.lists.stream => {
+                        add(&mut waits, Wait::Stream(stream));
+                    }
+                    Owner::Held(_) => {
+                        let holds = self.holds.take(start, end).into_iter().filter(|_| is_pending);
+                        holds.for_each(|hold| add(&mut waits, Wait::Hold(hold)));
+                    }
+                    _ => {}
+                }
+                start = end;
             }
         }
-        self.tallies.counters.stream_waits += waits.len() as u64;
+        let holds = waits.iter().filter(|wait| matches!(wait, Wait::Hold(_))).count();
+        self.tallies.counters.stream_waits += (waits.len() - holds) as u64;
+        self.tallies.counters.hold_waits += holds as u64;
         waits
     }
 
@@ -79,5 +91,11 @@ impl Heap {
         let fitting = pieces.filter(|&id| home.pieces[id].size >= want.size);
         let chosen = fitting.min_by_key(|&id| (home.pieces[id].size, home.pieces[id].point))?;
         Some(home.run_of(chosen))
+    }
+}
+
+fn add(waits: &mut SmallVec<[Wait; 1]>, wait: Wait) {
+    if !waits.contains(&wait) {
+        waits.push(wait);
     }
 }

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::Home;
+use crate::free_list::Owner;
 use crate::ids::{FreeListId, Move, PieceId, PointNumber};
 use crate::piece::State;
 use crate::run::Run;
@@ -14,6 +15,8 @@ pub(crate) struct Former {
     pub(crate) list: FreeListId,
     pub(crate) point: PointNumber,
     pub(crate) moved: Move,
+    /// Of what was held: the free list that it goes to then.
+    pub(crate) returns_to: FreeListId,
 }
 
 /// A home range taken out of its free lists as one piece.
@@ -42,6 +45,7 @@ impl Home {
                 list: piece.list,
                 point: piece.point,
                 moved: piece.moved,
+                returns_to: piece.returns_to,
             });
             let (end, next) = (piece.end(), piece.next);
             whole = self.pieces.append(whole, id);
@@ -83,20 +87,25 @@ impl Home {
     /// Puts a carved range back as it was.
     pub(crate) fn put_back(&mut self, carved: Carved) {
         let mut id = carved.piece;
-        let mut pieces = SmallVec::<[PieceId; 4]>::new();
+        let mut pieces = SmallVec::<[(PieceId, bool); 4]>::new();
         for former in &carved.former {
             let rest = (self.pieces[id].size > former.size).then(|| self.pieces.split(id, former.size));
             // It may have been released meanwhile.
             let released = self.domains[self.lists[former.list].domain].released;
+            let is_held = matches!(self.lists[former.list].owner, Owner::Held(_));
             let piece = &mut self.pieces[id];
-            piece.list = former.list;
+            piece.list = if is_held { former.returns_to } else { former.list };
             piece.point = former.point.max(released.unwrap_or_default());
             piece.moved = former.moved;
-            pieces.push(id);
+            pieces.push((id, is_held));
             id = rest.unwrap_or(id);
         }
-        for id in pieces {
-            self.give(id);
+        for (id, is_held) in pieces {
+            if is_held {
+                self.hold_back(id);
+            } else {
+                self.give(id);
+            }
         }
     }
 }

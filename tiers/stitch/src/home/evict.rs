@@ -18,7 +18,8 @@ impl Home {
             self.free_in(start, end).into_iter().filter(|&id| self.is_idle_slab(id)).collect();
         self.dissolve_slabs(&idle);
         let free = self.free_in(start, end);
-        if free.iter().any(|&id| self.lists.owner_of(&self.pieces, id) == Owner::Nobody) {
+        let is_used = |id| matches!(self.lists.owner_of(&self.pieces, id), Owner::Nobody | Owner::Held(_));
+        if free.iter().any(|&id| is_used(id)) {
             return Err(StitchError::Withheld { extent });
         }
         for id in free {

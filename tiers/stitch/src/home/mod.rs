@@ -27,7 +27,7 @@ use crate::piece::{Pieces, State};
 use crate::segments::Segments;
 use crate::zone::Zone;
 
-pub(crate) use carve::{Carved, Former};
+pub(crate) use carve::Carved;
 
 /// The home of one device.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Home {
         used.extend(held);
         let lists = &mut self.lists;
         self.domains[id].forget_streams(|stream| {
-            let own = [stream.large, stream.slabs, stream.small];
+            let own = [stream.large, stream.slabs, stream.small, stream.held];
             let stays = own.iter().any(|list| used.contains(list));
             if !stays {
                 own.into_iter().for_each(|list| lists.forget(list));
@@ -143,6 +143,23 @@ impl Home {
         piece.requested = blocks;
         piece.returns_to = std::mem::replace(&mut piece.list, limbo);
         self.lists[limbo].insert(&mut self.pieces, id);
+    }
+
+    /// Keeps a freed piece for its stream, which has to wait for what holds it.
+    pub(crate) fn hold_back(&mut self, id: PieceId) {
+        let held = self.lists[self.pieces[id].list].held;
+        let piece = &mut self.pieces[id];
+        piece.state = State::Free;
+        piece.returns_to = std::mem::replace(&mut piece.list, held);
+        self.lists[held].insert(&mut self.pieces, id);
+    }
+
+    /// Gives a piece to its stream that nothing holds any more.
+    pub(crate) fn let_go(&mut self, id: PieceId) {
+        self.lists.remove(&mut self.pieces, id);
+        let piece = &mut self.pieces[id];
+        piece.list = std::mem::replace(&mut piece.returns_to, FreeListId::NONE);
+        self.give(id);
     }
 
     /// Gives every piece of a free list a completion point.

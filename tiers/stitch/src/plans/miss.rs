@@ -1,8 +1,8 @@
 //! The slow path: nothing that is free fits as it lies. What can be joined, reused, stitched, borrowed or grown?
 //!
 //! ```text
-//! reuse an alias ─ join ─ borrow ─ stitch ─ grow ─ stitch smaller pieces ─ take back ─ wait ─ refuse
-//! └───────── Ready ────────────┘   └──────────────── Work ──────────────────────┘    Wait
+//! reuse an alias ─ join ─ borrow ─ stitch ─ grow ─ stitch smaller pieces ─ take back ─ what is held ─ wait ─ refuse
+//! └───────── Ready ────────────┘   └──────────────── Work ──────────────────────┘   Ready, Work   Wait
 //! ```
 //!
 //! Two ways to grow for a large block are compared, and the one that reserves less is taken (at home where they are equal):
@@ -169,6 +169,24 @@ impl<'a> Miss<'a> {
         stitched.map(Answer::Work)
     }
 
+    /// What holds keep from the stream: one piece, several that touch, or several stitched or continued with what may be grown.
+    fn held(&mut self) -> Option<Answer> {
+        let held = &self.heap.home.lists[self.want.lists.held];
+        if held.bytes == 0 || self.want.size <= SMALL_LIMIT.get() {
+            return None;
+        }
+        if let Some(run) = self.heap.held_piece(&self.want) {
+            return Some(Answer::Ready(self.heap.take_run(&self.want, &run)));
+        }
+        let all = self.heap.held_runs(&self.want, KEPT_SLAB_EXTENTS * self.settings.extent.get());
+        if let Some(grant) = self.take_from_runs(&all) {
+            return Some(Answer::Ready(grant));
+        }
+        let stitched = if self.may_stitch() { self.stitched(&all) } else { None };
+        let draft = stitched.or_else(|| if self.grow { self.grown(&all) } else { None });
+        draft.map(Answer::Work)
+    }
+
     /// An alias over free pieces that are enough without growing.
     fn stitched(&mut self, runs: &Runs) -> Option<Draft> {
         let selection = Selection::of(self.want.size, &runs.all, &self.heap.home.extents);
@@ -313,8 +331,14 @@ impl<'a> Miss<'a> {
                 return Ok(Answer::Work(draft));
             }
         }
+        let back = Trim::new(self.heap, self.aliases).of_all(Bytes::MAX);
+        if back.is_none()
+            && let Some(answer) = self.held()
+        {
+            return Ok(answer);
+        }
         self.heap.tallies.counters.retries += 1;
-        if let Some(draft) = Trim::new(self.heap, self.aliases).of_all(Bytes::MAX) {
+        if let Some(draft) = back {
             return Ok(Answer::Work(draft));
         }
         if let Some(point) = self.heap.oldest_pending() {

@@ -87,11 +87,11 @@ impl Pending {
     pub(super) fn abort(self, heap: &mut Heap, aliases: &mut Aliases) {
         match self {
             Pending::Extended { carved, grown, .. } => {
-                carved.into_iter().for_each(|carved| heap.home.put_back(carved));
+                carved.into_iter().for_each(|carved| heap.put_back(carved));
                 grown.depart(heap);
             }
             Pending::Stitched(NewAlias { alias, carved, grown, .. }) => {
-                carved.into_iter().for_each(|carved| heap.home.put_back(carved));
+                carved.into_iter().for_each(|carved| heap.put_back(carved));
                 grown.iter().for_each(|(_, grown)| grown.depart(heap));
                 aliases.zone.give_back(alias.start, alias.size);
             }
@@ -117,7 +117,7 @@ impl NewAlias {
 }
 
 fn of_block<'a>(want: &Want, carved: impl Iterator<Item = &'a Carved>) -> Vec<FreeListId> {
-    let StreamLists { large, slabs, small, .. } = want.lists;
+    let StreamLists { large, slabs, small, held, .. } = want.lists;
     let former = carved.flat_map(|carved| carved.former.iter().map(|former| former.list));
-    former.chain([large, slabs, small]).collect()
+    former.chain([large, slabs, small, held]).collect()
 }

@@ -40,7 +40,7 @@ impl Audit<'_> {
     /// # Errors
     /// The first one that is broken.
     pub(crate) fn check(&self) -> Result<(), Broken> {
-        let mut in_lists = HashSet::new();
+        let (mut in_lists, mut held) = (HashSet::new(), 0);
         for (name, list) in self.heap.home.lists.iter() {
             let released = self.heap.home.domains.get(list.domain).is_none_or(|domain| domain.is_released());
             let mut bytes = 0;
@@ -57,10 +57,19 @@ impl Audit<'_> {
                 let passed =
                     list.owner != Owner::Anyone || released || !self.heap.points.is_pending(piece.point);
                 hold(passed, "what anyone may take has passed", piece.start)?;
+                if matches!(list.owner, Owner::Held(_)) {
+                    let (start, end) = (piece.start, piece.end());
+                    let holds = self.heap.holds.on(start, end).next().is_some();
+                    hold(holds, "something holds what is held", start)?;
+                    hold(self.heap.points.is_pending(piece.point), "what is held is pending", start)?;
+                    held += piece.size;
+                }
                 bytes += piece.size;
             }
             hold(bytes == list.bytes, "a list knows its bytes", 0)?;
         }
+        let all_held = held == self.heap.holds.bytes();
+        hold(all_held || !self.plans.is_empty(), "what holds cover is in the lists of what is held", 0)?;
         let mut covered = 0;
         let mut free = 0;
         for first in self.heap.home.segments.begins() {
@@ -90,7 +99,10 @@ impl Audit<'_> {
             let merged = piece.state != State::Free
                 || next.state != State::Free
                 || piece.list != next.list
-                || matches!(self.heap.home.lists[piece.list].owner, Owner::Nobody | Owner::Evicted);
+                || matches!(
+                    self.heap.home.lists[piece.list].owner,
+                    Owner::Nobody | Owner::Held(_) | Owner::Evicted
+                );
             hold(merged, "free neighbours of one list are one piece", at)?;
             *free += usize::from(piece.state == State::Free);
             if piece.state == State::Slab {

@@ -49,11 +49,11 @@ impl Largest<'_> {
     /// The free lists of large pieces that each stream may take from once all has passed.
     fn owners(&self, domain: &Domain) -> Vec<Vec<FreeListId>> {
         let shared = [domain.passed_large, domain.limbo_large];
-        let own = domain.streams.iter().map(|lists| lists.large);
+        let own = domain.streams.iter().map(|lists| [lists.large, lists.held]);
         if domain.options.lend && self.settings.borrow != Borrow::Off {
-            return vec![own.chain(shared).collect()];
+            return vec![own.flatten().chain(shared).collect()];
         }
-        let each = own.map(|large| [large].into_iter().chain(shared).collect());
+        let each = own.map(|own| own.into_iter().chain(shared).collect());
         each.chain([shared.to_vec()]).collect()
     }
 
@@ -96,7 +96,8 @@ impl Largest<'_> {
             return 0;
         }
         let extents = &self.heap.home.extents;
-        let runs = self.runs_at_home(domain.home_lists().chain([domain.limbo_large]));
+        let runs =
+            self.runs_at_home(domain.home_lists().chain(domain.held_lists()).chain([domain.limbo_large]));
         runs.iter()
             .chain(&self.heap.home.free_slabs(id))
             .map(|run| extents.whole_in(run.start, run.end))

@@ -167,7 +167,8 @@ impl Report<'_> {
         let list = lists.get(piece.list);
         let withheld = free && list.is_some_and(|list| list.owner == Owner::Nobody);
         let apart = free && list.is_some_and(|list| list.owner == Owner::Evicted);
-        let list = if withheld || apart { lists.get(piece.returns_to) } else { list };
+        let held = free && list.is_some_and(|list| matches!(list.owner, Owner::Held(_)));
+        let list = if withheld || held || apart { lists.get(piece.returns_to) } else { list };
         BlockInfo {
             offset: Bytes::new(piece.start),
             size: Bytes::new(piece.size),

@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
-    Allocator, Borrow, Claim, DomainId, DomainOptions, ExtentId, ExtentState, Grant, LiveBlock, Outcome,
-    Plan, PointNumber, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey,
+    Allocator, Borrow, Claim, DomainId, DomainOptions, ExtentId, ExtentState, Grant, HoldId, LiveBlock,
+    Outcome, Plan, PointNumber, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, Wait,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -25,6 +25,8 @@ enum Op {
     Malloc { cells: u64, stream: u64, domain: usize, abort: bool, meanwhile: Vec<Quick> },
     Free { which: usize },
     Record { which: usize, stream: u64 },
+    Hold { which: usize },
+    PassHold { which: usize },
     Close,
     Pass,
     Trim { keep: u64, abort: bool, meanwhile: Vec<Quick> },
@@ -49,6 +51,8 @@ enum Quick {
     Hit { cells: u64, stream: u64, domain: usize },
     Free { which: usize },
     Record { which: usize, stream: u64 },
+    Hold { which: usize },
+    PassHold { which: usize },
     Close,
     Pass,
     Release { which: usize },
@@ -65,6 +69,8 @@ fn meanwhile() -> impl Strategy<Value = Vec<Quick>> {
             .prop_map(|(cells, stream, domain)| Quick::Hit { cells, stream, domain }),
         3 => any::<usize>().prop_map(|which| Quick::Free { which }),
         1 => (any::<usize>(), stream()).prop_map(|(which, stream)| Quick::Record { which, stream }),
+        2 => any::<usize>().prop_map(|which| Quick::Hold { which }),
+        2 => any::<usize>().prop_map(|which| Quick::PassHold { which }),
         2 => Just(Quick::Close),
         2 => Just(Quick::Pass),
         1 => any::<usize>().prop_map(|which| Quick::Release { which }),
@@ -84,6 +90,8 @@ fn op() -> impl Strategy<Value = Op> {
         12 => malloc.prop_map(|(cells, stream, domain, abort, meanwhile)| Op::Malloc { cells, stream, domain, abort, meanwhile }),
         11 => any::<usize>().prop_map(|which| Op::Free { which }),
         2 => (any::<usize>(), stream()).prop_map(|(which, stream)| Op::Record { which, stream }),
+        5 => any::<usize>().prop_map(|which| Op::Hold { which }),
+        3 => any::<usize>().prop_map(|which| Op::PassHold { which }),
         4 => Just(Op::Close),
         4 => Just(Op::Pass),
         1 => (0..2000u64, prop::bool::weighted(0.3), meanwhile())
@@ -118,6 +126,8 @@ struct Last {
     stream: u64,
     point: PointNumber,
     recorded: bool,
+    /// Which of the model's frees it was, where its holds are; none where it was not there.
+    free: Option<usize>,
     address: u64,
     at: usize,
 }
@@ -136,6 +146,7 @@ struct Block {
     grant: Grant,
     stream: u64,
     recorded: bool,
+    holds: Vec<HoldId>,
     /// What it was given.
     cells: Vec<(ExtentId, u64, u64)>,
 }
@@ -165,6 +176,10 @@ struct Model {
     checkpoint: Option<Checkpoint>,
     /// Blocks that were freed: where, how many cells, the stream.
     gone: Vec<(Bytes, Bytes, u64)>,
+    /// What held each block that was freed.
+    holds: Vec<Vec<HoldId>>,
+    /// Holds that have not passed.
+    holding: Vec<HoldId>,
     /// When each stream last passed a completion edge.
     edges: Vec<usize>,
     open: PointNumber,
@@ -283,7 +298,15 @@ impl Model {
                 && last.point > self.passed
             {
                 assert!(!last.recorded, "a recorded block was reused before its completion point");
-                let waited = grant.waits.contains(&StreamKey(last.stream));
+                let waited = grant.waits.contains(&Wait::Stream(StreamKey(last.stream)));
+                let holds = last.free.map_or(&[][..], |free| &self.holds[free]);
+                let mut holds = holds.iter().filter(|hold| self.holding.contains(hold));
+                let held = holds.clone().next().is_some();
+                assert!(!held || last.stream == stream, "held bytes are their stream's alone");
+                assert!(
+                    holds.all(|hold| grant.waits.contains(&Wait::Hold(*hold))),
+                    "held bytes without a wait for what holds them"
+                );
                 assert!(
                     last.stream == stream || waited,
                     "another stream's bytes before their completion point"
@@ -292,7 +315,7 @@ impl Model {
                 assert!(covered, "bytes moved to another address without a completion edge");
             }
         }
-        self.blocks.push(Block { grant, stream, recorded: false, cells: given });
+        self.blocks.push(Block { grant, stream, recorded: false, holds: Vec::new(), cells: given });
     }
 
     /// Whether a block was handed out at the cell of this address.
@@ -330,7 +353,7 @@ impl Model {
             recorded |=
                 pending.is_some_and(|last| last.recorded || last.stream != stream || last.address != address);
         }
-        self.blocks.push(Block { grant, stream, recorded, cells: given });
+        self.blocks.push(Block { grant, stream, recorded, holds: Vec::new(), cells: given });
     }
 
     /// An extent that is moving, or one that is evicted.
@@ -343,6 +366,7 @@ impl Model {
     fn free(&mut self, index: usize) -> Grant {
         let block = self.blocks.swap_remove(index);
         self.gone.push((block.grant.offset, block.grant.size, block.stream));
+        self.holds.push(block.holds);
         for (extent, index, address) in block.cells {
             // Nothing uses what is not there; what is may be used by other streams, whatever else of the block is gone.
             let apart = self.elsewhere.contains_key(&extent);
@@ -352,6 +376,7 @@ impl Model {
                 stream: block.stream,
                 point: self.open,
                 recorded: block.recorded && !apart,
+                free: (!apart).then_some(self.holds.len() - 1),
                 address,
                 at: self.now,
             });
@@ -419,6 +444,8 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             }
             Op::Free { which } => quick(&mut core, &mut model, &Quick::Free { which }),
             Op::Record { which, stream } => quick(&mut core, &mut model, &Quick::Record { which, stream }),
+            Op::Hold { which } => quick(&mut core, &mut model, &Quick::Hold { which }),
+            Op::PassHold { which } => quick(&mut core, &mut model, &Quick::PassHold { which }),
             Op::Close => quick(&mut core, &mut model, &Quick::Close),
             Op::Pass => quick(&mut core, &mut model, &Quick::Pass),
             Op::Trim { keep, abort, meanwhile } => {
@@ -525,6 +552,19 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             block.recorded |= block.stream != stream;
             assert!(core.record_stream(block.grant.offset, StreamKey(stream)));
         }
+        Quick::Hold { which } if !model.blocks.is_empty() => {
+            let index = which % model.blocks.len();
+            let offset = model.blocks[index].grant.offset;
+            let generation = core.generation(offset).expect("it is live");
+            assert_eq!(core.hold(offset, generation + 1), None, "another block's");
+            let hold = core.hold(offset, generation).expect("it is live");
+            model.blocks[index].holds.push(hold);
+            model.holding.push(hold);
+        }
+        Quick::PassHold { which } if !model.holding.is_empty() => {
+            let hold = model.holding.remove(which % model.holding.len());
+            core.pass_hold(hold);
+        }
         Quick::Close => {
             model.open = PointNumber(core.close_point().0 + 1);
         }
@@ -544,7 +584,11 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
             assert!(core.release_domain(domain).is_err());
         }
-        Quick::Free { .. } | Quick::Record { .. } | Quick::Release { .. } => {}
+        Quick::Free { .. }
+        | Quick::Record { .. }
+        | Quick::Hold { .. }
+        | Quick::PassHold { .. }
+        | Quick::Release { .. } => {}
     }
 }
 
@@ -798,6 +842,7 @@ fn end(mut core: Allocator, mut model: Model) {
     let plan = core.plan_collection(Bytes::ZERO);
     finish(&mut core, &mut model, plan, false, &[]);
     core.check().unwrap_or_else(|broken| panic!("{broken}"));
+    assert_eq!(core.held_bytes(), Bytes::ZERO, "a completion point is behind every hold");
     let stats = core.report().stats();
     for pool in [stats.all, stats.small_pool, stats.large_pool] {
         for gauge in [

@@ -65,7 +65,7 @@ fn everybody_who_holds_memory_is_named() {
     assert_eq!(held(&process, "pool: 'a'"), process.reserved(0));
     let report = process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(held(&process, "pool: 'a'"), Bytes::ZERO);
-    assert_eq!(held(&process, "bytes that are evicted"), mib(9));
+    assert_eq!(held(&process, "bytes that are evicted or offloaded"), mib(9));
     assert!(!report.gpu.iter().any(|left| left.holder.contains("pool: ")), "{report:?}");
     process.regions().refill(&Refill::default()).unwrap();
     process.end([block]);

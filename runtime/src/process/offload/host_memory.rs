@@ -1,0 +1,193 @@
+//! Pinned host memory for what is offloaded from one GPU, taken from the process's pool in chunks and kept between steps of a program.
+//!
+//! A program that runs ahead of its GPU packs what it offloads next while the copies in of the step before are still to run. So a
+//! range that is released is handed out again at once, behind a *mark*: the copy out waits, on the GPU, for the copy in that reads it. All
+//! copies out of a GPU are on one stream, in whose order they write; all copies in on another, so that of several marks the later
+//! one counts.
+//!
+//! Invariant: a chunk that no range of is in hands may be given up at any time; its pool hands it out again when work on it is done.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use glake_device::owned::{OwnedEvent, Span};
+use glake_tiers::{HostBlock, HostPool, Reclaim};
+use glake_units::Bytes;
+
+use super::super::Result;
+use super::ranges::{QUANTUM, Ranges, Taken, rounded};
+use crate::sync::Mutex;
+
+/// What chunks are multiples of, at most: so that a chunk's rest is little beside what is in it.
+const CHUNK: Bytes = Bytes::mib(64);
+/// So many chunks fill an arena of the pool.
+const IN_ARENA: u64 = 4;
+
+/// A copy in that still reads a range, by its number among all of its queue.
+#[derive(Clone, Debug)]
+pub(super) struct InMark {
+    pub(super) number: u64,
+    pub(super) event: Arc<OwnedEvent>,
+}
+
+impl PartialEq for InMark {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for InMark {}
+
+impl PartialOrd for InMark {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for InMark {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.number.cmp(&other.number)
+    }
+}
+
+/// Host memory of one entry.
+#[derive(Debug)]
+pub(super) struct HostRange {
+    taken: Taken,
+    /// All of it, and what of it is asked for.
+    pub(super) span: Span,
+    /// What its first copy has to wait for.
+    pub(super) mark: Option<InMark>,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    chunks: BTreeMap<usize, HostBlock>,
+    /// How many chunks there were.
+    made: usize,
+    ranges: Ranges<InMark>,
+}
+
+/// The host memory of one GPU's copies.
+#[derive(Debug)]
+pub(super) struct HostMemory {
+    pool: Arc<HostPool>,
+    chunk: Bytes,
+    memory: Mutex<Memory>,
+    /// Somebody pins ahead: what is free is not given up meanwhile, to be taken again.
+    is_preparing: AtomicBool,
+}
+
+impl HostMemory {
+    /// Of a pool with arenas of this size.
+    pub(super) fn new(pool: &Arc<HostPool>, arena: Bytes) -> Arc<HostMemory> {
+        let chunk = Bytes::new(arena.get() / IN_ARENA / QUANTUM * QUANTUM);
+        let chunk = if chunk.is_zero() { CHUNK } else { chunk.min(CHUNK) };
+        let (memory, is_preparing) = Default::default();
+        let host = Arc::new(HostMemory { pool: pool.clone(), chunk, memory, is_preparing });
+        pool.add_reclaimer(&host);
+        host
+    }
+
+    /// Memory for so many bytes.
+    ///
+    /// # Errors
+    /// [`ProcessError::Host`](super::ProcessError::Host).
+    pub(super) fn take(&self, size: Bytes) -> Result<HostRange> {
+        loop {
+            if let Some(range) = self.memory.lock().take(size) {
+                return Ok(range);
+            }
+            self.grow(size)?;
+        }
+    }
+
+    /// Takes memory back; `last` is the last copy that was begun from it.
+    pub(super) fn put(&self, range: HostRange, last: Option<InMark>) {
+        let HostRange { taken, span, mark } = range;
+        drop(span);
+        self.memory.lock().ranges.put(taken, last.max(mark));
+    }
+
+    /// Has so much free.
+    ///
+    /// # Errors
+    /// As [`HostMemory::take`]; what was had by then stays.
+    pub(super) fn prepare(&self, size: Bytes) -> Result<()> {
+        self.is_preparing.store(true, Relaxed);
+        let prepared = loop {
+            let free = Bytes::new(self.memory.lock().ranges.total());
+            if free >= size {
+                break Ok(());
+            }
+            if let Err(error) = self.grow(self.chunk.min(size.saturating_sub(free))) {
+                break Err(error);
+            }
+        };
+        self.is_preparing.store(false, Relaxed);
+        prepared
+    }
+
+    /// Gives up chunks that are free as a whole, so much or all; returns how much.
+    pub(super) fn give_up(&self, wanted: Bytes) -> Bytes {
+        let mut given = Vec::new();
+        let mut memory = self.memory.lock();
+        let Memory { chunks, ranges, .. } = &mut *memory;
+        let mut left = wanted;
+        given.extend(chunks.extract_if(.., |id, chunk| {
+            let goes = !left.is_zero() && ranges.remove(*id, chunk.size().get());
+            left = if goes { left.saturating_sub(chunk.size()) } else { left };
+            goes
+        }));
+        drop(memory);
+        given.iter().map(|(_, chunk)| chunk.size()).sum()
+    }
+
+    /// What it has of the pool, and what of that is in hands.
+    pub(super) fn bytes(&self) -> (Bytes, Bytes) {
+        let memory = self.memory.lock();
+        let all: Bytes = memory.chunks.values().map(HostBlock::size).sum();
+        (all, all.saturating_sub(Bytes::new(memory.ranges.total())))
+    }
+
+    /// One more chunk, in which so much fits; under no lock, for it may pin memory.
+    fn grow(&self, size: Bytes) -> Result<()> {
+        let exact = rounded(size.get()).map_or(size, Bytes::new);
+        let whole = exact.align_up(self.chunk).unwrap_or(exact);
+        let block = match self.pool.take(whole) {
+            Err(error) if error.is_shortage() && exact < whole => self.pool.take(exact),
+            taken => taken,
+        }?;
+        let mut memory = self.memory.lock();
+        let size = block.size().get();
+        memory.made += 1;
+        let chunk = memory.made;
+        memory.chunks.insert(chunk, block);
+        memory.ranges.add(chunk, size);
+        Ok(())
+    }
+}
+
+impl Memory {
+    fn take(&mut self, size: Bytes) -> Option<HostRange> {
+        let (taken, mark) = self.ranges.take(size.get())?;
+        let span = self.chunks.get(&taken.chunk).and_then(|chunk| chunk.span(Bytes::new(taken.offset), size));
+        match span {
+            Some(span) => Some(HostRange { taken, span, mark }),
+            None => {
+                debug_assert!(false, "a range lies in its chunk");
+                self.ranges.put(taken, mark);
+                None
+            }
+        }
+    }
+}
+
+impl Reclaim for HostMemory {
+    fn reclaim(&self, wanted: Bytes) -> Bytes {
+        if self.is_preparing.load(Relaxed) { Bytes::ZERO } else { self.give_up(wanted) }
+    }
+}

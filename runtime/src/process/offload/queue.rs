@@ -1,0 +1,242 @@
+//! The streams that copies run on: one a direction of each GPU.
+//!
+//! ```text
+//! program:  … work ─ fork                    a fork: recorded and waited for in one go, under the queue's lock
+//! queue:            └─ [fence] ─ start ─ copy, over every link ─ end
+//! ```
+//!
+//! The time between a copy's two events is the time that it ran: a copy that waits for a program's work, or for a fence, does so before the
+//! first. Copies of one queue follow each other, so their sum is the time that the queue had something to move.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::owned::{OwnedEvent, OwnedStream, Span};
+use glake_device::{DeviceId, Driver, EventKind};
+use glake_transfer::paths::Direction;
+use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
+use glake_units::Bytes;
+use rustc_hash::FxHashMap;
+
+use super::super::device_registry::DeviceRegistry;
+use super::super::{ProcessError, Result};
+use super::entries::Away;
+use super::host_memory::HostRange;
+use crate::sync::Mutex;
+
+/// So many copies are timed at once; of those beyond, bytes are counted and no time.
+const MOST: usize = 4096;
+/// So many events are looked at before another is made: there are then few more than are in use at a time.
+const LOOKS: usize = 8;
+
+/// What a queue has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) copies: u64,
+    pub(super) bytes: Bytes,
+    /// Of the copies that were timed and are over: their bytes, and how long they ran.
+    pub(super) timed: Bytes,
+    pub(super) busy: Duration,
+}
+
+/// A copy between its two events.
+#[derive(Debug)]
+struct Running {
+    start: Arc<OwnedEvent>,
+    end: Arc<OwnedEvent>,
+    size: Bytes,
+}
+
+/// One queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    engine: Arc<Engine>,
+    driver: Arc<dyn Driver>,
+    on: UserStream,
+    stream: OwnedStream,
+    /// Of the queue's own device; a fork from another device's stream has an event of its own.
+    fork: OwnedEvent,
+    running: VecDeque<Running>,
+    /// Events that were used: whoever holds none but these can have them again.
+    events: VecDeque<Arc<OwnedEvent>>,
+    moved: Moved,
+}
+
+impl Queue {
+    fn new(registry: &DeviceRegistry, device: DeviceId) -> Result<Queue> {
+        let engine = registry.engine()?.clone();
+        let driver = registry.completion_events.driver().clone();
+        let stream = OwnedStream::new(&driver, device)?;
+        let on = UserStream::of(&*driver, device, stream.id())?;
+        let fork = OwnedEvent::new(&driver, device, EventKind::Plain)?;
+        // Where a driver has no event for a whole context, completion points are of the streams that are known.
+        registry.completion_events.know(device, stream.id());
+        let (running, events, moved) = Default::default();
+        Ok(Queue { engine, driver, on, stream, fork, running, events, moved })
+    }
+
+    /// Enqueues a copy to the host behind what is on a stream of the program by now.
+    ///
+    /// # Errors
+    /// What the driver answers; what was enqueued is done then.
+    pub(super) fn copy_out(
+        &mut self,
+        behind: UserStream,
+        to: &HostRange,
+        from: &Span,
+    ) -> Result<(Arc<OwnedEvent>, CopyHandle)> {
+        self.fork(behind)?;
+        if let Some(mark) = &to.mark {
+            self.stream.wait_for(mark.event.id())?;
+        }
+        let (event, handle) = self.copy(&to.span, from)?;
+        Ok((event, handle))
+    }
+
+    /// Enqueues a copy from the host behind the copy out, and behind what is on a stream of the program by now; its number too.
+    ///
+    /// # Errors
+    /// As [`Queue::copy_out`].
+    pub(super) fn copy_in(
+        &mut self,
+        behind: UserStream,
+        to: &Span,
+        away: &Away,
+    ) -> Result<(Arc<OwnedEvent>, u64, CopyHandle)> {
+        self.fork(behind)?;
+        self.stream.wait_for(away.out.id())?;
+        let (event, handle) = self.copy(to, &away.taken.span)?;
+        Ok((event, self.moved.copies, handle))
+    }
+
+    /// Its stream.
+    #[cfg(test)]
+    #[cfg(not(schedules))]
+    pub(super) fn stream(&self) -> glake_device::Stream {
+        self.on.raw
+    }
+
+    /// Waits on the host for what was enqueued: after a failure, of which nobody else can know how far it came. What cannot be waited for is
+    /// lost with its device.
+    pub(super) fn finish(&mut self) {
+        let _lost = self.stream.synchronize();
+    }
+
+    /// What was moved by now.
+    pub(super) fn moved(&mut self) -> Moved {
+        self.poll();
+        self.moved
+    }
+
+    fn fork(&mut self, behind: UserStream) -> Result<()> {
+        if behind.device == self.on.device {
+            self.fork.record(behind.raw)?;
+            self.stream.wait_for(self.fork.id())?;
+            return Ok(());
+        }
+        let fork = OwnedEvent::new(&self.driver, behind.device, EventKind::Plain)?;
+        fork.record(behind.raw)?;
+        Ok(self.stream.wait_for(fork.id())?)
+    }
+
+    fn copy(&mut self, to: &Span, from: &Span) -> Result<(Arc<OwnedEvent>, CopyHandle)> {
+        self.poll();
+        let (start, end) = (self.event()?, self.event()?);
+        start.record(self.on.raw)?;
+        let copied = self.engine.copy(to, from, self.on, CopyOptions::default());
+        let marked = copied.map_err(ProcessError::from).and_then(|handle| {
+            end.record(self.on.raw)?;
+            Ok(handle)
+        });
+        let handle = match marked {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.finish();
+                return Err(error);
+            }
+        };
+        self.moved.copies += 1;
+        self.moved.bytes = self.moved.bytes.saturating_add(to.size());
+        if self.running.len() < MOST {
+            self.running.push_back(Running { start, end: end.clone(), size: to.size() });
+        }
+        Ok((end, handle))
+    }
+
+    /// An event that nobody else has.
+    fn event(&mut self) -> Result<Arc<OwnedEvent>> {
+        // The oldest are the likeliest to be nobody's any more.
+        for _ in 0..LOOKS.min(self.events.len()) {
+            self.events.rotate_left(1);
+            if let Some(event) = self.events.back().filter(|event| Arc::strong_count(event) == 1) {
+                return Ok(event.clone());
+            }
+        }
+        let event = Arc::new(OwnedEvent::new(&self.driver, self.on.device, EventKind::Timed)?);
+        self.events.push_back(event.clone());
+        Ok(event)
+    }
+
+    /// Notes how long the copies took that are over. That it is not known fails nothing.
+    fn poll(&mut self) {
+        while let Some(Running { start, end, size }) =
+            self.running.pop_front_if(|running| !matches!(running.end.is_passed(), Ok(false)))
+        {
+            if let Ok(micros) = end.since(&start) {
+                self.moved.timed = self.moved.timed.saturating_add(size);
+                self.moved.busy += Duration::from_secs_f64(micros.max(0.0) / 1e6);
+            }
+        }
+    }
+}
+
+/// The queues of a process, made when they are first used.
+#[derive(Debug)]
+pub(super) struct Queues {
+    registry: Arc<DeviceRegistry>,
+    queues: Mutex<FxHashMap<(DeviceId, Direction), SharedQueue>>,
+}
+
+/// Its lock is held while a copy is enqueued, so that what it waits for comes before it.
+pub(super) type SharedQueue = Arc<Mutex<Queue>>;
+
+impl Queues {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>) -> Queues {
+        Queues { registry: registry.clone(), queues: Mutex::default() }
+    }
+
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &**self.registry.completion_events.driver()
+    }
+
+    /// The queue of a device.
+    ///
+    /// # Errors
+    /// What making the engine, a stream or an event meets.
+    pub(super) fn of(&self, device: DeviceId, direction: Direction) -> Result<SharedQueue> {
+        let mut queues = self.queues.lock();
+        if let Some(queue) = queues.get(&(device, direction)) {
+            return Ok(queue.clone());
+        }
+        let queue = Arc::new(Mutex::new(Queue::new(&self.registry, device)?));
+        queues.insert((device, direction), queue.clone());
+        Ok(queue)
+    }
+
+    /// What all queues of a direction have moved.
+    pub(super) fn moved(&self, direction: Direction) -> Moved {
+        let queues: Vec<_> = self.queues.lock().iter().map(|(key, queue)| (*key, queue.clone())).collect();
+        let mut all = Moved::default();
+        for (_, queue) in queues.into_iter().filter(|((_, way), _)| *way == direction) {
+            // Whether a copy is over is asked of the driver.
+            let mut queue = queue.lock();
+            let one = if self.registry.is_stopped() { queue.moved } else { queue.moved() };
+            all.copies += one.copies;
+            all.bytes = all.bytes.saturating_add(one.bytes);
+            all.timed = all.timed.saturating_add(one.timed);
+            all.busy += one.busy;
+        }
+        all
+    }
+}

@@ -1,0 +1,139 @@
+//! Free ranges of chunks of memory, handed out best fit first and joined when they come back. Pure.
+//!
+//! A range comes back with a *fence*: what whoever has it next must wait for. Joined ranges have the later one.
+
+use std::collections::BTreeMap;
+
+/// Sizes and offsets are multiples of this.
+pub(super) const QUANTUM: u64 = 512;
+
+/// A part of a chunk in somebody's hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) chunk: usize,
+    pub(super) offset: u64,
+    pub(super) size: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Free<F> {
+    size: u64,
+    fence: Option<F>,
+}
+
+/// The free ranges, by chunk and offset.
+#[derive(Debug)]
+pub(super) struct Ranges<F> {
+    free: BTreeMap<(usize, u64), Free<F>>,
+}
+
+impl<F> Default for Ranges<F> {
+    fn default() -> Self {
+        Ranges { free: BTreeMap::new() }
+    }
+}
+
+impl<F: Clone + Ord> Ranges<F> {
+    /// A new chunk, all of it free.
+    pub(super) fn add(&mut self, chunk: usize, size: u64) {
+        self.free.insert((chunk, 0), Free { size, fence: None });
+    }
+
+    /// The front of the least range that is large enough; of several the one that was in use longest ago.
+    pub(super) fn take(&mut self, size: u64) -> Option<(Taken, Option<F>)> {
+        let size = rounded(size)?;
+        let fitting = self.free.iter().filter(|(_, free)| free.size >= size);
+        let (&(chunk, offset), _) = fitting.min_by_key(|(_, free)| (free.size, free.fence.clone()))?;
+        let Free { size: whole, fence } = self.free.remove(&(chunk, offset))?;
+        if whole > size {
+            self.free.insert((chunk, offset + size), Free { size: whole - size, fence: fence.clone() });
+        }
+        Some((Taken { chunk, offset, size }, fence))
+    }
+
+    /// Takes a range back.
+    pub(super) fn put(&mut self, taken: Taken, fence: Option<F>) {
+        let Taken { chunk, mut offset, size } = taken;
+        let mut free = Free { size, fence };
+        if let Some(next) = self.free.remove(&(chunk, offset + size)) {
+            free = Free { size: size + next.size, fence: free.fence.max(next.fence) };
+        }
+        let before = self.free.range(..(chunk, offset)).next_back();
+        let before = before.filter(|(at, before)| at.0 == chunk && at.1 + before.size == offset);
+        if let Some((&at, _)) = before
+            && let Some(before) = self.free.remove(&at)
+        {
+            offset = at.1;
+            free = Free { size: before.size + free.size, fence: before.fence.max(free.fence) };
+        }
+        self.free.insert((chunk, offset), free);
+    }
+
+    /// Forgets a chunk of this size if all of it is free.
+    pub(super) fn remove(&mut self, chunk: usize, size: u64) -> bool {
+        let is_whole = self.free.get(&(chunk, 0)).is_some_and(|free| free.size == size);
+        is_whole && self.free.remove(&(chunk, 0)).is_some()
+    }
+
+    /// How much is free.
+    pub(super) fn total(&self) -> u64 {
+        self.free.values().map(|free| free.size).sum()
+    }
+}
+
+/// A size as it is packed.
+pub(super) fn rounded(size: u64) -> Option<u64> {
+    size.max(1).checked_next_multiple_of(QUANTUM)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_least_that_is_enough_is_taken_and_what_touches_is_joined() {
+        let mut ranges = Ranges::<u64>::default();
+        ranges.add(0, 8192);
+        ranges.add(1, 4096);
+        let (small, fence) = ranges.take(100).unwrap();
+        assert_eq!((small, fence), (Taken { chunk: 1, offset: 0, size: 512 }, None));
+        let (large, _) = ranges.take(8192).unwrap();
+        assert_eq!(large.chunk, 0);
+        assert!(ranges.take(4096).is_none());
+        ranges.put(small, Some(7));
+        assert_eq!(ranges.take(4096).unwrap().1, Some(7), "all of it is behind the fence");
+        ranges.put(large, Some(3));
+        assert!(!ranges.remove(0, 4096) && ranges.remove(0, 8192) && !ranges.remove(1, 4096));
+        assert_eq!(ranges.total(), 0);
+    }
+
+    proptest! {
+        /// Ranges in hands never overlap, and a byte's fence is at least that of whoever had it last.
+        #[test]
+        fn what_is_taken_is_nobody_else_s(program in prop::collection::vec((any::<bool>(), 1u64..5000, any::<prop::sample::Index>()), 1..200)) {
+            let (mut ranges, mut bytes) = (Ranges::<usize>::default(), vec![[None::<usize>; 32]; 3]);
+            (0..3).for_each(|chunk| ranges.add(chunk, 32 * QUANTUM));
+            let mut held: Vec<Taken> = Vec::new();
+            let cells = |taken: &Taken| (taken.offset / QUANTUM) as usize..((taken.offset + taken.size) / QUANTUM) as usize;
+            for (now, (takes, size, which)) in program.into_iter().enumerate() {
+                if takes {
+                    let Some((taken, fence)) = ranges.take(size) else { continue };
+                    prop_assert!(taken.size >= size && taken.offset + taken.size <= 32 * QUANTUM);
+                    for other in held.iter().filter(|other| other.chunk == taken.chunk) {
+                        prop_assert!(other.offset + other.size <= taken.offset || taken.offset + taken.size <= other.offset);
+                    }
+                    prop_assert!(bytes[taken.chunk][cells(&taken)].iter().all(|last| *last <= fence));
+                    held.push(taken);
+                } else if !held.is_empty() {
+                    let taken = held.swap_remove(which.index(held.len()));
+                    bytes[taken.chunk][cells(&taken)].fill(Some(now));
+                    ranges.put(taken, Some(now));
+                }
+            }
+            held.into_iter().for_each(|taken| ranges.put(taken, None));
+            prop_assert!((0..3).all(|chunk| ranges.remove(chunk, 32 * QUANTUM)));
+        }
+    }
+}

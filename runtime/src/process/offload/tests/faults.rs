@@ -1,0 +1,94 @@
+//! Every call of the driver fails once: what was offloaded is there, or is still where it was, and nothing is left.
+
+use glake_device::{Fault, Injected, When};
+
+use super::*;
+
+/// What a program has at some moment.
+#[derive(Debug, Default)]
+struct Held {
+    blocks: Vec<Address>,
+    ids: Vec<u64>,
+    /// What must be there whatever failed.
+    intact: Vec<Written>,
+}
+
+/// A step of training in small: two blocks go out, their memory is used, they come back; of one the way back is prefetched. Stops at the
+/// first error.
+fn step(scene: &Scene, held: &mut Held) -> Result<()> {
+    let size = Bytes::mib(10);
+    let mut packed = Vec::new();
+    for seed in [1, 2] {
+        let written = Written { address: scene.malloc_on(scene.own, size)?, size, seed, skipped: 0 };
+        held.blocks.push(written.address);
+        held.intact.push(written);
+        scene.write_on(scene.own, written, US(10));
+        let id = scene.offload.offload(scene.own, written.address, size)?;
+        held.ids.push(id);
+        held.blocks.pop();
+        held.intact.pop();
+        scene.free(written.address);
+        packed.push((id, written));
+    }
+    let between = Written { address: scene.malloc_on(scene.own, size)?, size, seed: 3, skipped: 0 };
+    held.blocks.push(between.address);
+    scene.write_on(scene.own, between, US(10));
+    let early = Written { address: scene.malloc_on(scene.own, size)?, ..packed[1].1 };
+    held.blocks.push(early.address);
+    scene.offload.begin_reload(packed[1].0, scene.own, early.address)?;
+    scene.offload.reload(packed[0].0, scene.own, between.address)?;
+    scene.check_on(scene.own, Written { address: between.address, ..packed[0].1 }, US(10));
+    scene.offload.wait_reload(packed[1].0, scene.own)?;
+    scene.check_on(scene.own, early, US(10));
+    Ok(())
+}
+
+fn fails(error: Injected) {
+    for n in 1.. {
+        let scene = Scene::new();
+        scene.faults.set(&[Fault { verb: None, when: When::Nth(n), error }]);
+        let mut held = Held::default();
+        let answer = step(&scene, &mut held);
+        let injected = scene.faults.injected();
+        scene.faults.set(&[]);
+        if let Err(error) = &answer {
+            assert!(!error.to_string().contains("out of use"), "call {n}: {error}");
+        }
+        held.intact.iter().for_each(|written| scene.check_on(scene.own, *written, NONE));
+        held.ids.iter().for_each(|id| scene.offload.release(*id).unwrap());
+        held.blocks.iter().for_each(|block| scene.free(*block));
+        // The same goes well afterwards.
+        let mut again = Held::default();
+        step(&scene, &mut again).unwrap_or_else(|error| panic!("after call {n}: {error}"));
+        again.ids.iter().for_each(|id| scene.offload.release(*id).unwrap());
+        again.blocks.iter().for_each(|block| scene.free(*block));
+        scene.end();
+        if injected == 0 {
+            assert!(answer.is_ok() && n > 60, "{n} calls");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_call_that_fails_loses_nothing() {
+    fails(Injected::Failed(999));
+}
+
+#[test]
+fn a_call_that_has_no_memory_loses_nothing() {
+    fails(Injected::OutOfMemory);
+}
+
+#[test]
+fn a_lost_device_is_told_of_and_books_go_on() {
+    for n in (1..200).step_by(7) {
+        let scene = Scene::new();
+        scene.faults.set(&[Fault { verb: None, when: When::From(n), error: Injected::Sticky(700) }]);
+        let mut held = Held::default();
+        let _answer = step(&scene, &mut held);
+        held.ids.iter().for_each(|id| scene.offload.release(*id).unwrap());
+        held.blocks.iter().for_each(|block| scene.free(*block));
+        assert_eq!((scene.stats().entries, scene.stats().host_bytes), (0, 0));
+    }
+}

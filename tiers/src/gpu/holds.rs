@@ -1,0 +1,141 @@
+//! Read holds: events on live blocks, up to which something beside the blocks' streams still reads them.
+//!
+//! ```text
+//! stream:  … write ─┬────────────── free ─ malloc, where the limit asks ─ wait for the event ─ write …
+//! queue:            └─ copy out ─ event ─────────────────────────────────────┘
+//! ```
+//!
+//! While a block lives a hold changes nothing. Once the block is freed its bytes are its stream's alone, behind a wait on the GPU for the
+//! event, and only where there is no other memory; they are as any other once the event has passed. Nobody else has them, and nothing is
+//! unmapped, before the completion point that comes after the free: the event was recorded before it, in the same context.
+//!
+//! Invariants: a hold that the allocator has pending has its event here; both change under the allocator's lock, an event's passing too.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use glake_device::owned::{OwnedEvent, Span};
+use glake_device::{Address, DriverError};
+use glake_stitch::{HoldId, HomeRange, StreamKey};
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::core::Core;
+use super::retry::retry;
+use super::{PoolError, Result};
+
+/// One life of a block: from when it is handed out until it is freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId {
+    /// Where the block begins.
+    pub address: Address,
+    /// No other block of the pool ever has the same.
+    pub generation: u64,
+    /// The stream that it goes back to.
+    pub stream: StreamKey,
+}
+
+/// The events of holds.
+#[derive(Debug, Default)]
+pub(super) struct HoldEvents(Mutex<BTreeMap<HoldId, Arc<OwnedEvent>>>);
+
+impl HoldEvents {
+    /// The event of a hold; `None`: it has passed.
+    pub(super) fn event(&self, hold: HoldId) -> Option<Arc<OwnedEvent>> {
+        self.0.lock().get(&hold).cloned()
+    }
+
+    fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>) {
+        self.0.lock().insert(hold, event.clone());
+    }
+
+    fn oldest(&self) -> Option<(HoldId, Arc<OwnedEvent>)> {
+        self.0.lock().first_key_value().map(|(hold, event)| (*hold, event.clone()))
+    }
+
+    fn remove(&self, hold: HoldId) {
+        self.0.lock().remove(&hold);
+    }
+}
+
+impl Core {
+    /// Tells the allocator which holds have passed, the oldest first; those behind one that has not are asked for another time.
+    pub(super) fn poll_holds(&self) -> std::result::Result<(), DriverError> {
+        while let Some((hold, event)) = self.holds().oldest() {
+            if !retry(|| event.is_passed())? {
+                break;
+            }
+            let mut allocator = self.lock();
+            allocator.pass_hold(hold);
+            self.holds().remove(hold);
+        }
+        Ok(())
+    }
+}
+
+/// The read holds of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadHolds<'a> {
+    pub(super) core: &'a Core,
+}
+
+impl ReadHolds<'_> {
+    /// The life of the live block that a range of bytes lies in.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`] where no live block has the first byte; [`PoolError::OutsideBlock`] where the range leaves it.
+    pub fn identify(&self, address: Address, size: Bytes) -> Result<BlockId> {
+        let offset = self.core.offset(address)?;
+        let mut allocator = self.core.lock();
+        let unknown = PoolError::UnknownAddress { device: self.core.device(), address };
+        let Some(block) = allocator.blocks().find(offset) else { return Err(unknown) };
+        let start = offset.saturating_sub(block.offset).get();
+        let end = start.saturating_add(size.get());
+        let begins = self.core.address(block.offset);
+        if end > block.size.get() {
+            let (device, size) = (self.core.device(), block.size.get());
+            return Err(PoolError::OutsideBlock { device, address: begins, size, start, end });
+        }
+        let generation = allocator.generation(block.offset).ok_or(unknown)?;
+        Ok(BlockId { address: begins, generation, stream: block.stream })
+    }
+
+    /// Holds a block until an event that was recorded in the context of its device, for work that was enqueued before on whatever stream.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`]: that block lives no more.
+    pub fn hold(&self, block: BlockId, event: &Arc<OwnedEvent>) -> Result<HoldId> {
+        let offset = self.core.offset(block.address)?;
+        let mut allocator = self.core.lock();
+        let hold = allocator.hold(offset, block.generation);
+        let (device, address) = (self.core.device(), block.address);
+        let hold = hold.ok_or(PoolError::UnknownAddress { device, address })?;
+        self.core.holds().add(hold, event);
+        Ok(hold)
+    }
+
+    /// Ends a hold before its event has passed: the block's own stream waits for the event now. A hold that has ended is no error.
+    pub fn end(&self, hold: HoldId) {
+        let mut allocator = self.core.lock();
+        allocator.pass_hold(hold);
+        self.core.holds().remove(hold);
+    }
+
+    /// Bytes of live blocks, for asynchronous work.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`] outside of the pool; what the driver's table of mappings answers where not all of it is mapped.
+    pub fn span(&self, address: Address, size: Bytes) -> Result<Span> {
+        self.core.span(HomeRange { offset: self.core.offset(address)?, size })
+    }
+
+    /// Freed bytes that holds keep from everybody but their stream.
+    pub fn freed_bytes(&self) -> Bytes {
+        self.core.lock().held_bytes()
+    }
+
+    /// How many holds are not known to have passed.
+    pub fn count(&self) -> usize {
+        self.core.holds().0.lock().len()
+    }
+}
