@@ -89,6 +89,32 @@ def device_of(address: int) -> int | None:
 
 def multi_path(on: bool = True) -> None: ...
 def copy_stats_json() -> str: ...
+class Packed:
+    """Bytes of a block in host memory, by ``offload_begin``, until the object goes. Going waits for nothing, on whatever thread."""
+
+    @property
+    def bytes(self) -> int: ...
+    def begin(self, stream: int, address: int) -> None:
+        """Begins to copy them to memory that was allocated on the stream. Nothing may read or write there before ``wait``. Again and again, if
+        need be."""
+
+    def wait(self, stream: int) -> None:
+        """Has a stream wait, on its GPU, for what ``begin`` began last. InvalidError where it began nothing."""
+
+    def reload(self, stream: int, address: int) -> None:
+        """``begin`` and ``wait`` for one stream."""
+
+def offload_begin(stream: int, address: int, bytes: int) -> Packed | None:
+    """Copies bytes of a live block to host memory, after what is on the stream by now; the block may be freed at once. None, and the
+    bytes are to stay where they are: there is no host memory, it is no memory of the library's, or the stream is captured."""
+
+def offload_prepare(device: int, bytes: int) -> None:
+    """Pins host memory ahead."""
+
+def offload_stats_json() -> str: ...
+def generation(address: int) -> int:
+    """A number for the life of the live block that an address lies in."""
+
 def stream_synchronize(device: int, stream: int) -> None: ...
 def host_register(address: int, size: int) -> None:
     """Pins whole pages of host memory, which stay mapped until they are unpinned."""

@@ -21,6 +21,7 @@ mod hooks;
 mod lease;
 mod library;
 mod live;
+mod offload;
 mod parked;
 mod pools;
 mod regions;
@@ -57,6 +58,8 @@ mod _glake {
     use crate::library::{open, path};
     #[pymodule_export]
     use crate::live::{live_callback, live_ranges};
+    #[pymodule_export]
+    use crate::offload::{Packed, generation, offload_begin, offload_prepare, offload_stats_json};
     #[pymodule_export]
     use crate::parked::Parked;
     #[pymodule_export]
