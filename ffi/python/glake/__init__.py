@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pathlib
 
-from . import _library, asgi, generation, lease
+from . import _library, asgi, generation, lease, offload
 from ._agent import join, leave
 from ._commit import commit, decommit
 from ._copies import Copy, copy_, copy_list, copy_stats, copy_to_all, multi_path
@@ -77,6 +77,7 @@ __all__ = [
     "memory_summary",
     "memory_usage",
     "multi_path",
+    "offload",
     "order",
     "prepare",
     "refill",

@@ -104,6 +104,22 @@ class Packed:
     def reload(self, stream: int, address: int) -> None:
         """``begin`` and ``wait`` for one stream."""
 
+class Place:
+    """A place that offloads: it learns the order in which what a pass packs is read. Forgotten when this object goes."""
+
+    def __init__(self) -> None: ...
+    def packed(self, bytes: int) -> tuple[int, bool, list[int]]:
+        """The next item of the pass, whether it is to be offloaded, and items whose reloads are to begin first, in this order."""
+
+    def unpacked(self, item: int) -> list[int]:
+        """An item is read: items whose reloads are to begin first, in this order. InvalidError: the pass has no such item."""
+
+    def freed(self, item: int) -> None:
+        """What was reloaded of an item is gone from its GPU, and it may be read again."""
+
+    def dropped(self, item: int) -> None:
+        """Nobody reads an item any more; with the last one the pass is over."""
+
 def offload_begin(stream: int, address: int, bytes: int) -> Packed | None:
     """Copies bytes of a live block to host memory, after what is on the stream by now; the block may be freed at once. None, and the
     bytes are to stay where they are: there is no host memory, it is no memory of the library's, or the stream is captured."""

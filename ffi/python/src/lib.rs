@@ -23,6 +23,7 @@ mod library;
 mod live;
 mod offload;
 mod parked;
+mod place;
 mod pools;
 mod regions;
 mod share;
@@ -62,6 +63,8 @@ mod _glake {
     use crate::offload::{Packed, generation, offload_begin, offload_prepare, offload_stats_json};
     #[pymodule_export]
     use crate::parked::Parked;
+    #[pymodule_export]
+    use crate::place::Place;
     #[pymodule_export]
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
     #[pymodule_export]

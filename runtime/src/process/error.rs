@@ -128,6 +128,15 @@ pub enum ProcessError {
         /// What was given.
         id: u64,
     },
+    /// There is no such place that offloads.
+    #[error("no place that offloads has the number {id}: it was released before, or never made")]
+    UnknownPlace {
+        /// What was given.
+        id: u64,
+    },
+    /// A pass was told of what it has not.
+    #[error("what the place that offloads was told is not of its pass: {0}")]
+    Pass(#[from] glake_offload::TapeError),
     /// No copy in was begun.
     #[error("what is offloaded under the number {id} is not on its way back: begin to reload it first")]
     NotReloading {

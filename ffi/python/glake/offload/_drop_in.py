@@ -1,0 +1,45 @@
+"""torchtune's and TRL's names for what they have, so that a recipe changes one import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._activations import Activations
+
+
+class OffloadActivations(Activations):
+    """As ``torchtune.training.OffloadActivations`` and ``trl.models.activation_offloading.OffloadActivations``: a context manager around a
+    forward pass and its loss.
+
+    Args:
+        use_pin_memory: it is always pinned.
+        use_streams: copies always have a queue of their own.
+        min_offload_size: what is smaller stays, in bytes.
+        max_fwd_stash_size: tensors are not held back for their copies: a block is its stream's again behind its copy.
+    """
+
+    def __init__(
+        self,
+        use_pin_memory: bool = True,
+        use_streams: bool | None = True,
+        min_offload_size: int = 1024,
+        max_fwd_stash_size: int = 5,
+        **_more: Any,
+    ) -> None:
+        if min_offload_size < 0 or max_fwd_stash_size < 1:
+            raise ValueError(f"min_offload_size is {min_offload_size} and max_fwd_stash_size {max_fwd_stash_size}: at least 0 and 1")
+        super().__init__(None, min_offload_size)
+
+
+class NoOpManager:
+    """A block of code in which nothing is offloaded, within one that offloads: a pair of hooks that keeps what is saved."""
+
+    def __enter__(self) -> NoOpManager:
+        import torch
+
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)

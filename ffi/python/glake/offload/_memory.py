@@ -1,0 +1,44 @@
+"""Where the bytes of tensors lie, and where memory for them comes from."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Memory(Protocol):
+    """A kind of device's."""
+
+    def owns(self, tensor: Any) -> bool:
+        """Whether what is saved of such a tensor may leave now."""
+
+    def stream(self, tensor: Any) -> int:
+        """The stream that it is used on."""
+
+    def address(self, storage: Any) -> int:
+        """Where the library finds a storage's bytes."""
+
+    def take(self, like: Any, size: int) -> tuple[Any, int]:
+        """Memory of the current stream: a storage and its address."""
+
+
+class Cuda:
+    """GPUs, by way of torch."""
+
+    def owns(self, tensor: Any) -> bool:
+        import torch
+
+        return tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+    def stream(self, tensor: Any) -> int:
+        import torch
+
+        return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+    def address(self, storage: Any) -> int:
+        return int(storage.data_ptr())
+
+    def take(self, like: Any, size: int) -> tuple[Any, int]:
+        import torch
+
+        storage = torch.empty(size, dtype=torch.uint8, device=like.device).untyped_storage()
+        return storage, int(storage.data_ptr())

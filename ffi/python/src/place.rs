@@ -1,0 +1,81 @@
+//! A place that offloads, owned by an object of Python.
+
+use pyo3::prelude::*;
+
+use crate::error::checked;
+use crate::library::symbols;
+
+/// So many reloads are told with one call; others come with the next.
+const ROOM: usize = 64;
+
+/// A place, until it is dropped.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub(crate) struct Place {
+    id: u64,
+}
+
+#[pymethods]
+impl Place {
+    #[new]
+    fn new(py: Python<'_>) -> PyResult<Place> {
+        let mut id = 0;
+        // SAFETY: it writes one number to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_place_create)(&raw mut id) })?;
+        Ok(Place { id })
+    }
+
+    fn packed(&self, py: Python<'_>, bytes: u64) -> PyResult<(u64, bool, Vec<u64>)> {
+        let (mut item, mut is_offloaded, mut begin, mut count) = (0, 0, [0; ROOM], 0);
+        checked(py, |symbols| {
+            // SAFETY: it writes to places that are ours, and to the list as often as is said.
+            unsafe {
+                (symbols.glake_offload_packed)(
+                    self.id,
+                    bytes,
+                    &raw mut item,
+                    &raw mut is_offloaded,
+                    begin.as_mut_ptr(),
+                    ROOM,
+                    &raw mut count,
+                )
+            }
+        })?;
+        Ok((item, is_offloaded != 0, begin[..count.min(ROOM)].to_vec()))
+    }
+
+    fn unpacked(&self, py: Python<'_>, item: u64) -> PyResult<Vec<u64>> {
+        let (mut begin, mut count) = ([0; ROOM], 0);
+        checked(py, |symbols| {
+            // SAFETY: as of `packed`.
+            unsafe {
+                (symbols.glake_offload_unpacked)(self.id, item, begin.as_mut_ptr(), ROOM, &raw mut count)
+            }
+        })?;
+        Ok(begin[..count.min(ROOM)].to_vec())
+    }
+
+    fn freed(&self, py: Python<'_>, item: u64) -> PyResult<()> {
+        // SAFETY: it takes two numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_freed)(self.id, item) })
+    }
+
+    fn dropped(&self, py: Python<'_>, item: u64) -> PyResult<()> {
+        // SAFETY: it takes two numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_dropped)(self.id, item) })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<glake._glake.Place {}>", self.id)
+    }
+}
+
+impl Drop for Place {
+    /// Waits for nothing; in a forked child and at the end of the process the library does nothing.
+    fn drop(&mut self) {
+        if let Ok(symbols) = symbols() {
+            // SAFETY: it takes a number. It is known, so that there is no failure to tell anybody of.
+            unsafe { (symbols.glake_offload_place_release)(self.id) };
+        }
+    }
+}

@@ -1,0 +1,283 @@
+"""Activations that are offloaded: autograd on the CPU, whose saved bytes are laid into simulated GPUs' memory.
+
+Needs torch; every test is skipped without it."""
+
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import unittest
+
+os.environ["GLAKE_DEVICE"] = "sim"
+
+import glake  # noqa: E402
+from glake import _library  # noqa: E402
+
+api = _library.api()
+torch = None
+if importlib.util.find_spec("torch"):
+    import torch
+
+    from glake.offload import _report, _saved
+    from glake.offload._activations import Activations
+
+
+class Laid:
+    """Tensors of the CPU whose bytes are copied to a block of a simulated GPU to be offloaded from there, and come back to one."""
+
+    def __init__(self):
+        self.staged = None
+
+    def owns(self, tensor):
+        return tensor.device.type == "cpu"
+
+    def stream(self, tensor):
+        return 0
+
+    def address(self, storage):
+        self.free()
+        self.staged = api.alloc(0, storage.nbytes())
+        ctypes.memmove(self.staged, storage.data_ptr(), storage.nbytes())
+        return self.staged
+
+    def free(self):
+        """The block is freed as soon as its copy has begun, as torch frees it with the last tensor."""
+        if self.staged is not None:
+            api.free(self.staged)
+        self.staged = None
+
+    def take(self, like, size):
+        address = api.alloc(0, size)
+
+        class Block(ctypes.c_char * size):
+            def __del__(self):
+                api.free(address)
+
+        storage = torch.frombuffer(Block.from_address(address), dtype=torch.uint8).untyped_storage()
+        return storage, address
+
+
+def synchronous(read):
+    def reads(entry):
+        found = read(entry)
+        # The CPU reads, which is no stream.
+        api.stream_synchronize(0, 0)
+        return found
+
+    return reads
+
+
+@unittest.skipUnless(torch, "torch is not installed: activations are not offloaded here")
+class OfTorch(unittest.TestCase):
+    def setUp(self):
+        self.read, _saved.Entry.read = _saved.Entry.read, synchronous(_saved.Entry.read)
+        self.memory = Laid()
+        self.merged = _report.counts.merged
+
+    def tearDown(self):
+        _saved.Entry.read = self.read
+        self.memory.free()
+        gc.collect()
+        left = glake.offload.report()
+        self.assertEqual((left["entries"], left["host_bytes"], left["held_bytes"]), (0, 0, 0), left)
+        self.assertEqual(glake.memory_stats(0)["allocated_bytes.all.current"], 0)
+
+    def activations(self, module=None, least=0):
+        return Activations(module, least, self.memory)
+
+    def same(self, make, steps=4, inputs=lambda: torch.randn(8, 32)):
+        """Losses and gradients of a few steps, to the bit, with and without."""
+
+        def run(offloads):
+            torch.manual_seed(7)
+            model = make()
+            handle = self.activations(model) if offloads else None
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            seen = []
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = model(inputs()).square().mean()
+                loss.backward()
+                seen.append((loss.item(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]))
+                optimizer.step()
+            if handle:
+                handle.remove()
+            return seen
+
+        plain = run(False)
+        self.assertEqual(str(plain), str(run(False)), "two plain runs differ")
+        for (loss, gradients), (other, others) in zip(plain, run(True)):
+            self.assertEqual(loss, other)
+            for gradient, another in zip(gradients, others):
+                self.assertTrue(gradient is another is None or torch.equal(gradient, another))
+
+
+class Exact(OfTorch):
+    def test_linear_layers_dropout_and_norms(self):
+        def make():
+            nn = torch.nn
+            block = lambda: nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 32))
+            return nn.Sequential(*[block() for _ in range(4)])
+
+        self.same(make)
+
+    def test_convolutions_in_place_and_batch_norms(self):
+        def make():
+            nn = torch.nn
+            layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()]
+            return nn.Sequential(*layers, nn.Linear(8 * 16, 4))
+
+        self.same(make, inputs=lambda: torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last))
+
+    def test_attention_whose_parts_are_views(self):
+        class Attention(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).view(2, 4, 3, 4, 8).permute(2, 0, 3, 1, 4)
+                found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+                return x + self.out(found.transpose(1, 2).reshape(8, 32))
+
+        self.same(lambda: torch.nn.Sequential(*[Attention() for _ in range(3)]))
+
+    def test_experts_that_are_not_used_and_checkpoints(self):
+        from torch.utils.checkpoint import checkpoint
+
+        class Experts(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.experts = torch.nn.ModuleList([torch.nn.Linear(32, 32) for _ in range(4)])
+
+            def forward(self, x):
+                for place in (0, 2):
+                    x = x + checkpoint(lambda x: torch.tanh(self.experts[place](x)), x, use_reentrant=place == 0)
+                return x
+
+        self.same(Experts, inputs=lambda: torch.randn(8, 32, requires_grad=True))
+
+    def test_shapes_that_change_and_several_forwards_before_a_backward(self):
+        def run(offloads):
+            torch.manual_seed(3)
+            model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16))
+            handle = self.activations(model) if offloads else None
+            for rows in (4, 9, 4, 9, 5):
+                loss = model(torch.randn(rows, 16)).sum() + model(torch.randn(rows, 16)).square().sum()
+                loss.backward()
+            if handle:
+                handle.remove()
+            return [p.grad.clone() for p in model.parameters()]
+
+        for mine, plain in zip(run(True), run(False)):
+            self.assertTrue(torch.equal(mine, plain))
+
+
+class Saves(OfTorch):
+    def test_bytes_that_two_operations_save_are_copied_once(self):
+        x = torch.ones(1000, requires_grad=True)
+        before = glake.offload.report()
+        with self.activations():
+            y = x * 3
+            z = (y * y).sum() + y.exp().sum()
+        during = glake.offload.report()
+        self.assertGreaterEqual(during["merged"] - before["merged"], 1)
+        z.backward()
+        self.assertTrue(torch.equal(x.grad, 18 * torch.ones(1000) + 3 * torch.exp(3 * torch.ones(1000))))
+
+    def test_parameters_their_views_and_buffers_stay(self):
+        model = torch.nn.Linear(64, 64, bias=False)
+        model.register_buffer("scale", torch.ones(64, 64))
+        taken = glake.offload.report()["bytes_out"]
+        handle = self.activations(model)
+        x = torch.randn(2, 64, requires_grad=True)
+        loss = (model(x) @ model.weight.t()).sum()
+        loss.backward()
+        handle.remove()
+        # x alone, for the first product.
+        self.assertEqual(glake.offload.report()["bytes_out"] - taken, 2 * 64 * 4)
+
+    def test_a_change_after_a_save_raises_autograds_own_error(self):
+        for least in (0, 1 << 30):
+            x = torch.ones(300, requires_grad=True)
+            with self.activations(least=least):
+                y = x * 2
+                z = (y * y).sum()
+            y.add_(1)
+            with self.assertRaisesRegex(RuntimeError, r"modified by an inplace operation: \[torch.FloatTensor \[300\]\], which is output 0 of "):
+                z.backward()
+            del y, z
+
+    def test_graphs_that_are_retained_and_differentiated_twice(self):
+        x = torch.full((500,), 0.5, requires_grad=True)
+        with self.activations():
+            z = torch.exp(x * 1.0).sum()
+        z.backward(retain_graph=True)
+        first = x.grad.clone()
+        z.backward(retain_graph=True)
+        self.assertTrue(torch.equal(x.grad, 2 * first))
+        with self.activations():
+            (g,) = torch.autograd.grad(torch.exp(x).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(g.sum(), x)
+        self.assertTrue(torch.equal(second, torch.exp(x.detach())))
+        del z, g, second
+
+    def test_passes_that_end_early_leave_nothing(self):
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+        handle = self.activations(model)
+
+        class Raises(torch.nn.Module):
+            def forward(self, x):
+                raise KeyError("not today")
+
+        model.append(Raises())
+        with self.assertRaises(KeyError):
+            model(torch.randn(4, 16))
+        del model[2]
+        # The hooks are off again, and a pass without a backward goes with its graph.
+        model(torch.randn(4, 16))
+        with torch.no_grad():
+            model(torch.randn(4, 16))
+        model(torch.randn(4, 16)).sum().backward()
+        handle.remove()
+        handle.remove()
+
+    def test_where_there_is_no_host_memory_tensors_stay(self):
+        refused = glake.offload.report()["refused"]
+        begin, api_begin = _library.api, _library.api().offload_begin
+
+        class Refuses:
+            def __getattr__(self, name):
+                return (lambda *_: None) if name == "offload_begin" else getattr(begin(), name)
+
+        _library.api = lambda: Refuses()
+        try:
+            self.test_graphs_that_are_retained_and_differentiated_twice()
+        finally:
+            _library.api = begin
+        self.assertIs(_library.api().offload_begin, api_begin)
+        self.assertGreater(glake.offload.report()["refused"], refused)
+
+    def test_torchtunes_names(self):
+        from glake.offload import NoOpManager, OffloadActivations
+
+        manager = OffloadActivations(use_streams=True, min_offload_size=0)
+        manager._packer._memory = self.memory
+        x = torch.ones(100, requires_grad=True)
+        out = glake.offload.report()["bytes_out"]
+        with manager:
+            with NoOpManager():
+                y = torch.exp(x)
+            middle = glake.offload.report()["bytes_out"]
+            z = torch.exp(y).sum()
+        self.assertEqual(middle, out)
+        self.assertGreater(glake.offload.report()["bytes_out"], out)
+        z.backward()
+        for wrong in ({"min_offload_size": -1}, {"max_fwd_stash_size": 0}):
+            with self.assertRaises(ValueError):
+                OffloadActivations(**wrong)
+
+
+if __name__ == "__main__":
+    unittest.main()
