@@ -22,6 +22,7 @@
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
 
+mod chunks;
 mod entries;
 mod host_memory;
 mod queue;
