@@ -299,7 +299,7 @@ typedef struct {
     uint64_t completion_lag_us_p95;
     // The longest of those lags.
     uint64_t completion_lag_us_max;
-    // GPU time in the waits that `borrow = wait` made, in microseconds.
+    // GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
     uint64_t gpu_wait_us;
     // The lease; -1 where there is none.
     int64_t lease_bytes;

@@ -88,7 +88,7 @@ pub struct DeviceStats {
     pub completion_lag_us_p95: u64,
     /// The longest of those lags.
     pub completion_lag_us_max: u64,
-    /// GPU time in the waits that `borrow = wait` made, in microseconds.
+    /// GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
     pub gpu_wait_us: u64,
     /// The lease; -1 where there is none.
     pub lease_bytes: i64,

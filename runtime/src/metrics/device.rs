@@ -90,7 +90,7 @@ macro_rules! device_metrics {
                 completion_lag_us_p95: u64, Microseconds, Experimental;
                 /// The longest of those lags.
                 completion_lag_us_max: u64, Microseconds, Experimental;
-                /// GPU time in the waits that `borrow = wait` made, in microseconds.
+                /// GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
                 gpu_wait_us: u64, Microseconds, Experimental;
                 /// The lease; -1 where there is none.
                 lease_bytes: i64, Bytes, Stable;

@@ -18,13 +18,9 @@ use glake_tiers::{HostBlock, HostPool, Reclaim};
 use glake_units::Bytes;
 
 use super::super::Result;
-use super::ranges::{QUANTUM, Ranges, Taken, rounded};
+use super::chunks::{ChunkSizes, MOST};
+use super::ranges::{Ranges, Taken, rounded};
 use crate::sync::Mutex;
-
-/// What chunks are multiples of, at most: so that a chunk's rest is little beside what is in it.
-const CHUNK: Bytes = Bytes::mib(64);
-/// So many chunks fill an arena of the pool.
-const IN_ARENA: u64 = 4;
 
 /// A copy in that still reads a range, by its number among all of its queue.
 #[derive(Clone, Debug)]
@@ -75,7 +71,7 @@ struct Memory {
 #[derive(Debug)]
 pub(super) struct HostMemory {
     pool: Arc<HostPool>,
-    chunk: Bytes,
+    chunks: ChunkSizes,
     memory: Mutex<Memory>,
     /// Somebody pins ahead: what is free is not given up meanwhile, to be taken again.
     is_preparing: AtomicBool,
@@ -84,10 +80,8 @@ pub(super) struct HostMemory {
 impl HostMemory {
     /// Of a pool with arenas of this size.
     pub(super) fn new(pool: &Arc<HostPool>, arena: Bytes) -> Arc<HostMemory> {
-        let chunk = Bytes::new(arena.get() / IN_ARENA / QUANTUM * QUANTUM);
-        let chunk = if chunk.is_zero() { CHUNK } else { chunk.min(CHUNK) };
-        let (memory, is_preparing) = Default::default();
-        let host = Arc::new(HostMemory { pool: pool.clone(), chunk, memory, is_preparing });
+        let (chunks, (memory, is_preparing)) = (ChunkSizes::of(arena), Default::default());
+        let host = Arc::new(HostMemory { pool: pool.clone(), chunks, memory, is_preparing });
         pool.add_reclaimer(&host);
         host
     }
@@ -101,7 +95,7 @@ impl HostMemory {
             if let Some(range) = self.memory.lock().take(size) {
                 return Ok(range);
             }
-            self.grow(size)?;
+            self.grow(size, self.chunks.next(size, self.bytes().0))?;
         }
     }
 
@@ -123,7 +117,8 @@ impl HostMemory {
             if free >= size {
                 break Ok(());
             }
-            if let Err(error) = self.grow(self.chunk.min(size.saturating_sub(free))) {
+            let missing = size.saturating_sub(free);
+            if let Err(error) = self.grow(missing.min(MOST), self.chunks.ahead(missing)) {
                 break Err(error);
             }
         };
@@ -153,10 +148,9 @@ impl HostMemory {
         (all, all.saturating_sub(Bytes::new(memory.ranges.total())))
     }
 
-    /// One more chunk, in which so much fits; under no lock, for it may pin memory.
-    fn grow(&self, size: Bytes) -> Result<()> {
+    /// One more chunk of a size, or where there is not so much one in which so much fits; under no lock, for it may pin memory.
+    fn grow(&self, size: Bytes, whole: Bytes) -> Result<()> {
         let exact = rounded(size.get()).map_or(size, Bytes::new);
-        let whole = exact.align_up(self.chunk).unwrap_or(exact);
         let block = match self.pool.take(whole) {
             Err(error) if error.is_shortage() && exact < whole => self.pool.take(exact),
             taken => taken,

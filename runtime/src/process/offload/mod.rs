@@ -23,6 +23,7 @@
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
 
+mod chunks;
 mod entries;
 mod host_memory;
 mod places;

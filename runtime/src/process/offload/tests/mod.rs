@@ -2,6 +2,7 @@
 
 mod copies;
 mod faults;
+mod links;
 mod programs;
 mod refusals;
 
