@@ -59,7 +59,7 @@ impl Arbiter {
                 self.server.finish_refill(id);
             }
             // Late, and here now.
-            State::Resting => gang.distrust = Distrust::default(),
+            State::Resting => (gang.distrust, gang.is_parked) = (Distrust::default(), false),
             _ => {}
         }
         if let Some((_, gang)) = self.gang_mut(worker) {

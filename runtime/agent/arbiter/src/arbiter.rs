@@ -183,6 +183,7 @@ impl Arbiter {
                         (held.lease, held.resident) =
                             (held.lease.saturating_sub(bytes), held.resident.saturating_sub(bytes));
                     });
+                    self.server.came(id, gpu);
                 }
             }
             Event::Shrunk { worker, holdings } => {
@@ -323,6 +324,7 @@ impl Arbiter {
         }
         if gang.members.values().all(|member| !member.wants) {
             (gang.want, gang.away.rests_since) = (None, now);
+            gang.begin_anew();
         }
         self.server.note(id);
     }

@@ -232,6 +232,11 @@ impl Gang {
         self.starting = self.members.values().any(|member| member.starting);
     }
 
+    /// Its uses wait no more, and not because their memory came back.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.is_parked, self.parks) = (false, 0);
+    }
+
     /// The starts of all are over, or are not waited for any more.
     pub(crate) fn end_starts(&mut self) {
         self.members.values_mut().for_each(|member| member.starting = false);

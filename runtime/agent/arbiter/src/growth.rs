@@ -20,6 +20,8 @@ pub(crate) struct Growth {
     /// Who gives the bytes, and when that is late; nobody, where its gang is absent.
     pub(crate) victims: BTreeSet<GangId>,
     pub(crate) late_at: Duration,
+    /// How long each part of the bytes may take.
+    pub(crate) patience: Duration,
 }
 
 impl Server {
@@ -30,7 +32,8 @@ impl Server {
             return self.actions.push(Action::DenyGrowth { worker, gpu, bytes });
         };
         self.add_share(gang, (worker, gpu));
-        let growth = Growth { gang, worker, gpu, bytes, by, victims: BTreeSet::new(), late_at: by };
+        let (victims, patience) = (BTreeSet::new(), Duration::ZERO);
+        let growth = Growth { gang, worker, gpu, bytes, by, victims, late_at: by, patience };
         if let Some(gang) = self.gangs.get_mut(&gang) {
             gang.growing += 1;
         }
@@ -58,22 +61,33 @@ impl Server {
         }
     }
 
-    /// Whether bytes that it can have are on their way: its victims', or those of a refill that had its victims'.
+    /// Whether bytes that it can have are on their way: somebody's who leaves or has died, or those of a refill, which had its
+    /// victims'.
     fn is_to_come(&self, growth: &Growth) -> bool {
-        let gives = |id: &GangId| {
-            let state = self.gangs.get(id).map(|gang| &gang.state);
-            self.now < growth.late_at && matches!(state, Some(State::Shrinking { by: Some(_), .. }))
+        let gives = |gang: &Gang| {
+            matches!(gang.state, State::Shrinking { by: Some(_), .. }) && gang.on(growth.gpu).next().is_some()
         };
-        growth.victims.iter().any(gives) || !growth.victims.is_empty() && self.refilling(growth.gpu).is_some()
+        let died = self.gpus.get(&growth.gpu).is_some_and(|gpu| gpu.measure_at().is_some());
+        let leaves = died || self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(gives);
+        self.now < growth.late_at && leaves || !growth.victims.is_empty() && self.is_refilling(growth.gpu)
     }
 
-    /// The refill that is under way on a GPU and waits for bytes.
-    fn refilling(&self, gpu: GpuId) -> Option<&Gang> {
-        let refills = |gang: &&Gang| {
-            matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_none() || gang.starting)
+    /// Bytes came back: the next ones may take as long again.
+    pub(crate) fn came(&mut self, id: GangId, gpu: GpuId) {
+        let now = self.now;
+        let growths = self.growths.iter_mut();
+        for growth in growths.filter(|growth| growth.gpu == gpu && growth.victims.contains(&id)) {
+            growth.late_at = now + growth.patience;
+        }
+    }
+
+    /// Whether a refill is under way on a GPU that waits for bytes.
+    fn is_refilling(&self, gpu: GpuId) -> bool {
+        let refills = |gang: &Gang| {
+            matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_none())
                 && gang.on(gpu).next().is_some()
         };
-        self.under_way.iter().filter_map(|id| self.gangs.get(id)).find(refills)
+        self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(refills)
     }
 
     /// Has idle workers give what is short, or denies it.
@@ -81,13 +95,16 @@ impl Server {
         let Growth { gang, gpu, bytes, .. } = growth;
         let short = bytes.saturating_sub(self.free_beside_restores(gpu));
         // Nobody leaves beside a start.
-        let starts = self.refilling(gpu).is_some_and(|gang| gang.starting);
+        let starting = |gang: &Gang| {
+            matches!(gang.state, State::Refilling(_)) && gang.starting && gang.on(gpu).next().is_some()
+        };
+        let starts = self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(starting);
         let found = self.choose(gpu, short, None, Some(gang));
         if starts || !found.short.is_zero() {
             return self.deny_growth(&growth);
         }
         let (victims, patience) = self.take(&found.takes);
-        (growth.victims, growth.late_at) = (victims, self.now + patience);
+        (growth.victims, growth.late_at, growth.patience) = (victims, self.now + patience, patience);
         self.growths.push(growth);
     }
 

@@ -74,7 +74,7 @@ impl Planner<'_> {
     /// Plans each GPU's first want.
     fn plan(&mut self) {
         let server = &self.server;
-        let (mut blocked, mut wants) = (BTreeSet::new(), BinaryHeap::new());
+        let (mut blocked, mut wants, mut behind) = (BTreeSet::new(), BinaryHeap::new(), None);
         for (id, gang) in server.under_way.iter().filter_map(|id| Some((*id, server.gangs.get(id)?))) {
             match (&gang.state, gang.want) {
                 (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.holding.gpu)),
@@ -82,11 +82,20 @@ impl Planner<'_> {
                 (State::Resting, Some(_))
                     if gang.away.is_moving() || gang.away.restore_after > server.now => {}
                 (State::Resting, _) => {
-                    wants.extend(gang.order(id, server.now, &server.settings).map(Reverse));
+                    let order = gang.order(id, server.now, &server.settings);
+                    // It comes before others then.
+                    let until = order.filter(|(_, is_behind, ..)| *is_behind);
+                    behind = until
+                        .map(|(_, _, since, _)| since + server.settings.resume_after)
+                        .into_iter()
+                        .chain(behind)
+                        .min();
+                    wants.extend(order.map(Reverse));
                 }
                 _ => {}
             }
         }
+        self.retry_at = self.retry_at.into_iter().chain(behind).min();
         while let Some(Reverse((Reverse(class), .., id))) = wants.pop() {
             let Some(gang) = self.server.gangs.get(&id) else { continue };
             let gpus = gang.needs_gpus();

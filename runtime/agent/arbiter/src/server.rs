@@ -240,7 +240,8 @@ impl Server {
     }
 
     pub(crate) fn unpark(&mut self, id: GangId) {
-        let Some(gang) = self.gangs.get(&id) else { return };
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        gang.is_parked = false;
         self.actions.extend(gang.members.keys().map(|&worker| Action::Unpark { worker }));
         self.set_state(id, State::Resting);
     }
@@ -339,6 +340,9 @@ impl Server {
     pub(crate) fn admit(&mut self, id: GangId) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         gang.want = None;
+        if gang.is_resting() {
+            gang.is_parked = false;
+        }
         for (&worker, member) in &mut gang.members {
             member.wants = false;
             self.actions.push(Action::Admit { worker });
@@ -427,6 +431,9 @@ impl Server {
     pub(crate) fn deny(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         (gang.want, gang.away.rests_since) = (None, self.now);
+        if retry_after.is_none() {
+            gang.begin_anew();
+        }
         for (&worker, member) in gang.members.iter_mut().filter(|(_, member)| member.wants) {
             member.wants = false;
             self.actions.push(Action::Deny { worker, why, retry_after });

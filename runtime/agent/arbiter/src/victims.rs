@@ -158,9 +158,11 @@ impl Chooser<'_> {
     /// quantum, then its own memory is copied back.
     fn pause(&self, gang: &Gang) -> Duration {
         let link = self.settings.link;
+        // Newer wants may go first for so long.
+        let behind = if self.waiting().count() > 1 { self.settings.resume_after } else { Duration::ZERO };
         let turn = |whom: &Gang| {
             let start = if whom.starting { self.settings.start } else { Duration::ZERO };
-            whom.predictions.refill(whom.copied().0, link) + start + self.quantum(whom)
+            whom.predictions.refill(whom.copied().0, link) + start + self.quantum(whom) + behind
         };
         let turn = self.whom.and_then(|whom| self.gangs.get(&whom)).map_or(Duration::ZERO, turn);
         let largest = gang.on(self.gpu).map(|share| (share.evictable(), share.holding.dirty)).max();
@@ -168,13 +170,20 @@ impl Chooser<'_> {
         gang.predictions.shrink(leaving, dirty, link) + turn + gang.predictions.refill(gang.copied().1, link)
     }
 
-    /// How many wait for this GPU, if who asks was parked itself.
-    fn waiting_in_turn(&self) -> Option<u32> {
-        self.whom.and_then(|whom| self.gangs.get(&whom)).filter(|whom| whom.is_parked)?;
+    /// Who waits for this GPU.
+    fn waiting(&self) -> impl Iterator<Item = &Gang> {
         let waits =
             |gang: &&Gang| gang.want.is_some() && gang.is_resting() && gang.on(self.gpu).next().is_some();
-        let waiting = self.gangs.values().filter(waits).count();
-        Some(u32::try_from(waiting).unwrap_or(u32::MAX).max(1))
+        self.gangs.values().filter(waits)
+    }
+
+    /// How many wait for this GPU, if all of them were parked, and may pause: else somebody waits for a first token, or has waited
+    /// for as long as it may.
+    fn waiting_in_turn(&self) -> Option<u32> {
+        let waiting = self.waiting().try_fold(0_u32, |count, gang| {
+            (gang.is_parked && gang.profile.max_pause.is_none()).then_some(count + 1)
+        })?;
+        self.class.map(|_| waiting.max(1))
     }
 
     /// How long a worker runs before it is parked for who asks. Where that one was parked too, a quick change helps no first

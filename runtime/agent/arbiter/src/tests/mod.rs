@@ -2,6 +2,7 @@
 
 mod away;
 mod exhaustive;
+mod growths;
 mod invariants;
 mod random;
 mod scenarios;

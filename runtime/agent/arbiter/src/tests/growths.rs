@@ -1,0 +1,133 @@
+//! A use that grows gets what is on its way to it, and is denied only where nothing is.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::world::{FLOOR, World};
+use crate::{Action, Activity, Contexts, Event, GpuId, Holding, Settings, WorkerId};
+
+const GPU: GpuId = GpuId(0);
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+fn grow(id: u64, bytes: Bytes) -> Event {
+    Event::Grow { worker: WorkerId(id), gpu: GPU, bytes, within: MS(30_000) }
+}
+
+/// Workers of so many GiB, resident one after the other, all but the first `busy` of them idle; nothing is free.
+fn full(gib: &[u64], busy: u64, budget: u64) -> World {
+    let mut world = World::new(Settings::default(), &[(budget, 200)]);
+    for (id, gib) in (0..).zip(gib) {
+        world.join_asleep(id, Bytes::gib(*gib));
+        world.pass(MS(1_000));
+        world.want(WorkerId(id), None);
+        world.answer(WorkerId(id));
+        world.does(WorkerId(id), Activity::Busy);
+        world.pass(MS(3_000));
+    }
+    let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
+    world.tell(grow(0, free));
+    (busy..gib.len() as u64).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    world.pass(MS(1_000));
+    world
+}
+
+fn step(world: &mut World, event: Event, after: Duration) -> Vec<Action> {
+    world.now += after;
+    world.arbiter.step(event, world.now)
+}
+
+/// A victim gives what it was asked for, all at once.
+fn gives(world: &mut World, id: u64) -> Vec<Action> {
+    let worker = WorkerId(id);
+    let Some(Action::Shrink { bytes, .. }) = world.workers[&worker].queue.front().cloned() else {
+        panic!("{id} was not asked")
+    };
+    let evicted = Holding { evicted: bytes, ..Holding::nothing(GPU, FLOOR) };
+    let mut actions = step(world, Event::Returned { worker, gpu: GPU, bytes }, MS(20));
+    actions.extend(step(world, Event::Shrunk { worker, holdings: vec![evicted] }, MS(0)));
+    actions
+}
+
+fn granted(actions: &[Action], to: u64) -> bool {
+    assert!(!actions.iter().any(|action| matches!(action, Action::DenyGrowth { .. })), "{actions:?}");
+    actions.iter().any(|action| matches!(action, Action::Grant { worker, .. } if *worker == WorkerId(to)))
+}
+
+#[test]
+fn bytes_that_come_steadily_are_waited_for() {
+    let mut world = full(&[8, 30, 8], 1, 55);
+    let dirty = Holding { dirty: Bytes::gib(30), ..world.workers[&WorkerId(1)].held[0].clone() };
+    world.tell(Event::Changed { worker: WorkerId(1), holdings: vec![dirty] });
+    let asked = world.tell(grow(0, Bytes::gib(30)));
+    let asks = |action: &Action| matches!(action, Action::Shrink { .. });
+    let victims = asked.iter().filter(|action| asks(action)).count();
+    let returned = Event::Returned { worker: WorkerId(1), gpu: GPU, bytes: Bytes::mib(512) };
+    let mut served = false;
+    for _ in 0..60 {
+        let actions = step(&mut world, returned.clone(), MS(10));
+        assert!(!actions.iter().any(asks), "others leave for nothing: {actions:?}");
+        served |= granted(&actions, 0);
+    }
+    assert!(victims <= 2 && (served || victims == 2), "{asked:?}");
+}
+
+#[test]
+fn two_growths_share_what_two_victims_give() {
+    let mut world = full(&[8, 8, 8, 8], 2, 40);
+    world.tell(grow(0, Bytes::gib(8)));
+    world.tell(grow(1, Bytes::gib(8)));
+    // The second one's victim is the first to give.
+    assert!(granted(&gives(&mut world, 3), 0));
+    assert!(granted(&gives(&mut world, 2), 1));
+}
+
+#[test]
+fn a_refill_that_had_a_growths_bytes_gives_way_to_it() {
+    let mut world = World::new(Settings::default(), &[(27, 140)]);
+    (0..4).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
+    for id in 0..3 {
+        world.pass(MS(1_000));
+        world.want(WorkerId(id), None);
+        world.answer(WorkerId(id));
+        world.does(WorkerId(id), Activity::Busy);
+    }
+    (1..3).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    world.pass(MS(1_000));
+    let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
+    world.tell(grow(0, free));
+    world.tell(grow(0, Bytes::gib(8)));
+    world.want(WorkerId(3), None);
+    assert!(granted(&gives(&mut world, 1), 3));
+    assert!(granted(&gives(&mut world, 2), 0));
+}
+
+#[test]
+fn a_dead_victims_bytes_are_waited_for() {
+    let mut world = full(&[8, 8], 1, 20);
+    assert!(matches!(world.tell(grow(0, Bytes::gib(6)))[..], [Action::Shrink { .. }]));
+    world.workers.remove(&WorkerId(1));
+    let actions = world.tell(Event::Died { worker: WorkerId(1) });
+    assert!(!granted(&actions, 0), "{actions:?}");
+}
+
+#[test]
+fn a_worker_that_is_restored_waits_for_what_leaves_for_it() {
+    let settings = Settings { checkpoint_after: Some(MS(5_000)), ..Settings::default() };
+    let mut world = World::new(settings, &[(10, 140)]);
+    world.join_asleep(0, Bytes::gib(4));
+    world.join_asleep(1, Bytes::gib(8));
+    world.pass(MS(1_000));
+    world.want(WorkerId(1), None);
+    world.answer(WorkerId(1));
+    world.does(WorkerId(1), Activity::Busy);
+    world.pass(MS(6_000));
+    world.drive(WorkerId(0), Some(true));
+    world.does(WorkerId(1), Activity::Idle);
+    world.pass(MS(1_000));
+    world.tell(grow(0, Bytes::gib(6)));
+    step(&mut world, Event::Returned { worker: WorkerId(1), gpu: GPU, bytes: Bytes::gib(1) }, MS(20));
+    let present = Event::Contexts { worker: WorkerId(0), contexts: Contexts::Present };
+    let actions = step(&mut world, present, MS(20));
+    assert!(!granted(&actions, 0), "{actions:?}");
+}
