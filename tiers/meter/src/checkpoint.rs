@@ -81,7 +81,7 @@ pub enum CheckpointError {
         "{why}: process {pid} is lost, for this driver does not restore one whose restore has failed once; end it, \
          and start it again"
     )]
-    Unrestorable {
+    Lost {
         /// Which.
         pid: u32,
         /// What the driver answered.
@@ -239,23 +239,25 @@ fn let_run(driver: &dyn ProcessCheckpoint, pid: u32, why: CheckpointError) -> Ch
 }
 
 /// `CUDA_ERROR_OPERATING_SYSTEM`: what the driver answers to a restore of a process whose restore has failed.
-const LOST: u32 = 304;
+const RESTORE_FAILED_BEFORE: u32 = 304;
 
 /// Restores and unlocks a process, from whatever state it is in; nothing is done with one that runs, or that the driver
 /// does not know: it has nothing that could be locked. Whoever asks has seen that its GPUs have room for what it had.
 ///
 /// # Errors
-/// [`CheckpointError::Unrestorable`]: it is lost; another [`CheckpointError`]: it is checkpointed on, or locked.
+/// [`CheckpointError::Lost`]: it is lost; another [`CheckpointError`]: it is checkpointed on, or locked.
 pub fn bring_back(driver: &dyn ProcessCheckpoint, pid: u32) -> Result<(), CheckpointError> {
     let refused = |found, todo| CheckpointError::State { pid, step: Step::Restore, found, todo };
-    let lost = |why| CheckpointError::Unrestorable { pid, why: Box::new(why) };
+    let lost = |why| CheckpointError::Lost { pid, why: Box::new(why) };
     match driver.state(pid) {
         Ok(ProcessState::Running) | Err(CheckpointError::NoContext { .. }) => return Ok(()),
         Ok(ProcessState::Failed) => return Err(lost(refused(ProcessState::Failed, "start it again"))),
         Ok(ProcessState::Moving) => return Err(refused(ProcessState::Moving, "wait until that is over")),
         Ok(ProcessState::Locked) => {}
         Ok(ProcessState::Checkpointed) => driver.restore(pid).map_err(|why| match why {
-            CheckpointError::NoRoom { .. } | CheckpointError::Failed { code: LOST, .. } => lost(why),
+            CheckpointError::NoRoom { .. } | CheckpointError::Failed { code: RESTORE_FAILED_BEFORE, .. } => {
+                lost(why)
+            }
             why => why,
         })?,
         Err(error) => return Err(error),
@@ -446,7 +448,7 @@ mod tests {
         for (code, is_lost) in [(2, true), (304, true), (999, false)] {
             let checkpointed = Model::new(ProcessState::Checkpointed, Some(Step::Restore));
             let error = bring_back(&Model { code, ..checkpointed }, 7).unwrap_err();
-            let is_final = matches!(error, CheckpointError::Unrestorable { .. });
+            let is_final = matches!(error, CheckpointError::Lost { .. });
             assert_eq!(is_final, is_lost, "{error}");
             let advice = "process 7 is lost, for this driver does not restore one whose restore has failed once; end \
                           it, and start it again";
@@ -457,6 +459,6 @@ mod tests {
         let error = bring_back(&Model { code: 304, ..locked }, 7).unwrap_err();
         assert!(matches!(error, CheckpointError::Failed { step: Step::Unlock, .. }), "{error}");
         let failed = bring_back(&Model::new(ProcessState::Failed, None), 7).unwrap_err();
-        assert!(matches!(failed, CheckpointError::Unrestorable { .. }), "{failed}");
+        assert!(matches!(failed, CheckpointError::Lost { .. }), "{failed}");
     }
 }

@@ -31,7 +31,7 @@ pub(super) enum Condition {
     Locked,
     Checkpointed,
     /// The same, and a restore of it has failed: no other one succeeds.
-    Unrestorable,
+    Lost,
 }
 
 /// The calls of this process on one of its simulators.
@@ -68,7 +68,7 @@ impl Words {
         match self.word(slot.condition).load(SeqCst) {
             1 => Condition::Locked,
             2 => Condition::Checkpointed,
-            3 => Condition::Unrestorable,
+            3 => Condition::Lost,
             _ => Condition::Running,
         }
     }

@@ -17,7 +17,7 @@ use super::ledger::{Ledger, Locked, Place, is_alive};
 use super::topology::SimTopology;
 
 /// `CUDA_ERROR_OPERATING_SYSTEM`.
-const LOST: u32 = 304;
+const RESTORE_FAILED_BEFORE: u32 = 304;
 
 /// Who checkpoints processes that share the GPUs of a folder ([`crate::SimOptions::shared`]).
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Held<'_> {
     }
 
     fn is_lost(&self) -> bool {
-        self.places.iter().any(|(_, place)| place.condition == Condition::Unrestorable)
+        self.places.iter().any(|(_, place)| place.condition == Condition::Lost)
     }
 
     fn set(&self, condition: Condition) {
@@ -133,14 +133,14 @@ impl ProcessCheckpoint for SimCheckpoint {
     fn restore(&self, pid: u32) -> std::result::Result<(), CheckpointError> {
         let held = self.hold_in(pid, Step::Restore, ProcessState::Checkpointed)?;
         if held.is_lost() {
-            return Err(CheckpointError::Failed { pid, step: Step::Restore, code: LOST });
+            return Err(CheckpointError::Failed { pid, step: Step::Restore, code: RESTORE_FAILED_BEFORE });
         }
         let failed = |source| CheckpointError::Os { pid, source };
         for ledger in &self.ledgers {
             let of = held.places.iter().filter(|(other, _)| std::ptr::eq(*other, ledger));
             let saved = of.map(|(_, place)| place.saved).sum();
             if !ledger.has_room(saved).map_err(failed)? {
-                held.set(Condition::Unrestorable);
+                held.set(Condition::Lost);
                 return Err(CheckpointError::NoRoom { pid });
             }
         }

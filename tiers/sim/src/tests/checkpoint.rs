@@ -142,7 +142,7 @@ fn a_restore_without_room_loses_a_process() {
     for _ in 0..2 {
         let lost = driver.restore(pid).unwrap_err();
         assert!(matches!(lost, CheckpointError::Failed { code: 304, .. }), "{lost}");
-        assert!(matches!(bring_back(&driver, pid), Err(CheckpointError::Unrestorable { .. })));
+        assert!(matches!(bring_back(&driver, pid), Err(CheckpointError::Lost { .. })));
     }
     assert_eq!(driver.state(pid).unwrap(), ProcessState::Checkpointed);
     assert!(worker.is_silent() && meter.read("0").unwrap().of_process(pid).is_zero());
