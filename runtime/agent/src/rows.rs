@@ -252,4 +252,30 @@ mod tests {
         agent.hear(id, 2, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
         assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::Done));
     }
+
+    const FILE: &str = "[[worker]]\nname = \"model\"\nweights = \"2GiB\"\nkv = \"1GiB\"\n";
+
+    /// As one is that is shown the machine's second GPU only.
+    #[test]
+    fn a_worker_that_starts_on_another_gpu_than_the_file_says_counts_where_it_is() {
+        let mut agent = agent(FILE);
+        let id = join(&mut agent, true, held("1", [0; 4]));
+        let leases = agent.arbiter.footprints().map(|of| (of.gpu.0, of.lease)).collect::<Vec<_>>();
+        assert_eq!((leases, state(&agent).as_str()), (vec![(1, Bytes::gib(3))], "starting"));
+        let holdings = vec![held("1", [3072, 2816, 0, 0])];
+        agent.hear(id, 1, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
+        assert_eq!(agent.arbiter.state(id), Some("resident"));
+    }
+
+    /// It was granted memory of a GPU that it does not know, and gave it back.
+    #[test]
+    fn a_worker_that_does_not_use_a_gpu_of_the_file_wants_nothing_of_it() {
+        let mut agent = agent(&format!("{FILE}gpus = [0, 1]\n"));
+        let id = join(&mut agent, true, held("0", [0; 4]));
+        let (gpu, bytes) = ("1".to_owned(), MIB(1536));
+        agent.hear(id, 1, 0, ToAgent::Returned { gpu, bytes }, NOW).unwrap();
+        let holdings = vec![held("0", [1536, 1400, 0, 0])];
+        agent.hear(id, 2, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
+        assert_eq!(agent.arbiter.state(id), Some("resident"));
+    }
 }

@@ -192,6 +192,7 @@ impl Arbiter {
             }
             Event::Refilled { worker, holdings } => {
                 self.server.hold(worker, &holdings);
+                self.wants_nothing_elsewhere(worker, &holdings);
                 self.refilled(worker);
             }
             Event::Failed { worker, what, holdings } => {
