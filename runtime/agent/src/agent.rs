@@ -177,7 +177,7 @@ impl Agent {
         };
         self.outbound.insert(id);
         let received = self.roster.get(id).map_or(0, |worker| worker.conversation.received());
-        let wait = hello.starting && self.size_of(id).is_some();
+        let wait = hello.starting && self.roster.size_of(id).is_some();
         let epoch = self.roster.get(id).map_or(0, |worker| worker.epoch);
         Ok((id, Welcome { epoch, received, worker: id.0, wait }))
     }
@@ -185,7 +185,7 @@ impl Agent {
     pub(crate) fn join(&mut self, id: WorkerId, starting: bool, is_silent: bool) {
         let Some(worker) = self.roster.get(id) else { return };
         let (who, name, gang, ranks) = (worker.who, worker.name.clone(), worker.gang, worker.ranks);
-        let size = self.size_of(id).filter(|_| starting);
+        let size = self.roster.size_of(id).filter(|_| starting);
         let mut held = holdings(&self.roster, worker, &worker.holdings);
         if let Some((share, gpus)) = &size {
             let floor = self.roster.file().node.floor();
@@ -212,13 +212,6 @@ impl Agent {
         if size.is_some() && !is_silent {
             self.step(Event::Want { worker: id, deadline: None });
         }
-    }
-
-    /// What a worker of the file has of each of its GPUs when it is whole, and which those are.
-    fn size_of(&self, id: WorkerId) -> Option<(Bytes, Vec<GpuId>)> {
-        let told = self.roster.told(&self.roster.get(id)?.name)?;
-        let share = told.share();
-        (!share.is_zero()).then(|| (share, told.gpus.iter().map(|gpu| GpuId(*gpu)).collect()))
     }
 
     /// A frame came from a worker.

@@ -98,11 +98,13 @@ impl Agent {
         }
         let peer = ask.peer;
         let is_present = contexts == Contexts::Present;
-        if is_present {
+        // Nothing is asked any more about one that is lost.
+        let is_over = is_present || contexts == Contexts::Lost;
+        if is_over {
             self.asks.last.remove(&peer);
         }
         let Some(id) = self.roster.of(peer) else {
-            if is_present && self.strays.remove(&peer).is_some() {
+            if is_over && self.strays.remove(&peer).is_some() {
                 self.entries.push(Entry::Gone(peer));
             }
             return self.strays.contains_key(&peer);
@@ -155,9 +157,10 @@ impl Agent {
         }
     }
 
-    /// Whom the driver may have locked, and what each is called.
+    /// Whom the driver may have locked and may restore, and what each is called.
     pub fn away(&self) -> Vec<(Peer, String)> {
-        let workers = self.roster.workers().filter(|(_, worker)| worker.is_away);
+        let is_lost = |id: WorkerId| self.arbiter.state(id) == Some("failed");
+        let workers = self.roster.workers().filter(|(id, worker)| worker.is_away && !is_lost(*id));
         let workers = workers.map(|(_, worker)| (worker.who.peer, worker.name.clone()));
         let strays = self.strays.values().map(|stray| (stray.peer, stray.name.clone()));
         workers.chain(strays).collect()

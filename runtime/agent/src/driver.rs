@@ -33,16 +33,19 @@ const LOOK: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long the restores of an agent that ends may take together.
 const END: Duration = Duration::from_secs(20);
-/// How a command ends that found no room for a restore: all is as it was.
+/// How a command ends that found no room for a restore, and did not ask the driver for it: all is as it was.
 pub const NO_ROOM: u8 = 3;
 /// How a command ends that did not get as far as to ask the driver for a change: all is as it was.
 pub const UNTOUCHED: u8 = 4;
+/// How a command ends whose process the driver did not restore, and does not another time: it is to be started again.
+pub const LOST: u8 = 5;
 /// How a command ends that was told what it does not understand: nor has it asked anything.
 const MISUSED: u8 = 2;
 
 /// What asks the driver: a program and its first arguments. It is given a process's number, `--start` and when that
-/// started, and for the way back `--restore`; it ends with 0 when all is done, with [`NO_ROOM`] when there is none, with
-/// [`UNTOUCHED`] when it changed nothing.
+/// started, for the way back `--restore`, and `--socket` and the agent's, beside which it may keep what it has to know of
+/// a process. It ends with 0 when all is done, with [`NO_ROOM`] when there is none, with [`UNTOUCHED`] when it changed
+/// nothing, with [`LOST`] when the process cannot be restored any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverCommand {
     /// The program.
@@ -65,6 +68,8 @@ enum Ended {
     NoRoom,
     /// All is as it was: it never began, or asked the driver for no change.
     Untouched,
+    /// It is not restored, and never will be.
+    Lost,
     Failed,
 }
 
@@ -72,16 +77,16 @@ enum Ended {
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) command: DriverCommand,
-    /// What the name of a process's lock begins with.
-    lock: PathBuf,
+    /// The agent's.
+    socket: PathBuf,
     turns: std::cell::RefCell<std::collections::HashMap<Peer, Rc<Mutex<()>>>>,
     is_ending: std::cell::Cell<bool>,
 }
 
 impl Driver {
-    pub(crate) fn new(command: DriverCommand, lock: PathBuf) -> Self {
+    pub(crate) fn new(command: DriverCommand, socket: PathBuf) -> Self {
         let (turns, is_ending) = Default::default();
-        Driver { command, lock, turns, is_ending }
+        Driver { command, socket, turns, is_ending }
     }
 
     fn turn(&self, peer: Peer) -> Rc<Mutex<()>> {
@@ -97,7 +102,7 @@ impl Driver {
     }
 
     fn lock_of(&self, peer: Peer) -> PathBuf {
-        self.lock.with_extension(format!("driver-{}-{}", peer.pid, peer.start))
+        self.socket.with_extension(format!("driver-{}-{}", peer.pid, peer.start))
     }
 
     /// What a command is given as standard input: its process's lock, which it holds as long as it lives.
@@ -128,6 +133,7 @@ impl Driver {
         if way == Way::Restore {
             command.arg("--restore");
         }
+        command.arg("--socket").arg(&self.socket);
         let started = match self.lock(ask).await {
             Ok(lock) => command.stdin(lock).stdout(Stdio::null()).stderr(Stdio::piped()).spawn(),
             Err(error) => Err(error),
@@ -167,6 +173,7 @@ impl Driver {
         let back = |ended| match ended {
             Ended::Done => Contexts::Present,
             Ended::NoRoom => Contexts::Checkpointed,
+            Ended::Lost => Contexts::Lost,
             Ended::Failed | Ended::Untouched => Contexts::Unknown,
         };
         match (ask.way, ended) {
@@ -174,7 +181,7 @@ impl Driver {
             (Way::Checkpoint, Ended::Done) => Contexts::Checkpointed,
             (Way::Checkpoint, Ended::Untouched) => Contexts::Present,
             // It says that it has unlocked it; or was killed.
-            (Way::Checkpoint, Ended::Failed | Ended::NoRoom) => {
+            (Way::Checkpoint, Ended::Failed | Ended::NoRoom | Ended::Lost) => {
                 let (ended, said) = self.run(ask, Way::Restore).await;
                 if ended != Ended::Done {
                     tracing::warn!(target: "glake::agent", worker = %ask.name, %said, "a worker may be locked");
@@ -195,6 +202,7 @@ fn told(output: io::Result<Output>) -> (Ended, String) {
     let ended = match output.status.success() {
         true => Ended::Done,
         false if is(NO_ROOM) => Ended::NoRoom,
+        false if is(LOST) => Ended::Lost,
         false if is(UNTOUCHED) || is(MISUSED) => Ended::Untouched,
         false => Ended::Failed,
     };

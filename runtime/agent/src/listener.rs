@@ -93,11 +93,6 @@ impl Listener {
         }
     }
 
-    /// What the locks lie beside that the commands that ask the driver hold.
-    pub(crate) fn driver_lock(&self) -> PathBuf {
-        self.path.with_extension("driver")
-    }
-
     /// Where the journal is.
     pub(crate) fn journal(&self) -> PathBuf {
         self.path.with_extension("journal")
@@ -122,7 +117,10 @@ pub(crate) fn check(path: &Path) -> Result<(), ListenError> {
 }
 
 /// Makes a folder of mode 0700, or finds that one is this user's alone.
-fn private_folder(folder: &Path) -> Result<(), ListenError> {
+///
+/// # Errors
+/// [`ListenError`]: others could change it, or it cannot be made.
+pub fn private_folder(folder: &Path) -> Result<(), ListenError> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -142,7 +140,11 @@ fn above(folder: &Path) -> Result<&Path, ListenError> {
     }
 }
 
-fn check_folder(folder: &Path) -> Result<(), ListenError> {
+/// Whether a folder is there, and this user's alone.
+///
+/// # Errors
+/// [`ListenError`]: it is not there, or others could change it.
+pub fn check_folder(folder: &Path) -> Result<(), ListenError> {
     let found = fs::symlink_metadata(folder).map_err(|error| os(folder, error))?;
     let own = geteuid().as_raw();
     match found.mode() & 0o777 {

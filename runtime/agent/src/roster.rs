@@ -264,6 +264,18 @@ impl Roster {
         self.file.workers.iter().find(|worker| worker.name == base(name))
     }
 
+    /// What a worker of the file has of each of its GPUs when it is whole, and which those are: the file's, or where it
+    /// is, if it is on none of them, as one that is shown some of the machine's GPUs only.
+    pub(crate) fn size_of(&self, id: WorkerId) -> Option<(Bytes, Vec<GpuId>)> {
+        let worker = self.workers.get(&id)?;
+        let told = self.told(&worker.name)?;
+        let share = told.share();
+        let of_file: Vec<GpuId> = told.gpus.iter().map(|gpu| GpuId(*gpu)).collect();
+        let named: Vec<GpuId> = worker.holdings.iter().filter_map(|held| self.gpu(&held.gpu)).collect();
+        let is_elsewhere = !named.is_empty() && named.iter().all(|gpu| !of_file.contains(gpu));
+        (!share.is_zero()).then_some((share, if is_elsewhere { named } else { of_file }))
+    }
+
     /// What may be asked of a worker: as the file says, or the default.
     pub(crate) fn profile(&mut self, who: Identity, name: &str) -> Profile {
         let (priority, preempt, max_pause, tenant) = match self.told(name) {

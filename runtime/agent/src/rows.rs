@@ -93,6 +93,7 @@ impl Agent {
             Some(_) if self.arbiter.is_late(id) => Err(format!("{}: {LATE}", self.name(id))),
             Some("resident" | "asleep" | "waiting" | "checkpointed") => Ok(true),
             Some("silent") => Err(silent(&self.name(id))),
+            Some("failed") => Err(format!("{}: {LOST}", self.name(id))),
             Some(_) => Ok(false),
             None => Err(format!("{}: it is gone", self.name(id))),
         }
@@ -117,6 +118,9 @@ impl Agent {
         if worker.lost_since.is_some() {
             return Err(format!("{} has no connection now: it connects again by itself", worker.name));
         }
+        if self.arbiter.state(id) == Some("failed") {
+            return Err(LOST.to_owned());
+        }
         worker.failed = None;
         // One that is checkpointed hears it when it has been restored, at the latest.
         self.step(glake_arbiter::Event::Refill { worker: id });
@@ -129,6 +133,7 @@ impl Agent {
         match (self.arbiter.state(id), &worker.failed) {
             _ if self.arbiter.is_late(id) => Progress::Failed(LATE.to_owned()),
             (_, Some(why)) => Progress::Failed(why.clone()),
+            (Some("failed"), None) => Progress::Failed(LOST.to_owned()),
             (Some("parking" | "shrinking"), None) => Progress::UnderWay,
             _ => {
                 let leased: Bytes =
@@ -149,7 +154,9 @@ impl Agent {
         let evicted: Bytes = worker.holdings.iter().map(|held| held.evicted).sum();
         match (self.arbiter.state(id), &worker.failed) {
             (_, Some(why)) => Progress::Failed(why.clone()),
-            (Some("resident"), None) if evicted.is_zero() => Progress::Done,
+            (Some("failed"), None) => Progress::Failed(LOST.to_owned()),
+            // Whether it still wishes for mere room, to grow or that was discarded, keeps nobody waiting.
+            (Some("resident" | "asleep"), None) if evicted.is_zero() => Progress::Done,
             _ => Progress::UnderWay,
         }
     }
@@ -157,6 +164,9 @@ impl Agent {
 
 /// Of a shrink.
 const LATE: &str = "it has not answered in time; its memory leaves once it does: glake ps shows it";
+
+/// Whatever is asked.
+const LOST: &str = "the driver does not restore its process, which is lost: end it, and start it again";
 
 fn silent(name: &str) -> String {
     format!(
@@ -186,10 +196,86 @@ fn outcome(outcome: Outcome) -> String {
         Outcome::Returned => "nothing came in time: given back, and waiting again",
         Outcome::NotRestored => "the driver did not restore it: waiting again",
         Outcome::Checkpointed => "idle for long: checkpointed",
+        Outcome::Lost => "failed: the driver does not restore it: end it, and start it again",
         Outcome::Kept => "idle for long, and could not be checkpointed",
         Outcome::Late => "it did not end in time",
         Outcome::Denied(why) => crate::translate::why(why),
         Outcome::Died => "it died",
     }
     .to_owned()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // also in the functions that tests call
+mod tests {
+    use glake_arbiter::node::NodeFile;
+    use glake_wire::{Hello, Holding, Peer, ToAgent};
+
+    use super::*;
+    use crate::Identity;
+
+    const MIB: fn(u64) -> Bytes = Bytes::mib;
+    const NOW: Duration = Duration::ZERO;
+
+    fn agent(file: &str) -> Agent {
+        let gpus = ["0", "1"].map(|gpu| (gpu.to_owned(), Bytes::gib(24))).to_vec();
+        Agent::new(NodeFile::parse(file).unwrap(), gpus, 1)
+    }
+
+    fn held(gpu: &str, [lease, resident, evicted, room]: [u64; 4]) -> Holding {
+        let [lease, resident, evicted, room] = [lease, resident, evicted, room].map(MIB);
+        Holding { gpu: gpu.to_owned(), lease, resident, evicted, room, ..Holding::default() }
+    }
+
+    fn join(agent: &mut Agent, starting: bool, held: Holding) -> WorkerId {
+        let name = "model".to_owned();
+        let hello = Hello { name, holdings: vec![held], ranks: 1, starting, ..Hello::default() };
+        let who = Identity { peer: Peer { pid: 1, start: 1 }, uid: 0 };
+        agent.hello(who, hello, NOW).unwrap().0
+    }
+
+    fn state(agent: &Agent) -> String {
+        agent.rows()[0].state.clone()
+    }
+
+    /// Room that it could have too is no reason to let an operator wait.
+    #[test]
+    fn a_refill_is_over_when_nothing_is_evicted() {
+        let mut agent = agent("");
+        let id = join(&mut agent, false, held("0", [0, 0, 2048, 256]));
+        assert_eq!(agent.refill_progress(id), Progress::UnderWay);
+        agent.ask_to_refill(id, NOW).unwrap();
+        assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::UnderWay));
+        agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: None }, NOW).unwrap();
+        assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("refilling", Progress::UnderWay));
+        let holdings = vec![held("0", [2304, 2048, 0, 512])];
+        agent.hear(id, 2, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
+        assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::Done));
+    }
+
+    const FILE: &str = "[[worker]]\nname = \"model\"\nweights = \"2GiB\"\nkv = \"1GiB\"\n";
+
+    /// As one is that is shown the machine's second GPU only.
+    #[test]
+    fn a_worker_that_starts_on_another_gpu_than_the_file_says_counts_where_it_is() {
+        let mut agent = agent(FILE);
+        let id = join(&mut agent, true, held("1", [0; 4]));
+        let leases = agent.arbiter.footprints().map(|of| (of.gpu.0, of.lease)).collect::<Vec<_>>();
+        assert_eq!((leases, state(&agent).as_str()), (vec![(1, Bytes::gib(3))], "starting"));
+        let holdings = vec![held("1", [3072, 2816, 0, 0])];
+        agent.hear(id, 1, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
+        assert_eq!(agent.arbiter.state(id), Some("resident"));
+    }
+
+    /// It was granted memory of a GPU that it does not know, and gave it back.
+    #[test]
+    fn a_worker_that_does_not_use_a_gpu_of_the_file_wants_nothing_of_it() {
+        let mut agent = agent(&format!("{FILE}gpus = [0, 1]\n"));
+        let id = join(&mut agent, true, held("0", [0; 4]));
+        let (gpu, bytes) = ("1".to_owned(), MIB(1536));
+        agent.hear(id, 1, 0, ToAgent::Returned { gpu, bytes }, NOW).unwrap();
+        let holdings = vec![held("0", [1536, 1400, 0, 0])];
+        agent.hear(id, 2, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
+        assert_eq!(agent.arbiter.state(id), Some("resident"));
+    }
 }

@@ -199,7 +199,7 @@ impl Server {
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
-            driver: Driver::new(options.driver.clone(), listener.driver_lock()),
+            driver: Driver::new(options.driver.clone(), listener.path.clone()),
             driver_asks: RefCell::default(),
             driver_asked: Notify::new(),
         }

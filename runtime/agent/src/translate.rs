@@ -79,6 +79,7 @@ fn denied(why: Denied) -> wire::Denied {
         Denied::TooLarge => wire::Denied::TooLarge,
         Denied::Deadline => wire::Denied::Deadline,
         Denied::Incomplete => wire::Denied::Incomplete,
+        Denied::Lost => wire::Denied::Lost,
     }
 }
 
@@ -88,6 +89,7 @@ pub(crate) fn why(denied: Denied) -> &'static str {
         Denied::TooLarge => "denied: it needs more than its GPU could ever give",
         Denied::Deadline => "denied: its deadline would have passed",
         Denied::Incomplete => "denied: not all ranks of it are there",
+        Denied::Lost => "denied: the driver does not restore its process: end it, and start it again",
     }
 }
 

@@ -16,6 +16,8 @@ pub mod doctor;
 mod filled;
 mod installed;
 mod pattern;
+mod records;
+mod room;
 mod scattered;
 mod server;
 mod target;

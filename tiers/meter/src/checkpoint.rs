@@ -70,14 +70,22 @@ pub enum CheckpointError {
         /// How long was waited.
         within: Duration,
     },
-    /// Its memory does not fit its GPUs now.
-    #[error(
-        "process {pid} stays checkpointed: its GPUs have no room for what it had; give memory back there, and \
-         restore it again"
-    )]
+    /// Its memory did not fit its GPUs when the driver was asked. Drivers do not restore it after that.
+    #[error("the driver found no room on its GPUs for what process {pid} had")]
     NoRoom {
         /// Which.
         pid: u32,
+    },
+    /// The driver did not restore it, and does not another time.
+    #[error(
+        "{why}: process {pid} is lost, for this driver does not restore one whose restore has failed once; end it, \
+         and start it again"
+    )]
+    Lost {
+        /// Which.
+        pid: u32,
+        /// What the driver answered.
+        why: Box<CheckpointError>,
     },
     /// It has what the driver cannot checkpoint.
     #[error(
@@ -145,10 +153,10 @@ pub enum CheckpointError {
 
 /// Whoever can checkpoint processes.
 pub trait ProcessCheckpoint: Send + Sync {
-    /// What a process is.
+    /// What a process is. A driver tells [`ProcessState::Running`] of one too that has no context on any GPU.
     ///
     /// # Errors
-    /// [`CheckpointError::NoContext`]: it uses no GPU.
+    /// [`CheckpointError::NoContext`]: the driver knows no such process.
     fn state(&self, pid: u32) -> Result<ProcessState, CheckpointError>;
 
     /// Lets no further call of it begin, and waits for those that run.
@@ -163,10 +171,11 @@ pub trait ProcessCheckpoint: Send + Sync {
     /// [`CheckpointError`]: it is locked on, and has what it had.
     fn checkpoint(&self, pid: u32) -> Result<(), CheckpointError>;
 
-    /// What a checkpointed one had comes back to its GPUs: it is locked then.
+    /// What a checkpointed one had comes back to its GPUs: it is locked then. Ask only where its GPUs have room for it.
     ///
     /// # Errors
-    /// [`CheckpointError::NoRoom`]: it stays checkpointed.
+    /// [`CheckpointError::NoRoom`]: it stays checkpointed, and a driver of version 580 answers each later call with
+    /// error 304, whatever room there is.
     fn restore(&self, pid: u32) -> Result<(), CheckpointError>;
 
     /// The calls of a locked one run.
@@ -229,19 +238,28 @@ fn let_run(driver: &dyn ProcessCheckpoint, pid: u32, why: CheckpointError) -> Ch
     CheckpointError::Stays { pid, found, why: Box::new(why) }
 }
 
+/// `CUDA_ERROR_OPERATING_SYSTEM`: what the driver answers to a restore of a process whose restore has failed.
+const RESTORE_FAILED_BEFORE: u32 = 304;
+
 /// Restores and unlocks a process, from whatever state it is in; nothing is done with one that runs, or that the driver
-/// does not know: it has nothing that could be locked.
+/// does not know: it has nothing that could be locked. Whoever asks has seen that its GPUs have room for what it had.
 ///
 /// # Errors
-/// [`CheckpointError`]: it is checkpointed on, or locked.
+/// [`CheckpointError::Lost`]: it is lost; another [`CheckpointError`]: it is checkpointed on, or locked.
 pub fn bring_back(driver: &dyn ProcessCheckpoint, pid: u32) -> Result<(), CheckpointError> {
-    let refused = |found, todo| Err(CheckpointError::State { pid, step: Step::Restore, found, todo });
+    let refused = |found, todo| CheckpointError::State { pid, step: Step::Restore, found, todo };
+    let lost = |why| CheckpointError::Lost { pid, why: Box::new(why) };
     match driver.state(pid) {
         Ok(ProcessState::Running) | Err(CheckpointError::NoContext { .. }) => return Ok(()),
-        Ok(ProcessState::Failed) => return refused(ProcessState::Failed, "start it again"),
-        Ok(ProcessState::Moving) => return refused(ProcessState::Moving, "wait until that is over"),
+        Ok(ProcessState::Failed) => return Err(lost(refused(ProcessState::Failed, "start it again"))),
+        Ok(ProcessState::Moving) => return Err(refused(ProcessState::Moving, "wait until that is over")),
         Ok(ProcessState::Locked) => {}
-        Ok(ProcessState::Checkpointed) => driver.restore(pid)?,
+        Ok(ProcessState::Checkpointed) => driver.restore(pid).map_err(|why| match why {
+            CheckpointError::NoRoom { .. } | CheckpointError::Failed { code: RESTORE_FAILED_BEFORE, .. } => {
+                lost(why)
+            }
+            why => why,
+        })?,
         Err(error) => return Err(error),
     }
     let Err(error) = driver.unlock(pid) else { return Ok(()) };
@@ -305,6 +323,8 @@ mod tests {
     struct Model {
         state: Mutex<ProcessState>,
         fails: Option<Step>,
+        /// What it fails with.
+        code: u32,
         unlocks: bool,
         /// A lock that fails is had.
         locks_late: bool,
@@ -314,7 +334,7 @@ mod tests {
     impl Model {
         fn new(state: ProcessState, fails: Option<Step>) -> Self {
             let (unlocks, locks_late) = (true, false);
-            Model { state: Mutex::new(state), fails, unlocks, locks_late, asked: Mutex::default() }
+            Model { state: Mutex::new(state), fails, code: 999, unlocks, locks_late, asked: Mutex::default() }
         }
 
         fn step(
@@ -331,7 +351,10 @@ mod tests {
                 if step == Step::Lock && self.locks_late {
                     *state = to;
                 }
-                return Err(CheckpointError::Failed { pid, step, code: 999 });
+                return Err(match self.code {
+                    2 => CheckpointError::NoRoom { pid },
+                    code => CheckpointError::Failed { pid, step, code },
+                });
             }
             *state = to;
             Ok(())
@@ -418,5 +441,24 @@ mod tests {
         let text =
             put_away(&Model::new(ProcessState::Failed, None), 7, Duration::ZERO).unwrap_err().to_string();
         assert_eq!(text, "process 7 is failed, so that it cannot be checkpointed: start it again");
+    }
+
+    #[test]
+    fn one_that_the_driver_has_no_room_for_or_does_not_know_any_more_is_lost() {
+        for (code, is_lost) in [(2, true), (304, true), (999, false)] {
+            let checkpointed = Model::new(ProcessState::Checkpointed, Some(Step::Restore));
+            let error = bring_back(&Model { code, ..checkpointed }, 7).unwrap_err();
+            let is_final = matches!(error, CheckpointError::Lost { .. });
+            assert_eq!(is_final, is_lost, "{error}");
+            let advice = "process 7 is lost, for this driver does not restore one whose restore has failed once; end \
+                          it, and start it again";
+            assert_eq!(error.to_string().ends_with(advice), is_lost, "{error}");
+        }
+        // What an unlock answers says nothing of that.
+        let locked = Model::new(ProcessState::Locked, Some(Step::Unlock));
+        let error = bring_back(&Model { code: 304, ..locked }, 7).unwrap_err();
+        assert!(matches!(error, CheckpointError::Failed { step: Step::Unlock, .. }), "{error}");
+        let failed = bring_back(&Model::new(ProcessState::Failed, None), 7).unwrap_err();
+        assert!(matches!(failed, CheckpointError::Lost { .. }), "{failed}");
     }
 }

@@ -22,6 +22,8 @@ pub struct GpuMemory {
     pub total: Bytes,
     /// What nobody can take now: memory of programs, of their contexts, and of processes that have just died.
     pub used: Bytes,
+    /// What the driver and the GPU keep for themselves, beside `used`: some hundred MiB, which nobody can take.
+    pub reserved: Bytes,
     /// Who uses it, in order of process ids. The sum is below `used` by what belongs to no living process, and by what
     /// is not told: inside a container NVML tells nothing of processes outside.
     pub processes: Vec<ProcessMemory>,
@@ -39,7 +41,7 @@ pub struct ProcessMemory {
 impl GpuMemory {
     /// What can be taken now.
     pub fn free(&self) -> Bytes {
-        self.total.saturating_sub(self.used)
+        self.total.saturating_sub(self.used).saturating_sub(self.reserved)
     }
 
     /// What one process uses; nothing where it is not listed.
@@ -97,10 +99,11 @@ mod tests {
     #[test]
     fn what_is_free_and_whose_the_rest_is() {
         let own = ProcessMemory { pid: 7, used: Bytes::gib(2) };
-        let memory = GpuMemory { total: Bytes::gib(8), used: Bytes::gib(3), processes: vec![own] };
-        assert_eq!(memory.free(), Bytes::gib(5));
+        let (total, used, reserved) = (Bytes::gib(8), Bytes::gib(3), Bytes::mib(512));
+        let memory = GpuMemory { total, used, reserved, processes: vec![own] };
+        assert_eq!(memory.free(), Bytes::mib(4608));
         assert_eq!((memory.of_process(7), memory.of_process(8)), (Bytes::gib(2), Bytes::ZERO));
-        let full = GpuMemory { total: Bytes::gib(1), used: Bytes::gib(2), processes: Vec::new() };
+        let full = GpuMemory { used: Bytes::gib(8), ..memory };
         assert_eq!(full.free(), Bytes::ZERO, "what is reserved may be counted as used beside the total");
     }
 

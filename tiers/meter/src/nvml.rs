@@ -77,7 +77,8 @@ impl Meter for Nvml {
         })?;
         let memory = device.memory_info().map_err(failed)?;
         let processes = processes(&device).map_err(failed)?;
-        Ok(GpuMemory { total: Bytes::new(memory.total), used: Bytes::new(memory.used), processes })
+        let [total, used, reserved] = [memory.total, memory.used, memory.reserved].map(Bytes::new);
+        Ok(GpuMemory { total, used, reserved, processes })
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) enum Condition {
     Running,
     Locked,
     Checkpointed,
+    /// The same, and a restore of it has failed: no other one succeeds.
+    Lost,
 }
 
 /// The calls of this process on one of its simulators.
@@ -66,6 +68,7 @@ impl Words {
         match self.word(slot.condition).load(SeqCst) {
             1 => Condition::Locked,
             2 => Condition::Checkpointed,
+            3 => Condition::Lost,
             _ => Condition::Running,
         }
     }

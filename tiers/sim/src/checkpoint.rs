@@ -2,6 +2,9 @@
 //!
 //! Their bytes are their own all the while, and come back as they were. All of a folder's GPUs are changed under the
 //! locks of all of their ledgers.
+//!
+//! As a driver of version 580 on an H100: a restore that finds no room leaves a process checkpointed, and each later one
+//! of it fails with error 304, whatever room there is; a process that lives and has no context is told to run.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,8 +13,11 @@ use glake_device::{DriverError, Result, Verb};
 use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, Step};
 
 use super::calls::Condition;
-use super::ledger::{Ledger, Locked, Place};
+use super::ledger::{Ledger, Locked, Place, is_alive};
 use super::topology::SimTopology;
+
+/// `CUDA_ERROR_OPERATING_SYSTEM`.
+const RESTORE_FAILED_BEFORE: u32 = 304;
 
 /// Who checkpoints processes that share the GPUs of a folder ([`crate::SimOptions::shared`]).
 #[derive(Debug)]
@@ -76,11 +82,15 @@ impl SimCheckpoint {
 impl Held<'_> {
     fn state(&self) -> ProcessState {
         let any = |condition| self.places.iter().any(|(_, place)| place.condition == condition);
-        match (any(Condition::Checkpointed), any(Condition::Locked)) {
+        match (any(Condition::Checkpointed) || self.is_lost(), any(Condition::Locked)) {
             (true, _) => ProcessState::Checkpointed,
             (false, true) => ProcessState::Locked,
             (false, false) => ProcessState::Running,
         }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.places.iter().any(|(_, place)| place.condition == Condition::Lost)
     }
 
     fn set(&self, condition: Condition) {
@@ -90,7 +100,10 @@ impl Held<'_> {
 
 impl ProcessCheckpoint for SimCheckpoint {
     fn state(&self, pid: u32) -> std::result::Result<ProcessState, CheckpointError> {
-        Ok(self.hold(pid)?.state())
+        match self.hold(pid) {
+            Err(CheckpointError::NoContext { .. }) if is_alive(pid) => Ok(ProcessState::Running),
+            held => Ok(held?.state()),
+        }
     }
 
     fn lock(&self, pid: u32, within: Duration) -> std::result::Result<(), CheckpointError> {
@@ -119,11 +132,15 @@ impl ProcessCheckpoint for SimCheckpoint {
 
     fn restore(&self, pid: u32) -> std::result::Result<(), CheckpointError> {
         let held = self.hold_in(pid, Step::Restore, ProcessState::Checkpointed)?;
+        if held.is_lost() {
+            return Err(CheckpointError::Failed { pid, step: Step::Restore, code: RESTORE_FAILED_BEFORE });
+        }
         let failed = |source| CheckpointError::Os { pid, source };
         for ledger in &self.ledgers {
             let of = held.places.iter().filter(|(other, _)| std::ptr::eq(*other, ledger));
             let saved = of.map(|(_, place)| place.saved).sum();
             if !ledger.has_room(saved).map_err(failed)? {
+                held.set(Condition::Lost);
                 return Err(CheckpointError::NoRoom { pid });
             }
         }

@@ -307,6 +307,11 @@ impl From<[u64; WORDS]> for Slot {
     }
 }
 
+/// Whether a process lives.
+pub(super) fn is_alive(pid: u32) -> bool {
+    started(pid).is_some()
+}
+
 /// When a process started, in clock ticks since the machine did; `None` where it has ended.
 fn started(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

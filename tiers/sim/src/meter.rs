@@ -46,6 +46,6 @@ impl Meter for SimMeter {
             }
         }
         processes.sort_by_key(|process| process.pid);
-        Ok(GpuMemory { total: ledger.capacity(), used: Bytes::new(used), processes })
+        Ok(GpuMemory { total: ledger.capacity(), used: Bytes::new(used), reserved: Bytes::ZERO, processes })
     }
 }

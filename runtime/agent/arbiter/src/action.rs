@@ -119,4 +119,6 @@ pub enum Denied {
     Deadline,
     /// A rank of its gang has not joined, or died.
     Incomplete,
+    /// The driver does not restore it: it has to be started again.
+    Lost,
 }

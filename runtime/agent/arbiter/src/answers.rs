@@ -4,10 +4,10 @@ use glake_units::Bytes;
 
 use crate::arbiter::Arbiter;
 use crate::away::Presence;
-use crate::gang::{Distrust, State};
+use crate::gang::{Distrust, Share, State};
 use crate::log::Outcome;
 use crate::server::AGAIN;
-use crate::{Denied, GangId, Task, WorkerId};
+use crate::{Denied, GangId, Holding, Task, WorkerId};
 
 impl Arbiter {
     pub(crate) fn parked(&mut self, worker: WorkerId) {
@@ -41,6 +41,18 @@ impl Arbiter {
             gang.predictions.saw_shrink(leaving, dirty, link, now.saturating_sub(since));
             gang.distrust = Distrust::default();
             self.server.set_state(id, State::Resting);
+        }
+    }
+
+    /// Of GPUs that it does not name when all of it is there, and that it gave back what it was granted of, a worker
+    /// needs nothing: it was taken to use them when it started, and never did.
+    pub(crate) fn wants_nothing_elsewhere(&mut self, worker: WorkerId, named: &[Holding]) {
+        let Some((_, gang)) = self.gang_mut(worker) else { return };
+        let is_named = |share: &Share| named.iter().any(|held| held.gpu == share.holding.gpu);
+        for share in gang.shares.iter_mut().filter(|share| share.worker == worker && !is_named(share)) {
+            if share.holding.lease.is_zero() {
+                (share.holding.evicted, share.holding.room) = (Bytes::ZERO, Bytes::ZERO);
+            }
         }
     }
 

@@ -113,6 +113,7 @@ impl Arbiter {
         Some(match gang.state {
             _ if gang.away.presence == Presence::Leaving => "checkpointing",
             _ if gang.away.presence == Presence::Returning => "restoring",
+            _ if gang.away.is_lost() => "failed",
             State::Resting if !gang.away.is_present() && gang.want.is_none() => "checkpointed",
             _ if gang.silent => "silent",
             State::Parking { .. } => "parking",
@@ -192,6 +193,7 @@ impl Arbiter {
             }
             Event::Refilled { worker, holdings } => {
                 self.server.hold(worker, &holdings);
+                self.wants_nothing_elsewhere(worker, &holdings);
                 self.refilled(worker);
             }
             Event::Failed { worker, what, holdings } => {
@@ -303,8 +305,11 @@ impl Arbiter {
         if let Some(member) = gang.members.get_mut(&worker) {
             member.wants = true;
         }
-        let complete = gang.is_complete();
+        let (complete, lost) = (gang.is_complete(), gang.away.is_lost());
         self.server.note(id);
+        if lost {
+            return self.server.refuse(id, Denied::Lost, None);
+        }
         if !complete {
             return self.server.deny(id, Denied::Incomplete, Some(AGAIN));
         }

@@ -5,12 +5,15 @@
 //!            idle for long, nothing leased           a want, or nobody knows what it is
 //!  Present ──────────────► Leaving ──────► Checkpointed ──────────► Returning ──► Present
 //!     ▲                      │                  ▲   Unknown ────────► │
-//!     └──── it runs on ──────┘                  └──── no room ────────┘
+//!     └──── it runs on ──────┘                  └──── no room ────────┤
+//!                                                          Lost ◄─────┘ the driver does not restore it
 //! ```
 //!
 //! Invariants: only a gang of one rank leaves, of which nothing is leased and that wants nothing. Whoever is not present
 //! is granted nothing and given no command. A floor counts, but while its worker is checkpointed; it is counted again,
-//! within the limit, before the driver is asked to restore it.
+//! within the limit, before the driver is asked to restore it, and with a margin: what asks the driver looks whether it
+//! is free by the meter, for a restore without room loses the process. Whoever is lost is denied all it wants, and
+//! nothing is asked about it any more.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,11 +22,15 @@ use glake_units::Bytes;
 
 use crate::arbiter::Arbiter;
 use crate::gang::{Gang, Share, State};
+use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::{Decision, Outcome};
 use crate::server::{AGAIN, Server};
-use crate::{Action, Activity, Contexts, GangId, GpuId, WorkerId};
+use crate::{Action, Activity, Contexts, Denied, GangId, GpuId, WorkerId};
 
+/// Beside a floor so much is to be free before a restore, at least; of a larger one a part.
+const MARGIN: Bytes = Bytes::mib(64);
+const MARGIN_PART: u64 = 20;
 /// A restore that takes longer keeps nobody's GPUs: its want waits again, behind no one, and may be denied.
 const RESTORING: Duration = Duration::from_secs(5);
 /// Who could not be restored for so often is tried again that late.
@@ -43,6 +50,8 @@ pub(crate) enum Presence {
     Unknown,
     /// They are being restored.
     Returning,
+    /// In the driver's checkpoint for good.
+    Lost,
 }
 
 /// What of a gang is about its contexts.
@@ -72,7 +81,12 @@ impl Away {
 
     /// Whether its floors count for nothing now.
     pub(crate) fn is_checkpointed(self) -> bool {
-        matches!(self.presence, Presence::Checkpointed { .. })
+        matches!(self.presence, Presence::Checkpointed { .. } | Presence::Lost)
+    }
+
+    /// Whether it never comes back.
+    pub(crate) fn is_lost(self) -> bool {
+        self.presence == Presence::Lost
     }
 
     /// Whether the driver is asked now.
@@ -103,6 +117,17 @@ impl Share {
     pub(crate) fn absent_floor(&self) -> Bytes {
         if self.is_checkpointed { self.holding.floor } else { Bytes::ZERO }
     }
+
+    /// And beside that, until it has been restored.
+    fn margin(&self) -> Bytes {
+        let floor = self.absent_floor();
+        if floor.is_zero() { floor } else { MARGIN.max(Bytes::new(floor.get() / MARGIN_PART)) }
+    }
+}
+
+/// What has to be free of a GPU when a gang is restored; nothing, where it is present.
+fn room_to_restore(gang: &Gang, gpu: GpuId) -> Bytes {
+    gang.on(gpu).map(|share| share.absent_floor().saturating_add(share.margin())).sum()
 }
 
 impl Gang {
@@ -187,12 +212,12 @@ impl Server {
         if gang.away.is_present() {
             return true;
         }
-        if gang.away.is_moving() || gang.away.restore_after > self.now {
+        if gang.away.is_moving() || gang.away.is_lost() || gang.away.restore_after > self.now {
             return false;
         }
         let fits = |gpu: &GpuId| {
-            let floors: Bytes = gang.on(*gpu).map(Share::absent_floor).sum();
-            floors.is_zero() || floors <= self.free(*gpu)
+            let room = room_to_restore(gang, *gpu);
+            room.is_zero() || room <= self.free(*gpu)
         };
         if !gang.shares.iter().all(|share| fits(&share.holding.gpu)) {
             return false;
@@ -211,7 +236,7 @@ impl Server {
         let now = self.now;
         let due = |id: &GangId| {
             let Some(gang) = self.gangs.get(id) else { return false };
-            gang.is_to_return() && gang.is_resting() && gang.away.restore_after <= now
+            gang.is_to_return() && gang.is_resting() && !gang.away.is_lost() && gang.away.restore_after <= now
         };
         for id in self.absent.iter().copied().filter(due).collect::<Vec<_>>() {
             let is_leaving = self.make_room(id);
@@ -247,6 +272,7 @@ impl Server {
             let floors: Bytes = gang.on(gpu).map(Share::absent_floor).sum();
             let growths = self.growths.iter().filter(|growth| growth.gang == id && growth.gpu == gpu);
             let needed = floors.saturating_add(growths.map(|growth| growth.bytes).sum());
+            let needed = needed.max(room_to_restore(gang, gpu));
             let short = needed.saturating_sub(self.free_beside_restores(gpu));
             let found = self.choose(gpu, short, None, Some(id));
             if !found.short.is_zero() {
@@ -261,7 +287,8 @@ impl Server {
     /// When somebody may be restored, or checkpointed, though nothing happens before.
     pub(crate) fn away_at(&self) -> Option<Duration> {
         let gangs = self.absent.iter().filter_map(|id| self.gangs.get(id));
-        let waits = |gang: &&Gang| !gang.away.is_moving() && (gang.is_to_return() || gang.want.is_some());
+        let may_move = |gang: &&Gang| !gang.away.is_moving() && !gang.away.is_lost();
+        let waits = |gang: &&Gang| may_move(gang) && (gang.is_to_return() || gang.want.is_some());
         let restores = gangs.filter(waits).map(|gang| gang.away.restore_after).filter(|at| *at > self.now);
         restores.chain(self.next_to_leave().map(|(at, _)| at)).min()
     }
@@ -302,7 +329,7 @@ impl Arbiter {
         let was = gang.away.presence;
         if gang.away.worker.is_some_and(|known| known != worker) {
             // Another rank's: it is to run, whatever it is.
-            if contexts != Contexts::Present {
+            if !matches!(contexts, Contexts::Present | Contexts::Lost) {
                 server.actions.push(Action::Restore { worker });
             }
             return;
@@ -352,13 +379,27 @@ impl Arbiter {
                     server.log_contexts(id, Outcome::Checkpointed);
                 }
             }
+            Contexts::Lost => {
+                server.set_presence(id, Some(worker), Presence::Lost);
+                match is_refilling {
+                    true => server.give_back(id, Outcome::Lost),
+                    false => server.log_contexts(id, Outcome::Lost),
+                }
+                server.deny(id, Denied::Lost, None);
+                let growths = std::mem::take(&mut server.growths).into_iter();
+                let (of_it, others) = growths.partition(|growth| growth.gang == id);
+                server.growths = others;
+                let of_it: Vec<Growth> = of_it;
+                of_it.iter().for_each(|growth| server.deny_growth(growth));
+            }
         }
     }
 }
 
 /// How much is to leave before anything may come, also for floors that are to be counted again.
 pub(crate) fn wanted(gang: &Gang, gpu: GpuId) -> Bytes {
-    gang.on(gpu).map(|share| share.need().saturating_add(share.absent_floor())).sum()
+    let needs: Bytes = gang.on(gpu).map(|share| share.need().saturating_add(share.absent_floor())).sum();
+    needs.max(room_to_restore(gang, gpu))
 }
 
 /// Whether a GPU has room for all that a gang wants of it.

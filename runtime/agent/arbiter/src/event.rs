@@ -145,6 +145,8 @@ pub enum Contexts {
     Checkpointed,
     /// One or the other, or locked: the driver is to be asked, by a restore.
     Unknown,
+    /// In the driver's checkpoint for good: it was asked to restore them, and does not.
+    Lost,
 }
 
 /// What a worker was asked to do, or what it was admitted to.

@@ -37,7 +37,9 @@ impl Server {
         if let Some(gang) = self.gangs.get_mut(&gang) {
             gang.growing += 1;
         }
-        if self.absent.contains(&gang) {
+        if self.gangs.get(&gang).is_some_and(|gang| gang.away.is_lost()) {
+            self.deny_growth(&growth);
+        } else if self.absent.contains(&gang) {
             self.growths.push(growth);
         } else if self.free_beside_restores(gpu) >= bytes {
             self.give(&growth);

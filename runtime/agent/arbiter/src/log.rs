@@ -60,6 +60,8 @@ pub enum Outcome {
     Checkpointed,
     /// It was to be checkpointed, and runs on.
     Kept,
+    /// The driver did not restore it, and will not.
+    Lost,
     /// It did not answer in time.
     Late,
     /// It was denied.

@@ -81,7 +81,8 @@ pub struct Worker {
     /// With what in its environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Which GPUs it uses: its memory is divided equally among them.
+    /// Which GPUs it uses, by the agent's numbers: its memory is divided equally among them. One that
+    /// is on none of them counts where it is.
     #[serde(default = "first_gpu")]
     pub gpus: Vec<u16>,
     /// Where it listens.

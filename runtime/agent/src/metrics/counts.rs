@@ -10,7 +10,7 @@ use glake_units::Bytes;
 const BUCKETS: [u32; 9] = [5, 10, 20, 50, 100, 200, 500, 1000, 10_000];
 
 /// Why wants were denied.
-pub(crate) const WHY: &[&str] = &["too_large", "deadline", "incomplete"];
+pub(crate) const WHY: &[&str] = &["too_large", "deadline", "incomplete", "lost"];
 /// What workers failed to do.
 pub(crate) const WHAT: &[&str] = &["park", "shrink", "refill", "other"];
 
@@ -95,5 +95,6 @@ fn word(why: Denied) -> &'static str {
         Denied::TooLarge => "too_large",
         Denied::Deadline => "deadline",
         Denied::Incomplete => "incomplete",
+        Denied::Lost => "lost",
     }
 }

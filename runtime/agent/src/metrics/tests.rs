@@ -116,6 +116,7 @@ fn each_decision_is_counted_once() {
             Action::Deny { worker, why: Denied::Incomplete, retry_after: None },
             "glake_denied_total{why=\"incomplete\"}",
         ),
+        (Action::Deny { worker, why: Denied::Lost, retry_after: None }, "glake_denied_total{why=\"lost\"}"),
     ] {
         assert_eq!(told(&agent, counted), 0.0);
         agent.act(&action, false);

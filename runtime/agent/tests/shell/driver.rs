@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use glake_meter::Meter as _;
 use glake_units::Bytes;
-use glake_wire::{Answer, Ask};
+use glake_wire::{Answer, Ask, WorkerRow};
 
 use crate::processes::{LIMIT, Node, Process};
 
@@ -37,6 +37,7 @@ if [ $way = checkpoint ]; then
 fi
 if [ "$(state)" = checkpointed ]; then
     [ -e full ] && { echo "no room" >&2; exit 3; }
+    [ -e lost ] && { echo "the driver does not restore it" >&2; exit 5; }
     [ "$(cat "meter/$pid")" = 00000000000000000000 ] || { echo "it has something" >&2; exit 1; }
     cp "saved-$pid" "meter/$pid" && become locked
 fi
@@ -246,6 +247,51 @@ fn a_worker_without_room_is_restored_when_there_is_some() {
     fs::remove_file(full).unwrap();
     worker.hear("resident").unwrap();
     assert_eq!(state(&node, &worker), "running");
+}
+
+/// The driver does not restore it, whoever asks: it is asked once by each agent.
+#[test]
+fn a_worker_that_the_driver_does_not_restore_has_failed_and_is_asked_for_no_more() {
+    let mut node = node(Bytes::gib(14), AFTER);
+    let mut worker = checkpointed(&node, "model");
+    let stray = checkpointed(&node, "stray");
+    fs::write(node.folder.path().join("lost"), "").unwrap();
+    let has_failed =
+        |rows: &[WorkerRow]| rows.iter().any(|row| row.worker == "model" && row.state == "failed");
+    worker.tell("want");
+    node.until("it has failed", has_failed);
+    for asked in ["refill", "shrink"] {
+        let worker = "model".to_owned();
+        let ask = if asked == "refill" { Ask::Refill { worker } } else { Ask::Shrink { worker } };
+        let said = node.ask(ask).unwrap_err().to_string();
+        assert!(said.contains("end it, and start it again"), "{asked}: {said}");
+    }
+    let decisions = node.ask(Ask::Explain).unwrap();
+    let failed =
+        |row: &Answer| matches!(row, Answer::Decision(row) if row.outcome.starts_with("failed: the driver"));
+    assert!(decisions.iter().any(failed));
+    // One that is no worker any more neither.
+    let mut stray = stray;
+    stray.tell("bye");
+    node.until("it is gone", |rows| rows.len() == 1);
+    until(&node, "restore-begin", 2);
+    std::thread::sleep(Duration::from_millis(2500));
+    let asked = || {
+        let text = fs::read_to_string(node.folder.path().join("moments")).unwrap();
+        text.lines().filter(|line| line.starts_with("restore-begin")).count()
+    };
+    assert_eq!(asked(), 2);
+    node.agent.kill();
+    node.restart();
+    node.until("it has failed", has_failed);
+    assert_eq!(
+        (state(&node, &worker).as_str(), state(&node, &stray).as_str()),
+        ("checkpointed", "checkpointed")
+    );
+    worker.kill();
+    node.until("its name is free", <[_]>::is_empty);
+    let mut again = node.joined("model 8GiB");
+    node.visit(&mut again, "model");
 }
 
 const MOMENTS: [&str; 6] = [

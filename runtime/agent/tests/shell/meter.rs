@@ -73,6 +73,6 @@ impl Meter for FolderMeter {
                 processes.push(ProcessMemory { pid, used: bytes });
             }
         }
-        Ok(GpuMemory { total: self.total, used, processes })
+        Ok(GpuMemory { total: self.total, used, reserved: Bytes::ZERO, processes })
     }
 }

@@ -1,22 +1,31 @@
 //! `glake checkpoint`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use glake_device::CudaCheckpoint;
 use glake_meter::Meter;
 use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, bring_back, put_away_if};
-use glake_runtime::config::{Config, DeviceChoice};
+use glake_runtime::config::{Config, DeviceChoice, Environment};
 use glake_sim::{SimCheckpoint, load};
 use glake_units::Bytes;
 use nix::sys::signal::{SigSet, Signal};
 use serde_json::json;
 
+use super::node::socket;
 use super::output::Output;
 use super::{Failure, serve};
+use crate::records::{Record, Records};
+use crate::room::{self, NoRoom};
 use crate::target::Target;
+
+/// What has to be free of every GPU where nobody knows what a process had: as much as it may have had.
+const ROOM: Bytes = Bytes::gib(1);
+/// How long another restore is waited for.
+const TURN: Duration = Duration::from_secs(10);
 
 /// What `glake checkpoint` can be asked.
 #[derive(Debug, Args)]
@@ -37,6 +46,13 @@ pub struct CheckpointArguments {
     /// Only if it started then, in the kernel's ticks since boot (field 22 of /proc/PID/stat)
     #[arg(long, value_name = "TICKS")]
     start: Option<u64>,
+    /// With --restore, where what it had is not written down: how much has to be free of every GPU that the meter knows
+    /// [default: 1GiB]; 0: ask the driver whatever is free
+    #[arg(long, value_name = "SIZE", requires = "restore")]
+    room: Option<Bytes>,
+    /// The agent's socket: what a process had is written down beside it [default: GLAKE_AGENT, else as for glake serve]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
 }
 
 const HELP: &str = "\
@@ -48,20 +64,28 @@ A process that is checkpointed has nothing on its GPUs. Its calls of the driver 
 restored, its other threads go on. The driver copies what it has to host memory, and needs room for
 it on the same GPUs to restore it. It needs CUDA 12.8's driver, 570 or later, and the same user.
 
+Driver 580 does not restore a process whose restore found no room once: it is lost. So what it had
+is written down before (beside the agent's socket, mode 0600), and the driver is asked only where
+the meter shows so much free of each of its GPUs, and 5 % or 64 MiB more. Restores take turns.
+Nobody else must take that room meanwhile.
+
 A worker that is left to glake serve is shrunk and checkpointed by that (checkpoint_after_s of its
 file), and not by hand beside it: the agent counts what it takes to be there, and restores it.
 
 Refused, and what it is found by:
   more than --most on a GPU    the meter (NVML): shrink it first; also where the meter does not list
-                               the process, or does not answer
+                               the process (the driver says of one without a context that it
+                               runs), or does not answer
   children that use a GPU      /proc and the meter
   NCCL                         a segment /dev/shm/nccl-*, or a thread of torch's process group
   MPS                          a living daemon in CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps
   memory shared by CUDA IPC    the driver itself; glake serve leaves a worker alone that has exported
                                or fixed memory
 
-Where it cannot be checkpointed it is unlocked again. Exit code 3: it stays checkpointed, for want of
-room. Exit code 4: nothing was asked of the driver that changes the process.
+Where it cannot be checkpointed it is unlocked again. Exit codes:
+  3  it stays checkpointed, for want of room: the driver was asked for nothing, restore it again
+  4  it stays as it is: the driver was asked for nothing that changes it
+  5  the driver did not restore it, and will not: end it, and start it again
 
 JSON fields: pid, state (checkpointed or running), seconds, bytes (given back, or taken again)";
 
@@ -80,38 +104,132 @@ fn time(text: &str) -> Result<Duration, String> {
 pub(super) fn run(
     arguments: &CheckpointArguments,
     config: &Config,
+    environment: &Environment,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let target = target(arguments).map_err(untouched)?;
-    // The driver's threads leave signals alone too.
-    let blocked = Blocked::now();
-    let driver = driver(config).map_err(untouched)?;
-    drop(blocked);
-    let meter = serve::meter(config);
-    let state = if arguments.restore {
-        let begun = Instant::now();
-        let before = meter.as_ref().ok().map(|meter| Seen::of(meter.as_ref(), target.pid));
-        bring_back(driver.as_ref(), target.pid).map_err(|error| match error {
-            CheckpointError::NoRoom { .. } => Failure::NoRoom(error.to_string()),
-            _ => Failure::failed(error),
-        })?;
-        let after = meter.as_ref().ok().map(|meter| Seen::of(meter.as_ref(), target.pid));
-        let taken = after.zip(before).map(|(after, before)| after.less(&before));
-        Done { pid: target.pid, state: ProcessState::Running, took: begun.elapsed(), bytes: taken }
-    } else {
-        let meter = meter.map_err(untouched)?;
-        let before = Seen::of(meter.as_ref(), target.pid);
-        check(arguments, &target, &before, driver.as_ref())?;
-        let begun = Instant::now();
-        let is_meant = || Target::of(Path::new("/proc"), target.pid).is_some_and(|now| now == target);
-        let blocked = Blocked::now();
-        put_away_if(driver.as_ref(), target.pid, arguments.timeout, &is_meant).map_err(Failure::failed)?;
-        drop(blocked);
-        let took = begun.elapsed();
-        let given = before.less(&Seen::of(meter.as_ref(), target.pid));
-        Done { pid: target.pid, state: ProcessState::Checkpointed, took, bytes: Some(given) }
+    let socket = socket(arguments.socket.as_deref(), environment);
+    let done = match arguments.restore {
+        true => restore(arguments, config, socket),
+        false => checkpoint(arguments, config, socket),
     };
-    state.tell(output)
+    done?.tell(output)
+}
+
+fn checkpoint(
+    arguments: &CheckpointArguments,
+    config: &Config,
+    socket: Result<PathBuf, Failure>,
+) -> Result<Done, Failure> {
+    let records = socket.and_then(|socket| Records::open(&socket).map_err(Failure::failed));
+    let records =
+        records.map_err(|failure| untouched(failure.about("what it has cannot be written down")))?;
+    records.sweep();
+    let target = target(arguments).map_err(untouched)?;
+    let driver = driver(config).map_err(untouched)?;
+    let meter = serve::meter(config).map_err(untouched)?;
+    let before = Seen::of(meter.as_ref(), target.pid);
+    let state = driver.state(target.pid).map_err(Failure::untouched)?;
+    check(arguments, &target, &before, state)?;
+    let is_on_gpus = matches!(state, ProcessState::Running | ProcessState::Locked);
+    if is_on_gpus && !before.own.is_empty() {
+        let record = Record { gpus: before.own.iter().cloned().collect() };
+        let why = |error| format!("what process {} has cannot be written down: {error}", target.pid);
+        records.write(&target, &record).map_err(|error| Failure::untouched(why(error)))?;
+    }
+    let begun = Instant::now();
+    let is_meant = || Target::of(Path::new("/proc"), target.pid).is_some_and(|now| now == target);
+    let blocked = Blocked::now();
+    let put_away = put_away_if(driver.as_ref(), target.pid, arguments.timeout, &is_meant);
+    drop(blocked);
+    put_away.map_err(|error| {
+        // One that is not known to run may be what it says.
+        if !matches!(error, CheckpointError::Stays { .. }) {
+            records.remove(&target);
+        }
+        Failure::failed(error)
+    })?;
+    let took = begun.elapsed();
+    let given = before.less(&Seen::of(meter.as_ref(), target.pid));
+    Ok(Done { pid: target.pid, state: ProcessState::Checkpointed, took, bytes: Some(given) })
+}
+
+fn restore(
+    arguments: &CheckpointArguments,
+    config: &Config,
+    socket: Result<PathBuf, Failure>,
+) -> Result<Done, Failure> {
+    let records = socket.ok().and_then(|socket| Records::find(&socket).ok());
+    records.iter().for_each(Records::sweep);
+    let target = target(arguments).map_err(untouched)?;
+    let pid = target.pid;
+    let driver = driver(config).map_err(untouched)?;
+    let meter = serve::meter(config);
+    let is_checkpointed = matches!(driver.state(pid), Ok(ProcessState::Checkpointed));
+    let asks_blindly = arguments.room.is_some_and(Bytes::is_zero);
+    // Held until the driver has answered.
+    let mut turn = None;
+    if is_checkpointed && !asks_blindly {
+        turn = records.as_ref().map(|records| my_turn(pid, records)).transpose()?;
+        has_room(arguments, &target, records.as_ref(), meter.as_deref())?;
+    }
+    let begun = Instant::now();
+    let before = meter.as_ref().ok().map(|meter| Seen::of(meter.as_ref(), pid));
+    bring_back(driver.as_ref(), pid).map_err(|error| match error {
+        CheckpointError::Lost { .. } => Failure::Lost(error.to_string()),
+        _ => Failure::failed(error),
+    })?;
+    drop(turn);
+    let took = begun.elapsed();
+    let after = meter.as_ref().ok().map(|meter| Seen::of(meter.as_ref(), pid));
+    let taken = after.zip(before).map(|(after, before)| after.less(&before));
+    if let (Some(records), Ok(ProcessState::Running)) = (records, driver.state(pid)) {
+        records.remove(&target);
+    }
+    Ok(Done { pid, state: ProcessState::Running, took, bytes: taken })
+}
+
+/// No other restore looks for room until what this answers is closed.
+fn my_turn(pid: u32, records: &Records) -> Result<File, Failure> {
+    match records.turn(TURN) {
+        Ok(Some(turn)) => Ok(turn),
+        Ok(None) => Err(Failure::NoRoom(format!(
+            "process {pid} stays checkpointed: another restore was not over within {TURN:?}, and both could take the \
+             same room; restore it again"
+        ))),
+        Err(error) => Err(Failure::untouched(format_args!(
+            "process {pid} stays checkpointed, for other restores cannot be waited for: {error}"
+        ))),
+    }
+}
+
+/// Whether the driver may be asked to restore it: where it finds no room the process is lost.
+fn has_room(
+    arguments: &CheckpointArguments,
+    target: &Target,
+    records: Option<&Records>,
+    meter: Result<&(dyn Meter + 'static), &Failure>,
+) -> Result<(), Failure> {
+    let pid = target.pid;
+    let blindly = "--room 0 asks the driver all the same: if there is no room the process is lost";
+    let unknown = |why: &str| {
+        Failure::untouched(format_args!(
+            "process {pid} stays checkpointed, for whether its GPUs have room is not known: {why}; {blindly}"
+        ))
+    };
+    let meter = meter.map_err(|failure| unknown(failure.message()))?;
+    let record = records.and_then(|records| records.read(target).ok().flatten());
+    let no_room = room::look(meter, record.as_ref(), arguments.room.unwrap_or(ROOM));
+    no_room.map_err(|why| match (&why, record) {
+        (NoRoom::Unread { .. }, _) => unknown(&why.to_string()),
+        (NoRoom::Short { .. }, Some(_)) => Failure::NoRoom(format!(
+            "process {pid} stays checkpointed: its GPUs have no room for what it had ({why}); give memory back there, \
+             and restore it again"
+        )),
+        (NoRoom::Short { .. }, None) => Failure::NoRoom(format!(
+            "process {pid} stays checkpointed: what it had is not written down, and its GPUs may have no room for it \
+             ({why}); give memory back there, or say how much it is (--room SIZE), and restore it again"
+        )),
+    })
 }
 
 /// What came before the driver was asked for a change.
@@ -200,10 +318,10 @@ fn check(
     arguments: &CheckpointArguments,
     target: &Target,
     seen: &Seen,
-    driver: &dyn ProcessCheckpoint,
+    state: ProcessState,
 ) -> Result<(), Failure> {
     let pid = target.pid;
-    match driver.state(pid).map_err(Failure::untouched)? {
+    match state {
         ProcessState::Running => {}
         ProcessState::Locked if arguments.start.is_none() => {}
         _ => return Ok(()),
@@ -215,8 +333,8 @@ fn check(
     }
     if seen.own.is_empty() {
         return Err(Failure::untouched(format_args!(
-            "process {pid} is not checkpointed, for the meter lists it on no GPU: what it has is not known; in a \
-             container, ask from the host (or with the host's process numbers: --pid=host)"
+            "process {pid} is not checkpointed, for the meter lists it on no GPU: it has no context there; or it is in \
+             a container: then ask from the host (or with the host's process numbers: --pid=host)"
         )));
     }
     if let Some((gpu, used)) = seen.own.iter().find(|(_, used)| *used > arguments.most) {

@@ -16,10 +16,12 @@ pub enum Failure {
     Usage(String),
     /// What was asked failed. Exit code 1.
     Failed(String),
-    /// There is no room for what was asked: all is as it was. Exit code 3.
+    /// There is no room for what was asked, and it was not begun: all is as it was. Exit code 3.
     NoRoom(String),
     /// What was asked cannot be done to it, or by nobody here: it was not touched. Exit code 4.
     Untouched(String),
+    /// It is lost, and nothing brings it back. Exit code 5.
+    Lost(String),
     /// The results say what went wrong already. Exit code 1, and not a word more.
     Told,
     /// Nobody reads any more: not a failure. Exit code 0.
@@ -51,6 +53,18 @@ impl Failure {
         }
     }
 
+    /// What it says.
+    pub(super) fn message(&self) -> &str {
+        match self {
+            Failure::Usage(message)
+            | Failure::Failed(message)
+            | Failure::NoRoom(message)
+            | Failure::Untouched(message)
+            | Failure::Lost(message) => message,
+            Failure::Told | Failure::ReaderGone => "",
+        }
+    }
+
     /// Writes its line to standard error.
     pub(super) fn report(self) -> ExitCode {
         match self {
@@ -58,6 +72,7 @@ impl Failure {
             Failure::Failed(message) => say(&message, 1),
             Failure::NoRoom(message) => say(&message, glake_agent::NO_ROOM),
             Failure::Untouched(message) => say(&message, glake_agent::UNTOUCHED),
+            Failure::Lost(message) => say(&message, glake_agent::LOST),
             Failure::Told => ExitCode::from(1),
             Failure::ReaderGone => ExitCode::SUCCESS,
         }

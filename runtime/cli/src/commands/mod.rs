@@ -83,7 +83,9 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Shrink(arguments) => node::shrink(arguments, &sources.environment, &mut output),
         Command::Refill(arguments) => node::refill(arguments, &sources.environment, &mut output),
         Command::Explain(arguments) => node::explain(arguments, &sources.environment, &mut output),
-        Command::Checkpoint(arguments) => checkpoint::run(arguments, &config, &mut output),
+        Command::Checkpoint(arguments) => {
+            checkpoint::run(arguments, &config, &sources.environment, &mut output)
+        }
         Command::Topo(arguments) => topo::run(arguments, &config, &mut output),
         Command::Bench(bench) => bench::run(bench, &config, &mut output, library),
         Command::Doctor(_) => doctor::run(&config, &sources, &mut output),

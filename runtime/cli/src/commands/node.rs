@@ -58,6 +58,7 @@ State:
   parking, shrinking, refilling, starting
   checkpointed        asleep, and its context is off its GPUs too (serve: checkpoint_after_s)
   checkpointing, restoring
+  failed              the driver does not restore it, which is lost: end it, and start it again
   silent              it has not joined since the agent was started
 
 JSON fields: worker, pid, tenant, gpus, state, leased, resident, evicted (bytes), idle_s (null: a use

@@ -135,9 +135,22 @@ impl Drop for Worker {
 }
 
 fn ran(folder: &Path, arguments: &[&str]) -> Output {
+    ran_in(folder, folder, arguments)
+}
+
+/// The same, with another folder for what this user's programs keep while they run.
+fn ran_in(runtime: &Path, folder: &Path, arguments: &[&str]) -> Output {
     let device = format!("sim:h200x4@{}", folder.display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_glake"));
-    command.args(["--device", &device, "checkpoint"]).args(arguments).env_clear().output().unwrap()
+    command.args(["--device", &device, "checkpoint"]).args(arguments);
+    command.env_clear().env("XDG_RUNTIME_DIR", runtime).output().unwrap()
+}
+
+/// What is written down beside the agent's socket.
+fn records(folder: &Path) -> Vec<PathBuf> {
+    let entries =
+        std::fs::read_dir(folder.join("glake")).into_iter().flatten().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
 }
 
 fn done(folder: &Path, arguments: &[&str]) -> serde_json::Value {
@@ -151,7 +164,10 @@ fn refused(folder: &Path, arguments: &[&str]) -> String {
 }
 
 fn failed(folder: &Path, arguments: &[&str], code: i32) -> String {
-    let output = ran(folder, arguments);
+    says(ran(folder, arguments), code)
+}
+
+fn says(output: Output, code: i32) -> String {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(output.stdout.is_empty() && error.lines().count() == 1, "{error}");
     assert_eq!(output.status.code(), Some(code), "{error}");
@@ -210,7 +226,7 @@ fn what_cannot_be_checkpointed_is_refused_and_runs_on() {
     let error = refused(folder.path(), &[&worker.pid(), "--start", "1"]);
     assert!(error.contains("and not at 1: the one that was meant has ended"), "{error}");
     let error = refused(folder.path(), &[&std::process::id().to_string()]);
-    assert!(error.contains("has no context on a GPU"), "{error}");
+    assert!(error.contains("the meter lists it on no GPU: it has no context there"), "{error}");
     // It has nothing that could be locked.
     assert_eq!(done(folder.path(), &[&std::process::id().to_string(), "--restore"])["state"], "running");
     let error = refused(folder.path(), &["4194304"]);
@@ -219,20 +235,108 @@ fn what_cannot_be_checkpointed_is_refused_and_runs_on() {
     assert!(worker.says("works", LONG));
 }
 
+/// Takes all of the GPU but 560 MiB, less than a worker of 2 MiB needs.
+fn full(folder: &Path) -> Worker {
+    let total = SimMeter::open(folder, &load("h200x4").unwrap()).unwrap().read("0").unwrap().total;
+    let rest = total.saturating_sub(Bytes::mib(1200)).get() >> 21 << 1;
+    Worker::start(folder, &rest.to_string())
+}
+
 #[test]
-fn a_restore_without_room_says_so_and_is_done_when_there_is() {
+fn a_restore_without_room_asks_for_nothing_and_is_done_when_there_is() {
     let folder = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(folder.path(), "2");
-    done(folder.path(), &[&worker.pid()]);
-    let total = SimMeter::open(folder.path(), &load("h200x4").unwrap()).unwrap().read("0").unwrap().total;
-    let rest = total.saturating_sub(Bytes::mib(1200)).get() >> 21 << 1;
-    let other = Worker::start(folder.path(), &rest.to_string());
-    let error = failed(folder.path(), &[&worker.pid(), "--restore"], 3);
-    assert!(error.contains("stays checkpointed: its GPUs have no room"), "{error}");
+    let pid = worker.pid();
+    done(folder.path(), &[&pid]);
+    let written = records(folder.path());
+    assert_eq!(
+        std::fs::read_to_string(&written[0]).unwrap(),
+        format!("{{\"gpus\":{{\"0\":{}}}}}", 642 << 20)
+    );
+    let other = full(folder.path());
+    for _ in 0..2 {
+        let error = failed(folder.path(), &[&pid, "--restore"], 3);
+        let says = "stays checkpointed: its GPUs have no room for what it had (GPU 0 has ";
+        assert!(error.contains(says) && error.contains(" free, and 706.00 MiB are needed)"), "{error}");
+    }
+    assert_eq!(records(folder.path()), written);
     drop(other);
-    done(folder.path(), &[&worker.pid(), "--restore"]);
+    done(folder.path(), &[&pid, "--restore"]);
+    assert!(records(folder.path()).is_empty());
     worker.ask();
     assert!(worker.says("works", LONG));
+}
+
+#[test]
+fn without_a_record_so_much_has_to_be_free_and_a_wrong_word_loses_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let workers: Vec<Worker> = (0..3).map(|_| Worker::start(folder.path(), "2")).collect();
+    let pids: Vec<String> = workers.iter().map(Worker::pid).collect();
+    pids.iter().for_each(|pid| _ = done(folder.path(), &[pid]));
+    records(folder.path()).iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    let other = full(folder.path());
+    let error = failed(folder.path(), &[&pids[0], "--restore"], 3);
+    assert!(
+        error.contains("what it had is not written down") && error.contains("1.00 GiB are needed"),
+        "{error}"
+    );
+    failed(folder.path(), &[&pids[0], "--restore", "--room", "2GiB"], 3);
+    for (pid, room) in [(&pids[1], "300MiB"), (&pids[2], "0")] {
+        let error = failed(folder.path(), &[pid, "--restore", "--room", room], 5);
+        let says = "is lost, for this driver does not restore one whose restore has failed once";
+        assert!(error.contains("no room") && error.contains(says), "{error}");
+    }
+    drop(other);
+    let error = failed(folder.path(), &[&pids[1], "--restore"], 5);
+    assert!(error.contains("CUDA error 304") && error.contains("end it, and start it again"), "{error}");
+    done(folder.path(), &[&pids[0], "--restore", "--room", "700MiB"]);
+}
+
+#[test]
+fn what_is_free_is_known_before_the_driver_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start(folder.path(), "2");
+    done(folder.path(), &[&worker.pid()]);
+    // Of a GPU that the meter does not know.
+    std::fs::write(&records(folder.path())[0], "{\"gpus\":{\"9\":1}}").unwrap();
+    let error = failed(folder.path(), &[&worker.pid(), "--restore"], 4);
+    assert!(error.contains("what is free of GPU 9 cannot be read") && error.contains("--room 0"), "{error}");
+    done(folder.path(), &[&worker.pid(), "--restore", "--room", "0"]);
+    // What it has is written down first.
+    let nowhere = folder.path().join("no/such");
+    let error = says(ran_in(&nowhere, folder.path(), &[&worker.pid()]), 4);
+    assert!(error.contains("what it has cannot be written down") && error.contains("--socket"), "{error}");
+    let open = folder.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let socket = open.join("agent.sock").display().to_string();
+    let error = failed(folder.path(), &[&worker.pid(), "--socket", &socket], 4);
+    assert!(error.contains("has mode 0755"), "{error}");
+    // One that runs on has none, and one that has ended leaves none.
+    refused(folder.path(), &[&worker.pid(), "--most", "1MiB"]);
+    assert!(records(folder.path()).is_empty());
+    done(folder.path(), &[&worker.pid()]);
+    assert_eq!(records(folder.path()).len(), 1);
+    drop(worker);
+    refused(folder.path(), &["4194304"]);
+    assert!(records(folder.path()).is_empty());
+}
+
+#[test]
+fn restores_take_turns() {
+    let folder = tempfile::tempdir().unwrap();
+    let worker = Worker::start(folder.path(), "2");
+    let pid = worker.pid();
+    done(folder.path(), &[&pid]);
+    let lock = std::fs::File::create(folder.path().join("glake/checkpoint.lock")).unwrap();
+    lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let restored = scope.spawn(|| done(folder.path(), &[&pid, "--restore"]));
+        std::thread::sleep(SHORT);
+        assert!(!restored.is_finished());
+        lock.unlock().unwrap();
+        assert_eq!(restored.join().unwrap()["state"], "running");
+    });
 }
 
 /// `glake serve`, until it is dropped.
@@ -315,9 +419,11 @@ fn an_agent_checkpoints_and_restores_whoever_joined_it_and_so_does_the_next_one(
     agent.ask(&["shrink", "chat"]);
     agent.until("checkpointed");
     assert_eq!(used(gpus.path(), &worker), Bytes::ZERO);
+    assert_eq!(records(folder.path()).len(), 1);
     worker.ask();
     assert!(worker.says("works", LONG));
     assert!(used(gpus.path(), &worker) >= Bytes::mib(672));
+    assert!(records(folder.path()).is_empty());
     assert!(agent.ask(&["explain"]).contains("idle for long: checkpointed"));
     agent.ask(&["shrink", "chat"]);
     agent.until("checkpointed");

@@ -1,4 +1,7 @@
 //! The driver's checkpoint of other processes (CUDA 12.8, drivers from 570 on), asked without a context.
+//!
+//! Version 580 restores a process at its first try or never: a restore without room (error 2) leaves it checkpointed, and
+//! each later one fails (error 304).
 
 use std::ffi::{c_int, c_uint};
 use std::fmt;
@@ -74,6 +77,7 @@ impl ProcessCheckpoint for CudaCheckpoint {
             code => return Err(refused(pid, Step::State, code)),
         }
         Ok(match state {
+            // Also of one that has no context.
             0 => ProcessState::Running,
             1 => ProcessState::Locked,
             2 => ProcessState::Checkpointed,

@@ -375,7 +375,7 @@ fn processes_share_a_folder_and_memory() {
     assert_eq!(sim.memory_info(GPU).unwrap().free, Bytes::mib(1024 - 602));
     assert_eq!(
         meter.read("0").unwrap(),
-        GpuMemory { total: Bytes::gib(1), used: own.used, processes: vec![own] }
+        GpuMemory { total: Bytes::gib(1), used: own.used, reserved: Bytes::ZERO, processes: vec![own] }
     );
     assert!(matches!(meter.read("1"), Err(MeterError::Unknown { .. })));
 }

@@ -284,3 +284,55 @@ fn another_rank_of_a_gang_that_is_away_counts() {
     world.want(WorkerId(7), None);
     assert!(!world.open.contains(&WorkerId(7)));
 }
+
+/// The driver does not restore it: whoever waits hears so, and nobody is asked any more.
+#[test]
+fn who_is_lost_is_denied_and_asked_for_no_more() {
+    let denied = |worker| Action::Deny { worker, why: crate::Denied::Lost, retry_after: None };
+    let worker = WorkerId(0);
+    for wants in [true, false] {
+        let mut world = asleep(1, 23, Some(AFTER));
+        put_away(&mut world, 0);
+        if wants {
+            world.want(worker, None);
+        } else {
+            world.tell(Event::Refill { worker });
+        }
+        let grow = |bytes| Event::Grow { worker, gpu: GPU, bytes, within: S(10) };
+        assert_eq!(world.tell(grow(Bytes::gib(1))), []);
+        world.lose(worker);
+        assert_eq!((world.arbiter.state(worker), last(&world)), (Some("failed"), Outcome::Lost));
+        assert!(!world.open.contains(&worker) && world.arbiter.claimed(GPU).is_zero());
+        assert_eq!(world.arbiter.next_deadline(), None);
+        assert_eq!(world.tell(Event::Want { worker, deadline: None }), [denied(worker)]);
+        assert_eq!(world.tell(Event::Refill { worker }), []);
+        assert_eq!(world.tell(Event::Shrink { worker }), []);
+        let bytes = Bytes::gib(1);
+        assert_eq!(world.tell(grow(bytes)), [Action::DenyGrowth { worker, gpu: GPU, bytes }]);
+        world.pass(S(1_000));
+        // Others have its place, and its name is free when it ends.
+        world.join_asleep(1, Bytes::gib(22));
+        world.want(WorkerId(1), None);
+        assert!(!world.open.contains(&WorkerId(1)));
+        world.die(worker);
+        assert_eq!(world.arbiter.state(worker), None);
+    }
+}
+
+/// What asks the driver wants a little more to be free than comes back.
+#[test]
+fn a_restore_has_a_margin_beside_its_floor() {
+    for (spare, asks) in [(63, false), (64, true)] {
+        let mut world = asleep(1, 23, Some(AFTER));
+        let worker = WorkerId(0);
+        put_away(&mut world, 0);
+        let other =
+            Holding { lease: Bytes::gib(23), resident: Bytes::gib(23), ..Holding::nothing(GPU, Bytes::ZERO) };
+        let rest = FLOOR.saturating_add(Bytes::mib(spare));
+        let lease = other.lease.saturating_sub(rest);
+        let profile = crate::Profile { preempt: crate::Preempt::Never, ..crate::Profile::default() };
+        world.join(1, 1, 1, profile, vec![Holding { lease, resident: lease, fixed: lease, ..other }]);
+        let actions = world.tell(Event::Refill { worker });
+        assert_eq!(actions.contains(&Action::Restore { worker }), asks, "{spare}: {actions:?}");
+    }
+}

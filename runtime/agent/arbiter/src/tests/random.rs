@@ -25,6 +25,7 @@ enum Op {
     Grow(u64, u64),
     Shrink(u64),
     Drive(u64, Option<bool>),
+    Lose(u64),
     Pass(u64),
     Capacity(u64),
     Measure,
@@ -54,6 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => who().prop_map(Op::Shrink),
         8 => (who(), prop_oneof![4 => Just(Some(true)), 1 => Just(Some(false)), 1 => Just(None)])
             .prop_map(|(who, outcome)| Op::Drive(who, outcome)),
+        1 => who().prop_map(Op::Lose),
         12 => prop_oneof![Just(0), 1..50_u64, 100..2_000_u64, 10_000..90_000_u64].prop_map(Op::Pass),
         1 => (2..30_u64).prop_map(Op::Capacity),
         3 => Just(Op::Measure),
@@ -110,6 +112,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             world.tell(Event::Grow { worker, gpu, bytes: Bytes::gib(gib), within });
         }
         Op::Shrink(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Shrink { worker })),
+        Op::Lose(who) => of(who).into_iter().for_each(|id| world.lose(id)),
         Op::Drive(who, outcome) => of(who).into_iter().for_each(|id| world.drive(id, outcome)),
         Op::Pass(millis) => world.pass(Duration::from_millis(millis)),
         Op::Capacity(gib) => {

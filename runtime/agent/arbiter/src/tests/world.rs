@@ -286,6 +286,15 @@ impl World {
         self.tell(Event::Contexts { worker: id, contexts });
     }
 
+    /// The driver was asked to restore it, and does not.
+    pub(super) fn lose(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        if worker.asked == Some(true) {
+            (worker.asked, worker.locked) = (None, Some(true));
+            self.tell(Event::Contexts { worker: id, contexts: Contexts::Lost });
+        }
+    }
+
     pub(super) fn fail(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get_mut(&id).filter(|worker| !worker.stopped) else { return };
         let what = match worker.queue.pop_front() {

@@ -1,0 +1,215 @@
+//! What processes had when they were checkpointed, beside the agent's socket: a restore is asked for only where there is
+//! room for that.
+//!
+//! ```text
+//! checkpoint ─► write ─► the driver is asked ─► it did not: remove
+//! restore    ─► read, room? ─► the driver is asked ─► it runs: remove
+//! ```
+//!
+//! Invariant: a process that this command has checkpointed has a record from before until it is known to run. Those of
+//! processes that have ended go when another command looks.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use glake_agent::{ListenError, check_folder, private_folder};
+use glake_units::Bytes;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::target::Target;
+
+/// What the name of each begins with, before the process's number and when it started.
+const PREFIX: &str = "checkpoint-";
+/// How often is looked whether another restore is over.
+const LOOK: Duration = Duration::from_millis(20);
+/// More than any record has.
+const LONGEST: u64 = 64 << 10;
+
+/// The folder that they lie in: this user's alone.
+#[derive(Debug)]
+pub(crate) struct Records {
+    folder: PathBuf,
+}
+
+/// What one process had.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// Of each GPU, by the meter's name.
+    pub(crate) gpus: BTreeMap<String, Bytes>,
+}
+
+impl Records {
+    /// Those beside a socket, whose folder is made where it is not there.
+    pub(crate) fn open(socket: &Path) -> Result<Records, ListenError> {
+        let folder = folder_of(socket)?;
+        private_folder(folder)?;
+        Ok(Records { folder: folder.to_owned() })
+    }
+
+    /// The same, where there may be some: nothing is made.
+    pub(crate) fn find(socket: &Path) -> Result<Records, ListenError> {
+        let folder = folder_of(socket)?;
+        check_folder(folder)?;
+        Ok(Records { folder: folder.to_owned() })
+    }
+
+    fn path(&self, target: &Target) -> PathBuf {
+        self.folder.join(format!("{PREFIX}{}-{}.json", target.pid, target.start))
+    }
+
+    /// Writes a process's, whole or not at all.
+    pub(crate) fn write(&self, target: &Target, record: &Record) -> io::Result<()> {
+        let path = self.path(target);
+        let beside = path.with_extension("new");
+        // Not synced: after a loss of power there are no processes.
+        let written = open(&beside).and_then(|mut file| {
+            file.set_len(0)?;
+            file.write_all(&serde_json::to_vec(record)?)
+        });
+        written.and_then(|()| fs::rename(&beside, &path)).inspect_err(|_| {
+            // What is half written helps nobody.
+            let _ = fs::remove_file(&beside);
+        })
+    }
+
+    /// Reads a process's; none: there is none.
+    pub(crate) fn read(&self, target: &Target) -> io::Result<Option<Record>> {
+        let path = self.path(target);
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Ok(found) if found.is_file() && found.len() <= LONGEST => {}
+            Ok(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no record")),
+            Err(error) => return Err(error),
+        }
+        Ok(Some(serde_json::from_slice(&fs::read(&path)?)?))
+    }
+
+    /// A process runs, or was not checkpointed.
+    pub(crate) fn remove(&self, target: &Target) {
+        // One that stays says what it had, and goes with its process.
+        let _ = fs::remove_file(self.path(target));
+    }
+
+    /// Removes those of processes that have ended.
+    pub(crate) fn sweep(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().filter_map(Result::ok) {
+            let name = entry.file_name();
+            let Some((pid, start)) = name.to_str().and_then(process_of) else { continue };
+            let lives = Target::of(Path::new("/proc"), pid).is_some_and(|target| target.start == start);
+            if !lives {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// One restore at a time, until the file is closed: two that look for room at once would both take it. None: another
+    /// one was not over within that time.
+    pub(crate) fn turn(&self, within: Duration) -> io::Result<Option<File>> {
+        let until = Instant::now() + within;
+        let file = open(&self.folder.join("checkpoint.lock"))?;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(file)),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn folder_of(socket: &Path) -> Result<&Path, ListenError> {
+    let folder = socket.parent().filter(|_| socket.is_absolute());
+    folder.ok_or_else(|| ListenError::Relative(socket.to_owned()))
+}
+
+/// A file that this user alone reads and writes; no link is followed.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
+    File::options().create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// Whose a file is, by its name.
+fn process_of(name: &str) -> Option<(u32, u64)> {
+    let (name, extension) = name.strip_prefix(PREFIX)?.rsplit_once('.')?;
+    let (pid, start) = name.split_once('-')?;
+    matches!(extension, "json" | "new").then_some((pid.parse().ok()?, start.parse().ok()?))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // also in the functions that tests call
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    use super::*;
+
+    fn own() -> Target {
+        Target::of(Path::new("/proc"), std::process::id()).unwrap()
+    }
+
+    fn record(mib: u64) -> Record {
+        Record { gpus: [("0000:07:00.0".to_owned(), Bytes::mib(mib))].into() }
+    }
+
+    #[test]
+    fn a_record_is_its_process_s_until_it_is_removed_and_nobody_else_s() {
+        let base = tempfile::tempdir().unwrap();
+        let socket = base.path().join("glake/agent.sock");
+        assert!(Records::find(&socket).is_err());
+        let records = Records::open(&socket).unwrap();
+        let (own, path) = (own(), records.path(&own()));
+        assert_eq!(records.read(&own).unwrap(), None);
+        for mib in [680, 640] {
+            records.write(&own, &record(mib)).unwrap();
+            assert_eq!(Records::find(&socket).unwrap().read(&own).unwrap(), Some(record(mib)));
+        }
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        fs::write(&path, "{\"gpus\": [").unwrap();
+        assert!(records.read(&own).is_err());
+        records.remove(&own);
+        assert_eq!(records.read(&own).unwrap(), None);
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(records.read(&own).is_err());
+    }
+
+    #[test]
+    fn records_of_the_dead_go_and_nothing_else_does() {
+        let base = tempfile::tempdir().unwrap();
+        let records = Records::open(&base.path().join("glake/agent.sock")).unwrap();
+        let own = own();
+        let other = |name: &str| fs::write(records.folder.join(name), "{}").unwrap();
+        records.write(&own, &record(1)).unwrap();
+        let earlier = format!("checkpoint-{}-{}.json", own.pid, own.start + 1);
+        let gone = [earlier.as_str(), "checkpoint-4194305-7.json", "checkpoint-4194305-7.new"];
+        let kept = ["agent.journal", "checkpoint.lock", "checkpoint-x-7.json", "checkpoint-4194305-7.txt"];
+        gone.iter().chain(&kept).for_each(|name| other(name));
+        records.sweep();
+        assert!(gone.iter().all(|name| !records.folder.join(name).exists()));
+        assert!(kept.iter().all(|name| records.folder.join(name).exists()));
+        assert_eq!(records.read(&own).unwrap(), Some(record(1)));
+    }
+
+    #[test]
+    fn one_restore_at_a_time() {
+        let base = tempfile::tempdir().unwrap();
+        let records = Records::open(&base.path().join("glake/agent.sock")).unwrap();
+        let first = records.turn(Duration::ZERO).unwrap();
+        assert!(first.is_some() && records.turn(Duration::from_millis(30)).unwrap().is_none());
+        drop(first);
+        assert!(records.turn(Duration::ZERO).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_folder_that_others_reach_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let refused = Records::open(&base.path().join("agent.sock")).unwrap_err().to_string();
+        assert!(refused.contains("has mode 0755"), "{refused}");
+        assert!(matches!(Records::open(Path::new("agent.sock")), Err(ListenError::Relative(_))));
+    }
+}
