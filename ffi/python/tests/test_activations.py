@@ -57,6 +57,9 @@ class Laid:
         storage = torch.frombuffer(Block.from_address(address), dtype=torch.uint8).untyped_storage()
         return storage, address
 
+    def use(self, like, storage):
+        raise AssertionError("there is one stream")
+
 
 def synchronous(read):
     def reads(entry):
@@ -205,7 +208,7 @@ class Saves(OfTorch):
                 y = x * 2
                 z = (y * y).sum()
             y.add_(1)
-            with self.assertRaisesRegex(RuntimeError, r"modified by an inplace operation: \[torch.FloatTensor \[300\]\], which is output 0 of "):
+            with self.assertRaisesRegex(RuntimeError, r"modified by an inplace operation: \[torch.FloatTensor \[300\]\] is at version 1; expected version 0"):
                 z.backward()
             del y, z
 
@@ -263,7 +266,7 @@ class Saves(OfTorch):
         from glake.offload import NoOpManager, OffloadActivations
 
         manager = OffloadActivations(use_streams=True, min_offload_size=0)
-        manager._packer._memory = self.memory
+        manager._packer.memory = self.memory
         x = torch.ones(100, requires_grad=True)
         out = glake.offload.report()["bytes_out"]
         with manager:
@@ -277,6 +280,178 @@ class Saves(OfTorch):
         for wrong in ({"min_offload_size": -1}, {"max_fwd_stash_size": 0}):
             with self.assertRaises(ValueError):
                 OffloadActivations(**wrong)
+
+
+class Unusual(OfTorch):
+    """What was once wrong."""
+
+    def out(self):
+        return glake.offload.report()["bytes_out"]
+
+    def test_lazy_conjugates_quantised_and_nested_tensors(self):
+        values = torch.randn(300, dtype=torch.complex64)
+
+        class Quantised(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8))
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * ctx.saved_tensors[0].dequantize()
+
+        def gradients():
+            x = values.clone().requires_grad_()
+            torch.view_as_real(x * 2 * (x * 3).conj()).sum().backward()
+            y = values.real.clone().requires_grad_()
+            Quantised.apply(y).sum().backward()
+            z = torch.ones(3, 4, requires_grad=True)
+            nested = torch.nn.functional.gelu(torch.nested.as_nested_tensor([z, z[:2]]))
+            torch.nested.to_padded_tensor(nested, 0.0).sum().backward()
+            return x.grad, y.grad, z.grad
+
+        plain = gradients()
+        with self.activations():
+            mine = gradients()
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, mine)))
+
+    def test_a_module_inside_of_a_checkpoint_that_saves_more(self):
+        from torch.utils.checkpoint import checkpoint
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+        values = torch.randn(8, 8)
+
+        def gradients():
+            model.zero_grad()
+            x = values.clone().requires_grad_()
+            checkpoint(lambda x: torch.exp(model(x).sin()), x, use_reentrant=False).sum().backward()
+            return [x.grad, *[p.grad.clone() for p in model.parameters()]]
+
+        plain = gradients()
+        handle = self.activations(model)
+        mine = gradients()
+        handle.remove()
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, mine)))
+
+    def test_hooks_go_also_where_a_signal_ended_the_forward(self):
+        class Interrupted(torch.nn.Module):
+            def forward(self, x):
+                raise KeyboardInterrupt
+
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), Interrupted())
+        handle = self.activations(model)
+        with self.assertRaises(KeyboardInterrupt):
+            model(torch.randn(2, 8))
+        handle.remove()
+        before = self.out()
+        torch.randn(1000, requires_grad=True).exp()
+        self.assertEqual(self.out(), before)
+
+    def test_copies_and_pickles_of_a_module_and_its_end(self):
+        import copy
+        import pickle
+        import weakref
+
+        model = torch.nn.Linear(8, 8)
+        handle = self.activations(model)
+        another = copy.deepcopy(model)
+        another(torch.randn(4, 8)).sum().backward()
+        pickle.loads(pickle.dumps(model))
+        gc.collect()
+        gc.disable()
+        weight = weakref.ref(model.weight)
+        del model, handle
+        try:
+            self.assertIsNone(weight(), "a cycle holds the parameters")
+        finally:
+            gc.enable()
+
+    def test_lazy_modules(self):
+        model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+        handle = self.activations(model)
+        model(torch.randn(2, 3)).sum().backward()
+        handle.remove()
+
+    def test_weights_that_autocast_casts_stay(self):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        handle = self.activations(model)
+        before = self.out()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(torch.randn(1, 64, requires_grad=True))
+        self.assertEqual(self.out() - before, 2 * 64 * 2)
+        y.float().sum().backward()
+        handle.remove()
+
+    def test_parts_of_one_projection_are_copied_once(self):
+        projection, before = torch.nn.Linear(32, 96, bias=False), self.out()
+        x = torch.randn(2, 16, 32)
+        with self.activations():
+            q, k, v = (part.view(2, 16, 4, 8).transpose(1, 2) for part in projection(x).split(32, 2))
+            z = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        # x, q, k and v together, and the weights of attention.
+        self.assertLessEqual(self.out() - before, (2 * 16 * 32 + 2 * 16 * 96 + 2 * 2 * 4 * 16 * 16) * 4)
+        z.sum().backward()
+
+    def test_bytes_that_changed_between_two_forwards_are_copied_again(self):
+        weight = torch.randn(8, 8, requires_grad=True)
+        values = torch.empty(8, 8)
+
+        class Product(torch.nn.Module):
+            def forward(self, x):
+                return (x @ weight).sum()
+
+        model = Product()
+        handle = self.activations(model)
+        values.data.copy_(torch.ones(8, 8))
+        skipped = model(values)
+        values.data.copy_(2 * torch.ones(8, 8))
+        model(values).backward()
+        handle.remove()
+        self.assertEqual(weight.grad[0, 0].item(), 16)
+        del skipped
+
+    def test_a_reload_that_fails_early_does_not_hold_the_pass(self):
+        x = torch.ones(500, requires_grad=True)
+        activations = self.activations()
+
+        def step():
+            with activations:
+                loss = torch.exp(torch.exp(x * 0.1) * 0.1).sum()
+            loss.backward()
+
+        step()
+        take, self.memory.take = self.memory.take, lambda *_: (_ for _ in ()).throw(glake.DriverError("no memory now"))
+        with self.assertRaises(glake.DriverError):
+            step()
+        self.memory.take = take
+        gc.collect()
+        step()
+        self.assertEqual(activations._packer._place.packed(64)[0], 0)
+        activations._packer._place.dropped(0)
+
+    def test_two_threads_share_a_place(self):
+        import threading
+
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in range(4)])
+        inputs = [torch.randn(4, 16) for _ in range(2)]
+        plain = [torch.autograd.grad(model(x).sum(), list(model.parameters())) for x in inputs]
+        handle, found = self.activations(model), {}
+
+        def work(place):
+            for _ in range(8):
+                found[place] = torch.autograd.grad(model(inputs[place]).sum(), list(model.parameters()))
+
+        threads = [threading.Thread(target=work, args=[place]) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        handle.remove()
+        for place in range(2):
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain[place], found[place])))
 
 
 if __name__ == "__main__":

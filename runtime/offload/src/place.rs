@@ -7,6 +7,8 @@ use crate::{Clock, ItemId, Pack, Plan, PlanError, Recorder, Request, ShapeClass,
 
 /// Plans of so many shape classes are kept, those that were used last.
 const MOST_PLANS: usize = 32;
+/// How often another plan is looked for in one pass.
+const MOST_TRIES: u32 = 4;
 
 /// A place of a program that offloads, pass after pass: a module, or a block of code.
 ///
@@ -38,10 +40,20 @@ pub struct Place {
     /// The last used first.
     plans: VecDeque<(ShapeClass, Arc<Plan>)>,
     recorder: Recorder,
+    /// What the pass did so far.
+    steps: Vec<Did>,
     follows: Follows,
+    tries: u32,
     passes: u64,
     diverged: u64,
     unplanned: Option<PlanError>,
+}
+
+/// A step of a pass.
+#[derive(Clone, Copy, Debug)]
+enum Did {
+    Pack(Pack),
+    Unpack(ItemId),
 }
 
 /// What the pass that is under way follows.
@@ -61,7 +73,9 @@ impl Place {
             request,
             plans: VecDeque::new(),
             recorder: Recorder::new(),
+            steps: Vec::new(),
             follows: Follows::Nothing,
+            tries: 0,
             passes: 0,
             diverged: 0,
             unplanned: None,
@@ -78,10 +92,12 @@ impl Place {
                 None => Follows::Demand(Vec::new()),
             };
         }
+        self.steps.push(Did::Pack(pack));
         match &mut self.follows {
             Follows::Plan(clock) => {
                 let orders = clock.packed(&pack).1;
-                (item, orders.verdict, orders.reload.to_vec())
+                let (verdict, reloads) = (orders.verdict, orders.reload.to_vec());
+                (item, verdict, self.or_of_another_plan(reloads))
             }
             Follows::Demand(away) => {
                 away.push(true);
@@ -105,8 +121,12 @@ impl Place {
     /// The pass has no such item.
     pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
         self.recorder.unpacked(item)?;
+        self.steps.push(Did::Unpack(item));
         match &mut self.follows {
-            Follows::Plan(clock) => Ok(clock.unpacked(item)?.reload.to_vec()),
+            Follows::Plan(clock) => {
+                let reloads = clock.unpacked(item)?.reload.to_vec();
+                Ok(self.or_of_another_plan(reloads))
+            }
             Follows::Demand(away) => {
                 let is_away = away.get_mut(item.index()).is_some_and(std::mem::take);
                 Ok(if is_away { vec![item] } else { Vec::new() })
@@ -170,11 +190,36 @@ impl Place {
         self.plans.iter().find(|(_, plan)| begins(plan)).map(|(_, plan)| plan.clone())
     }
 
+    /// A pass that has just left its plan may be one that is known too: it follows that one's from here on, and has what should have
+    /// begun by now begin. What the first plan has had begun is begun.
+    fn or_of_another_plan(&mut self, reloads: Vec<ItemId>) -> Vec<ItemId> {
+        let Follows::Plan(clock) = &self.follows else { return reloads };
+        // At its first step beside it, and a few times at most.
+        if clock.diverged().is_none_or(|at| at.0 + 1 != self.steps.len()) || self.tries >= MOST_TRIES {
+            return reloads;
+        }
+        self.tries += 1;
+        let own = clock.plan().clone();
+        let others = self.plans.iter().map(|(_, plan)| plan).filter(|plan| !Arc::ptr_eq(plan, &own));
+        let found = others.filter_map(|plan| follow(plan, &self.steps)).next();
+        let Some((clock, begun)) = found else { return reloads };
+        self.follows = Follows::Plan(Box::new(clock));
+        begun
+    }
+
     fn end_pass(&mut self) {
         self.passes += 1;
+        self.steps.clear();
+        self.tries = 0;
         let mut tape = std::mem::take(&mut self.recorder).finish();
         match std::mem::replace(&mut self.follows, Follows::Nothing) {
-            Follows::Plan(clock) if clock.is_complete() => return,
+            Follows::Plan(clock) if clock.is_complete() => {
+                let used = self.plans.iter().position(|(_, plan)| Arc::ptr_eq(plan, clock.plan()));
+                if let Some(plan) = used.and_then(|used| self.plans.remove(used)) {
+                    self.plans.push_front(plan);
+                }
+                return;
+            }
             Follows::Plan(_) => self.diverged += 1,
             Follows::Demand(_) | Follows::Nothing => {}
         }
@@ -194,4 +239,20 @@ impl Place {
             Err(error) => self.unplanned = Some(error),
         }
     }
+}
+
+/// A clock of a plan that these steps are of, and all that it has had begun.
+fn follow(plan: &Arc<Plan>, steps: &[Did]) -> Option<(Clock, Vec<ItemId>)> {
+    let (mut clock, mut begun) = (Clock::new(plan.clone()), Vec::new());
+    for step in steps {
+        let orders = match step {
+            Did::Pack(pack) => clock.packed(pack).1,
+            Did::Unpack(item) => clock.unpacked(*item).ok()?,
+        };
+        begun.extend_from_slice(orders.reload);
+        if clock.diverged().is_some() {
+            return None;
+        }
+    }
+    Some((clock, begun))
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +20,13 @@ class Activations:
     def __init__(self, module: Any, least: int, memory: Memory | None = None) -> None:
         if least < 0:
             raise ValueError(f"least is {least}: a number of bytes, and not below 0")
-        self._module = module
-        self._packer = Packer(least, memory or Cuda())
-        # One a thread that is inside, for a thread may enter again.
+        import torch
+
+        self._packer = packer = Packer(least, memory or Cuda())
+        self._hooks = (lambda tensor: packer.pack(tensor), lambda saved: packer.unpack(saved))
+        # For programs that compile something: they are called as they are, at the cost of some microseconds.
+        self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
+        # What each thread is inside of, the innermost last: for whom it was entered, and its hooks.
         self._entered = threading.local()
         self._handles: list[Any] = []
         if module is not None:
@@ -29,47 +35,81 @@ class Activations:
                 module.register_forward_hook(self._after, always_call=True),
             ]
 
-    def __enter__(self) -> Activations:
-        import torch
+    def __deepcopy__(self, _memo: Any) -> Activations:
+        # A copy of the module has hooks of its own, which learn anew.
+        return Activations(None, self._packer.least, self._packer.memory)
 
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._packer.pack, self._packer.unpack)
-        hooks.__enter__()
-        self._stack().append(hooks)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Activations, (None, self._packer.least)
+
+    def __enter__(self) -> Activations:
+        if not self._stack():
+            self._packer.enter()
+        self._push("with")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack().pop().__exit__(kind, error, trace)
+        # What a forward left behind that a signal ended.
+        while self._stack() and self._stack()[-1][0] == "module":
+            self._pop()
+        if self._stack():
+            self._pop()
 
     def remove(self) -> None:
         """Takes the hooks off the module. What is offloaded comes back as it is read. A second time does nothing."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
+        while self._stack() and self._stack()[-1][0] == "module":
+            self._pop()
 
-    def _stack(self) -> list[Any]:
+    def _stack(self) -> list[tuple[str, Any]]:
         if not hasattr(self._entered, "hooks"):
             self._entered.hooks = []
         return self._entered.hooks
 
-    def _before(self, _module: Any, _inputs: Any) -> None:
-        # A pass inside of another's backward computes what a checkpoint dropped: its saves live for a moment.
+    def _push(self, whom: str) -> None:
         import torch
 
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            self._packer.stay(self._module)
-            self.__enter__()
-        else:
-            self._stack().append(_Nothing())
+        chosen = self._opaque if _compiles() else self._hooks
+        _ours.add(chosen[0])
+        hooks = torch.autograd.graph.saved_tensors_hooks(*chosen)
+        hooks.__enter__()
+        self._stack().append((whom, hooks))
+
+    def _pop(self) -> None:
+        _, hooks = self._stack().pop()
+        if hooks is not None:
+            hooks.__exit__()
+
+    def _before(self, module: Any, _inputs: Any) -> None:
+        import torch
+
+        # In another's backward pass a checkpoint computes again what it dropped: its saves live for a moment. Under other hooks, as that
+        # checkpoint's are in the forward pass, these have what is saved, both times.
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        is_others = top is not None and top[0] not in _ours
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or is_others:
+            self._stack().append(("module", None))
+            return
+        if not self._stack():
+            self._packer.enter(module)
+        self._push("module")
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
         # Called without the hook before it where an earlier one raised.
-        if self._stack():
-            self.__exit__(None, None, None)
+        if self._stack() and self._stack()[-1][0] == "module":
+            self._pop()
 
 
-class _Nothing:
-    def __exit__(self, *_: object) -> None:
-        pass
+def _compiles() -> bool:
+    """Whether the program has compiled something, or may have."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and bool(getattr(frames, "cached_backends", True))
+
+
+# The hooks that pack, of all that offload here.
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def activations(module: Any = None, *, least: int = LEAST) -> Activations:

@@ -20,6 +20,9 @@ class Memory(Protocol):
     def take(self, like: Any, size: int) -> tuple[Any, int]:
         """Memory of the current stream: a storage and its address."""
 
+    def use(self, like: Any, storage: Any) -> None:
+        """Such memory is used on the current stream, which is another one than it was taken on."""
+
 
 class Cuda:
     """GPUs, by way of torch."""
@@ -42,3 +45,9 @@ class Cuda:
 
         storage = torch.empty(size, dtype=torch.uint8, device=like.device).untyped_storage()
         return storage, int(storage.data_ptr())
+
+    def use(self, like: Any, storage: Any) -> None:
+        import torch
+
+        bytes_of = torch.empty(0, dtype=torch.uint8, device=like.device).set_(storage)
+        bytes_of.record_stream(torch.cuda.current_stream(like.device))
