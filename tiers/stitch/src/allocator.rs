@@ -164,10 +164,22 @@ impl Allocator {
         let live =
             home.live.remove(offset.get(), &home.pieces).ok_or(StitchError::UnknownBlock { offset })?;
         self.heap.points.uncover();
+        if !self.heap.holds.knows_none() {
+            return Ok(self.free_known(offset, live));
+        }
+        match live {
+            Live::Piece(id) => Ok(self.heap.free_piece(id, &[])),
+            Live::Stitched(index) => Ok(self.aliases.free(index, &[], &mut self.heap)),
+        }
+    }
+
+    /// As [`Allocator::free`], of a block that something may hold.
+    #[cold]
+    fn free_known(&mut self, offset: Bytes, live: Live) -> Bytes {
         let holds = self.heap.holds.end_block(offset.get());
         match live {
-            Live::Piece(id) => Ok(self.heap.free_piece(id, &holds)),
-            Live::Stitched(index) => Ok(self.aliases.free(index, &holds, &mut self.heap)),
+            Live::Piece(id) => self.heap.free_piece(id, &holds),
+            Live::Stitched(index) => self.aliases.free(index, &holds, &mut self.heap),
         }
     }
 

@@ -49,6 +49,12 @@ impl Holds {
         self.live.entry(block).or_insert_with(fresh).generation
     }
 
+    /// Whether nobody asked about any live block: then none is held.
+    #[inline]
+    pub(crate) fn knows_none(&self) -> bool {
+        self.live.is_empty()
+    }
+
     /// A new hold on the live block that begins there, if it is of that generation.
     pub(crate) fn add(&mut self, block: u64, generation: u64) -> Option<HoldId> {
         let live = self.live.get_mut(&block).filter(|live| live.generation == generation)?;
@@ -61,13 +67,7 @@ impl Holds {
     }
 
     /// The block that begins there is live no more; what still holds it.
-    #[inline]
     pub(crate) fn end_block(&mut self, block: u64) -> HoldIds {
-        if self.live.is_empty() { HoldIds::new() } else { self.end_known(block) }
-    }
-
-    #[cold]
-    fn end_known(&mut self, block: u64) -> HoldIds {
         let mut holds = self.live.remove(&block).map(|live| live.holds).unwrap_or_default();
         holds.retain(|held| self.pending.contains_key(held));
         holds
