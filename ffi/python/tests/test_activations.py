@@ -2,11 +2,12 @@
 
 Needs torch; every test is skipped without it."""
 
+import contextlib
 import ctypes
 import gc
 import importlib.util
-import json
 import os
+import random
 import unittest
 
 os.environ["GLAKE_DEVICE"] = "sim"
@@ -452,6 +453,67 @@ class Unusual(OfTorch):
         handle.remove()
         for place in range(2):
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain[place], found[place])))
+
+
+class Programs(OfTorch):
+    """Random programs in one place, pass after pass: bit by bit what they compute without it."""
+
+    COUNT = 2000 if os.environ.get("GLAKE_SOAK") else 60
+
+    def values(self, choose, weights):
+        """A forward of views, in-place changes and products."""
+        found = [weights[0] * 0.1]
+        for _ in range(8):
+            v, u = choose.choice(found), choose.choice(found)
+            operation = choose.choice(
+                [
+                    lambda v, u: v.tanh(),
+                    lambda v, u: v * u * 0.5,
+                    lambda v, u: v @ weights[1] * 0.1,
+                    lambda v, u: v.t().exp() * 0.1,
+                    lambda v, u: v[1:, :].mul(u[:-1, :]).sum() * 0.01 + u,
+                    lambda v, u: v.clone().mul_(2).sin_(),
+                    lambda v, u: v.reshape(2, 3, 6).transpose(0, 1).sigmoid().reshape(6, 6),
+                    lambda v, u: v.reshape(36)[::2].square().sum() * 0.01 + weights[2] * u,
+                ]
+            )
+            found.append(operation(v, u))
+        return found[-3:]
+
+    def program(self, seed, around):
+        """Gradients after each of a few passes: whole, twice, differentiated twice, in part, late, or for one input alone."""
+        choose, seen, late = random.Random(seed), [], []
+        torch.manual_seed(seed)
+        weights = [torch.randn(6, 6, dtype=torch.double, requires_grad=True) for _ in range(3)]
+        for step in range(6):
+            with around:
+                losses = [value.square().sum() for value in self.values(random.Random(seed + step % 2 * 1000), weights)]
+            way = choose.choice(["whole", "twice", "second", "part", "late", "one"])
+            if way == "twice":
+                losses[2].backward(retain_graph=True)
+            if way in ("whole", "twice"):
+                sum(losses).backward()
+            elif way == "second":
+                (gradient,) = torch.autograd.grad(sum(losses), weights[0], create_graph=True)
+                gradient.square().sum().backward()
+            elif way == "part":
+                for loss in losses[:2]:
+                    loss.backward(retain_graph=True)
+            elif way == "late":
+                late.append(sum(losses))
+            else:
+                sum(losses).backward(inputs=[weights[0]])
+            if late and choose.random() < 0.5:
+                late.pop(0).backward()
+            seen += [None if weight.grad is None else weight.grad.clone() for weight in weights]
+        return seen
+
+    def test_random_programs(self):
+        place = self.activations()
+        for seed in range(self.COUNT):
+            plain, mine = self.program(seed, contextlib.nullcontext()), self.program(seed, place)
+            for one, other in zip(plain, mine):
+                self.assertTrue(one is other is None or torch.equal(one, other), f"seed {seed}")
 
 
 if __name__ == "__main__":

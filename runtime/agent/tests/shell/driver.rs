@@ -15,8 +15,8 @@ use crate::processes::{LIMIT, Node, Process};
 const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 pid=$1
-# The agent asks whether there is a driver.
-[ "$pid" = "$PPID" ] && exit 0
+# An agent asks whether there is a driver, and may have been killed since: it is in no meter.
+if [ "$pid" = "$PPID" ] || [ ! -e "meter/$pid" ]; then exit 0; fi
 way=checkpoint
 [ "$4" = --restore ] && way=restore
 at() {
