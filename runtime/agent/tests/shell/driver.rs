@@ -233,6 +233,7 @@ fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
     let worker = asleep(&node, "model");
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(state(&node, &worker), "running");
+    assert!(!node.folder.path().join("moments").exists());
 }
 
 #[test]

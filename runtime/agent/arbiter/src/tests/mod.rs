@@ -8,4 +8,5 @@ mod random;
 mod scenarios;
 mod speed;
 mod starvation;
+mod turns;
 mod world;

@@ -6,28 +6,28 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GangId, GpuId, Holding, Outcome, Preempt, Profile, Settings,
-    Task, Tier, Why, WorkerId,
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Task,
+    Tier, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// `count` workers of 8 GiB, asleep, in 23 GiB.
-fn six(count: u64) -> World {
+pub(super) fn six(count: u64) -> World {
     let mut world = World::new(Settings::default(), &[(23, 140)]);
     (0..count).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
     world.pass(MS(1_000));
     world
 }
 
-fn wake(world: &mut World, id: u64) {
+pub(super) fn wake(world: &mut World, id: u64) {
     world.want(WorkerId(id), None);
     world.answer(WorkerId(id));
     world.does(WorkerId(id), Activity::Busy);
 }
 
-fn last_victims(world: &World) -> Vec<(u64, Why)> {
+pub(super) fn last_victims(world: &World) -> Vec<(u64, Why)> {
     let last = world.arbiter.decisions().last().unwrap();
     last.taken.iter().map(|taken| (taken.gang.0, taken.why)).collect()
 }
@@ -52,201 +52,6 @@ fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
     assert!(!world.open.contains(&WorkerId(2)));
     world.answer(WorkerId(2));
     assert!(matches!(world.arbiter.decisions().last().unwrap().outcome, Outcome::Refilled(_)));
-}
-
-/// Who was refilled last, or is being.
-fn last_refilled(world: &World) -> u64 {
-    world.arbiter.decisions().last().unwrap().gang.0
-}
-
-#[test]
-fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
-    for (waited, first) in [(MS(400), 3), (MS(1_050), 0)] {
-        let mut world = six(4);
-        wake(&mut world, 0);
-        world.pass(MS(1_000));
-        wake(&mut world, 1);
-        world.want(WorkerId(2), None);
-        (0..2).for_each(|_| world.answer(WorkerId(0)));
-        // Nobody is past its quantum: 1 has just come, and 2 comes.
-        world.want(WorkerId(0), None);
-        let since = world.now;
-        world.answer(WorkerId(2));
-        world.does(WorkerId(2), Activity::Busy);
-        world.does(WorkerId(1), Activity::Capturing);
-        world.does(WorkerId(2), Activity::Capturing);
-        world.pass(waited - (world.now - since));
-        world.want(WorkerId(3), None);
-        assert_eq!(last_refilled(&world), 2, "nobody can be parked");
-        world.does(WorkerId(1), Activity::Busy);
-        world.pass(MS(1));
-        assert_eq!(last_refilled(&world), first, "after {waited:?}");
-    }
-}
-
-#[test]
-fn turns_of_workers_that_are_parked_in_turn_get_longer() {
-    let mut turns = Vec::new();
-    let mut world = six(3);
-    wake(&mut world, 0);
-    wake(&mut world, 1);
-    // Worker 1 cannot be parked, so that 0 and 2 take turns.
-    world.does(WorkerId(1), Activity::Capturing);
-    let (mut runs, mut waits) = (0, 2);
-    for _ in 0..14 {
-        let begin = world.now;
-        world.want(WorkerId(waits), None);
-        while world.workers[&WorkerId(runs)].queue.is_empty() {
-            world.now = world.arbiter.next_deadline().unwrap();
-            world.tell(Event::Tick);
-        }
-        turns.push(world.now - begin);
-        (0..2).for_each(|_| world.answer(WorkerId(runs)));
-        world.answer(WorkerId(waits));
-        world.does(WorkerId(waits), Activity::Busy);
-        (runs, waits) = (waits, runs);
-    }
-    let longer = [300, 300, 450, 450, 600, 600, 750, 750, 900, 900, 900, 900, 900, 900];
-    assert_eq!(turns, longer.map(MS));
-    // It is idle, and begins anew.
-    world.pass(MS(1_000));
-    world.does(WorkerId(runs), Activity::Idle);
-    world.does(WorkerId(runs), Activity::Busy);
-    world.want(WorkerId(waits), None);
-    assert!(matches!(world.workers[&WorkerId(runs)].queue[0], Action::Park { .. }));
-}
-
-fn parks(world: &World, id: u64) -> (bool, u32) {
-    let gang = &world.arbiter.server.gangs[&GangId(id)];
-    (gang.is_parked, gang.parks)
-}
-
-/// Three of 8 GiB, all busy, and the first one was parked by an operator and has given its memory back.
-fn one_was_parked() -> World {
-    let mut world = World::new(Settings::default(), &[(31, 140)]);
-    (0..3).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
-    world.pass(MS(1_000));
-    for id in 0..3 {
-        wake(&mut world, id);
-        world.pass(MS(1_000));
-    }
-    world.tell(Event::Shrink { worker: WorkerId(0) });
-    (0..2).for_each(|_| world.answer(WorkerId(0)));
-    assert_eq!(parks(&world, 0), (true, 1));
-    world
-}
-
-#[test]
-fn what_was_parked_is_forgotten_however_its_wait_ends() {
-    let mut world = one_was_parked();
-    world.want(WorkerId(0), None);
-    world.tell(Event::Cancelled { worker: WorkerId(0) });
-    assert_eq!(parks(&world, 0), (false, 0));
-
-    // It could not give its memory back, and wants what it has.
-    let mut world = one_was_parked();
-    world.want(WorkerId(0), None);
-    world.answer(WorkerId(0));
-    world.does(WorkerId(0), Activity::Busy);
-    world.tell(Event::Shrink { worker: WorkerId(0) });
-    world.answer(WorkerId(0));
-    world.fail(WorkerId(0));
-    world.want(WorkerId(0), None);
-    world.does(WorkerId(0), Activity::Busy);
-    world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
-    assert_eq!(parks(&world, 0), (false, 0));
-
-    // Its refill was late, and ended after all.
-    let mut world = one_was_parked();
-    world.want(WorkerId(0), None);
-    world.pass(MS(60_000));
-    world.answer(WorkerId(0));
-    world.does(WorkerId(0), Activity::Busy);
-    world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
-    assert_eq!(parks(&world, 0), (false, 0));
-}
-
-/// Two of 40 GiB in room for one take turns until these are at their longest; the second may pause for so long.
-fn turns_of_two_large_ones(max_pause: Option<Duration>) -> (World, Vec<Duration>) {
-    let mut world = World::new(Settings::default(), &[(46, 140)]);
-    for id in 0..3 {
-        let held = Holding { evicted: Bytes::gib(40), ..Holding::nothing(GPU, FLOOR) };
-        let max_pause = max_pause.filter(|_| id == 1);
-        world.join(id, id, 1, Profile { max_pause, ..Profile::default() }, vec![held]);
-    }
-    world.pass(MS(1_000));
-    wake(&mut world, 0);
-    let (mut runs, mut waits, mut pauses) = (0, 1, Vec::new());
-    for _ in 0..12 {
-        let begin = world.now;
-        world.want(WorkerId(waits), None);
-        while world.workers[&WorkerId(runs)].queue.is_empty() {
-            world.now = world.arbiter.next_deadline().unwrap();
-            world.tell(Event::Tick);
-        }
-        (0..2).for_each(|_| world.answer(WorkerId(runs)));
-        world.now += MS(900);
-        world.answer(WorkerId(waits));
-        world.does(WorkerId(waits), Activity::Busy);
-        if waits == 1 {
-            pauses.push(world.now - begin);
-        }
-        (runs, waits) = (waits, runs);
-    }
-    (world, pauses)
-}
-
-#[test]
-fn no_longer_turn_is_waited_for_by_a_worker_whose_pauses_are_bounded() {
-    let (_, pauses) = turns_of_two_large_ones(None);
-    assert!(pauses.last().is_some_and(|pause| *pause > MS(4_500)), "{pauses:?}");
-    let (_, pauses) = turns_of_two_large_ones(Some(MS(4_500)));
-    assert!(pauses.iter().all(|pause| *pause <= MS(4_500)), "{pauses:?}");
-}
-
-#[test]
-fn a_first_token_is_not_waited_for_through_a_longer_turn() {
-    let (mut world, _) = turns_of_two_large_ones(None);
-    let begin = world.now;
-    world.want(WorkerId(1), None);
-    world.pass(MS(300));
-    world.want(WorkerId(2), None);
-    while world.workers[&WorkerId(0)].queue.is_empty() {
-        world.now = world.arbiter.next_deadline().unwrap();
-        world.tell(Event::Tick);
-    }
-    // Its quantum, and no more: 40 GiB come back in 0.86 s.
-    assert!(world.now - begin < MS(2_000), "{:?}", world.now - begin);
-}
-
-#[test]
-fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
-    let mut world = World::new(Settings::default(), &[(28, 140)]);
-    (0..4).for_each(|id| world.join_asleep(id, Bytes::gib(if id == 3 { 16 } else { 8 })));
-    world.pass(MS(1_000));
-    for id in 0..3 {
-        wake(&mut world, id);
-        world.pass(MS(1_000));
-    }
-    world.tell(Event::Shrink { worker: WorkerId(0) });
-    (0..2).for_each(|_| world.answer(WorkerId(0)));
-    world.does(WorkerId(1), Activity::Capturing);
-    let grow = |bytes| Event::Grow { worker: WorkerId(1), gpu: GPU, bytes, within: MS(100) };
-    let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
-    world.tell(grow(free));
-    let since = world.now;
-    world.want(WorkerId(0), None);
-    world.pass(MS(100));
-    world.want(WorkerId(3), None);
-    world.pass(MS(100));
-    // Enough for the one that was parked, and not for the newer one.
-    world.does(WorkerId(2), Activity::Idle);
-    assert!(world.arbiter.next_deadline().unwrap() <= since + MS(1_000));
-    world.now = since + MS(1_000);
-    world.tell(Event::Tick);
-    assert_eq!(last_refilled(&world), 0);
 }
 
 #[test]
