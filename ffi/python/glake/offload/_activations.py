@@ -121,10 +121,11 @@ def activations(module: Any = None, *, least: int = LEAST) -> Activations:
         loss.backward()
 
     The first pass reloads each tensor when it is read; passes that begin like one that was seen have their reloads begun before, in the order
-    of that one. All is offloaded whose memory a copy frees, but the last of it that leaves for nothing.
+    of that one. What a plan would bring back at once, as the last that the forward saved, stays.
 
-    Each range of bytes is copied once, however many operations save it. Parameters, their views and a module's buffers stay, and so does what is no memory of GLake's, what lies in a stream that is captured, and tensors of other kinds than ``torch.Tensor``.
-    Where there is no host memory left a tensor stays on the GPU too.
+    Each range of bytes is copied once, however many operations save it. Parameters, their views and a module's buffers stay. So do memory
+    that is not GLake's (``glake.enable()`` comes first), what is saved while a stream is captured, tensors of other kinds than
+    ``torch.Tensor``, and what finds no host memory: ``glake.offload.report()`` counts them in ``stayed`` where they were to leave.
 
     Args:
         module: the outer module; None: only where the answer is entered.

@@ -13,7 +13,7 @@ class Counts:
     """What Python alone knows."""
 
     merged: int = 0
-    refused: int = 0
+    stayed: int = 0
 
 
 counts = Counts()
@@ -23,8 +23,8 @@ def report() -> dict[str, int]:
     """What is offloaded now, and was since the process began.
 
     Returns:
-        ``live`` and ``live_bytes``: ranges that are offloaded now, and their bytes of host memory; ``bytes_out`` and ``bytes_in``: what was
-        copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``refused``: tensors that
-        stayed on the GPU for want of host memory, or because they are not GLake's.
+        ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
+        was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
+        were to leave and did not, for want of host memory or because they are not GLake's; and what docs/METRICS.md has of the rest.
     """
     return {**json.loads(_library.api().offload_stats_json()), **dataclasses.asdict(counts)}

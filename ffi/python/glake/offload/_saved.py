@@ -205,7 +205,7 @@ class Packer:
         if is_offloaded:
             address = self.memory.address(storage)
             entry.packed = _library.api().offload_begin(self.memory.stream(tensor), address + start, size)
-            _report.counts.refused += entry.packed is None
+            _report.counts.stayed += entry.packed is None
         if entry.packed is None:
             entry.kept = storage
         else:
