@@ -127,15 +127,15 @@ def one(a):
         "offload": lambda: glake.offload.activations(),
         "multi-path": lambda: glake.offload.activations(),
     }.get(a.one, contextlib.nullcontext)
-    # One place for all steps: it learns from the first.
-    place = around() if ours else None
+    # One site for all steps: it learns from the first.
+    site = around() if ours else None
     times, losses, most = [], [], 0
     for step in range(a.steps):
         counts = a.one == "keep" and step == 0
         watch = Watch(meters, before) if meters else contextlib.nullcontext()
         with watch:
             begin = time.perf_counter()
-            with unique.hooks if counts else (place or around()):
+            with unique.hooks if counts else (site or around()):
                 loss = chunked_loss(torch, model, ids)
             loss.backward()
             optimizer.step()

@@ -702,53 +702,6 @@ int32_t glake_generation(const void *pointer,
 // What is offloaded, and what that took, as a JSON object. Null on failure; to be given to `glake_string_free`.
 char *glake_offload_stats_json(void);
 
-// Makes a place of a program that offloads: it learns from each of its passes in which order what it packs is read, and says when
-// reloads begin. A pass begins with the first item that is packed and ends when all that were are dropped. `place` is its number,
-// above 0, and never given twice.
-//
-// # Safety
-// `place` is null or may be written; null is refused.
-int32_t glake_offload_place_create(uint64_t *place);
-
-// Forgets a place and what it learned. In a forked child and at the end of the process nothing is done.
-//
-// `GLAKE_INVALID`: it was released before, or never made.
-int32_t glake_offload_place_release(uint64_t place);
-
-// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `is_offloaded` whether they are to
-// be offloaded (1) or to stay (0). `begin` has room for `room` items and gets those whose reloads are to begin first, in this order;
-// `count` how many these are. Those that find no room come with the next call of the place.
-//
-// `GLAKE_INVALID`: there is no such place.
-//
-// # Safety
-// `item`, `is_offloaded` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
-int32_t glake_offload_packed(uint64_t place,
-                             uint64_t bytes,
-                             uint64_t *item,
-                             int32_t *is_offloaded,
-                             uint64_t *begin,
-                             size_t room,
-                             size_t *count);
-
-// An item of the pass is read, or read once more. `begin`, `room` and `count` as of `glake_offload_packed`.
-//
-// `GLAKE_INVALID`: there is no such place, or its pass has no such item.
-//
-// # Safety
-// `count` may be written, or is null, which is refused; `begin` may be written `room` times.
-int32_t glake_offload_unpacked(uint64_t place, uint64_t item, uint64_t *begin, size_t room, size_t *count);
-
-// What was reloaded of an item is gone from its GPU again, and the item may be read once more.
-//
-// `GLAKE_INVALID`: there is no such place.
-int32_t glake_offload_freed(uint64_t place, uint64_t item);
-
-// Nobody reads an item any more. In a forked child and at the end of the process nothing is done.
-//
-// `GLAKE_INVALID`: there is no such place, or its pass has no such item.
-int32_t glake_offload_dropped(uint64_t place, uint64_t item);
-
 // Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
 int32_t glake_pool_create(int32_t device,
                           uint64_t first,
@@ -987,6 +940,53 @@ int32_t glake_hooks_set(glake_hook before,
                         glake_hook after,
                         void *context,
                         int64_t timeout_ms);
+
+// Makes a site of a program that offloads: it learns from each of its passes in which order what it packs is read, and says when
+// reloads begin. A pass begins with the first item that is packed and ends when all that were are dropped. `site` is its number,
+// above 0, and never given twice.
+//
+// # Safety
+// `site` is null or may be written; null is refused.
+int32_t glake_offload_site_create(uint64_t *site);
+
+// Forgets a site and what it learned. In a forked child and at the end of the process nothing is done.
+//
+// `GLAKE_INVALID`: it was released before, or never made.
+int32_t glake_offload_site_release(uint64_t site);
+
+// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `is_offloaded` whether they are to
+// be offloaded (1) or to stay (0). `begin` has room for `room` items and gets those whose reloads are to begin first, in this order;
+// `count` how many these are. Those that find no room come with the next call of the site.
+//
+// `GLAKE_INVALID`: there is no such site.
+//
+// # Safety
+// `item`, `is_offloaded` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
+int32_t glake_offload_packed(uint64_t site,
+                             uint64_t bytes,
+                             uint64_t *item,
+                             int32_t *is_offloaded,
+                             uint64_t *begin,
+                             size_t room,
+                             size_t *count);
+
+// An item of the pass is read, or read once more. `begin`, `room` and `count` as of `glake_offload_packed`.
+//
+// `GLAKE_INVALID`: there is no such site, or its pass has no such item.
+//
+// # Safety
+// `count` may be written, or is null, which is refused; `begin` may be written `room` times.
+int32_t glake_offload_unpacked(uint64_t site, uint64_t item, uint64_t *begin, size_t room, size_t *count);
+
+// What was reloaded of an item is gone from its GPU again, and the item may be read once more.
+//
+// `GLAKE_INVALID`: there is no such site.
+int32_t glake_offload_freed(uint64_t site, uint64_t item);
+
+// Nobody reads an item any more. In a forked child and at the end of the process nothing is done.
+//
+// `GLAKE_INVALID`: there is no such site, or its pass has no such item.
+int32_t glake_offload_dropped(uint64_t site, uint64_t item);
 
 // The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
 // `glake_string_free`.

@@ -125,8 +125,8 @@ macro_rules! functions {
             glake_offload_release(u64) -> i32;
             glake_offload_prepare(i32, u64) -> i32;
             glake_offload_stats_json() -> *mut c_char;
-            glake_offload_place_create(*mut u64) -> i32;
-            glake_offload_place_release(u64) -> i32;
+            glake_offload_site_create(*mut u64) -> i32;
+            glake_offload_site_release(u64) -> i32;
             glake_offload_packed(u64, u64, *mut u64, *mut i32, *mut u64, usize, *mut usize) -> i32;
             glake_offload_unpacked(u64, u64, *mut u64, usize, *mut usize) -> i32;
             glake_offload_freed(u64, u64) -> i32;

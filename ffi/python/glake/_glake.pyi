@@ -104,8 +104,8 @@ class Packed:
     def reload(self, stream: int, address: int) -> None:
         """``begin`` and ``wait`` for one stream."""
 
-class Place:
-    """A place that offloads: it learns the order in which what a pass packs is read. Forgotten when this object goes."""
+class Site:
+    """Where a program offloads: it learns the order in which what a pass packs is read. Forgotten when this object goes."""
 
     def __init__(self) -> None: ...
     def packed(self, bytes: int) -> tuple[int, bool, list[int]]:

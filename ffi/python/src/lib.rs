@@ -23,10 +23,10 @@ mod library;
 mod live;
 mod offload;
 mod parked;
-mod place;
 mod pools;
 mod regions;
 mod share;
+mod site;
 mod start;
 mod statistics;
 
@@ -64,8 +64,6 @@ mod _glake {
     #[pymodule_export]
     use crate::parked::Parked;
     #[pymodule_export]
-    use crate::place::Place;
-    #[pymodule_export]
     use crate::pools::{pool_create, pool_release, pool_trim, pool_use_count};
     #[pymodule_export]
     use crate::regions::{
@@ -74,6 +72,8 @@ mod _glake {
     };
     #[pymodule_export]
     use crate::share::{close_shared, enable_peer, open_shared, share};
+    #[pymodule_export]
+    use crate::site::Site;
     #[pymodule_export]
     use crate::start::{abi, configure, device_count, device_name, start, started, version};
     #[pymodule_export]

@@ -429,10 +429,10 @@ class Unusual(OfTorch):
         self.memory.take = take
         gc.collect()
         step()
-        self.assertEqual(activations._packer._place.packed(64)[0], 0)
-        activations._packer._place.dropped(0)
+        self.assertEqual(activations._packer._site.packed(64)[0], 0)
+        activations._packer._site.dropped(0)
 
-    def test_two_threads_share_a_place(self):
+    def test_two_threads_share_a_site(self):
         import threading
 
         torch.manual_seed(1)
@@ -456,7 +456,7 @@ class Unusual(OfTorch):
 
 
 class Programs(OfTorch):
-    """Random programs in one place, pass after pass: bit by bit what they compute without it."""
+    """Random programs in one site, pass after pass: bit by bit what they compute without it."""
 
     COUNT = 2000 if os.environ.get("GLAKE_SOAK") else 60
 
@@ -509,9 +509,9 @@ class Programs(OfTorch):
         return seen
 
     def test_random_programs(self):
-        place = self.activations()
+        site = self.activations()
         for seed in range(self.COUNT):
-            plain, mine = self.program(seed, contextlib.nullcontext()), self.program(seed, place)
+            plain, mine = self.program(seed, contextlib.nullcontext()), self.program(seed, site)
             for one, other in zip(plain, mine):
                 self.assertTrue(one is other is None or torch.equal(one, other), f"seed {seed}")
 

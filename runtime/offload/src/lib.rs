@@ -36,14 +36,14 @@
 
 mod clock;
 mod ids;
-mod place;
 mod plan;
+mod site;
 mod tape;
 #[cfg(test)]
 mod tests;
 
 pub use clock::{Clock, Orders};
 pub use ids::{ItemId, Position, ScopeId};
-pub use place::Place;
 pub use plan::{Links, Plan, PlanError, Preset, Request, Verdict};
+pub use site::Site;
 pub use tape::{Follower, Item, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};

@@ -128,14 +128,14 @@ pub enum ProcessError {
         /// What was given.
         id: u64,
     },
-    /// There is no such place that offloads.
-    #[error("no place that offloads has the number {id}: it was released before, or never made")]
-    UnknownPlace {
+    /// There is no such site.
+    #[error("no site that offloads has the number {id}: it was released before, or never made")]
+    UnknownSite {
         /// What was given.
         id: u64,
     },
     /// A pass was told of what it has not.
-    #[error("what the place that offloads was told is not of its pass: {0}")]
+    #[error("what the site that offloads was told is not of its pass: {0}")]
     Pass(#[from] glake_offload::TapeError),
     /// No copy in was begun.
     #[error("what is offloaded under the number {id} is not on its way back: begin to reload it first")]

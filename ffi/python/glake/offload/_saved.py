@@ -47,8 +47,8 @@ class Kept:
 class Entry:
     """A range of bytes of a storage, as it was at one time: one item of the pass, for all that saved it."""
 
-    def __init__(self, place: Any, item: int, memory: Memory, start: int, size: int) -> None:
-        self._place, self.item, self._memory = place, item, memory
+    def __init__(self, site: Any, item: int, memory: Memory, start: int, size: int) -> None:
+        self._site, self.item, self._memory = site, item, memory
         self.start, self.size = start, size
         self.is_dropped = False
         # It comes back with the alignment that it had: kernels are chosen by that.
@@ -67,7 +67,7 @@ class Entry:
     def __del__(self) -> None:
         # Another thread may find it as long as it is not gone.
         self.is_dropped = True
-        self._place.dropped(self.item)
+        self._site.dropped(self.item)
 
     def begin(self) -> None:
         """Begins to bring it back to memory of the current stream, where it is away."""
@@ -91,7 +91,7 @@ class Entry:
         if self._reads >= self.saves:
             # Read once more, as of a graph that is retained, it comes back again.
             self._loaded, self._reads = None, 0
-            self._place.freed(self.item)
+            self._site.freed(self.item)
         return storage, self._pad
 
 
@@ -119,7 +119,7 @@ class Away:
 
 
 class Packer:
-    """The hooks of one place that offloads."""
+    """The hooks of one site."""
 
     def __init__(self, least: int, memory: Memory) -> None:
         import torch
@@ -128,7 +128,7 @@ class Packer:
         self.least, self.memory = least, memory
         self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
         self._lock = threading.RLock()
-        self._place = _library.api().Place()
+        self._site = _library.api().Site()
         # Of the pass that is under way, by item; and by storage, range and version.
         self._items: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self._known: weakref.WeakValueDictionary[tuple[int, int, int, int], Entry] = weakref.WeakValueDictionary()
@@ -176,7 +176,7 @@ class Packer:
         if type(saved) is Kept:
             return saved.read()
         with self._lock:
-            self._begin(self._place.unpacked(saved.entry.item))
+            self._begin(self._site.unpacked(saved.entry.item))
             return saved.read()
 
     def _may_leave(self, tensor: Any) -> bool:
@@ -199,8 +199,8 @@ class Packer:
 
     def _add(self, tensor: Any, storage: Any, start: int, size: int) -> Entry:
         """The next item of the pass."""
-        item, is_offloaded, begins = self._place.packed(size)
-        entry = self._items[item] = Entry(self._place, item, self.memory, start, size)
+        item, is_offloaded, begins = self._site.packed(size)
+        entry = self._items[item] = Entry(self._site, item, self.memory, start, size)
         self._begin(begins)
         if is_offloaded:
             address = self.memory.address(storage)

@@ -2,9 +2,9 @@
 
 mod clocks;
 mod llama;
-mod places;
 mod plans;
 mod recorders;
 mod simulation;
+mod sites;
 mod speed;
 mod tapes;

@@ -15,7 +15,7 @@
 //! | [`Queues`] | one stream a direction and GPU, in whose order copies run; how long they took |
 //! | [`HostMemory`] | pinned host memory of a GPU's copies, handed out again behind the copies that read it |
 //! | [`Entries`] | what is offloaded, by a number that is never given twice |
-//! | [`Places`] | what is to be offloaded of each pass of a place, and when its reloads begin |
+//! | [`Sites`] | what is to be offloaded of each pass of a site, and when its reloads begin |
 //!
 //! Invariants: nothing waits on the host for a GPU. Who waits for a copy waits for its event, on the GPU. Nothing of a copy is handed to
 //! anybody else before its event, but behind a wait for it: source and target are held, host memory goes back with its last copy.
@@ -26,9 +26,9 @@
 mod chunks;
 mod entries;
 mod host_memory;
-mod places;
 mod queue;
 mod ranges;
+mod sites;
 mod statistics;
 #[cfg(test)]
 #[cfg(not(schedules))]
@@ -54,8 +54,8 @@ use crate::sync::Mutex;
 use entries::{Away, Entries, Entry, Load};
 pub use glake_offload::ItemId;
 use host_memory::HostMemory;
-pub use places::{PackedItem, Places};
 use queue::Queues;
+pub use sites::{PackedItem, Sites};
 
 /// What of a process's memory is offloaded.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub struct Offload {
     /// By device, made when something is first offloaded.
     hosts: Box<[Mutex<Option<Arc<HostMemory>>>]>,
     entries: Entries,
-    places: Places,
+    sites: Sites,
     /// Times that host memory was refused.
     refused: AtomicU64,
 }
@@ -93,14 +93,14 @@ impl Offload {
             queues: Queues::new(registry),
             hosts: registry.devices.iter().map(|_| Mutex::default()).collect(),
             entries: Entries::default(),
-            places: Places::default(),
+            sites: Sites::default(),
             refused: AtomicU64::new(0),
         }
     }
 
     /// Where the program offloads.
-    pub fn places(&self) -> &Places {
-        &self.places
+    pub fn sites(&self) -> &Sites {
+        &self.sites
     }
 
     /// Copies bytes of a live block to the host, after what is on `stream` by now; the caller may free the block from then on. Returns the

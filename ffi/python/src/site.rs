@@ -1,4 +1,4 @@
-//! A place that offloads, owned by an object of Python.
+//! A site that offloads, owned by an object of Python.
 
 use pyo3::prelude::*;
 
@@ -8,21 +8,21 @@ use crate::library::symbols;
 /// So many reloads are told with one call; others come with the next.
 const ROOM: usize = 64;
 
-/// A place, until it is dropped.
+/// A site, until it is dropped.
 #[pyclass(frozen)]
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Site {
     id: u64,
 }
 
 #[pymethods]
-impl Place {
+impl Site {
     #[new]
-    fn new(py: Python<'_>) -> PyResult<Place> {
+    fn new(py: Python<'_>) -> PyResult<Site> {
         let mut id = 0;
         // SAFETY: it writes one number to a place that is ours.
-        checked(py, |symbols| unsafe { (symbols.glake_offload_place_create)(&raw mut id) })?;
-        Ok(Place { id })
+        checked(py, |symbols| unsafe { (symbols.glake_offload_site_create)(&raw mut id) })?;
+        Ok(Site { id })
     }
 
     fn packed(&self, py: Python<'_>, bytes: u64) -> PyResult<(u64, bool, Vec<u64>)> {
@@ -66,16 +66,16 @@ impl Place {
     }
 
     fn __repr__(&self) -> String {
-        format!("<glake._glake.Place {}>", self.id)
+        format!("<glake._glake.Site {}>", self.id)
     }
 }
 
-impl Drop for Place {
+impl Drop for Site {
     /// Waits for nothing; in a forked child and at the end of the process the library does nothing.
     fn drop(&mut self) {
         if let Ok(symbols) = symbols() {
             // SAFETY: it takes a number. It is known, so that there is no failure to tell anybody of.
-            unsafe { (symbols.glake_offload_place_release)(self.id) };
+            unsafe { (symbols.glake_offload_site_release)(self.id) };
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Places of a program that offload, by number: their plans.
+//! Sites of a program that offload, by number: their plans.
 //!
-//! A place has no memory of its own: what becomes of bytes is said here, and done by whoever asks ([`Offload`]).
+//! A site has no memory of its own: what becomes of bytes is said here, and done by whoever asks ([`Offload`]).
 //!
 //! [`Offload`]: super::Offload
 
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_offload::{ItemId, Links, Pack, Place, Preset, Request, Verdict};
+use glake_offload::{ItemId, Links, Pack, Preset, Request, Site, Verdict};
 use glake_units::{Bandwidth, Bytes};
 use rustc_hash::FxHashMap;
 
@@ -18,17 +18,17 @@ use crate::sync::Mutex;
 /// What a link is taken to carry each way: a plan that offloads everything orders its copies by positions alone.
 const LINK: Bandwidth = Bandwidth(50.0);
 
-/// All places of a process. A number is above 0 and never given twice.
+/// All sites of a process. A number is above 0 and never given twice.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct Sites {
     known: Mutex<FxHashMap<u64, Arc<Mutex<Planned>>>>,
     given: AtomicU64,
 }
 
-/// A place, and the reloads that are to begin and were not asked for yet.
+/// A site, and the reloads that are to begin and were not asked for yet.
 #[derive(Debug)]
 struct Planned {
-    place: Place,
+    site: Site,
     reloads: VecDeque<ItemId>,
 }
 
@@ -41,33 +41,33 @@ pub struct PackedItem {
     pub is_offloaded: bool,
 }
 
-impl Places {
-    /// A new place, which has seen no pass.
+impl Sites {
+    /// A new site, which has seen no pass.
     pub fn create(&self) -> u64 {
         let request = Request::new(Bytes::MAX, Links::new(LINK, LINK)).preset(Preset::Memory);
-        let planned = Planned { place: Place::new(request), reloads: VecDeque::new() };
+        let planned = Planned { site: Site::new(request), reloads: VecDeque::new() };
         let id = self.given.fetch_add(1, Ordering::Relaxed) + 1;
         self.known.lock().insert(id, Arc::new(Mutex::new(planned)));
         id
     }
 
-    /// Forgets a place and its plans.
+    /// Forgets a site and its plans.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPlace`].
+    /// [`ProcessError::UnknownSite`].
     pub fn release(&self, id: u64) -> Result<()> {
-        self.known.lock().remove(&id).map(drop).ok_or(ProcessError::UnknownPlace { id })
+        self.known.lock().remove(&id).map(drop).ok_or(ProcessError::UnknownSite { id })
     }
 
     /// Bytes that this pass has not packed yet. Fills `begin` with items whose reloads are to begin before, as far as there is
     /// room, and says how many these are; the others come with the next call.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPlace`].
+    /// [`ProcessError::UnknownSite`].
     pub fn packed(&self, id: u64, size: Bytes, begin: &mut [u64]) -> Result<(PackedItem, usize)> {
         let planned = self.of(id)?;
         let mut planned = planned.lock();
-        let (item, verdict, reloads) = planned.place.packed(Pack::new(size));
+        let (item, verdict, reloads) = planned.site.packed(Pack::new(size));
         if item.index() == 0 {
             // Of a pass that is over.
             planned.reloads.clear();
@@ -76,36 +76,36 @@ impl Places {
         Ok((packed, planned.fill(reloads, begin)))
     }
 
-    /// A handle of an item is unpacked. `begin` as of [`Places::packed`].
+    /// A handle of an item is unpacked. `begin` as of [`Sites::packed`].
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPlace`]; [`ProcessError::Pass`].
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
     pub fn unpacked(&self, id: u64, item: ItemId, begin: &mut [u64]) -> Result<usize> {
         let planned = self.of(id)?;
         let mut planned = planned.lock();
-        let reloads = planned.place.unpacked(item)?;
+        let reloads = planned.site.unpacked(item)?;
         Ok(planned.fill(reloads, begin))
     }
 
     /// The GPU's copy of an item is gone again, and a handle of it lives.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPlace`].
+    /// [`ProcessError::UnknownSite`].
     pub fn freed(&self, id: u64, item: ItemId) -> Result<()> {
-        self.of(id)?.lock().place.freed(item);
+        self.of(id)?.lock().site.freed(item);
         Ok(())
     }
 
     /// The handle of an item is gone. With the last one the pass is over.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPlace`]; [`ProcessError::Pass`].
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
     pub fn dropped(&self, id: u64, item: ItemId) -> Result<()> {
-        Ok(self.of(id)?.lock().place.dropped(item)?)
+        Ok(self.of(id)?.lock().site.dropped(item)?)
     }
 
     fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
-        self.known.lock().get(&id).cloned().ok_or(ProcessError::UnknownPlace { id })
+        self.known.lock().get(&id).cloned().ok_or(ProcessError::UnknownSite { id })
     }
 }
 
@@ -126,29 +126,29 @@ mod tests {
 
     #[test]
     fn reloads_that_find_no_room_come_with_the_next_call() {
-        let places = Places::default();
-        let place = places.create();
+        let sites = Sites::default();
+        let site = sites.create();
         let size = Bytes::mib(8);
         let mut begun = Vec::new();
         for pass in 0..2 {
             let mut begin = [0; 1];
-            let packed: Vec<_> = (0..6).map(|_| places.packed(place, size, &mut begin).unwrap().0).collect();
+            let packed: Vec<_> = (0..6).map(|_| sites.packed(site, size, &mut begin).unwrap().0).collect();
             begun.clear();
             for packed in packed.iter().rev() {
-                let count = places.unpacked(place, packed.item, &mut begin).unwrap();
+                let count = sites.unpacked(site, packed.item, &mut begin).unwrap();
                 begun.extend_from_slice(&begin[..count]);
             }
-            packed.iter().for_each(|packed| places.dropped(place, packed.item).unwrap());
+            packed.iter().for_each(|packed| sites.dropped(site, packed.item).unwrap());
             let away = packed.iter().rev().filter(|packed| packed.is_offloaded);
             let away: Vec<u64> = away.map(|packed| packed.item.index() as u64).collect();
             assert_eq!(begun, away, "pass {pass}");
         }
-        places.release(place).unwrap();
-        for error in [places.release(place).unwrap_err(), places.packed(place, size, &mut []).unwrap_err()] {
-            assert!(matches!(error, ProcessError::UnknownPlace { .. }), "{error}");
+        sites.release(site).unwrap();
+        for error in [sites.release(site).unwrap_err(), sites.packed(site, size, &mut []).unwrap_err()] {
+            assert!(matches!(error, ProcessError::UnknownSite { .. }), "{error}");
         }
-        let other = places.create();
-        assert!(other > place);
-        assert!(matches!(places.dropped(other, ItemId::new(0)), Err(ProcessError::Pass(_))));
+        let other = sites.create();
+        assert!(other > site);
+        assert!(matches!(sites.dropped(other, ItemId::new(0)), Err(ProcessError::Pass(_))));
     }
 }

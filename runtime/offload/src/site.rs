@@ -1,4 +1,4 @@
-//! A place that offloads: what its passes were, and what follows for the next one.
+//! A site that offloads: what its passes were, and what follows for the next one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ const MOST_PLANS: usize = 32;
 /// How often another plan is looked for in one pass.
 const MOST_TRIES: u32 = 4;
 
-/// A place of a program that offloads, pass after pass: a module, or a block of code.
+/// A site of a program that offloads, pass after pass: a module, or a block of code.
 ///
 /// A pass that it knows nothing of is offloaded whole and reloaded on demand, and recorded. From then on passes that
 /// begin like it follow its plan. A pass that turns out to be another one is on demand for the rest, and recorded too.
 ///
 /// ```
-/// use glake_offload::{ItemId, Links, Pack, Place, Preset, Request, Verdict};
+/// use glake_offload::{ItemId, Links, Pack, Site, Preset, Request, Verdict};
 /// use glake_units::{Bandwidth, Bytes};
 ///
 /// let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
-/// let mut place = Place::new(Request::new(Bytes::MAX, links).preset(Preset::Memory));
+/// let mut site = Site::new(Request::new(Bytes::MAX, links).preset(Preset::Memory));
 /// for pass in 0..2 {
-///     let items: Vec<_> = (0..4).map(|_| place.packed(Pack::new(Bytes::mib(8)))).collect();
+///     let items: Vec<_> = (0..4).map(|_| site.packed(Pack::new(Bytes::mib(8)))).collect();
 ///     for &(item, verdict, _) in items.iter().rev() {
 ///         // The second pass has what comes next on its way before it is asked for, and keeps what came last.
-///         let begins = place.unpacked(item)?;
+///         let begins = site.unpacked(item)?;
 ///         assert_eq!(begins.contains(&item), pass == 0);
 ///         assert_eq!(verdict == Verdict::Keep, pass == 1 && item == ItemId::new(3));
-///         place.dropped(item)?;
+///         site.dropped(item)?;
 ///     }
-///     assert_eq!(place.passes(), pass + 1);
+///     assert_eq!(site.passes(), pass + 1);
 /// }
 /// # Ok::<(), glake_offload::TapeError>(())
 /// ```
 #[derive(Debug)]
-pub struct Place {
+pub struct Site {
     request: Request,
     /// The last used first.
     plans: VecDeque<(ShapeClass, Arc<Plan>)>,
@@ -66,10 +66,10 @@ enum Follows {
     Plan(Box<Clock>),
 }
 
-impl Place {
+impl Site {
     /// One that has seen no pass.
     pub fn new(request: Request) -> Self {
-        Place {
+        Site {
             request,
             plans: VecDeque::new(),
             recorder: Recorder::new(),
