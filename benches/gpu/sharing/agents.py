@@ -94,7 +94,10 @@ class Agent:
     def metrics(self, name):
         """The values of a metric."""
         text = "".join(row["text"] for row in self.ask("metrics"))
-        return [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{")]
+        found = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{")]
+        if not found:
+            raise RuntimeError(f"the agent has no metric {name}")
+        return found
 
     def wait_for(self, names, patience=30):
         end = time.monotonic() + patience

@@ -1,6 +1,6 @@
 """What serve.py runs, part by part; a part whose time is not left is left out."""
 
-import contextlib, pathlib, threading, time
+import contextlib, json, pathlib, threading, time
 
 from . import faults, planned
 from .agents import Agent, Front
@@ -13,6 +13,8 @@ NODES = {"glake": {"preempt": "step"}, "no-preempt": {"preempt": "idle"}}
 # Of glake's workers, one set for all of them.
 OURS = ("calibrate", "plan", "glake", "no-preempt", "overload", "kill-agent", "kill-workers")
 PLAN_SEEDS = {"seed": 1001, "seeds": 20}
+# So many busy workers are parked for a calibration.
+PARKS = 6
 
 
 class Runs:
@@ -42,7 +44,7 @@ class Runs:
         """Seconds that a part is expected to take on a GPU; starts stand beside it."""
         trace = self.a.duration
         return {
-            "calibrate": 35,
+            "calibrate": 50,
             "plan": 5,
             "glake": trace + 12,
             "no-preempt": trace + 20,
@@ -176,6 +178,7 @@ class Runs:
                 if run in parts and self.in_time(run, f"{run} of seed {seed}"):
                     self.agent.restart(fleet.setup.names, **NODES[run])
                     self.traced(run, seed, fleet)
+                    self.keep_decisions(f"{run}-{seed}")
         self.agent.restart(fleet.setup.names)
         for part, work in (
             ("overload", self.overload),
@@ -271,6 +274,7 @@ class Runs:
             refill_s=planned.median(back),
             switch_s=planned.median(switch) - resident,
             parked_s=planned.median(parked) - resident,
+            parked_each_s=[round(each - resident, 4) for each in parked],
             clean_s=planned.median(clean),
             pause_s=planned.median(pauses),
             weight_bytes=self.setup.weight_bytes,
@@ -286,7 +290,9 @@ class Runs:
                 f"ONLY {row['fit']} workers fit together, and {self.setup.room()} are to: "
                 f"contexts and modules of all take {residue / GIB:.2f} GiB"
             )
-        self.add("calibrate", row, "  ".join(f"{name} {value:.4g}" for name, value in row.items()))
+        told = {name: value for name, value in row.items() if not isinstance(value, list)}
+        self.add("calibrate", row, "  ".join(f"{name} {value:.4g}" for name, value in told.items()))
+        self.keep_decisions("calibrate")
         self.calibration().write_text(planned.calibration(self.rows, self.setup, self.setup.names))
 
     def switches(self, fleet):
@@ -297,7 +303,7 @@ class Runs:
         asleep = lambda: [name for name, row in self.agent.ps().items() if row["state"] == "asleep"]
         switch = [self.solo(fleet, asleep()[0], 16, 2).ttft for _ in range(5)]
         parked = []
-        for _ in range(3):
+        for _ in range(PARKS):
             waiting = asleep()
             long = [Asked(name, 16, 250, time.monotonic()) for name in self.setup.names if name not in waiting]
             for asked in long:
@@ -308,6 +314,11 @@ class Runs:
             for asked in long:
                 asked.over.wait(60)
         return switch, parked
+
+    def keep_decisions(self, name):
+        """What the agent decided, and why: `glake explain`, in a file beside the rows."""
+        lines = [json.dumps(row) + "\n" for row in self.agent.ask("explain")]
+        pathlib.Path(self.a.out, f"decisions-{name}.jsonl").write_text("".join(lines))
 
     def calibration(self):
         return pathlib.Path(self.a.out, f"calibration-{self.a.setup}.toml")
@@ -452,8 +463,8 @@ class Runs:
         row.update(
             resident_tokens_s=rates[0],
             tokens_s=rates[1],
-            link_duty=sum(duty) / max(len(duty), 1),
-            most_link_duty=max(duty, default=0.0),
+            link_duty=sum(duty) / len(duty),
+            most_link_duty=max(duty),
             **fleet.digests(),
         )
         self.add("overload", row, f"{rates[1]:.1f} tokens/s of {rates[0]:.1f}, link duty {row['link_duty']:.2f}")
@@ -483,7 +494,7 @@ class Runs:
         before, begin = tokens(), time.monotonic()
         while time.monotonic() < begin + self.a.overload_s - lead:
             time.sleep(1)
-            duty += self.agent.metrics("glake_link_duty")[:1]
+            duty += self.agent.metrics("glake_link_duty_ratio")[:1]
         rate = (tokens() - before) / (time.monotonic() - begin)
         over.set()
         for thread in threads:
