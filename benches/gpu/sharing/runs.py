@@ -330,7 +330,7 @@ class Runs:
         options = {
             "assign": f"zipf:{self.a.zipf}",
             "rate": self.a.rate,
-            "duration": self.a.duration * self.a.pooled,
+            "duration": self.a.duration * (len(self.a.seeds) if "glake" in self.a.only else self.a.pooled),
             "lengths": self.a.lengths,
             **PLAN_SEEDS,
         }
@@ -494,7 +494,8 @@ class Runs:
         before, begin = tokens(), time.monotonic()
         while time.monotonic() < begin + self.a.overload_s - lead:
             time.sleep(1)
-            duty += self.agent.metrics("glake_link_duty_ratio")[:1]
+            # Of the GPU that is used, where the machine has more.
+            duty.append(max(self.agent.metrics("glake_link_duty_ratio")))
         rate = (tokens() - before) / (time.monotonic() - begin)
         over.set()
         for thread in threads:

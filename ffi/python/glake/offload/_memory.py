@@ -35,7 +35,8 @@ class Cuda:
     def stream(self, tensor: Any) -> int:
         import torch
 
-        return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+        # As torch.compile's code asks: torch.cuda.current_stream makes an object each time, for 3 us.
+        return int(torch._C._cuda_getCurrentRawStream(tensor.device.index))
 
     def address(self, storage: Any) -> int:
         return int(storage.data_ptr())
