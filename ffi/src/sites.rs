@@ -1,10 +1,13 @@
 //! Sites of a program that offload: what is to be offloaded of each pass, and when its reloads begin.
 
-use glake_runtime::process::ItemId;
+use std::ffi::c_void;
+
+use glake_abi::Pack;
+use glake_runtime::process::{ItemId, ScopeId, Verdict};
 use glake_units::Bytes;
 
 use crate::status::Failure;
-use crate::{guard, library};
+use crate::{block, guard, library};
 
 /// Makes a site of a program that offloads: it learns from each of its passes in which order what it packs is read, and says when
 /// reloads begin. A pass begins with the first item that is packed and ends when all that were are dropped. `site` is its number,
@@ -32,20 +35,21 @@ pub extern "C" fn glake_offload_site_release(site: u64) -> i32 {
     library::give_up(|process| Ok(process.offload().sites().release(site)?))
 }
 
-/// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `is_offloaded` whether they are to
-/// be offloaded (1) or to stay (0). `begin` has room for `room` items and gets those whose reloads are to begin first, in this order;
-/// `count` how many these are. Those that find no room come with the next call of the site.
+/// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `verdict` whether they are to stay
+/// (0), to be offloaded (1), or not to be stored, as their layer computes them again (2, of leaves alone: nobody drops such an item).
+/// `begin` has room for `room` items and gets those whose reloads are to begin first, in this order; `count` how many these are. Those that
+/// find no room come with the next call of the site.
 ///
 /// `GLAKE_INVALID`: there is no such site.
 ///
 /// # Safety
-/// `item`, `is_offloaded` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
+/// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_packed(
     site: u64,
-    bytes: u64,
+    pack: *const Pack,
     item: *mut u64,
-    is_offloaded: *mut i32,
+    verdict: *mut i32,
     begin: *mut u64,
     room: usize,
     count: *mut usize,
@@ -54,18 +58,48 @@ pub unsafe extern "C" fn glake_offload_packed(
         // SAFETY: the caller's promise.
         unsafe {
             guard::put(item, "item", 0)?;
-            guard::put(is_offloaded, "is_offloaded", 0)?;
+            guard::put(verdict, "verdict", 0)?;
             guard::put(count, "count", 0)?;
         }
+        if pack.is_null() {
+            return Err(Failure::invalid("pack is null: it must say what is saved"));
+        }
+        // SAFETY: not null, and the caller's promise.
+        let pack = unsafe { &*pack };
         // SAFETY: the caller's promise.
         let begin = unsafe { room_of(begin, room) }?;
-        let (packed, begun) = library::process()?.offload().sites().packed(site, Bytes::new(bytes), begin)?;
+        let (packed, begun) =
+            library::process()?.offload().packed(site, saved(pack), block::stream(pack.stream), begin)?;
+        let given = match packed.verdict {
+            Verdict::Keep => 0,
+            Verdict::Offload => 1,
+            Verdict::Recompute => 2,
+        };
         // SAFETY: the caller's promise.
         unsafe {
             guard::put(item, "item", packed.item.index() as u64)?;
-            guard::put(is_offloaded, "is_offloaded", packed.is_offloaded.into())?;
+            guard::put(verdict, "verdict", given)?;
             guard::put(count, "count", begun)
         }
+    })
+}
+
+/// A leaf is computed on a stream from here on, until its output is packed: so long it would take to compute it again.
+///
+/// `GLAKE_INVALID`: there is no such site.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_leaf_begins(site: u64, stream: *mut c_void) -> i32 {
+    guard::answer(|| Ok(library::process()?.offload().leaf_begins(site, block::stream(stream))?))
+}
+
+/// A layer is computed again on a stream: from here on (`begins`), or until here. Reloads that are to begin come with the next call that
+/// tells any.
+///
+/// `GLAKE_INVALID`: there is no such site.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_replays(site: u64, scope: u32, stream: *mut c_void, begins: bool) -> i32 {
+    guard::answer(|| {
+        Ok(library::process()?.offload().replays(site, ScopeId(scope), block::stream(stream), begins)?)
     })
 }
 
@@ -123,6 +157,13 @@ unsafe fn room_of<'a>(begin: *mut u64, room: usize) -> Result<&'a mut [u64], Fai
         // SAFETY: the caller's promise.
         (false, _) => Ok(unsafe { std::slice::from_raw_parts_mut(begin, room) }),
     }
+}
+
+fn saved(pack: &Pack) -> glake_runtime::process::Pack {
+    let size = Bytes::new(pack.size);
+    let moved = if pack.link_size == 0 { size } else { Bytes::new(pack.link_size).min(size) };
+    let scope = u32::try_from(pack.scope).ok().map(ScopeId);
+    glake_runtime::process::Pack { bytes: size, link_bytes: moved, scope, is_leaf: pack.is_leaf }
 }
 
 fn number(item: u64) -> ItemId {

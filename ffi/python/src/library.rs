@@ -60,6 +60,8 @@ glake_abi::table! {
         glake_offload_site_create,
         glake_offload_site_release,
         glake_offload_packed,
+        glake_offload_leaf_begins,
+        glake_offload_replays,
         glake_offload_unpacked,
         glake_offload_freed,
         glake_offload_dropped,

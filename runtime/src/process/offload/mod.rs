@@ -52,7 +52,7 @@ use super::streams::Streams;
 use super::{ProcessError, Result};
 use crate::sync::Mutex;
 use entries::{Away, Entries, Entry, Load};
-pub use glake_offload::ItemId;
+pub use glake_offload::{ItemId, Pack, ScopeId, Verdict};
 use host_memory::HostMemory;
 use queue::Queues;
 pub use sites::{PackedItem, Sites};
@@ -101,6 +101,36 @@ impl Offload {
     /// Where the program offloads.
     pub fn sites(&self) -> &Sites {
         &self.sites
+    }
+
+    /// Bytes that a pass of a site saves, and that `stream` makes: as [`Sites::packed`].
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn packed(
+        &self,
+        site: u64,
+        pack: Pack,
+        _stream: Stream,
+        begin: &mut [u64],
+    ) -> Result<(PackedItem, usize)> {
+        self.sites.packed(site, pack, begin)
+    }
+
+    /// A leaf is computed on a stream from here on, until its output is packed.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn leaf_begins(&self, site: u64, _stream: Stream) -> Result<()> {
+        self.sites.of(site).map(drop)
+    }
+
+    /// A scope is computed again on a stream: from here on, or until here.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn replays(&self, site: u64, scope: ScopeId, _stream: Stream, begins: bool) -> Result<()> {
+        self.sites.replays(site, scope, begins)
     }
 
     /// Copies bytes of a live block to the host, after what is on `stream` by now; the caller may free the block from then on. Returns the

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_offload::{ItemId, Links, Pack, Preset, Request, Site, Verdict};
+use glake_offload::{ItemId, Links, Pack, Preset, Request, ScopeId, Site, Verdict};
 use glake_units::{Bandwidth, Bytes};
 use rustc_hash::FxHashMap;
 
@@ -27,7 +27,7 @@ pub struct Sites {
 
 /// A site, and the reloads that are to begin and were not asked for yet.
 #[derive(Debug)]
-struct Planned {
+pub(super) struct Planned {
     site: Site,
     reloads: VecDeque<ItemId>,
 }
@@ -37,8 +37,8 @@ struct Planned {
 pub struct PackedItem {
     /// By which number the pass knows them.
     pub item: ItemId,
-    /// Whether they are to be offloaded; else they stay.
-    pub is_offloaded: bool,
+    /// Whether they stay, are to be offloaded, or are not to be stored.
+    pub verdict: Verdict,
 }
 
 impl Sites {
@@ -64,16 +64,31 @@ impl Sites {
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
-    pub fn packed(&self, id: u64, size: Bytes, begin: &mut [u64]) -> Result<(PackedItem, usize)> {
+    pub fn packed(&self, id: u64, pack: Pack, begin: &mut [u64]) -> Result<(PackedItem, usize)> {
         let planned = self.of(id)?;
         let mut planned = planned.lock();
-        let (item, verdict, reloads) = planned.site.packed(Pack::new(size));
+        let (item, verdict, reloads) = planned.site.packed(pack);
         if item.index() == 0 {
             // Of a pass that is over.
             planned.reloads.clear();
         }
-        let packed = PackedItem { item, is_offloaded: verdict == Verdict::Offload };
-        Ok((packed, planned.fill(reloads, begin)))
+        Ok((PackedItem { item, verdict }, planned.fill(reloads, begin)))
+    }
+
+    /// A scope is computed again from here on, or was. Reloads that are to begin come with the next call.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn replays(&self, id: u64, scope: ScopeId, begins: bool) -> Result<()> {
+        let planned = self.of(id)?;
+        let mut planned = planned.lock();
+        if begins {
+            let reloads = planned.site.replays(scope);
+            planned.reloads.extend(reloads);
+        } else {
+            planned.site.replayed(scope);
+        }
+        Ok(())
     }
 
     /// A handle of an item is unpacked. `begin` as of [`Sites::packed`].
@@ -104,7 +119,7 @@ impl Sites {
         Ok(self.of(id)?.lock().site.dropped(item)?)
     }
 
-    fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
+    pub(super) fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
         self.known.lock().get(&id).cloned().ok_or(ProcessError::UnknownSite { id })
     }
 }
@@ -128,7 +143,7 @@ mod tests {
     fn reloads_that_find_no_room_come_with_the_next_call() {
         let sites = Sites::default();
         let site = sites.create();
-        let size = Bytes::mib(8);
+        let size = Pack::new(Bytes::mib(8));
         let mut begun = Vec::new();
         for pass in 0..2 {
             let mut begin = [0; 1];
@@ -139,7 +154,7 @@ mod tests {
                 begun.extend_from_slice(&begin[..count]);
             }
             packed.iter().for_each(|packed| sites.dropped(site, packed.item).unwrap());
-            let away = packed.iter().rev().filter(|packed| packed.is_offloaded);
+            let away = packed.iter().rev().filter(|packed| packed.verdict == Verdict::Offload);
             let away: Vec<u64> = away.map(|packed| packed.item.index() as u64).collect();
             assert_eq!(begun, away, "pass {pass}");
         }

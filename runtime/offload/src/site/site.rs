@@ -1,9 +1,12 @@
-//! A site that offloads: what its passes were, and what follows for the next one.
+//! What a site's passes were, and what follows for the next one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::{Clock, ItemId, Pack, Plan, PlanError, Recorder, Request, ShapeClass, TapeError, Verdict};
+use super::leaves::Leaves;
+use crate::{
+    Clock, ItemId, Pack, Plan, PlanError, Recorder, Request, ScopeId, ShapeClass, TapeError, Verdict,
+};
 
 /// Plans of so many shape classes are kept, those that were used last.
 const MOST_PLANS: usize = 32;
@@ -42,6 +45,7 @@ pub struct Site {
     recorder: Recorder,
     /// What the pass did so far.
     steps: Vec<Did>,
+    leaves: Leaves,
     follows: Follows,
     tries: u32,
     passes: u64,
@@ -74,6 +78,7 @@ impl Site {
             plans: VecDeque::new(),
             recorder: Recorder::new(),
             steps: Vec::new(),
+            leaves: Leaves::default(),
             follows: Follows::Nothing,
             tries: 0,
             passes: 0,
@@ -83,8 +88,14 @@ impl Site {
     }
 
     /// Bytes are packed that this pass has not: which item they are, what becomes of them, and which reloads are to begin
-    /// before, in this order.
+    /// before, in this order. A leaf's output that is to be recomputed has no handle: its scope holds it.
     pub fn packed(&mut self, pack: Pack) -> (ItemId, Verdict, Vec<ItemId>) {
+        // A leaf that no scope computes again is none.
+        let pack = Pack { is_leaf: pack.is_leaf && pack.scope.is_some(), ..pack };
+        if self.handles() == 0 && self.leaves.is_behind_replays() {
+            // Scopes that hold something still are those of branches that nothing read.
+            self.end_pass();
+        }
         let item = self.recorder.packed(pack);
         if matches!(self.follows, Follows::Nothing) {
             self.follows = match self.plan_of(&pack) {
@@ -93,17 +104,43 @@ impl Site {
             };
         }
         self.steps.push(Did::Pack(pack));
-        match &mut self.follows {
+        let (verdict, reloads) = match &mut self.follows {
             Follows::Plan(clock) => {
                 let orders = clock.packed(&pack).1;
                 let (verdict, reloads) = (orders.verdict, orders.reload.to_vec());
-                (item, verdict, self.or_of_another_plan(reloads))
+                (verdict, self.or_of_another_plan(reloads))
             }
             Follows::Demand(away) => {
-                away.push(true);
-                (item, Verdict::Offload, Vec::new())
+                let verdict = Verdict::unplanned(&pack);
+                away.push(verdict == Verdict::Offload);
+                (verdict, Vec::new())
             }
-            Follows::Nothing => (item, Verdict::Offload, Vec::new()),
+            Follows::Nothing => (Verdict::unplanned(&pack), Vec::new()),
+        };
+        if let Some(scope) = pack.scope.filter(|_| pack.is_leaf) {
+            self.leaves.packed(item, scope, verdict);
+        }
+        (item, verdict, reloads)
+    }
+
+    /// A scope is computed again from here on: which reloads are to begin before, in this order.
+    pub fn replays(&mut self, scope: ScopeId) -> Vec<ItemId> {
+        let mut begins = Vec::new();
+        for item in self.leaves.replays(scope) {
+            // One whose graph is gone is not read any more.
+            begins.extend(self.read(item).unwrap_or_default());
+        }
+        begins
+    }
+
+    /// A scope was computed again.
+    pub fn replayed(&mut self, scope: ScopeId) {
+        for item in self.leaves.replayed(scope) {
+            let dropped = self.recorder.dropped(item);
+            debug_assert!(dropped.is_ok(), "a scope holds a handle");
+        }
+        if self.recorder.is_over() {
+            self.end_pass();
         }
     }
 
@@ -120,6 +157,19 @@ impl Site {
     /// # Errors
     /// The pass has no such item.
     pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
+        if !self.leaves.is_replaying(item) {
+            return self.read(item);
+        }
+        // It was unpacked where the replay began; where it was given up since, it comes back once more.
+        self.recorder.holds(item)?;
+        Ok(match &mut self.follows {
+            Follows::Plan(clock) => clock.read(item).then_some(item).into_iter().collect(),
+            Follows::Demand(away) => demanded(away, item),
+            Follows::Nothing => Vec::new(),
+        })
+    }
+
+    fn read(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
         self.recorder.unpacked(item)?;
         self.steps.push(Did::Unpack(item));
         match &mut self.follows {
@@ -127,10 +177,7 @@ impl Site {
                 let reloads = clock.unpacked(item)?.reload.to_vec();
                 Ok(self.or_of_another_plan(reloads))
             }
-            Follows::Demand(away) => {
-                let is_away = away.get_mut(item.index()).is_some_and(std::mem::take);
-                Ok(if is_away { vec![item] } else { Vec::new() })
-            }
+            Follows::Demand(away) => Ok(demanded(away, item)),
             Follows::Nothing => Ok(Vec::new()),
         }
     }
@@ -149,11 +196,15 @@ impl Site {
         }
     }
 
-    /// A handle is gone. With the last one the pass is over, and what is not planned for yet is.
+    /// A handle is gone. With the last one the pass is over, and what is not planned for yet is. Of an output that is recomputed nobody
+    /// has one.
     ///
     /// # Errors
     /// The pass has no such item, or no handle of it.
     pub fn dropped(&mut self, item: ItemId) -> Result<(), TapeError> {
+        if self.leaves.was_not_stored(item) {
+            return Ok(());
+        }
         self.recorder.dropped(item)?;
         if self.recorder.is_over() {
             self.end_pass();
@@ -207,9 +258,15 @@ impl Site {
         begun
     }
 
+    /// How many handles the program has.
+    fn handles(&self) -> usize {
+        self.recorder.live() - self.leaves.held()
+    }
+
     fn end_pass(&mut self) {
         self.passes += 1;
         self.steps.clear();
+        self.leaves = Leaves::default();
         self.tries = 0;
         let mut tape = std::mem::take(&mut self.recorder).finish();
         match std::mem::replace(&mut self.follows, Follows::Nothing) {
@@ -239,6 +296,12 @@ impl Site {
             Err(error) => self.unplanned = Some(error),
         }
     }
+}
+
+/// The item, if it is away; it is not any more.
+fn demanded(away: &mut [bool], item: ItemId) -> Vec<ItemId> {
+    let is_away = away.get_mut(item.index()).is_some_and(std::mem::take);
+    if is_away { vec![item] } else { Vec::new() }
 }
 
 /// A clock of a plan that these steps are of, and all that it has had begun.
