@@ -89,7 +89,7 @@ impl Blocks {
                 None => {
                     let serve = || Miss { core, clock, growth, request, stream }.serve();
                     match serve() {
-                        Err(error @ PoolError::Refused { .. }) => {
+                        Err(error @ (PoolError::Refused { .. } | PoolError::CaptureOpen { .. })) => {
                             self.budget.beyond(serve).ok_or(error)??
                         }
                         served => served?,

@@ -67,6 +67,12 @@ impl Leaves {
         self.of(item).is_some_and(|output| !output.is_stored)
     }
 
+    /// The outputs of a scope that were not stored.
+    pub(super) fn not_stored(&self, scope: ScopeId) -> impl Iterator<Item = ItemId> {
+        let of = move |output: &&Output| output.scope == scope && !output.is_stored;
+        self.outputs.iter().filter(of).map(|output| output.item)
+    }
+
     /// How many outputs scopes hold.
     pub(super) fn held(&self) -> usize {
         self.held

@@ -1,15 +1,22 @@
 //! What a site's passes were, and what follows for the next one.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
+use glake_units::Bytes;
+
+use super::held::Held;
 use super::leaves::Leaves;
+use super::measured::Measured;
+use super::plans::Plans;
 use crate::{
-    Clock, ItemId, Pack, Plan, PlanError, Recorder, Request, ScopeId, ShapeClass, TapeError, Verdict,
+    Clock, ItemId, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId, TapeError,
+    Verdict,
 };
 
-/// Plans of so many shape classes are kept, those that were used last.
-const MOST_PLANS: usize = 32;
+/// So many passes are known that are over and whose times are not told yet.
+const MOST_OVER: usize = 4;
 /// How often another plan is looked for in one pass.
 const MOST_TRIES: u32 = 4;
 
@@ -40,9 +47,12 @@ const MOST_TRIES: u32 = 4;
 #[derive(Debug)]
 pub struct Site {
     request: Request,
-    /// The last used first.
-    plans: VecDeque<(ShapeClass, Arc<Plan>)>,
+    plans: Plans,
     recorder: Recorder,
+    held: Held,
+    /// What memory had when the pass began, and has now.
+    memory: (Bytes, Bytes),
+    over: VecDeque<Over>,
     /// What the pass did so far.
     steps: Vec<Did>,
     leaves: Leaves,
@@ -50,7 +60,15 @@ pub struct Site {
     tries: u32,
     passes: u64,
     diverged: u64,
-    unplanned: Option<PlanError>,
+}
+
+/// A pass that is over.
+#[derive(Debug)]
+struct Over {
+    pass: u64,
+    recorder: Recorder,
+    leaves: Leaves,
+    base: Bytes,
 }
 
 /// A step of a pass.
@@ -75,15 +93,17 @@ impl Site {
     pub fn new(request: Request) -> Self {
         Site {
             request,
-            plans: VecDeque::new(),
+            plans: Plans::default(),
             recorder: Recorder::new(),
+            held: Held::default(),
+            memory: (Bytes::ZERO, Bytes::ZERO),
+            over: VecDeque::new(),
             steps: Vec::new(),
             leaves: Leaves::default(),
             follows: Follows::Nothing,
             tries: 0,
             passes: 0,
             diverged: 0,
-            unplanned: None,
         }
     }
 
@@ -97,13 +117,15 @@ impl Site {
             self.end_pass();
         }
         let item = self.recorder.packed(pack);
+        self.held.step();
         if matches!(self.follows, Follows::Nothing) {
-            self.follows = match self.plan_of(&pack) {
+            self.follows = match self.plans.begin(&pack, &self.request, self.memory.0) {
                 Some(plan) => Follows::Plan(Box::new(Clock::new(plan))),
                 None => Follows::Demand(Vec::new()),
             };
         }
         self.steps.push(Did::Pack(pack));
+        let demanded = self.demands(&pack);
         let (verdict, reloads) = match &mut self.follows {
             Follows::Plan(clock) => {
                 let orders = clock.packed(&pack).1;
@@ -111,12 +133,13 @@ impl Site {
                 (verdict, self.or_of_another_plan(reloads))
             }
             Follows::Demand(away) => {
-                let verdict = Verdict::unplanned(&pack);
-                away.push(verdict == Verdict::Offload);
-                (verdict, Vec::new())
+                away.push(demanded == Verdict::Offload);
+                (demanded, Vec::new())
             }
-            Follows::Nothing => (Verdict::unplanned(&pack), Vec::new()),
+            Follows::Nothing => (demanded, Vec::new()),
         };
+        self.held.packed(item, &pack, verdict);
+        self.held.reloaded(&reloads);
         if let Some(scope) = pack.scope.filter(|_| pack.is_leaf) {
             self.leaves.packed(item, scope, verdict);
         }
@@ -129,7 +152,10 @@ impl Site {
         for item in self.leaves.replays(scope) {
             // One whose graph is gone is not read any more.
             begins.extend(self.read(item).unwrap_or_default());
+            // What comes to be in a replay is of the rest, whether it was stored or is made again.
+            self.held.freed(item);
         }
+        self.held.reloaded(&begins);
         begins
     }
 
@@ -157,6 +183,12 @@ impl Site {
     /// # Errors
     /// The pass has no such item.
     pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
+        let reloads = self.reads(item)?;
+        self.held.reloaded(&reloads);
+        Ok(reloads)
+    }
+
+    fn reads(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
         if !self.leaves.is_replaying(item) {
             return self.read(item);
         }
@@ -171,6 +203,7 @@ impl Site {
 
     fn read(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
         self.recorder.unpacked(item)?;
+        self.held.step();
         self.steps.push(Did::Unpack(item));
         match &mut self.follows {
             Follows::Plan(clock) => {
@@ -185,6 +218,7 @@ impl Site {
     /// The GPU's copy of an item that was reloaded is gone, and a handle of it lives: it is reloaded when it is unpacked
     /// again.
     pub fn freed(&mut self, item: ItemId) {
+        self.held.freed(item);
         match &mut self.follows {
             Follows::Plan(clock) => clock.freed(item),
             Follows::Demand(away) => {
@@ -206,6 +240,7 @@ impl Site {
             return Ok(());
         }
         self.recorder.dropped(item)?;
+        self.held.dropped(item);
         if self.recorder.is_over() {
             self.end_pass();
         }
@@ -224,21 +259,81 @@ impl Site {
 
     /// Why the last pass that was looked at has no plan.
     pub fn unplanned(&self) -> Option<&PlanError> {
-        self.unplanned.as_ref()
+        self.plans.unplanned()
+    }
+
+    /// The plan that was followed last, or made since.
+    pub fn plan(&self) -> Option<&Arc<Plan>> {
+        self.plans.last()
+    }
+
+    /// What is asked for.
+    pub fn request(&self) -> &Request {
+        &self.request
     }
 
     /// Another budget, or other links: from the next pass on.
     pub fn ask(&mut self, request: Request) {
-        if self.request != request {
-            self.request = request;
-            self.plans.clear();
-        }
+        self.request = request;
     }
 
-    /// The plan of the last pass that began with such a pack.
-    fn plan_of(&mut self, first: &Pack) -> Option<Arc<Plan>> {
-        let begins = |plan: &Plan| plan.tape().items().first().is_some_and(|item| item.admits(first));
-        self.plans.iter().find(|(_, plan)| begins(plan)).map(|(_, plan)| plan.clone())
+    /// How many steps the pass has done; 0: none is under way.
+    pub fn position(&self) -> Position {
+        self.recorder.position()
+    }
+
+    /// Whether times of the pass that is under way are of use: it has no plan, or one that was made without.
+    pub fn wants_times(&self) -> bool {
+        let untimed = match &self.follows {
+            Follows::Plan(clock) => !clock.plan().tape().is_timed(),
+            Follows::Demand(_) => true,
+            Follows::Nothing => false,
+        };
+        // What offloads everything does so in the order of steps alone.
+        untimed && self.request.preset != Preset::Memory
+    }
+
+    /// What the process has of the GPU's memory before the next step, and had at most since this was said last: what of it is not items is
+    /// the rest.
+    pub fn sampled(&mut self, now: Bytes, most: Bytes) {
+        if self.recorder.position() == Position(0) {
+            self.memory.0 = now;
+        } else {
+            self.recorder.sampled(most.saturating_sub(self.held.bytes()));
+        }
+        self.memory.1 = now;
+    }
+
+    /// What was measured of the pass that was the `pass`-th to end, from 1; nothing happens where it is not known any more.
+    pub fn measured(&mut self, pass: u64, measured: &Measured) {
+        let Some(at) = self.over.iter().position(|over| over.pass == pass) else { return };
+        let Some(Over { mut recorder, leaves, base, .. }) = self.over.remove(at) else { return };
+        let mut times = HashMap::new();
+        for &(item, time) in &measured.leaves {
+            times.insert(item, time);
+            let told = recorder.recomputable(item, Recompute::Leaf(time));
+            debug_assert!(told.is_ok(), "a leaf of another pass");
+        }
+        measured.marks.iter().for_each(|(at, time)| recorder.mark_at(*at, *time));
+        measured.waits.iter().for_each(|(at, wait)| recorder.waited_at(*at, *wait));
+        for &(at, scope, time) in &measured.replays {
+            // The rest of a replay is work of every pass.
+            let again = leaves.not_stored(scope).filter_map(|item| times.get(&item)).sum::<Duration>();
+            recorder.waited_at(at, again.min(time));
+        }
+        self.plans.was_timed(recorder.finish(), &self.request, base);
+    }
+
+    /// What becomes of an item without a plan: under a budget half of the room that there was at the begin of the pass is filled first.
+    fn demands(&self, pack: &Pack) -> Verdict {
+        let (base, now) = self.memory;
+        let budget = self.request.budget;
+        let keeps = budget != Bytes::MAX && self.request.preset != Preset::Memory;
+        let half = base.saturating_add(Bytes::new(budget.saturating_sub(base).get() / 2));
+        match Verdict::unplanned(pack) {
+            Verdict::Offload if keeps && now <= half => Verdict::Keep,
+            verdict => verdict,
+        }
     }
 
     /// A pass that has just left its plan may be one that is known too: it follows that one's from here on, and has what should have
@@ -251,7 +346,7 @@ impl Site {
         }
         self.tries += 1;
         let own = clock.plan().clone();
-        let others = self.plans.iter().map(|(_, plan)| plan).filter(|plan| !Arc::ptr_eq(plan, &own));
+        let others = self.plans.all().filter(|plan| !Arc::ptr_eq(plan, &own));
         let found = others.filter_map(|plan| follow(plan, &self.steps)).next();
         let Some((clock, begun)) = found else { return reloads };
         self.follows = Follows::Plan(Box::new(clock));
@@ -266,35 +361,26 @@ impl Site {
     fn end_pass(&mut self) {
         self.passes += 1;
         self.steps.clear();
-        self.leaves = Leaves::default();
         self.tries = 0;
-        let mut tape = std::mem::take(&mut self.recorder).finish();
+        self.held = Held::default();
+        let (leaves, base) = (std::mem::take(&mut self.leaves), self.memory.0);
+        let mut recorder = std::mem::take(&mut self.recorder);
+        let wanted = self.wants_times();
+        let tape = if wanted { recorder.clone().finish() } else { std::mem::take(&mut recorder).finish() };
+        if wanted {
+            self.over.push_back(Over { pass: self.passes, recorder, leaves, base });
+            if self.over.len() > MOST_OVER {
+                self.over.pop_front();
+            }
+        }
         match std::mem::replace(&mut self.follows, Follows::Nothing) {
             Follows::Plan(clock) if clock.is_complete() => {
-                let used = self.plans.iter().position(|(_, plan)| Arc::ptr_eq(plan, clock.plan()));
-                if let Some(plan) = used.and_then(|used| self.plans.remove(used)) {
-                    self.plans.push_front(plan);
-                }
-                return;
+                return self.plans.was_followed(clock.plan(), &tape, &self.request, base);
             }
             Follows::Plan(_) => self.diverged += 1,
             Follows::Demand(_) | Follows::Nothing => {}
         }
-        let class = tape.class();
-        // Of one class the largest counts: a plan for it holds for all.
-        if let Some(at) = self.plans.iter().position(|(known, _)| *known == class)
-            && let Some((_, plan)) = self.plans.remove(at)
-        {
-            tape.widen(plan.tape());
-        }
-        match Plan::new(&Arc::new(tape), &self.request) {
-            Ok(plan) => {
-                self.plans.push_front((class, Arc::new(plan)));
-                self.plans.truncate(MOST_PLANS);
-                self.unplanned = None;
-            }
-            Err(error) => self.unplanned = Some(error),
-        }
+        self.plans.was_new(tape, &self.request, base);
     }
 }
 
