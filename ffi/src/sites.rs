@@ -1,11 +1,12 @@
 //! Sites of a program that offload: what is to be offloaded of each pass, and when its reloads begin.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use glake_abi::Pack;
-use glake_runtime::process::{ItemId, ScopeId, Verdict};
+use glake_runtime::process::{ItemId, Preset, ScopeId, Verdict};
 use glake_units::Bytes;
 
+use crate::stats::string;
 use crate::status::Failure;
 use crate::{block, guard, library};
 
@@ -32,7 +33,56 @@ pub unsafe extern "C" fn glake_offload_site_create(site: *mut u64) -> i32 {
 /// `GLAKE_INVALID`: it was released before, or never made.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_site_release(site: u64) -> i32 {
-    library::give_up(|process| Ok(process.offload().sites().release(site)?))
+    library::give_up(|process| Ok(process.offload().release_site(site)?))
+}
+
+/// What plans of a site are for, from its next pass on: `preset` 0 the least time under the budget, 1 the least memory without computing
+/// anything again (as where nothing was asked), 2 the least memory at which no copy is waited for, 3 as 0, but of a layer that is computed
+/// again leaves may be stored one by one. `budget` is what the GPU may show of the process, contexts included, in bytes; 0: anything.
+///
+/// `GLAKE_INVALID`: there is no such site, device or preset.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset: i32) -> i32 {
+    guard::answer(|| {
+        let preset = match preset {
+            0 => Preset::Fit,
+            1 => Preset::Memory,
+            2 => Preset::Hidden,
+            3 => Preset::Hybrid,
+            other => {
+                return Err(Failure::invalid(format_args!("preset is {other}: give a number from 0 to 3")));
+            }
+        };
+        let budget = (budget > 0).then(|| Bytes::new(budget));
+        Ok(library::process()?.offload().ask(site, device.into(), budget, preset)?)
+    })
+}
+
+/// Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
+/// and memory has room as it had. A shape is a number of the caller's, one for all forwards that save the same.
+///
+/// `GLAKE_INVALID`: there is no such site, or a pass of that shape was above its budget, and needs what the text says.
+///
+/// # Safety
+/// `needs` is null or may be written; null is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_needs(site: u64, shape: u64, needs: *mut bool) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(needs, "needs", true) }?;
+        let found = library::process()?.offload().needs(site, shape)?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(needs, "needs", found) }
+    })
+}
+
+/// What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
+/// step. Null on failure; to be given to `glake_string_free`.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_site_json(site: u64, course: bool) -> *mut c_char {
+    guard::value(std::ptr::null_mut(), || {
+        string(library::process()?.offload().told(site, course)?.to_string())
+    })
 }
 
 /// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `verdict` whether they are to stay
@@ -122,7 +172,7 @@ pub unsafe extern "C" fn glake_offload_unpacked(
         unsafe { guard::put(count, "count", 0) }?;
         // SAFETY: the caller's promise.
         let begin = unsafe { room_of(begin, room) }?;
-        let begun = library::process()?.offload().sites().unpacked(site, number(item), begin)?;
+        let begun = library::process()?.offload().unpacked(site, number(item), begin)?;
         // SAFETY: the caller's promise.
         unsafe { guard::put(count, "count", begun) }
     })
@@ -133,7 +183,7 @@ pub unsafe extern "C" fn glake_offload_unpacked(
 /// `GLAKE_INVALID`: there is no such site.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_freed(site: u64, item: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.offload().sites().freed(site, number(item))?))
+    guard::answer(|| Ok(library::process()?.offload().freed(site, number(item))?))
 }
 
 /// Nobody reads an item any more. In a forked child and at the end of the process nothing is done.
@@ -141,7 +191,7 @@ pub extern "C" fn glake_offload_freed(site: u64, item: u64) -> i32 {
 /// `GLAKE_INVALID`: there is no such site, or its pass has no such item.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_dropped(site: u64, item: u64) -> i32 {
-    library::give_up(|process| Ok(process.offload().sites().dropped(site, number(item))?))
+    library::give_up(|process| Ok(process.offload().dropped(site, number(item))?))
 }
 
 /// Where items are written to.

@@ -3,12 +3,16 @@
 use glake_abi::Pack;
 use pyo3::prelude::*;
 
-use crate::error::checked;
+use crate::error::{InvalidError, checked};
 use crate::library::symbols;
 use crate::offload::pointer;
+use crate::statistics::written;
 
 /// So many reloads are told with one call; others come with the next.
 const ROOM: usize = 64;
+
+/// In the order of their numbers.
+const PRESETS: [&str; 4] = ["fit", "memory", "hidden", "hybrid"];
 
 /// A site, until it is dropped.
 #[pyclass(frozen)]
@@ -25,6 +29,30 @@ impl Site {
         // SAFETY: it writes one number to a place that is ours.
         checked(py, |symbols| unsafe { (symbols.glake_offload_site_create)(&raw mut id) })?;
         Ok(Site { id })
+    }
+
+    #[pyo3(signature = (device, budget, preset))]
+    fn ask(&self, py: Python<'_>, device: i32, budget: Option<u64>, preset: &str) -> PyResult<()> {
+        let number = PRESETS.iter().position(|known| *known == preset);
+        let number = number.and_then(|at| i32::try_from(at).ok()).ok_or_else(|| {
+            InvalidError::new_err(format!("preset is {preset:?}: give one of {}", PRESETS.join(", ")))
+        })?;
+        let budget = budget.unwrap_or(0);
+        // SAFETY: it takes numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_ask)(self.id, device, budget, number) })
+    }
+
+    fn needs(&self, py: Python<'_>, shape: u64) -> PyResult<bool> {
+        let mut needs = true;
+        // SAFETY: it writes one value to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_needs)(self.id, shape, &raw mut needs) })?;
+        Ok(needs)
+    }
+
+    #[pyo3(signature = (course=false))]
+    fn told_json(&self, py: Python<'_>, course: bool) -> PyResult<String> {
+        // SAFETY: it takes a number; its answer is a text of ours to free, or null.
+        written(py, |symbols| unsafe { (symbols.glake_offload_site_json)(self.id, course) })
     }
 
     #[pyo3(signature = (size, link_size=None, scope=-1, leaf=false, stream=0))]

@@ -276,6 +276,11 @@ impl GpuPool {
         self.blocks.budget().told()
     }
 
+    /// Bytes of live blocks and of those that other streams still use.
+    pub fn active(&self) -> Bytes {
+        self.core.lock().active_bytes()
+    }
+
     /// Bytes of live blocks and of those that other streams still use, and the most that they were since this was asked last.
     pub fn take_most(&self) -> (Bytes, Bytes) {
         self.core.lock().take_most()

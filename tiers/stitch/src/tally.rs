@@ -198,9 +198,14 @@ impl Tallies {
         }
     }
 
+    /// Bytes handed out, or freed and still in use.
+    pub(crate) fn active(&self) -> u64 {
+        self.small.active_bytes() + self.large.active_bytes()
+    }
+
     /// Bytes that are active now, and the most that were since this was asked last.
     pub(crate) fn take_most(&mut self) -> (u64, u64) {
-        let now = self.small.active_bytes() + self.large.active_bytes();
+        let now = self.active();
         (now, std::mem::replace(&mut self.most, now).max(now))
     }
 

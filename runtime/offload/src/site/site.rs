@@ -60,6 +60,8 @@ pub struct Site {
     tries: u32,
     passes: u64,
     diverged: u64,
+    /// Whether the last pass was as its plan.
+    followed: bool,
 }
 
 /// A pass that is over.
@@ -104,6 +106,7 @@ impl Site {
             tries: 0,
             passes: 0,
             diverged: 0,
+            followed: false,
         }
     }
 
@@ -112,10 +115,7 @@ impl Site {
     pub fn packed(&mut self, pack: Pack) -> (ItemId, Verdict, Vec<ItemId>) {
         // A leaf that no scope computes again is none.
         let pack = Pack { is_leaf: pack.is_leaf && pack.scope.is_some(), ..pack };
-        if self.handles() == 0 && self.leaves.is_behind_replays() {
-            // Scopes that hold something still are those of branches that nothing read.
-            self.end_pass();
-        }
+        self.end_if_over();
         let item = self.recorder.packed(pack);
         self.held.step();
         if matches!(self.follows, Follows::Nothing) {
@@ -144,6 +144,13 @@ impl Site {
             self.leaves.packed(item, scope, verdict);
         }
         (item, verdict, reloads)
+    }
+
+    /// Another pass begins: where scopes alone hold anything, of branches that nothing read, the one before it is over.
+    pub fn end_if_over(&mut self) {
+        if self.handles() == 0 && self.leaves.is_behind_replays() {
+            self.end_pass();
+        }
     }
 
     /// A scope is computed again from here on: which reloads are to begin before, in this order.
@@ -277,6 +284,17 @@ impl Site {
         self.request = request;
     }
 
+    /// What an item of the pass takes of the GPU's memory.
+    pub fn size(&self, item: ItemId) -> Bytes {
+        self.recorder.size(item)
+    }
+
+    /// What the last pass added to the memory that there was, if it was as a plan that keeps everything.
+    pub fn kept_all(&self) -> Option<Bytes> {
+        let plan = self.plan().filter(|plan| self.followed && plan.keeps_all())?;
+        Some(plan.peak().saturating_sub(self.memory.0))
+    }
+
     /// How many steps the pass has done; 0: none is under way.
     pub fn position(&self) -> Position {
         self.recorder.position()
@@ -373,8 +391,10 @@ impl Site {
                 self.over.pop_front();
             }
         }
+        self.followed = false;
         match std::mem::replace(&mut self.follows, Follows::Nothing) {
             Follows::Plan(clock) if clock.is_complete() => {
+                self.followed = true;
                 return self.plans.was_followed(clock.plan(), &tape, &self.request, base);
             }
             Follows::Plan(_) => self.diverged += 1,

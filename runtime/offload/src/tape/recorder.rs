@@ -145,6 +145,11 @@ impl Recorder {
         self.rest.sample(self.position(), rest);
     }
 
+    /// What an item takes; nothing where there is none.
+    pub(crate) fn size(&self, item: ItemId) -> Bytes {
+        self.items.get(item.index()).map(|open| open.pack.bytes).unwrap_or_default()
+    }
+
     /// How many packs and unpacks there were.
     pub fn position(&self) -> Position {
         Position(self.steps.len())
