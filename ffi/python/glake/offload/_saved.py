@@ -130,7 +130,7 @@ class Packer:
         self.least, self.memory = least, memory
         self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
         self._lock = threading.RLock()
-        self._site = _library.api().Site()
+        self.site = self._site = _library.api().Site()
         # Of the pass that is under way, by item; and by storage, range and version.
         self._items: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self._known: weakref.WeakValueDictionary[tuple[int, int, int, int], Entry] = weakref.WeakValueDictionary()
