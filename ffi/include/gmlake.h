@@ -177,6 +177,20 @@ typedef void (*glake_block_freed)(void *context, void *pointer);
 // Called before memory leaves or comes back, and after, with the event as JSON; answers 0 where all is well.
 typedef int32_t (*glake_hook)(void *context, const char *event_json);
 
+// Bytes that a pass saves.
+typedef struct {
+    // How many they are.
+    uint64_t size;
+    // How many of them go over a link, where fewer give back exactly the same; 0: all.
+    uint64_t link_size;
+    // The layer that saves them, by a number that the pass gives to one run of it; below 0: none.
+    int64_t scope;
+    // Whether they are the output of a leaf of that layer, which can be computed again.
+    bool is_leaf;
+    // The stream that makes them.
+    void *stream;
+} glake_pack;
+
 // A mapped range of addresses.
 typedef struct {
     // Where it begins.
@@ -954,21 +968,37 @@ int32_t glake_offload_site_create(uint64_t *site);
 // `GLAKE_INVALID`: it was released before, or never made.
 int32_t glake_offload_site_release(uint64_t site);
 
-// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `is_offloaded` whether they are to
-// be offloaded (1) or to stay (0). `begin` has room for `room` items and gets those whose reloads are to begin first, in this order;
-// `count` how many these are. Those that find no room come with the next call of the site.
+// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `verdict` whether they are to stay
+// (0), to be offloaded (1), or not to be stored, as their layer computes them again (2, of leaves alone: nobody drops such an item).
+// `begin` has room for `room` items and gets those whose reloads are to begin first, in this order; `count` how many these are. Those that
+// find no room come with the next call of the site.
 //
 // `GLAKE_INVALID`: there is no such site.
 //
 // # Safety
-// `item`, `is_offloaded` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
+// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
 int32_t glake_offload_packed(uint64_t site,
-                             uint64_t bytes,
+                             const glake_pack *pack,
                              uint64_t *item,
-                             int32_t *is_offloaded,
+                             int32_t *verdict,
                              uint64_t *begin,
                              size_t room,
                              size_t *count);
+
+// A leaf is computed on a stream from here on, until its output is packed: so long it would take to compute it again.
+//
+// `GLAKE_INVALID`: there is no such site.
+int32_t glake_offload_leaf_begins(uint64_t site,
+                                  void *stream);
+
+// A layer is computed again on a stream: from here on (`begins`), or until here. Reloads that are to begin come with the next call that
+// tells any.
+//
+// `GLAKE_INVALID`: there is no such site.
+int32_t glake_offload_replays(uint64_t site,
+                              uint32_t scope,
+                              void *stream,
+                              bool begins);
 
 // An item of the pass is read, or read once more. `begin`, `room` and `count` as of `glake_offload_packed`.
 //

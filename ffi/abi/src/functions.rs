@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::{
     Block, BlockFreed, BlockVisit, ByteRange, Checkpoint, ContextDrop, CopyBlock, DeviceStats, LeaseWatcher,
-    LiveCallback, MappingObserver, RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver,
+    LiveCallback, MappingObserver, Pack, RegionHook, SegmentBlockVisit, SegmentVisit, ShortageObserver,
     StreamFilter, Version,
 };
 
@@ -127,7 +127,12 @@ macro_rules! functions {
             glake_offload_stats_json() -> *mut c_char;
             glake_offload_site_create(*mut u64) -> i32;
             glake_offload_site_release(u64) -> i32;
-            glake_offload_packed(u64, u64, *mut u64, *mut i32, *mut u64, usize, *mut usize) -> i32;
+            glake_offload_ask(u64, i32, u64, i32) -> i32;
+            glake_offload_needs(u64, u64, *mut bool) -> i32;
+            glake_offload_site_json(u64, bool) -> *mut c_char;
+            glake_offload_packed(u64, *const Pack, *mut u64, *mut i32, *mut u64, usize, *mut usize) -> i32;
+            glake_offload_leaf_begins(u64, *mut c_void) -> i32;
+            glake_offload_replays(u64, u32, *mut c_void, bool) -> i32;
             glake_offload_unpacked(u64, u64, *mut u64, usize, *mut usize) -> i32;
             glake_offload_freed(u64, u64) -> i32;
             glake_offload_dropped(u64, u64) -> i32;

@@ -76,6 +76,22 @@ pub struct CopyBlock {
     pub size: usize,
 }
 
+/// Bytes that a pass saves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Pack {
+    /// How many they are.
+    pub size: u64,
+    /// How many of them go over a link, where fewer give back exactly the same; 0: all.
+    pub link_size: u64,
+    /// The layer that saves them, by a number that the pass gives to one run of it; below 0: none.
+    pub scope: i64,
+    /// Whether they are the output of a leaf of that layer, which can be computed again.
+    pub is_leaf: bool,
+    /// The stream that makes them.
+    pub stream: *mut c_void,
+}
+
 /// Which blocks of a private pool were live at some time; the library's alone to look into.
 #[derive(Debug)]
 pub struct Checkpoint(());

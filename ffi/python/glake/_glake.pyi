@@ -108,8 +108,24 @@ class Site:
     """Where a program offloads: it learns the order in which what a pass packs is read. Forgotten when this object goes."""
 
     def __init__(self) -> None: ...
-    def packed(self, bytes: int) -> tuple[int, bool, list[int]]:
-        """The next item of the pass, whether it is to be offloaded, and items whose reloads are to begin first, in this order."""
+    def ask(self, device: int, budget: int | None, preset: str) -> None:
+        """What plans are for from the next pass on: ``"fit"``, ``"memory"``, ``"hidden"`` or ``"hybrid"``, in so much of what the GPU may show."""
+
+    def needs(self, shape: int) -> bool:
+        """Whether a forward of such a shape has to tell what it saves: not where the plan of one like it keeps everything."""
+
+    def told_json(self, course: bool = False) -> str: ...
+    def packed(
+        self, size: int, link_size: int | None = None, scope: int = -1, leaf: bool = False, stream: int = 0
+    ) -> tuple[int, int, list[int]]:
+        """The next item of the pass; whether it stays (0), is to be offloaded (1), or is a leaf's output that is not to be stored, which nobody
+        drops (2); and items whose reloads are to begin first, in this order."""
+
+    def leaf_begins(self, stream: int = 0) -> None:
+        """A leaf is computed from here on, until its output is packed."""
+
+    def replays(self, scope: int, stream: int, begins: bool) -> None:
+        """A scope is computed again: from here on, or until here."""
 
     def unpacked(self, item: int) -> list[int]:
         """An item is read: items whose reloads are to begin first, in this order. InvalidError: the pass has no such item."""

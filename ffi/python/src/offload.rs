@@ -9,7 +9,7 @@ use crate::error::{OutOfMemoryError, UnsupportedError, checked};
 use crate::library::symbols;
 use crate::statistics::written;
 
-fn pointer(address: usize) -> *mut c_void {
+pub(crate) fn pointer(address: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address)
 }
 

@@ -1,12 +1,18 @@
 //! A site that offloads, owned by an object of Python.
 
+use glake_abi::Pack;
 use pyo3::prelude::*;
 
-use crate::error::checked;
+use crate::error::{InvalidError, checked};
 use crate::library::symbols;
+use crate::offload::pointer;
+use crate::statistics::written;
 
 /// So many reloads are told with one call; others come with the next.
 const ROOM: usize = 64;
+
+/// In the order of their numbers.
+const PRESETS: [&str; 4] = ["fit", "memory", "hidden", "hybrid"];
 
 /// A site, until it is dropped.
 #[pyclass(frozen)]
@@ -25,23 +31,71 @@ impl Site {
         Ok(Site { id })
     }
 
-    fn packed(&self, py: Python<'_>, bytes: u64) -> PyResult<(u64, bool, Vec<u64>)> {
-        let (mut item, mut is_offloaded, mut begin, mut count) = (0, 0, [0; ROOM], 0);
+    #[pyo3(signature = (device, budget, preset))]
+    fn ask(&self, py: Python<'_>, device: i32, budget: Option<u64>, preset: &str) -> PyResult<()> {
+        let number = PRESETS.iter().position(|known| *known == preset);
+        let number = number.and_then(|at| i32::try_from(at).ok()).ok_or_else(|| {
+            InvalidError::new_err(format!("preset is {preset:?}: give one of {}", PRESETS.join(", ")))
+        })?;
+        let budget = budget.unwrap_or(0);
+        // SAFETY: it takes numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_ask)(self.id, device, budget, number) })
+    }
+
+    fn needs(&self, py: Python<'_>, shape: u64) -> PyResult<bool> {
+        let mut needs = true;
+        // SAFETY: it writes one value to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_needs)(self.id, shape, &raw mut needs) })?;
+        Ok(needs)
+    }
+
+    #[pyo3(signature = (course=false))]
+    fn told_json(&self, py: Python<'_>, course: bool) -> PyResult<String> {
+        // SAFETY: it takes a number; its answer is a text of ours to free, or null.
+        written(py, |symbols| unsafe { (symbols.glake_offload_site_json)(self.id, course) })
+    }
+
+    #[pyo3(signature = (size, link_size=None, scope=-1, leaf=false, stream=0))]
+    fn packed(
+        &self,
+        py: Python<'_>,
+        size: u64,
+        link_size: Option<u64>,
+        scope: i64,
+        leaf: bool,
+        stream: usize,
+    ) -> PyResult<(u64, i32, Vec<u64>)> {
+        let (mut item, mut verdict, mut begin, mut count) = (0, 0, [0; ROOM], 0);
         checked(py, |symbols| {
-            // SAFETY: it writes to places that are ours, and to the list as often as is said.
+            let (link_size, stream) = (link_size.unwrap_or(0), pointer(stream));
+            let pack = Pack { size, link_size, scope, is_leaf: leaf, stream };
+            // SAFETY: it reads and writes places that are ours, and writes the list as often as is said; a stream is a name to it.
             unsafe {
                 (symbols.glake_offload_packed)(
                     self.id,
-                    bytes,
+                    &raw const pack,
                     &raw mut item,
-                    &raw mut is_offloaded,
+                    &raw mut verdict,
                     begin.as_mut_ptr(),
                     ROOM,
                     &raw mut count,
                 )
             }
         })?;
-        Ok((item, is_offloaded != 0, begin[..count.min(ROOM)].to_vec()))
+        Ok((item, verdict, begin[..count.min(ROOM)].to_vec()))
+    }
+
+    #[pyo3(signature = (stream=0))]
+    fn leaf_begins(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        // SAFETY: it takes a number; a stream is a name to it.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_leaf_begins)(self.id, pointer(stream)) })
+    }
+
+    fn replays(&self, py: Python<'_>, scope: u32, stream: usize, begins: bool) -> PyResult<()> {
+        // SAFETY: it takes numbers; a stream is a name to it.
+        checked(py, |symbols| unsafe {
+            (symbols.glake_offload_replays)(self.id, scope, pointer(stream), begins)
+        })
     }
 
     fn unpacked(&self, py: Python<'_>, item: u64) -> PyResult<Vec<u64>> {

@@ -45,5 +45,5 @@ mod tests;
 pub use clock::{Clock, Orders};
 pub use ids::{ItemId, Position, ScopeId};
 pub use plan::{Links, Plan, PlanError, Preset, Request, Verdict};
-pub use site::Site;
+pub use site::{Measured, Site};
 pub use tape::{Follower, Item, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};

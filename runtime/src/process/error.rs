@@ -134,6 +134,22 @@ pub enum ProcessError {
         /// What was given.
         id: u64,
     },
+    /// A pass needs more than the budget that it was given.
+    #[error(
+        "a budget of {budget} was asked for, but passes of this shape need {minimum} of the GPU, contexts included, with {host_room} of the \
+         host's memory: give at least that (glake.offload), or make the pass smaller"
+    )]
+    Budget {
+        /// What was asked for.
+        budget: glake_units::Bytes,
+        /// What is enough.
+        minimum: glake_units::Bytes,
+        /// What of the host's memory may be used.
+        host_room: glake_units::Bytes,
+    },
+    /// There is no plan.
+    #[error(transparent)]
+    Plan(#[from] glake_offload::PlanError),
     /// A pass was told of what it has not.
     #[error("what the site that offloads was told is not of its pass: {0}")]
     Pass(#[from] glake_offload::TapeError),

@@ -17,6 +17,7 @@ use glake_device::Address;
 use glake_stitch::{DomainId, Grant, Request};
 use glake_units::Bytes;
 
+use super::budget::Budget;
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::Growth;
@@ -42,6 +43,7 @@ pub(super) struct Blocks {
     records: Arc<ExtentRecords>,
     order: StreamOrder,
     growth: Arc<Growth>,
+    budget: Budget,
 }
 
 impl Blocks {
@@ -52,7 +54,13 @@ impl Blocks {
         order: StreamOrder,
         growth: Arc<Growth>,
     ) -> Self {
-        Blocks { core, clock, records, order, growth }
+        let budget = Budget::new(&core);
+        Blocks { core, clock, records, order, growth, budget }
+    }
+
+    /// What is to be reserved at most.
+    pub(super) fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// Hands out a block of a domain.
@@ -78,7 +86,15 @@ impl Blocks {
         loop {
             let grant = match hit {
                 Some(grant) => grant,
-                None => Miss { core, clock, growth, request, stream }.serve()?,
+                None => {
+                    let serve = || Miss { core, clock, growth, request, stream }.serve();
+                    match serve() {
+                        Err(error @ (PoolError::Refused { .. } | PoolError::CaptureOpen { .. })) => {
+                            self.budget.beyond(serve).ok_or(error)??
+                        }
+                        served => served?,
+                    }
+                }
             };
             if self.order.order(&grant, stream)? {
                 return Ok(self.handed_out(&grant));

@@ -30,6 +30,7 @@
 
 mod block_range;
 mod blocks;
+mod budget;
 mod checkpoint;
 mod clock;
 mod core;
@@ -251,17 +252,38 @@ impl GpuPool {
 
     /// Changes the most that may be reserved, as a part of the device's memory.
     pub fn set_memory_fraction(&self, fraction: f64) {
-        let mut core = self.core.lock();
+        let memory = self.core.lock().settings().memory;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-        let limit = (core.settings().memory.get() as f64 * fraction.clamp(0.0, 1.0)) as u64;
-        core.set_limit(Bytes::new(limit));
+        let limit = (memory.get() as f64 * fraction.clamp(0.0, 1.0)) as u64;
+        self.blocks.budget().set_limit(Bytes::new(limit));
     }
 
     /// The most that may be reserved, as a part of the device's memory.
     #[allow(clippy::cast_precision_loss)]
     pub fn memory_fraction(&self) -> f64 {
-        let core = self.core.lock();
-        core.settings().limit.get() as f64 / core.settings().memory.get() as f64
+        let memory = self.core.lock().settings().memory;
+        self.blocks.budget().limit().get() as f64 / memory.get() as f64
+    }
+
+    /// What is to be reserved at most, if requests can be served within it, with waits of streams where that helps; `None`: as much as
+    /// the limit allows. A request that cannot is served all the same, and counted.
+    pub fn set_budget(&self, budget: Option<Bytes>) {
+        self.blocks.budget().set(budget);
+    }
+
+    /// What is to be reserved at most, and how many requests could not be served within it.
+    pub fn budget(&self) -> (Option<Bytes>, u64) {
+        self.blocks.budget().told()
+    }
+
+    /// Bytes of live blocks and of those that other streams still use.
+    pub fn active(&self) -> Bytes {
+        self.core.lock().active_bytes()
+    }
+
+    /// Bytes of live blocks and of those that other streams still use, and the most that they were since this was asked last.
+    pub fn take_most(&self) -> (Bytes, Bytes) {
+        self.core.lock().take_most()
     }
 
     /// The clock of the driver's completions.

@@ -411,6 +411,17 @@ impl Allocator {
         self.heap.tallies.counters
     }
 
+    /// Bytes of live blocks and of those that other streams still use.
+    pub fn active_bytes(&self) -> Bytes {
+        Bytes::new(self.heap.tallies.active())
+    }
+
+    /// Bytes of live blocks and of those that other streams still use, and the most that they were since this was asked last.
+    pub fn take_most(&mut self) -> (Bytes, Bytes) {
+        let (now, most) = self.heap.tallies.take_most();
+        (Bytes::new(now), Bytes::new(most))
+    }
+
     /// Starts the peaks from what is now.
     pub fn reset_peaks(&mut self) {
         self.heap.tallies.reset_peaks();

@@ -135,6 +135,8 @@ pub(crate) struct Tallies {
     pub(crate) mappings: u64,
     pub(crate) alias_bytes: Bytes,
     pub(crate) idle_alias_bytes: Bytes,
+    /// The most that was active since it was taken last.
+    most: u64,
 }
 
 impl Tallies {
@@ -152,7 +154,9 @@ impl Tallies {
         pool.requested.add(requested);
         let (both, small, large) = (&mut self.both, &self.small, &self.large);
         both.blocks.set(small.blocks.current + large.blocks.current);
-        both.bytes.set(small.bytes.current + large.bytes.current);
+        let live = small.bytes.current + large.bytes.current;
+        both.bytes.set(live);
+        self.most = self.most.max(live + both.withheld.bytes);
         both.requested.set(small.requested.current + large.requested.current);
         if both.withheld.bytes > 0 {
             self.peak_withheld();
@@ -192,6 +196,17 @@ impl Tallies {
             pool.withheld.blocks -= blocks;
             pool.withheld.bytes -= size;
         }
+    }
+
+    /// Bytes handed out, or freed and still in use.
+    pub(crate) fn active(&self) -> u64 {
+        self.small.active_bytes() + self.large.active_bytes()
+    }
+
+    /// Bytes that are active now, and the most that were since this was asked last.
+    pub(crate) fn take_most(&mut self) -> (u64, u64) {
+        let now = self.active();
+        (now, std::mem::replace(&mut self.most, now).max(now))
     }
 
     /// Both tallies in which memory of a pool is reserved.

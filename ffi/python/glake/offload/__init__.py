@@ -6,12 +6,25 @@
     backward: unpack ◄─ memory of the compute stream ◄─ copy in, begun a window of bytes before
 
 Values are the same to the bit: what is saved is copied, and views are built again over the copy.
+
+The package is called itself: ``glake.offload(model, budget="60GiB")``, see :func:`glake.offload.offload`.
 """
 
 from __future__ import annotations
 
-from ._activations import Activations, activations
-from ._drop_in import NoOpManager, OffloadActivations
-from ._report import report
+import sys
+import types
 
-__all__ = ["Activations", "NoOpManager", "OffloadActivations", "activations", "report"]
+from ._activations import LEAST, Activations, activations
+from ._budget import Offloaded, offload
+from ._drop_in import NoOpManager, OffloadActivations
+from ._report import Report, report
+
+__all__ = ["LEAST", "Activations", "NoOpManager", "OffloadActivations", "Offloaded", "Report", "activations", "offload", "report"]
+
+
+class _Callable(types.ModuleType):
+    __call__ = staticmethod(offload)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import weakref
 from types import TracebackType
 from typing import Any
 
+from . import _report
 from ._memory import Cuda, Memory
 from ._saved import Packer
 
@@ -26,12 +28,13 @@ class Activations:
         self._hooks = (lambda tensor: packer.pack(tensor), lambda saved: packer.unpack(saved))
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
         self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
+        _report.sites.add(self)
         # What each thread is inside of, the innermost last: for whom it was entered, and its hooks.
         self._entered = threading.local()
         self._handles: list[Any] = []
         if module is not None:
             self._handles = [
-                module.register_forward_pre_hook(self._before, prepend=True),
+                module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
                 module.register_forward_hook(self._after, always_call=True),
             ]
 
@@ -82,7 +85,12 @@ class Activations:
         if hooks is not None:
             hooks.__exit__()
 
-    def _before(self, module: Any, _inputs: Any) -> None:
+    def told(self, course: bool = False) -> dict[str, Any]:
+        """What it was asked for, what its last plan says, and what its passes were: as ``sites`` of ``glake.offload.report``."""
+        told: dict[str, Any] = json.loads(self._packer.site.told_json(course))
+        return told
+
+    def _before(self, module: Any, _inputs: Any, _named: Any = None) -> None:
         import torch
 
         # In another's backward pass a checkpoint computes again what it dropped: its saves live for a moment. Under other hooks, as that

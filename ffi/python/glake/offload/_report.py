@@ -1,9 +1,12 @@
-"""What was offloaded."""
+"""What was offloaded, and what plans say."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from .. import _library
 
@@ -16,15 +19,96 @@ class Counts:
     stayed: int = 0
 
 
+class Site(Protocol):
+    """Who tells of the passes of one site."""
+
+    def told(self, course: bool = False) -> dict[str, Any]:
+        """What it was asked for, what its last plan says, and what its passes were."""
+
+
 counts = Counts()
+# Of modules and blocks that offload.
+sites: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def report() -> dict[str, int]:
+class Report(dict[str, Any]):
+    """A dictionary that prints as lines."""
+
+    def __str__(self) -> str:
+        lines = [f"offloaded now: {_size(self['host_bytes'])} of {_size(self['host_pinned_bytes'])} pinned, in {self['entries']} ranges"]
+        for way, name in (("out", "out of the GPU"), ("in", "into the GPU")):
+            busy, timed = self[f"busy_us_{way}"], self[f"timed_bytes_{way}"]
+            rate = f", at {timed / busy / 1e3:.1f} GB/s" if busy else ""
+            lines.append(f"{name}: {_size(self[f'bytes_{way}'])}{rate}")
+        lines.append(f"saves merged: {self['merged']}, stayed for want of host memory: {self['stayed']}")
+        for site in self["sites"]:
+            lines += _lines(site)
+        return "\n".join(lines)
+
+
+def of(which: Iterable[Site], plot: str | None = None) -> Report:
+    told = [site.told(plot is not None) for site in which]
+    if plot is not None:
+        from . import _plot
+
+        drawn = [site for site in told if site["plan"] is not None]
+        if not drawn:
+            raise ValueError("there is no plan to draw: a pass has to end first")
+        with open(plot, "w", encoding="utf-8") as file:
+            file.write(_plot.svg(drawn[-1]))
+        for site in drawn:
+            del site["plan"]["course"]
+    return Report(**json.loads(_library.api().offload_stats_json()), **dataclasses.asdict(counts), sites=told)
+
+
+def report(plot: str | None = None) -> Report:
     """What is offloaded now, and was since the process began.
+
+    Args:
+        plot: a file, as ``"step.svg"``, that the last plan's pass is drawn to: memory over time, and copies.
 
     Returns:
         ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
         was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
         were to leave and did not, for want of host memory or because they are not GLake's; and what docs/METRICS.md has of the rest.
+        ``sites``: of each module and block that offloads what it was asked for, what its plan keeps, offloads and recomputes, how long a
+        pass is expected to take and to wait for copies and how long the last one that was timed did, what the links of other GPUs would gain,
+        and why there is no plan. It prints as text.
+
+    Raises:
+        ValueError: there is no plan to draw.
     """
-    return {**json.loads(_library.api().offload_stats_json()), **dataclasses.asdict(counts)}
+    return of(list(sites), plot)
+
+
+def _size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} GiB"
+
+
+def _ms(micros: float) -> str:
+    return f"{micros / 1e3:.1f} ms"
+
+
+def _lines(site: dict[str, Any]) -> list[str]:
+    budget = "" if site["budget"] is None else f" under {_size(site['budget'])} ({_size(site['beside_bytes'])} of it beside the pool)"
+    lines = [f'a site, "{site["preset"]}"{budget}: {site["passes"]} passes, {site["diverged"]} not as their plan']
+    if site["above_budget"]:
+        lines.append(f"  requests above the budget: {site['above_budget']}")
+    if site["unplanned"]:
+        lines.append(f"  no plan: {site['unplanned']}")
+    plan = site["plan"]
+    if plan is None:
+        return lines
+    parts = ", ".join(f"{plan[key]['items']} {key} ({_size(plan[key]['bytes'])})" for key in ("kept", "offloaded", "recomputed"))
+    lines.append(f"  plan: {parts}; peak {_size(plan['peak_bytes'])}, host {_size(plan['host_bytes'])}")
+    if plan["is_timed"]:
+        real = "" if site["real_us"] is None else f"; the last one timed took {_ms(site['real_us'])}, {_ms(site['real_exposed_us'])} of it waiting"
+        recomputed = f", {_ms(plan['recompute_us'])} recomputing" if plan["recompute_us"] else ""
+        lines.append(f"  a pass: {_ms(plan['expected_us'])}, {_ms(plan['expected_exposed_us'])} of it waiting for copies{recomputed}{real}")
+        if plan["all_links_us"] is not None:
+            lines.append(f"  with the links of other GPUs (glake.multi_path()): {_ms(plan['all_links_us'])}")
+    return lines

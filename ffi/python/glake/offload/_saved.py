@@ -12,6 +12,8 @@ from ..errors import Error
 from . import _report
 from ._memory import Memory
 
+# What a site says of an item: it stays, leaves, or is computed again.
+KEEP, OFFLOAD, RECOMPUTE = range(3)
 # Of the memory that torch hands out.
 ALIGNMENT = 512
 # How often it is looked anew whose storages a module has.
@@ -128,7 +130,7 @@ class Packer:
         self.least, self.memory = least, memory
         self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
         self._lock = threading.RLock()
-        self._site = _library.api().Site()
+        self.site = self._site = _library.api().Site()
         # Of the pass that is under way, by item; and by storage, range and version.
         self._items: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self._known: weakref.WeakValueDictionary[tuple[int, int, int, int], Entry] = weakref.WeakValueDictionary()
@@ -199,12 +201,13 @@ class Packer:
 
     def _add(self, tensor: Any, storage: Any, start: int, size: int) -> Entry:
         """The next item of the pass."""
-        item, is_offloaded, begins = self._site.packed(size)
+        stream = self.memory.stream(tensor)
+        item, verdict, begins = self._site.packed(size, stream=stream)
         entry = self._items[item] = Entry(self._site, item, self.memory, start, size)
         self._begin(begins)
-        if is_offloaded:
+        if verdict == OFFLOAD:
             address = self.memory.address(storage)
-            entry.packed = _library.api().offload_begin(self.memory.stream(tensor), address + start, size)
+            entry.packed = _library.api().offload_begin(stream, address + start, size)
             _report.counts.stayed += entry.packed is None
         if entry.packed is None:
             entry.kept = storage

@@ -81,7 +81,7 @@ impl Clock {
     pub fn packed(&mut self, pack: &Pack) -> (ItemId, Orders<'_>) {
         let (item, position) = (ItemId::new(self.items.len()), self.follower.position());
         let planned = self.follower.packed(pack).then(|| self.plan.verdict(item)).flatten();
-        let verdict = planned.unwrap_or(Verdict::Offload);
+        let verdict = planned.unwrap_or(Verdict::unplanned(pack));
         self.items.push(Away { verdict, scope: pack.scope, away: verdict == Verdict::Offload });
         let orders = match planned {
             Some(_) => self.planned(position, verdict),
@@ -118,6 +118,11 @@ impl Clock {
         if let Some(away) = self.items.get_mut(item.index()) {
             away.away = away.verdict == Verdict::Offload;
         }
+    }
+
+    /// `item` is read without a step of its own: whether its reload is to begin now.
+    pub(crate) fn read(&mut self, item: ItemId) -> bool {
+        self.items.get_mut(item.index()).is_some_and(|item| std::mem::take(&mut item.away))
     }
 
     /// From which position on the pass is on demand.

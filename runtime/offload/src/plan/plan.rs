@@ -162,6 +162,11 @@ impl Plan {
         &self.verdicts
     }
 
+    /// Whether nothing leaves the GPU.
+    pub fn keeps_all(&self) -> bool {
+        self.verdicts.iter().all(|verdict| *verdict == Verdict::Keep)
+    }
+
     /// The step at which the reload of `item` begins; `None`: it is never reloaded.
     pub fn reload_at(&self, item: ItemId) -> Option<Position> {
         self.reload_at.get(item.index()).copied().filter(|at| *at != NONE).map(Position)
@@ -170,6 +175,15 @@ impl Plan {
     /// The most that the process has while the plan is followed, whatever copies take.
     pub fn peak(&self) -> Bytes {
         self.held.iter().copied().max().unwrap_or_default()
+    }
+
+    /// The most that it would have with the rest of another tape of the same steps, where that is more.
+    pub(crate) fn peak_with(&self, other: &Tape) -> Bytes {
+        let more = |at: usize| {
+            let at = Position(at);
+            other.rest_at(at).saturating_sub(self.tape.rest_at(at))
+        };
+        self.held.iter().enumerate().map(|(at, held)| held.saturating_add(more(at))).max().unwrap_or_default()
     }
 
     /// The most that it has from each step to the next one.

@@ -1,5 +1,7 @@
 //! What becomes of an item.
 
+use crate::Pack;
+
 /// What becomes of an item between its last use in the forward and its first in the backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Verdict {
@@ -10,4 +12,11 @@ pub enum Verdict {
     Offload,
     /// It is dropped, and made again when its scope is needed first.
     Recompute,
+}
+
+impl Verdict {
+    /// Where there is no plan: a leaf is computed again, everything else offloaded.
+    pub(crate) fn unplanned(pack: &Pack) -> Self {
+        if pack.is_leaf { Verdict::Recompute } else { Verdict::Offload }
+    }
 }

@@ -23,6 +23,8 @@ pub struct Pack {
     pub link_bytes: Bytes,
     /// The layer that packs it.
     pub scope: Option<ScopeId>,
+    /// Whether it is a leaf's output: a replay of its scope computes it again where it was not stored.
+    pub is_leaf: bool,
 }
 
 /// How an item comes to be again when its scope's forward is run once more.
@@ -89,7 +91,7 @@ impl Item {
 impl Pack {
     /// An item of `bytes`, all of which go over a link, in no scope.
     pub const fn new(bytes: Bytes) -> Self {
-        Pack { bytes, link_bytes: bytes, scope: None }
+        Pack { bytes, link_bytes: bytes, scope: None, is_leaf: false }
     }
 
     /// The same, of which `link_bytes` go over a link.
@@ -103,6 +105,13 @@ impl Pack {
     #[must_use]
     pub const fn within(mut self, scope: ScopeId) -> Self {
         self.scope = Some(scope);
+        self
+    }
+
+    /// The same, as the output of a leaf.
+    #[must_use]
+    pub const fn leaf(mut self) -> Self {
+        self.is_leaf = true;
         self
     }
 }

@@ -28,8 +28,8 @@ impl ShapeClass {
         for step in tape.steps() {
             match *step {
                 Step::Pack(item) => {
-                    let Pack { bytes, link_bytes, scope } = tape.items()[item.index()].pack;
-                    eat(0);
+                    let Pack { bytes, link_bytes, scope, is_leaf } = tape.items()[item.index()].pack;
+                    eat(if is_leaf { 2 } else { 0 });
                     eat(bucket(bytes));
                     eat(bucket(link_bytes));
                     eat(scope.map_or(u64::MAX, |scope| u64::from(scope.0)));

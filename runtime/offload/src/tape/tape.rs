@@ -105,11 +105,26 @@ impl Tape {
     }
 }
 
+impl Tape {
+    /// Memory beside items is more, or less, by what it was at the begin.
+    pub(crate) fn shift(&mut self, from: Bytes, to: Bytes) {
+        for rest in &mut self.rest {
+            *rest = rest.saturating_add(to).saturating_sub(from);
+        }
+    }
+
+    /// What memory had beside items counts no more.
+    pub(crate) fn forget_rest(&mut self) {
+        self.rest.fill(Bytes::ZERO);
+    }
+}
+
 impl Item {
     /// Whether a plan that counts on this item holds for `pack` in its place.
     pub(crate) fn admits(&self, pack: &Pack) -> bool {
         let mine = self.pack;
         pack.scope == mine.scope
+            && pack.is_leaf == mine.is_leaf
             && pack.bytes <= mine.bytes
             && pack.link_bytes <= mine.link_bytes
             && bucket(pack.bytes) == bucket(mine.bytes)

@@ -1,6 +1,7 @@
 //! Passes made up, plans for them, and what becomes of them.
 
 mod clocks;
+mod leaves;
 mod llama;
 mod plans;
 mod recorders;

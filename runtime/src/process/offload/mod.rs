@@ -16,6 +16,7 @@
 //! | [`HostMemory`] | pinned host memory of a GPU's copies, handed out again behind the copies that read it |
 //! | [`Entries`] | what is offloaded, by a number that is never given twice |
 //! | [`Sites`] | what is to be offloaded of each pass of a site, and when its reloads begin |
+//! | [`Measures`], [`Timers`] | what plans are made from: memory, links, room, times |
 //!
 //! Invariants: nothing waits on the host for a GPU. Who waits for a copy waits for its event, on the GPU. Nothing of a copy is handed to
 //! anybody else before its event, but behind a wait for it: source and target are held, host memory goes back with its last copy.
@@ -26,6 +27,8 @@
 mod chunks;
 mod entries;
 mod host_memory;
+mod measures;
+mod passes;
 mod queue;
 mod ranges;
 mod sites;
@@ -33,6 +36,8 @@ mod statistics;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;
+mod timer;
+mod told;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,10 +57,13 @@ use super::streams::Streams;
 use super::{ProcessError, Result};
 use crate::sync::Mutex;
 use entries::{Away, Entries, Entry, Load};
-pub use glake_offload::ItemId;
+use glake_offload::Position;
+pub use glake_offload::{ItemId, Pack, Preset, ScopeId, Verdict};
 use host_memory::HostMemory;
+use measures::Measures;
 use queue::Queues;
 pub use sites::{PackedItem, Sites};
+use timer::Timers;
 
 /// What of a process's memory is offloaded.
 #[derive(Debug)]
@@ -68,6 +76,8 @@ pub struct Offload {
     hosts: Box<[Mutex<Option<Arc<HostMemory>>>]>,
     entries: Entries,
     sites: Sites,
+    measures: Measures,
+    timers: Timers,
     /// Times that host memory was refused.
     refused: AtomicU64,
 }
@@ -94,6 +104,8 @@ impl Offload {
             hosts: registry.devices.iter().map(|_| Mutex::default()).collect(),
             entries: Entries::default(),
             sites: Sites::default(),
+            measures: Measures::new(registry),
+            timers: Timers::default(),
             refused: AtomicU64::new(0),
         }
     }
@@ -192,6 +204,7 @@ impl Offload {
         let on = self.streams.with_default_of(Some(device), || self.stream(raw))??;
         let Some(load) = entry.load.as_mut() else { return Ok(()) };
         load.check()?;
+        self.timers.waits(on.device, on.raw, &load.event);
         self.queues.driver().stream_wait_event(on.device, on.raw, load.event.id())?;
         // The stream that the block goes back to is behind the copy now.
         if StreamKey(on.id.0) == load.block.stream

@@ -224,6 +224,12 @@ impl Queues {
         Ok(queue)
     }
 
+    /// What a device's queue has moved; `None`: nothing yet.
+    pub(super) fn moved_of(&self, device: DeviceId, direction: Direction) -> Option<Moved> {
+        let queue = self.queues.lock().get(&(device, direction)).cloned()?;
+        (!self.registry.is_stopped()).then(|| queue.lock().moved())
+    }
+
     /// What all queues of a direction have moved.
     pub(super) fn moved(&self, direction: Direction) -> Moved {
         let queues: Vec<_> = self.queues.lock().iter().map(|(key, queue)| (*key, queue.clone())).collect();

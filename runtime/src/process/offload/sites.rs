@@ -1,4 +1,4 @@
-//! Sites of a program that offload, by number: their plans.
+//! Sites of a program that offload, by number: their plans, and what is measured for them.
 //!
 //! A site has no memory of its own: what becomes of bytes is said here, and done by whoever asks ([`Offload`]).
 //!
@@ -7,16 +7,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use glake_offload::{ItemId, Links, Pack, Preset, Request, Site, Verdict};
-use glake_units::{Bandwidth, Bytes};
-use rustc_hash::FxHashMap;
+use glake_device::DeviceId;
+use glake_offload::{ItemId, Links, PlanError, Preset, Request, Site, Verdict};
+use glake_units::Bytes;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::super::{ProcessError, Result};
+use super::measures::LINK;
+use super::timer::PassTimer;
 use crate::sync::Mutex;
-
-/// What a link is taken to carry each way: a plan that offloads everything orders its copies by positions alone.
-const LINK: Bandwidth = Bandwidth(50.0);
 
 /// All sites of a process. A number is above 0 and never given twice.
 #[derive(Debug, Default)]
@@ -25,11 +26,49 @@ pub struct Sites {
     given: AtomicU64,
 }
 
-/// A site, and the reloads that are to begin and were not asked for yet.
+/// What a program asks of a site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// Whose memory it is.
+    pub(super) device: DeviceId,
+    /// What the GPU may show of the process; `None`: anything.
+    pub(super) budget: Option<Bytes>,
+    /// What its plans are for.
+    pub(super) preset: Preset,
+}
+
+/// A site, and what is known of its passes.
 #[derive(Debug)]
-struct Planned {
-    site: Site,
-    reloads: VecDeque<ItemId>,
+pub(super) struct Planned {
+    pub(super) site: Site,
+    /// Reloads that are to begin and were not asked for yet.
+    pub(super) reloads: VecDeque<ItemId>,
+    pub(super) asked: Option<Asked>,
+    /// What the GPU showed beside the pool when that was looked at last.
+    pub(super) beside: Bytes,
+    /// Links with those of other GPUs.
+    pub(super) all_links: Links,
+    pub(super) timer: Option<Arc<Mutex<PassTimer>>>,
+    /// Of passes that are over, with their numbers: to be read once their work is done.
+    pub(super) timed: VecDeque<(u64, Arc<Mutex<PassTimer>>)>,
+    pub(super) shapes: Shapes,
+    /// How long the last pass took that was timed, and for how much of it copies were waited for.
+    pub(super) real: Option<(Duration, Duration)>,
+    /// Requests that the pool's budget had not served when the pass began.
+    pub(super) passed: u64,
+    /// Looked at when so many passes are over.
+    pub(super) due: u64,
+}
+
+/// Kinds of passes, as the program tells them apart before they begin.
+#[derive(Debug, Default)]
+pub(super) struct Shapes {
+    /// Of the pass that is under way.
+    pub(super) current: FxHashSet<u64>,
+    /// Those whose plans keep everything, with how much memory they add to what there was.
+    pub(super) kept: FxHashMap<u64, Bytes>,
+    /// Those that need more than the budget, and had it.
+    pub(super) failed: FxHashMap<u64, PlanError>,
 }
 
 /// What becomes of bytes that were packed.
@@ -37,17 +76,15 @@ struct Planned {
 pub struct PackedItem {
     /// By which number the pass knows them.
     pub item: ItemId,
-    /// Whether they are to be offloaded; else they stay.
-    pub is_offloaded: bool,
+    /// Whether they stay, are to be offloaded, or are not to be stored.
+    pub verdict: Verdict,
 }
 
 impl Sites {
     /// A new site, which has seen no pass.
     pub fn create(&self) -> u64 {
-        let request = Request::new(Bytes::MAX, Links::new(LINK, LINK)).preset(Preset::Memory);
-        let planned = Planned { site: Site::new(request), reloads: VecDeque::new() };
         let id = self.given.fetch_add(1, Ordering::Relaxed) + 1;
-        self.known.lock().insert(id, Arc::new(Mutex::new(planned)));
+        self.known.lock().insert(id, Arc::new(Mutex::new(Planned::new())));
         id
     }
 
@@ -59,96 +96,44 @@ impl Sites {
         self.known.lock().remove(&id).map(drop).ok_or(ProcessError::UnknownSite { id })
     }
 
-    /// Bytes that this pass has not packed yet. Fills `begin` with items whose reloads are to begin before, as far as there is
-    /// room, and says how many these are; the others come with the next call.
-    ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
-    pub fn packed(&self, id: u64, size: Bytes, begin: &mut [u64]) -> Result<(PackedItem, usize)> {
-        let planned = self.of(id)?;
-        let mut planned = planned.lock();
-        let (item, verdict, reloads) = planned.site.packed(Pack::new(size));
-        if item.index() == 0 {
-            // Of a pass that is over.
-            planned.reloads.clear();
-        }
-        let packed = PackedItem { item, is_offloaded: verdict == Verdict::Offload };
-        Ok((packed, planned.fill(reloads, begin)))
-    }
-
-    /// A handle of an item is unpacked. `begin` as of [`Sites::packed`].
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
-    pub fn unpacked(&self, id: u64, item: ItemId, begin: &mut [u64]) -> Result<usize> {
-        let planned = self.of(id)?;
-        let mut planned = planned.lock();
-        let reloads = planned.site.unpacked(item)?;
-        Ok(planned.fill(reloads, begin))
-    }
-
-    /// The GPU's copy of an item is gone again, and a handle of it lives.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownSite`].
-    pub fn freed(&self, id: u64, item: ItemId) -> Result<()> {
-        self.of(id)?.lock().site.freed(item);
-        Ok(())
-    }
-
-    /// The handle of an item is gone. With the last one the pass is over.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
-    pub fn dropped(&self, id: u64, item: ItemId) -> Result<()> {
-        Ok(self.of(id)?.lock().site.dropped(item)?)
-    }
-
-    fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
+    pub(super) fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
         self.known.lock().get(&id).cloned().ok_or(ProcessError::UnknownSite { id })
     }
 }
 
 impl Planned {
-    fn fill(&mut self, reloads: Vec<ItemId>, begin: &mut [u64]) -> usize {
+    /// Everything is offloaded until something else is asked for.
+    fn new() -> Planned {
+        let links = Links::new(LINK, LINK);
+        Planned {
+            site: Site::new(Request::new(Bytes::MAX, links).preset(Preset::Memory)),
+            reloads: VecDeque::new(),
+            asked: None,
+            beside: Bytes::ZERO,
+            all_links: links,
+            timer: None,
+            timed: VecDeque::new(),
+            shapes: Shapes::default(),
+            real: None,
+            passed: 0,
+            due: 0,
+        }
+    }
+
+    /// Whether what memory holds, and how long steps take, is of use.
+    pub(super) fn is_measured(&self) -> Option<Asked> {
+        self.asked.filter(|asked| asked.preset != Preset::Memory || asked.budget.is_some())
+    }
+
+    /// Fills `begin` with reloads that are to begin, as far as there is room, and says how many these are.
+    pub(super) fn fill(&mut self, reloads: Vec<ItemId>, begin: &mut [u64]) -> usize {
         self.reloads.extend(reloads);
         let count = begin.len().min(self.reloads.len());
         for (begin, item) in begin.iter_mut().zip(self.reloads.drain(..count)) {
             *begin = item.index() as u64;
         }
         count
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reloads_that_find_no_room_come_with_the_next_call() {
-        let sites = Sites::default();
-        let site = sites.create();
-        let size = Bytes::mib(8);
-        let mut begun = Vec::new();
-        for pass in 0..2 {
-            let mut begin = [0; 1];
-            let packed: Vec<_> = (0..6).map(|_| sites.packed(site, size, &mut begin).unwrap().0).collect();
-            begun.clear();
-            for packed in packed.iter().rev() {
-                let count = sites.unpacked(site, packed.item, &mut begin).unwrap();
-                begun.extend_from_slice(&begin[..count]);
-            }
-            packed.iter().for_each(|packed| sites.dropped(site, packed.item).unwrap());
-            let away = packed.iter().rev().filter(|packed| packed.is_offloaded);
-            let away: Vec<u64> = away.map(|packed| packed.item.index() as u64).collect();
-            assert_eq!(begun, away, "pass {pass}");
-        }
-        sites.release(site).unwrap();
-        for error in [sites.release(site).unwrap_err(), sites.packed(site, size, &mut []).unwrap_err()] {
-            assert!(matches!(error, ProcessError::UnknownSite { .. }), "{error}");
-        }
-        let other = sites.create();
-        assert!(other > site);
-        assert!(matches!(sites.dropped(other, ItemId::new(0)), Err(ProcessError::Pass(_))));
     }
 }

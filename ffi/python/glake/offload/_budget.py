@@ -1,0 +1,182 @@
+"""A module whose passes are kept within a budget of GPU memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import weakref
+from typing import Any
+
+from .. import _library
+from ..errors import Error
+from . import _report
+from ._activations import LEAST, Activations
+from ._memory import Cuda, Memory
+
+PRESETS = ("fit", "memory", "hidden", "hybrid")
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+# So much host memory is pinned ahead of a first pass, whenever it has taken what there was.
+_AHEAD = 1 << 30
+# How often that is looked at, in seconds.
+_EVERY = 0.005
+
+
+def parsed(budget: int | float | str | None) -> int | None:
+    """A number of bytes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", budget)
+        unit = _UNITS.get(found[2].lower()) if found else None
+        if found is None or unit is None:
+            raise ValueError(f'budget is {budget!r}: a number of bytes, or a text like "60GiB"')
+        budget = float(found[1]) * unit
+    if isinstance(budget, bool) or not 1 <= budget < 1 << 63:
+        raise ValueError(f'budget is {budget!r}: a number of bytes above 0, or a text like "60GiB"')
+    return int(budget)
+
+
+class Offloaded(Activations):
+    """What ``glake.offload(model, ...)`` answers: ``remove()`` takes its hooks off, ``report()`` says what its passes do."""
+
+    def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
+        if preset not in PRESETS:
+            raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
+        if module is None:
+            raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
+        bytes_of = parsed(budget)
+        device = _device_of(module)
+        if bytes_of is None and preset != "memory" and isinstance(memory or Cuda(), Cuda):
+            bytes_of = _all_of(device)
+        super().__init__(module, least, memory)
+        self._asked = (module, budget, preset)
+        self._packer.site.ask(device, bytes_of, preset)
+        self._ahead = threading.Thread(target=_pin_ahead, args=(weakref.ref(self), device), name="glake-offload-pin", daemon=True)
+        self._has_begun = False
+
+    def __deepcopy__(self, _memo: Any) -> Activations:
+        return Activations(None, self._packer.least, self._packer.memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Activations, (None, self._packer.least)
+
+    def report(self, plot: str | None = None) -> _report.Report:
+        """As ``glake.offload.report``, of this module alone."""
+        return _report.of([self], plot)
+
+    def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
+        import torch
+
+        # Only where hooks are to be pushed at all is anything asked.
+        if torch.is_grad_enabled() and not self._stack() and not self._packer.site.needs(_shape(module, inputs, named)):
+            self._stack().append(("module", None))
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._ahead.start()
+        super()._before(module, inputs, named)
+
+    def _is_first_pass(self) -> bool:
+        return bool(self._handles) and json.loads(self._packer.site.told_json())["passes"] == 0
+
+
+def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
+    """While a first pass offloads what nobody knew of, host memory is pinned beside it and not within."""
+    api = _library.api()
+    try:
+        while True:
+            own = handle()
+            if own is None or not own._is_first_pass():
+                return
+            del own
+            if json.loads(api.offload_stats_json())["copies_out"] > 0:
+                api.offload_prepare(device, _AHEAD)
+            time.sleep(_EVERY)
+    except Error:
+        # Whoever needs memory hears why there is none.
+        return
+
+
+def _device_of(module: Any) -> int:
+    for tensor in module.parameters():
+        if tensor.device.type == "cuda":
+            return int(tensor.device.index)
+    return 0
+
+
+def _all_of(device: int) -> int | None:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[1]) if torch.cuda.is_available() else None
+
+
+def _shape(module: Any, inputs: Any, named: Any) -> int:
+    """A number for the sizes of what a forward is given."""
+    found: list[Any] = [module.training]
+    _sizes(found, inputs)
+    if named:
+        _sizes(found, named)
+    return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _sizes(found: list[Any], value: Any) -> None:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        found.append(tuple(shape))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _sizes(found, part)
+    elif isinstance(value, dict):
+        for key in value:
+            _sizes(found, value[key])
+
+
+# Of each module, who offloads for it.
+_handles: weakref.WeakKeyDictionary[Any, weakref.ref[Offloaded]] = weakref.WeakKeyDictionary()
+
+
+def offload(
+    module: Any,
+    budget: int | float | str | None = None,
+    preset: str = "fit",
+    *,
+    least: int = LEAST,
+) -> Offloaded:
+    """Keeps what a module's passes save within a budget of GPU memory::
+
+        glake.offload(model, budget="60GiB")      # each forward pass, until .remove() of the answer
+        print(glake.offload.report())
+
+    The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. The
+    second is timed. From then on passes like one that was seen keep, offload or recompute as a plan says that is made anew when shapes, the
+    memory beside, or the links' rates change. Where the plan keeps everything nothing is hooked but one question before each forward.
+
+    Args:
+        module: the outer module. One that has been given before has the new budget.
+        budget: what ``nvidia-smi`` may show of the process on the module's GPU, contexts included: bytes, or a text like ``"60GiB"``.
+            None: all of the GPU.
+        preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as
+            links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that are recomputed leaves are stored one by one.
+        least: what has fewer bytes stays on the GPU.
+
+    Returns:
+        ``remove()`` takes the hooks off; ``report()`` says what the module's passes do.
+
+    Raises:
+        ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with the
+            least budget that is enough.
+    """
+    known = _handles.get(module) if module is not None else None
+    before = known() if known is not None else None
+    handle = Offloaded(module, budget, preset, least)
+    if before is not None:
+        before.remove()
+    _handles[module] = weakref.ref(handle)
+    return handle

@@ -1,0 +1,427 @@
+//! What a site's passes were, and what follows for the next one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::held::Held;
+use super::leaves::Leaves;
+use super::measured::Measured;
+use super::plans::Plans;
+use crate::{
+    Clock, ItemId, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId, TapeError,
+    Verdict,
+};
+
+/// So many passes are known that are over and whose times are not told yet.
+const MOST_OVER: usize = 4;
+/// How often another plan is looked for in one pass.
+const MOST_TRIES: u32 = 4;
+
+/// A site of a program that offloads, pass after pass: a module, or a block of code.
+///
+/// A pass that it knows nothing of is offloaded whole and reloaded on demand, and recorded. From then on passes that
+/// begin like it follow its plan. A pass that turns out to be another one is on demand for the rest, and recorded too.
+///
+/// ```
+/// use glake_offload::{ItemId, Links, Pack, Site, Preset, Request, Verdict};
+/// use glake_units::{Bandwidth, Bytes};
+///
+/// let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+/// let mut site = Site::new(Request::new(Bytes::MAX, links).preset(Preset::Memory));
+/// for pass in 0..2 {
+///     let items: Vec<_> = (0..4).map(|_| site.packed(Pack::new(Bytes::mib(8)))).collect();
+///     for &(item, verdict, _) in items.iter().rev() {
+///         // The second pass has what comes next on its way before it is asked for, and keeps what came last.
+///         let begins = site.unpacked(item)?;
+///         assert_eq!(begins.contains(&item), pass == 0);
+///         assert_eq!(verdict == Verdict::Keep, pass == 1 && item == ItemId::new(3));
+///         site.dropped(item)?;
+///     }
+///     assert_eq!(site.passes(), pass + 1);
+/// }
+/// # Ok::<(), glake_offload::TapeError>(())
+/// ```
+#[derive(Debug)]
+pub struct Site {
+    request: Request,
+    plans: Plans,
+    recorder: Recorder,
+    held: Held,
+    /// What memory had when the pass began, and has now.
+    memory: (Bytes, Bytes),
+    over: VecDeque<Over>,
+    /// What the pass did so far.
+    steps: Vec<Did>,
+    leaves: Leaves,
+    follows: Follows,
+    tries: u32,
+    passes: u64,
+    diverged: u64,
+    /// Whether the last pass was as its plan.
+    followed: bool,
+}
+
+/// A pass that is over.
+#[derive(Debug)]
+struct Over {
+    pass: u64,
+    recorder: Recorder,
+    leaves: Leaves,
+    base: Bytes,
+}
+
+/// A step of a pass.
+#[derive(Clone, Copy, Debug)]
+enum Did {
+    Pack(Pack),
+    Unpack(ItemId),
+}
+
+/// What the pass that is under way follows.
+#[derive(Debug)]
+enum Follows {
+    /// It has not begun.
+    Nothing,
+    /// No plan: which items are away.
+    Demand(Vec<bool>),
+    Plan(Box<Clock>),
+}
+
+impl Site {
+    /// One that has seen no pass.
+    pub fn new(request: Request) -> Self {
+        Site {
+            request,
+            plans: Plans::default(),
+            recorder: Recorder::new(),
+            held: Held::default(),
+            memory: (Bytes::ZERO, Bytes::ZERO),
+            over: VecDeque::new(),
+            steps: Vec::new(),
+            leaves: Leaves::default(),
+            follows: Follows::Nothing,
+            tries: 0,
+            passes: 0,
+            diverged: 0,
+            followed: false,
+        }
+    }
+
+    /// Bytes are packed that this pass has not: which item they are, what becomes of them, and which reloads are to begin
+    /// before, in this order. A leaf's output that is to be recomputed has no handle: its scope holds it.
+    pub fn packed(&mut self, pack: Pack) -> (ItemId, Verdict, Vec<ItemId>) {
+        // A leaf that no scope computes again is none.
+        let pack = Pack { is_leaf: pack.is_leaf && pack.scope.is_some(), ..pack };
+        self.end_if_over();
+        let item = self.recorder.packed(pack);
+        self.held.step();
+        if matches!(self.follows, Follows::Nothing) {
+            self.follows = match self.plans.begin(&pack, &self.request, self.memory.0) {
+                Some(plan) => Follows::Plan(Box::new(Clock::new(plan))),
+                None => Follows::Demand(Vec::new()),
+            };
+        }
+        self.steps.push(Did::Pack(pack));
+        let demanded = self.demands(&pack);
+        let (verdict, reloads) = match &mut self.follows {
+            Follows::Plan(clock) => {
+                let orders = clock.packed(&pack).1;
+                let (verdict, reloads) = (orders.verdict, orders.reload.to_vec());
+                (verdict, self.or_of_another_plan(reloads))
+            }
+            Follows::Demand(away) => {
+                away.push(demanded == Verdict::Offload);
+                (demanded, Vec::new())
+            }
+            Follows::Nothing => (demanded, Vec::new()),
+        };
+        self.held.packed(item, &pack, verdict);
+        self.held.reloaded(&reloads);
+        if let Some(scope) = pack.scope.filter(|_| pack.is_leaf) {
+            self.leaves.packed(item, scope, verdict);
+        }
+        (item, verdict, reloads)
+    }
+
+    /// Another pass begins: where scopes alone hold anything, of branches that nothing read, the one before it is over.
+    pub fn end_if_over(&mut self) {
+        if self.handles() == 0 && self.leaves.is_behind_replays() {
+            self.end_pass();
+        }
+    }
+
+    /// A scope is computed again from here on: which reloads are to begin before, in this order.
+    pub fn replays(&mut self, scope: ScopeId) -> Vec<ItemId> {
+        let mut begins = Vec::new();
+        for item in self.leaves.replays(scope) {
+            // One whose graph is gone is not read any more.
+            begins.extend(self.read(item).unwrap_or_default());
+            // What comes to be in a replay is of the rest, whether it was stored or is made again.
+            self.held.freed(item);
+        }
+        self.held.reloaded(&begins);
+        begins
+    }
+
+    /// A scope was computed again.
+    pub fn replayed(&mut self, scope: ScopeId) {
+        for item in self.leaves.replayed(scope) {
+            let dropped = self.recorder.dropped(item);
+            debug_assert!(dropped.is_ok(), "a scope holds a handle");
+        }
+        if self.recorder.is_over() {
+            self.end_pass();
+        }
+    }
+
+    /// Bytes of the pass are packed once more: they have another handle.
+    ///
+    /// # Errors
+    /// The pass has no such item.
+    pub fn shared(&mut self, item: ItemId) -> Result<(), TapeError> {
+        self.recorder.shared(item)
+    }
+
+    /// A handle is unpacked: which reloads are to begin before, in this order.
+    ///
+    /// # Errors
+    /// The pass has no such item.
+    pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
+        let reloads = self.reads(item)?;
+        self.held.reloaded(&reloads);
+        Ok(reloads)
+    }
+
+    fn reads(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
+        if !self.leaves.is_replaying(item) {
+            return self.read(item);
+        }
+        // It was unpacked where the replay began; where it was given up since, it comes back once more.
+        self.recorder.holds(item)?;
+        Ok(match &mut self.follows {
+            Follows::Plan(clock) => clock.read(item).then_some(item).into_iter().collect(),
+            Follows::Demand(away) => demanded(away, item),
+            Follows::Nothing => Vec::new(),
+        })
+    }
+
+    fn read(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
+        self.recorder.unpacked(item)?;
+        self.held.step();
+        self.steps.push(Did::Unpack(item));
+        match &mut self.follows {
+            Follows::Plan(clock) => {
+                let reloads = clock.unpacked(item)?.reload.to_vec();
+                Ok(self.or_of_another_plan(reloads))
+            }
+            Follows::Demand(away) => Ok(demanded(away, item)),
+            Follows::Nothing => Ok(Vec::new()),
+        }
+    }
+
+    /// The GPU's copy of an item that was reloaded is gone, and a handle of it lives: it is reloaded when it is unpacked
+    /// again.
+    pub fn freed(&mut self, item: ItemId) {
+        self.held.freed(item);
+        match &mut self.follows {
+            Follows::Plan(clock) => clock.freed(item),
+            Follows::Demand(away) => {
+                if let Some(away) = away.get_mut(item.index()) {
+                    *away = true;
+                }
+            }
+            Follows::Nothing => {}
+        }
+    }
+
+    /// A handle is gone. With the last one the pass is over, and what is not planned for yet is. Of an output that is recomputed nobody
+    /// has one.
+    ///
+    /// # Errors
+    /// The pass has no such item, or no handle of it.
+    pub fn dropped(&mut self, item: ItemId) -> Result<(), TapeError> {
+        if self.leaves.was_not_stored(item) {
+            return Ok(());
+        }
+        self.recorder.dropped(item)?;
+        self.held.dropped(item);
+        if self.recorder.is_over() {
+            self.end_pass();
+        }
+        Ok(())
+    }
+
+    /// How many passes are over.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    /// How many of them were not as their plan.
+    pub fn diverged(&self) -> u64 {
+        self.diverged
+    }
+
+    /// Why the last pass that was looked at has no plan.
+    pub fn unplanned(&self) -> Option<&PlanError> {
+        self.plans.unplanned()
+    }
+
+    /// The plan that was followed last, or made since.
+    pub fn plan(&self) -> Option<&Arc<Plan>> {
+        self.plans.last()
+    }
+
+    /// What is asked for.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Another budget, or other links: from the next pass on.
+    pub fn ask(&mut self, request: Request) {
+        self.request = request;
+    }
+
+    /// What an item of the pass takes of the GPU's memory.
+    pub fn size(&self, item: ItemId) -> Bytes {
+        self.recorder.size(item)
+    }
+
+    /// What the last pass added to the memory that there was, if it was as a plan that keeps everything.
+    pub fn kept_all(&self) -> Option<Bytes> {
+        let plan = self.plan().filter(|plan| self.followed && plan.keeps_all())?;
+        Some(plan.peak().saturating_sub(self.memory.0))
+    }
+
+    /// How many steps the pass has done; 0: none is under way.
+    pub fn position(&self) -> Position {
+        self.recorder.position()
+    }
+
+    /// Whether times of the pass that is under way are of use: it has no plan, or one that was made without.
+    pub fn wants_times(&self) -> bool {
+        let untimed = match &self.follows {
+            Follows::Plan(clock) => !clock.plan().tape().is_timed(),
+            Follows::Demand(_) => true,
+            Follows::Nothing => false,
+        };
+        // What offloads everything does so in the order of steps alone.
+        untimed && self.request.preset != Preset::Memory
+    }
+
+    /// What the process has of the GPU's memory before the next step, and had at most since this was said last: what of it is not items is
+    /// the rest.
+    pub fn sampled(&mut self, now: Bytes, most: Bytes) {
+        if self.recorder.position() == Position(0) {
+            self.memory.0 = now;
+        } else {
+            self.recorder.sampled(most.saturating_sub(self.held.bytes()));
+        }
+        self.memory.1 = now;
+    }
+
+    /// What was measured of the pass that was the `pass`-th to end, from 1; nothing happens where it is not known any more.
+    pub fn measured(&mut self, pass: u64, measured: &Measured) {
+        let Some(at) = self.over.iter().position(|over| over.pass == pass) else { return };
+        let Some(Over { mut recorder, leaves, base, .. }) = self.over.remove(at) else { return };
+        let mut times = HashMap::new();
+        for &(item, time) in &measured.leaves {
+            times.insert(item, time);
+            let told = recorder.recomputable(item, Recompute::Leaf(time));
+            debug_assert!(told.is_ok(), "a leaf of another pass");
+        }
+        measured.marks.iter().for_each(|(at, time)| recorder.mark_at(*at, *time));
+        measured.waits.iter().for_each(|(at, wait)| recorder.waited_at(*at, *wait));
+        for &(at, scope, time) in &measured.replays {
+            // The rest of a replay is work of every pass.
+            let again = leaves.not_stored(scope).filter_map(|item| times.get(&item)).sum::<Duration>();
+            recorder.waited_at(at, again.min(time));
+        }
+        self.plans.was_timed(recorder.finish(), &self.request, base);
+    }
+
+    /// What becomes of an item without a plan: under a budget half of the room that there was at the begin of the pass is filled first.
+    fn demands(&self, pack: &Pack) -> Verdict {
+        let (base, now) = self.memory;
+        let budget = self.request.budget;
+        let keeps = budget != Bytes::MAX && self.request.preset != Preset::Memory;
+        let half = base.saturating_add(Bytes::new(budget.saturating_sub(base).get() / 2));
+        match Verdict::unplanned(pack) {
+            Verdict::Offload if keeps && now <= half => Verdict::Keep,
+            verdict => verdict,
+        }
+    }
+
+    /// A pass that has just left its plan may be one that is known too: it follows that one's from here on, and has what should have
+    /// begun by now begin. What the first plan has had begun is begun.
+    fn or_of_another_plan(&mut self, reloads: Vec<ItemId>) -> Vec<ItemId> {
+        let Follows::Plan(clock) = &self.follows else { return reloads };
+        // At its first step beside it, and a few times at most.
+        if clock.diverged().is_none_or(|at| at.0 + 1 != self.steps.len()) || self.tries >= MOST_TRIES {
+            return reloads;
+        }
+        self.tries += 1;
+        let own = clock.plan().clone();
+        let others = self.plans.all().filter(|plan| !Arc::ptr_eq(plan, &own));
+        let found = others.filter_map(|plan| follow(plan, &self.steps)).next();
+        let Some((clock, begun)) = found else { return reloads };
+        self.follows = Follows::Plan(Box::new(clock));
+        begun
+    }
+
+    /// How many handles the program has.
+    fn handles(&self) -> usize {
+        self.recorder.live() - self.leaves.held()
+    }
+
+    fn end_pass(&mut self) {
+        self.passes += 1;
+        self.steps.clear();
+        self.tries = 0;
+        self.held = Held::default();
+        let (leaves, base) = (std::mem::take(&mut self.leaves), self.memory.0);
+        let mut recorder = std::mem::take(&mut self.recorder);
+        let wanted = self.wants_times();
+        let tape = if wanted { recorder.clone().finish() } else { std::mem::take(&mut recorder).finish() };
+        if wanted {
+            self.over.push_back(Over { pass: self.passes, recorder, leaves, base });
+            if self.over.len() > MOST_OVER {
+                self.over.pop_front();
+            }
+        }
+        self.followed = false;
+        match std::mem::replace(&mut self.follows, Follows::Nothing) {
+            Follows::Plan(clock) if clock.is_complete() => {
+                self.followed = true;
+                return self.plans.was_followed(clock.plan(), &tape, &self.request, base);
+            }
+            Follows::Plan(_) => self.diverged += 1,
+            Follows::Demand(_) | Follows::Nothing => {}
+        }
+        self.plans.was_new(tape, &self.request, base);
+    }
+}
+
+/// The item, if it is away; it is not any more.
+fn demanded(away: &mut [bool], item: ItemId) -> Vec<ItemId> {
+    let is_away = away.get_mut(item.index()).is_some_and(std::mem::take);
+    if is_away { vec![item] } else { Vec::new() }
+}
+
+/// A clock of a plan that these steps are of, and all that it has had begun.
+fn follow(plan: &Arc<Plan>, steps: &[Did]) -> Option<(Clock, Vec<ItemId>)> {
+    let (mut clock, mut begun) = (Clock::new(plan.clone()), Vec::new());
+    for step in steps {
+        let orders = match step {
+            Did::Pack(pack) => clock.packed(pack).1,
+            Did::Unpack(item) => clock.unpacked(*item).ok()?,
+        };
+        begun.extend_from_slice(orders.reload);
+        if clock.diverged().is_some() {
+            return None;
+        }
+    }
+    Some((clock, begun))
+}

@@ -1,0 +1,357 @@
+//! Passes of sites: what becomes of what they save, and what is measured of them meanwhile.
+//!
+//! Nothing is measured, and no driver called, of a site of which nothing but to offload everything was asked.
+
+use glake_device::Stream;
+use glake_offload::{ItemId, Pack, PlanError, Preset, Request, ScopeId, Verdict};
+use glake_units::Bytes;
+
+use super::super::{ProcessError, Result};
+use super::measures::Measures;
+use super::sites::{Asked, PackedItem, Planned};
+use super::{Offload, Position};
+
+/// A pool rounds blocks up and leaves gaps: so much of a budget plans leave alone.
+const ROUNDING: u64 = 128;
+/// Rates, and room of the host, count anew once they differ by such a part.
+const CHANGED: f64 = 0.2;
+/// A pass in so many is timed for the report alone.
+const TOLD: u64 = 64;
+
+impl Offload {
+    /// What plans of a site are for, from its next pass on. Without a budget and with [`Preset::Memory`] nothing is measured.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`], [`ProcessError::NoSuchDevice`].
+    pub fn ask(&self, site: u64, device: i64, budget: Option<Bytes>, preset: Preset) -> Result<()> {
+        let device = self.registry.device(device)?.id();
+        let planned = self.sites.of(site)?;
+        let mut planned = planned.lock();
+        planned.asked = Some(Asked { device, budget, preset });
+        (planned.due, planned.shapes) = (0, Default::default());
+        if planned.is_measured().is_none() {
+            self.measures.set_budget(site, None);
+            let request = *planned.site.request();
+            planned.site.ask(Request { budget: Bytes::MAX, preset, ..request });
+        }
+        Ok(())
+    }
+
+    /// Forgets a site and its plans.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn release_site(&self, site: u64) -> Result<()> {
+        self.sites.release(site)?;
+        self.measures.set_budget(site, None);
+        Ok(())
+    }
+
+    /// Whether a forward of such a shape, which is about to begin, has to tell what it saves: not where the plan of one like it keeps
+    /// everything, and memory is as it was. A program that gives all its forwards one number has one shape.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Budget`] where a pass like it needed more than its budget.
+    pub fn needs(&self, site: u64, shape: u64) -> Result<bool> {
+        let planned = self.sites.of(site)?;
+        let mut planned = planned.lock();
+        if let Some(error) = planned.shapes.failed.get(&shape) {
+            return Err(self.below(&planned, *error));
+        }
+        let kept =
+            planned.shapes.kept.get(&shape).copied().filter(|_| planned.site.position() == Position(0));
+        if let (Some(asked), Some(adds)) = (planned.is_measured(), kept)
+            && let Some(pool) = self.measures.pool(asked.device)
+            && pool.active().saturating_add(adds) <= planned.site.request().budget
+        {
+            return Ok(false);
+        }
+        planned.shapes.current.insert(shape);
+        Ok(true)
+    }
+
+    /// Bytes that this pass has not packed yet, and that `stream` makes. Fills `begin` with items whose reloads are to begin before, as
+    /// far as there is room, and says how many these are; the others come with the next call.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn packed(
+        &self,
+        site: u64,
+        pack: Pack,
+        stream: Stream,
+        begin: &mut [u64],
+    ) -> Result<(PackedItem, usize)> {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        let over = planned.site.passes();
+        planned.site.end_if_over();
+        if planned.site.passes() != over {
+            self.ended(&mut planned);
+        }
+        let is_first = planned.site.position() == Position(0);
+        if is_first {
+            // Of a pass that is over.
+            planned.reloads.clear();
+            self.begins(site, &mut planned);
+        }
+        self.step(site, &mut planned, pack.bytes);
+        let (item, verdict, reloads) = planned.site.packed(pack);
+        if is_first {
+            self.time(&mut planned, stream);
+        } else if pack.is_leaf
+            && let Some(timer) = &planned.timer
+        {
+            timer.lock().leaf_ends(item);
+        }
+        Ok((PackedItem { item, verdict }, planned.fill(reloads, begin)))
+    }
+
+    /// A leaf is computed on a stream from here on, until its output is packed.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn leaf_begins(&self, site: u64, _stream: Stream) -> Result<()> {
+        if let Some(timer) = &self.sites.of(site)?.lock().timer {
+            timer.lock().leaf_begins();
+        }
+        Ok(())
+    }
+
+    /// A scope is computed again on a stream: from here on, or until here. Reloads that are to begin come with the next call.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn replays(&self, site: u64, scope: ScopeId, _stream: Stream, begins: bool) -> Result<()> {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        if begins {
+            self.step(site, &mut planned, Bytes::ZERO);
+            let reloads = planned.site.replays(scope);
+            planned.reloads.extend(reloads);
+        }
+        if let Some(timer) = &planned.timer {
+            timer.lock().replays(scope, begins, planned.site.position().0);
+        }
+        if !begins {
+            let over = planned.site.passes();
+            planned.site.replayed(scope);
+            if planned.site.passes() != over {
+                self.ended(&mut planned);
+            }
+        }
+        Ok(())
+    }
+
+    /// A handle of an item is unpacked. `begin` as of [`Offload::packed`].
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
+    pub fn unpacked(&self, site: u64, item: ItemId, begin: &mut [u64]) -> Result<usize> {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        let (before, bytes) = (planned.site.position(), planned.site.size(item));
+        self.step(site, &mut planned, bytes);
+        let reloads = planned.site.unpacked(item)?;
+        if planned.site.position() == before
+            && let Some(timer) = &planned.timer
+        {
+            timer.lock().no_step(before);
+        }
+        Ok(planned.fill(reloads, begin))
+    }
+
+    /// The GPU's copy of an item is gone again, and a handle of it lives.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn freed(&self, site: u64, item: ItemId) -> Result<()> {
+        self.sites.of(site)?.lock().site.freed(item);
+        Ok(())
+    }
+
+    /// The handle of an item is gone. With the last one the pass is over.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
+    pub fn dropped(&self, site: u64, item: ItemId) -> Result<()> {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        let over = planned.site.passes();
+        planned.site.dropped(item)?;
+        if planned.site.passes() != over {
+            self.ended(&mut planned);
+        }
+        Ok(())
+    }
+
+    /// A pass begins: what was measured of those before it, and what it may use.
+    fn begins(&self, site: u64, planned: &mut Planned) {
+        let Some(asked) = planned.is_measured().filter(|_| !self.registry.is_stopped()) else { return };
+        while let Some((pass, timer)) = planned.timed.front().cloned() {
+            let Some((measured, total)) = timer.lock().read() else { break };
+            planned.real = Some((total, measured.waited()));
+            planned.site.measured(pass, &measured);
+            planned.timed.pop_front();
+        }
+        let passes = planned.site.passes();
+        if passes >= planned.due {
+            planned.due = if passes < 8 { passes + 1 } else { passes + 16 };
+            self.look(planned, asked, passes < 8 || passes.is_power_of_two() || passes % 256 == 0);
+        }
+        let Some(pool) = self.measures.pool(asked.device) else { return };
+        if asked.budget.is_some() {
+            let budget = self.pool_budget(planned);
+            self.measures.set_budget(site, Some((asked.device, budget)));
+            planned.passed = pool.budget().1;
+            if pool.reserved() > budget
+                && let Err(error) = pool.trim(budget)
+            {
+                tracing::warn!(target: "glake::offload", %error, "free memory above the budget was not given back");
+            }
+        }
+    }
+
+    /// What may be asked of plans has changed, or not.
+    fn look(&self, planned: &mut Planned, asked: Asked, all: bool) {
+        if all {
+            planned.beside = self.measures.beside(asked.device);
+        }
+        let (links, all_links) = self.measures.links(asked.device, &self.queues);
+        planned.all_links = all_links;
+        let before = *planned.site.request();
+        let host_room = self.host_room(asked).unwrap_or(before.host_room);
+        let differs = |left: f64, right: f64| (left - right).abs() > CHANGED * right.abs();
+        #[allow(clippy::cast_precision_loss)] // compared roughly
+        let amount = |bytes: Bytes| bytes.get() as f64;
+        let is_other = differs(links.out.0, before.links.out.0) || differs(links.into.0, before.links.into.0);
+        let has_room = differs(amount(host_room), amount(before.host_room));
+        let budget = match asked.budget {
+            Some(_) => {
+                let budget = self.pool_budget(planned).get();
+                Bytes::new(budget - budget / ROUNDING)
+            }
+            None => Bytes::MAX,
+        };
+        planned.site.ask(Request {
+            budget,
+            links: if is_other { links } else { before.links },
+            host_room: if has_room { host_room } else { before.host_room },
+            preset: asked.preset,
+        });
+    }
+
+    /// What of the budget is the pool's.
+    fn pool_budget(&self, planned: &Planned) -> Bytes {
+        let budget = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
+        budget.saturating_sub(planned.beside)
+    }
+
+    fn host_room(&self, asked: Asked) -> Option<Bytes> {
+        let pool = self.regions.host(asked.device).ok()?.statistics();
+        let own = self.host(asked.device).ok()?.bytes().0;
+        Some(Measures::host_room(pool.budget, pool.pinned, own))
+    }
+
+    /// A step begins: what memory holds is looked at, and it is timed.
+    fn step(&self, site: u64, planned: &mut Planned, bytes: Bytes) {
+        if let Some(asked) = planned.is_measured()
+            && let Some((now, most)) = self.measures.sample(asked.device, site)
+        {
+            planned.site.sampled(now, most);
+        }
+        if let Some(timer) = &planned.timer {
+            timer.lock().step(bytes);
+        }
+    }
+
+    /// The pass that has begun is timed, where that is of use.
+    fn time(&self, planned: &mut Planned, stream: Stream) {
+        planned.timer = None;
+        let passes = planned.site.passes();
+        // The first one makes memory and loads modules.
+        let is_wanted = passes > 0 && (planned.site.wants_times() || passes % TOLD == 2);
+        let Some(asked) = planned.is_measured().filter(|_| is_wanted && !self.registry.is_stopped()) else {
+            return;
+        };
+        let on = self.streams.with_default_of(Some(asked.device), || self.stream(stream));
+        if let Ok(Ok(on)) = on
+            && on.device == asked.device
+        {
+            planned.timer = self.timers.begin(self.registry.completion_events.driver(), on);
+            if let Some(timer) = &planned.timer {
+                timer.lock().step(Bytes::ZERO);
+            }
+        }
+    }
+
+    /// A pass is over.
+    fn ended(&self, planned: &mut Planned) {
+        let over = planned.site.passes();
+        if let Some(timer) = planned.timer.take() {
+            self.timers.end(&timer);
+            if !self.registry.is_stopped() {
+                timer.lock().end();
+                planned.timed.push_back((over, timer));
+                planned.timed.truncate(4);
+            }
+        }
+        let shapes = std::mem::take(&mut planned.shapes.current);
+        let Some(asked) = planned.is_measured() else { return };
+        let pool = self.measures.pool(asked.device);
+        let is_above = asked.budget.is_some() && pool.is_some_and(|pool| pool.budget().1 > planned.passed);
+        let kept = planned.site.kept_all();
+        let failed = planned.site.unplanned().copied().filter(|_| is_above);
+        for shape in shapes {
+            match kept {
+                Some(adds) => planned.shapes.kept.insert(shape, adds),
+                None => planned.shapes.kept.remove(&shape),
+            };
+            if let Some(error) = failed {
+                planned.shapes.failed.insert(shape, error);
+            }
+        }
+    }
+
+    /// A plan's error, in the terms of what was asked for.
+    pub(super) fn below(&self, planned: &Planned, error: PlanError) -> ProcessError {
+        let PlanError::BelowFloor { minimum, host_room, .. } = error else { return error.into() };
+        let budget = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
+        let minimum = Bytes::new(minimum.get() + minimum.get() / (ROUNDING - 1) + 1);
+        ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
+    }
+}
+
+/// What became of the items of a plan.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sum {
+    pub(super) items: u64,
+    pub(super) bytes: u64,
+}
+
+impl Sum {
+    pub(super) fn of(plan: &glake_offload::Plan, verdict: Verdict) -> Sum {
+        let items = plan.tape().items().iter().zip(plan.verdicts()).filter(|(_, of)| **of == verdict);
+        items.fold(Sum::default(), |sum, (item, _)| Sum {
+            items: sum.items + 1,
+            bytes: sum.bytes + item.pack().bytes.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sites::Sites;
+    use super::*;
+
+    #[test]
+    fn numbers_of_sites_are_given_once() {
+        let sites = Sites::default();
+        let site = sites.create();
+        sites.release(site).unwrap();
+        for error in [sites.release(site).unwrap_err(), sites.of(site).map(drop).unwrap_err()] {
+            assert!(matches!(error, ProcessError::UnknownSite { .. }), "{error}");
+        }
+        assert!(sites.create() > site);
+    }
+}

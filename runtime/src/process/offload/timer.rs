@@ -1,0 +1,230 @@
+//! How long the steps of a pass take, by events on the stream that it runs on. Nothing waits for them: they are read once they have passed.
+//!
+//! ```text
+//! stream:  first pack ─ … ─ pack ─ … ─ unpack ─[wait for a copy]─ … ─ last drop
+//! events:  begin            mark       before     the copy's end      mark
+//! ```
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use glake_device::owned::OwnedEvent;
+use glake_device::{DeviceId, Driver, EventKind, Stream};
+use glake_offload::{ItemId, Measured, Position, ScopeId};
+use glake_transfer::UserStream;
+use glake_units::Bytes;
+
+use crate::sync::Mutex;
+
+/// So many marks a pass at most; and so many waits.
+const MOST: usize = 384;
+/// So many bytes are packed or unpacked between two marks at least.
+const BETWEEN: Bytes = Bytes::mib(1);
+
+/// A stretch of the stream's work.
+type Stretch = (Arc<OwnedEvent>, Arc<OwnedEvent>);
+
+/// The events of one pass.
+#[derive(Debug)]
+pub(super) struct PassTimer {
+    driver: Arc<dyn Driver>,
+    on: UserStream,
+    events: Arc<Events>,
+    begin: Arc<OwnedEvent>,
+    marks: Vec<(Position, Arc<OwnedEvent>)>,
+    waits: Vec<(Position, Stretch)>,
+    leaves: Vec<(ItemId, Stretch)>,
+    replays: Vec<(Position, ScopeId, Stretch)>,
+    leaf: Option<Arc<OwnedEvent>>,
+    replay: Vec<(ScopeId, Arc<OwnedEvent>)>,
+    /// How many steps were done.
+    steps: usize,
+    since: Bytes,
+}
+
+/// Events that were used and are nobody's any more.
+#[derive(Debug, Default)]
+pub(super) struct Events(Mutex<Vec<Arc<OwnedEvent>>>);
+
+/// The passes that are timed, for those who wait for copies.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    count: AtomicUsize,
+    active: Mutex<Vec<Weak<Mutex<PassTimer>>>>,
+    events: Arc<Events>,
+}
+
+impl Events {
+    fn record(&self, driver: &Arc<dyn Driver>, on: UserStream) -> Option<Arc<OwnedEvent>> {
+        let known = {
+            let mut free = self.0.lock();
+            let at =
+                free.iter().rposition(|event| event.device() == on.device && Arc::strong_count(event) == 1);
+            at.map(|at| free.swap_remove(at))
+        };
+        let event = match known {
+            Some(event) => event,
+            None => Arc::new(OwnedEvent::new(driver, on.device, EventKind::Timed).ok()?),
+        };
+        event.record(on.raw).ok()?;
+        Some(event)
+    }
+}
+
+impl Timers {
+    /// A pass begins; `None`: it cannot be timed.
+    pub(super) fn begin(&self, driver: &Arc<dyn Driver>, on: UserStream) -> Option<Arc<Mutex<PassTimer>>> {
+        let begin = self.events.record(driver, on)?;
+        let (driver, events) = (driver.clone(), self.events.clone());
+        let timer = Arc::new(Mutex::new(PassTimer {
+            driver,
+            on,
+            events,
+            begin,
+            marks: Vec::new(),
+            waits: Vec::new(),
+            leaves: Vec::new(),
+            replays: Vec::new(),
+            leaf: None,
+            replay: Vec::new(),
+            steps: 0,
+            since: Bytes::ZERO,
+        }));
+        let mut active = self.active.lock();
+        active.retain(|timer| timer.strong_count() > 0);
+        active.push(Arc::downgrade(&timer));
+        self.count.store(active.len(), Ordering::Relaxed);
+        Some(timer)
+    }
+
+    /// The pass is over, or is timed no more.
+    pub(super) fn end(&self, timer: &Arc<Mutex<PassTimer>>) {
+        let mut active = self.active.lock();
+        active.retain(|other| other.strong_count() > 0 && !Weak::ptr_eq(other, &Arc::downgrade(timer)));
+        self.count.store(active.len(), Ordering::Relaxed);
+    }
+
+    /// A stream is about to wait for a copy, which ends with an event.
+    pub(super) fn waits(&self, device: DeviceId, raw: Stream, copied: &Arc<OwnedEvent>) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let active: Vec<_> = self.active.lock().iter().filter_map(Weak::upgrade).collect();
+        for timer in active {
+            timer.lock().waits(device, raw, copied);
+        }
+    }
+}
+
+impl PassTimer {
+    /// A step begins that packs or unpacks so much.
+    pub(super) fn step(&mut self, bytes: Bytes) {
+        self.since = self.since.saturating_add(bytes);
+        if self.steps > 0 && self.since >= BETWEEN && self.marks.len() < MOST {
+            self.mark();
+        }
+        self.steps += 1;
+    }
+
+    /// What was told last was none: so many there are.
+    pub(super) fn no_step(&mut self, steps: Position) {
+        self.steps = steps.0;
+    }
+
+    /// The pass ends.
+    pub(super) fn end(&mut self) {
+        self.mark();
+    }
+
+    /// A leaf begins.
+    pub(super) fn leaf_begins(&mut self) {
+        self.leaf = self.record();
+    }
+
+    /// The output of the leaf that began last is packed.
+    pub(super) fn leaf_ends(&mut self, item: ItemId) {
+        if let Some(begin) = self.leaf.take()
+            && let Some(end) = self.record()
+        {
+            self.leaves.push((item, (begin, end)));
+        }
+    }
+
+    /// A scope is computed again, with so many steps for what it has; or was.
+    pub(super) fn replays(&mut self, scope: ScopeId, begins: bool, steps: usize) {
+        self.steps = self.steps.max(steps);
+        let Some(event) = self.record() else { return };
+        if begins {
+            self.replay.push((scope, event));
+        } else if let Some(at) = self.replay.iter().rposition(|(other, _)| *other == scope) {
+            let (_, begin) = self.replay.remove(at);
+            let at = Position(self.steps.saturating_sub(1));
+            self.replays.push((at, scope, (begin, event)));
+        }
+    }
+
+    fn waits(&mut self, device: DeviceId, raw: Stream, copied: &Arc<OwnedEvent>) {
+        if self.on.device != device || self.on.raw != raw || self.waits.len() >= MOST {
+            return;
+        }
+        if let Some(before) = self.record() {
+            let at = Position(self.steps.saturating_sub(1));
+            self.waits.push((at, (before, copied.clone())));
+        }
+    }
+
+    fn mark(&mut self) {
+        if let Some(event) = self.record() {
+            self.marks.push((Position(self.steps), event));
+            self.since = Bytes::ZERO;
+        }
+    }
+
+    fn record(&self) -> Option<Arc<OwnedEvent>> {
+        self.events.record(&self.driver, self.on)
+    }
+
+    /// What was measured, once everything has passed. That some of it is not known fails nothing.
+    pub(super) fn read(&self) -> Option<(Measured, Duration)> {
+        let last = self.marks.last().map(|(_, event)| event)?;
+        if matches!(last.is_passed(), Ok(false)) {
+            return None;
+        }
+        let between = |(from, to): &Stretch| {
+            let micros = to.since(from).ok()?;
+            Some(Duration::from_secs_f64(micros.max(0.0) / 1e6))
+        };
+        let since = |event: &Arc<OwnedEvent>| between(&(self.begin.clone(), event.clone()));
+        let measured = Measured {
+            marks: self.marks.iter().filter_map(|(at, event)| Some((*at, since(event)?))).collect(),
+            waits: self.waits.iter().filter_map(|(at, wait)| Some((*at, between(wait)?))).collect(),
+            leaves: self.leaves.iter().filter_map(|(item, leaf)| Some((*item, between(leaf)?))).collect(),
+            replays: self
+                .replays
+                .iter()
+                .filter_map(|(at, scope, replay)| Some((*at, *scope, between(replay)?)))
+                .collect(),
+        };
+        let total = since(last).unwrap_or_default();
+        Some((measured, total))
+    }
+
+    /// Its events are free again.
+    fn give_back(&mut self) {
+        let mut free = self.events.0.lock();
+        free.push(self.begin.clone());
+        free.extend(self.marks.drain(..).map(|(_, event)| event));
+        free.extend(self.waits.drain(..).map(|(_, (before, _))| before));
+        let stretches = self.leaves.drain(..).map(|(_, stretch)| stretch);
+        let stretches: Vec<Stretch> =
+            stretches.chain(self.replays.drain(..).map(|(_, _, stretch)| stretch)).collect();
+        free.extend(stretches.into_iter().flat_map(|(from, to)| [from, to]));
+    }
+}
+
+impl Drop for PassTimer {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

@@ -1,0 +1,82 @@
+//! What a pool is to reserve at most, below the limit that it must not pass.
+//!
+//! Up to the budget requests are served as up to a limit: free memory of others goes back, streams wait for copies that still read what
+//! was freed. Only a request that all that does not serve goes above it, up to the limit.
+
+use std::sync::Arc;
+
+use glake_units::Bytes;
+use parking_lot::Mutex;
+
+use super::core::Core;
+
+/// The budget of a pool.
+#[derive(Debug)]
+pub(super) struct Budget {
+    core: Arc<Core>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    limit: Bytes,
+    budget: Option<Bytes>,
+    passed: u64,
+}
+
+impl Budget {
+    /// None, of a pool whose limit is what its settings say.
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        let limit = core.lock().settings().limit;
+        Budget { core: core.clone(), state: Mutex::new(State { limit, budget: None, passed: 0 }) }
+    }
+
+    /// Another limit.
+    pub(super) fn set_limit(&self, limit: Bytes) {
+        let mut state = self.state.lock();
+        state.limit = limit;
+        self.core.lock().set_limit(state.most());
+    }
+
+    /// The limit.
+    pub(super) fn limit(&self) -> Bytes {
+        self.state.lock().limit
+    }
+
+    /// Another budget.
+    pub(super) fn set(&self, budget: Option<Bytes>) {
+        let mut state = self.state.lock();
+        if state.budget != budget {
+            state.budget = budget;
+            self.core.lock().set_limit(state.most());
+        }
+    }
+
+    /// The budget, and how many requests it did not serve.
+    pub(super) fn told(&self) -> (Option<Bytes>, u64) {
+        let state = self.state.lock();
+        (state.budget, state.passed)
+    }
+
+    /// Serves a request that the budget did not, where the limit allows more; `None`: it does not.
+    pub(super) fn beyond<T>(&self, serve: impl FnOnce() -> T) -> Option<T> {
+        {
+            let mut state = self.state.lock();
+            if state.most() >= state.limit {
+                return None;
+            }
+            state.passed += 1;
+            self.core.lock().set_limit(state.limit);
+        }
+        let served = serve();
+        let state = self.state.lock();
+        self.core.lock().set_limit(state.most());
+        Some(served)
+    }
+}
+
+impl State {
+    fn most(&self) -> Bytes {
+        self.budget.map_or(self.limit, |budget| budget.min(self.limit))
+    }
+}
