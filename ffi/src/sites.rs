@@ -29,7 +29,7 @@ pub unsafe extern "C" fn glake_offload_site_create(site: *mut u64) -> i32 {
 /// `GLAKE_INVALID`: it was released before, or never made.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_site_release(site: u64) -> i32 {
-    library::give_up(|process| Ok(process.offload().sites().release(site)?))
+    library::give_up(|process| Ok(process.offload().release_site(site)?))
 }
 
 /// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `is_offloaded` whether they are to

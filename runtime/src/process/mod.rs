@@ -75,7 +75,7 @@ use history::Action;
 use imports::Imports;
 pub use leases::Leases;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
-pub use offload::{ItemId, Offload, PackedItem, Sites};
+pub use offload::{CheckState, ItemId, Offload, PackedItem, SaveId, Sites};
 pub use pools::Pools;
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;
@@ -300,6 +300,7 @@ impl Process {
         if self.observers.history.is_on() {
             self.note_free(address);
         }
+        self.offload.before_free(address);
         // The pool ends its sharing; what it could be opened by keeps memory.
         self.sharing.forget_block(address);
         let domain =

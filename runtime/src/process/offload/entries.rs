@@ -11,8 +11,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::DeviceId;
 use glake_device::owned::OwnedEvent;
+use glake_device::{Address, DeviceId};
 use glake_stitch::HoldId;
 use glake_tiers::BlockId;
 use glake_transfer::CopyHandle;
@@ -34,6 +34,10 @@ pub(super) struct Away {
     pub(super) out: Arc<OwnedEvent>,
     /// Until the copy out was seen to arrive.
     pub(super) copied: Option<CopyHandle>,
+    /// Where the block begins that is looked at once more when it is freed.
+    pub(super) watched: Option<Address>,
+    /// Whether a copy over another of them failed, so that nobody knows what the host has.
+    pub(super) is_torn: bool,
 }
 
 /// The last copy in that was begun.

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use glake_device::owned::{OwnedEvent, OwnedStream, Span};
+use glake_device::owned::{Digesting, Digests, OwnedEvent, OwnedStream, Span};
 use glake_device::{DeviceId, Driver, EventKind};
 use glake_transfer::paths::Direction;
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
@@ -92,6 +92,32 @@ impl Queue {
         }
         let (event, handle) = self.copy(&to.span, from)?;
         Ok((event, handle))
+    }
+
+    /// Enqueues a digest of bytes behind what is on a stream of the program by now.
+    ///
+    /// # Errors
+    /// What the driver answers; what was enqueued is done then.
+    pub(super) fn digest(&mut self, behind: UserStream, digests: &Digests, from: &Span) -> Result<Digesting> {
+        self.fork(behind)?;
+        let enqueued = digests.enqueue(self.on.raw, std::slice::from_ref(from)).map(Digesting::let_go);
+        Ok(enqueued.inspect_err(|_| self.finish())?)
+    }
+
+    /// Has the next copy wait for what is on a stream of the program by now.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(super) fn follow(&mut self, behind: UserStream) -> Result<()> {
+        self.fork(behind)
+    }
+
+    /// Has the next copy wait for an event.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(super) fn wait_for(&self, event: &OwnedEvent) -> Result<()> {
+        Ok(self.stream.wait_for(event.id())?)
     }
 
     /// Enqueues a copy from the host behind the copy out, and behind what is on a stream of the program by now; its number too.
