@@ -140,10 +140,10 @@ impl Offload {
             let mut out = out.lock();
             let block = place.block;
             let digest = save.and_then(|_| self.digest(&mut out, on, &place, address));
-            let copied = out.copy_out(on, &taken, &place.span).and_then(|(event, handle)| {
+            let copied = out.copy_out(on, &taken, &place.span).and_then(|(event, handles)| {
                 drop(place.span);
                 match place.started.pool.read_holds().hold(block, &event) {
-                    Ok(_) => Ok((event, handle)),
+                    Ok(_) => Ok((event, handles)),
                     Err(error) => Err(error.into()),
                 }
             });
@@ -153,9 +153,8 @@ impl Offload {
             }
             drop(out);
             match copied {
-                Ok((event, handle)) => {
+                Ok((event, copied)) => {
                     let watched = save.map(|_| block.address);
-                    let copied = Some(handle);
                     let away = Away { device, size, taken, out: event, copied, watched, is_torn: false };
                     let id = self.entries.add(Entry::away(away, host));
                     if let Some(save) = save {
@@ -294,10 +293,10 @@ impl Offload {
         let Place { started, block, span } = self.place(address, away.size)?;
         let queue = self.queues.of(away.device, Direction::ToGpu)?;
         let mut queue = queue.lock();
-        let (event, number, handle) = queue.copy_in(on, &span, away)?;
+        let (event, number, handles) = queue.copy_in(on, &span, away)?;
         drop(span);
         match started.pool.read_holds().hold(block, &event) {
-            Ok(hold) => Ok(Load { event, number, copied: Some(handle), block, hold: Some(hold) }),
+            Ok(hold) => Ok(Load { event, number, copied: handles, block, hold: Some(hold) }),
             Err(error) => {
                 queue.finish();
                 Err(error.into())

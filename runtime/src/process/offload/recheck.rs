@@ -1,22 +1,18 @@
 //! Copies that are made once more when their block is freed ([`Checks`](super::checks::Checks)).
 
-use std::sync::Arc;
-
-use glake_device::owned::{Digesting, OwnedEvent, Span};
+use glake_device::owned::{Digesting, OwnedEvent};
 use glake_device::{Address, Stream};
+use glake_transfer::UserStream;
 use glake_transfer::paths::Direction;
-use glake_transfer::{CopyHandle, UserStream};
 use glake_units::Bytes;
 
 use super::checks::{CheckState, SaveId, Watch};
-use super::entries::{Away, Load};
+use super::entries::Away;
 use super::queue::Queue;
-use super::{Offload, Place, Result};
+use super::{Offload, Place, ProcessError, Result};
 
 /// What digests begin at a multiple of.
 const WORD: u64 = 16;
-/// A copy over another is tried so often.
-const TRIES: usize = 2;
 
 impl Offload {
     /// As [`Offload::offload`], of a save that is to be checked: the bytes are copied again when the block is freed, so that what comes
@@ -83,68 +79,73 @@ impl Offload {
         for watch in self.checks.take(address) {
             let Ok(entry) = self.entries.of(watch.entry) else { continue };
             let mut entry = entry.lock();
-            let last = entry.load.as_ref().map(|load: &Load| load.event.clone());
+            let last = entry.load.as_ref().map(|load| load.event.clone());
             let Some((away, _)) = entry.away.as_mut() else { continue };
             away.watched = None;
-            let save = watch.save;
-            match self.copy_again(watch, away, last.as_deref()) {
-                Ok(Some((first, second))) => self.checks.compare(save, first, second),
-                Ok(None) | Err(_) => self.checks.miss(),
+            let mut copied = self.copy_again(&watch, away, last.as_deref());
+            if copied.is_err() {
+                copied = self.copy_again(&watch, away, last.as_deref());
+                // Nobody knows how far the first came.
+                away.is_torn = !matches!(copied, Ok(Again::Copied(_)));
+            }
+            match (copied, watch.digest) {
+                (Ok(Again::Copied(Some(second))), Some(first)) => {
+                    self.checks.compare(watch.save, first, second);
+                }
+                _ => self.checks.miss(),
             }
         }
     }
 
-    /// Copies what a block has now over what it had. Where it cannot be, and was not begun, what it had counts.
-    fn copy_again(
-        &self,
-        watch: Watch,
-        away: &mut Away,
-        last: Option<&OwnedEvent>,
-    ) -> Result<Option<(Digesting, Digesting)>> {
-        let Watch { block, address, stream, digest: first, .. } = watch;
+    /// Copies what a block has now over what it had.
+    fn copy_again(&self, watch: &Watch, away: &mut Away, last: Option<&OwnedEvent>) -> Result<Again> {
+        let Watch { block, address, stream, ref digest, .. } = *watch;
         let device = away.device;
         self.streams.with_default_of(Some(device), || {
-            let place = self.place(address, away.size)?;
+            // Memory that is elsewhere, or a block that went in a way that nobody sees, as with a checkpoint that is restored.
+            let Ok(place) = self.place(address, away.size) else { return Ok(Again::Left) };
             if place.block != block {
-                // The block that was watched went in a way that nobody sees, as with a checkpoint that is restored.
-                return Ok(None);
+                return Ok(Again::Left);
             }
-            let packed = self.stream(stream)?;
             let own = self.streams.handle(block.stream).filter(|own| *own != stream);
-            let own = own.map(|own| self.stream(own)).transpose()?;
+            let mut streams = Vec::new();
+            for raw in own.into_iter().chain([stream]) {
+                match self.stream(raw) {
+                    Err(ProcessError::OffloadCaptured { .. } | ProcessError::ForeignContext) => {
+                        return Ok(Again::Left);
+                    }
+                    found => streams.push(found?),
+                }
+            }
             let out = self.queues.of(device, Direction::FromGpu)?;
             let mut out = out.lock();
-            if let Some(own) = own {
-                out.follow(own)?;
+            for &behind in &streams {
+                out.follow(behind)?;
             }
             if let Some(last) = last {
                 out.wait_for(last)?;
             }
-            let second = first.as_ref().and_then(|_| self.digest(&mut out, packed, &place, address));
-            let holds = place.started.pool.read_holds();
-            let mut again = || copy_over(&mut out, packed, away, &place.span);
-            let copied = (1..TRIES).fold(again(), |copied, _| copied.or_else(|_| again()));
-            let held = copied.and_then(|(event, handle)| {
-                (away.out, away.copied) = (event, Some(handle));
-                Ok(holds.hold(block, &away.out)?)
+            let Some(&packed) = streams.last() else { return Ok(Again::Left) };
+            let second = digest.as_ref().and_then(|_| self.digest(&mut out, packed, &place, address));
+            let held = out.copy_out(packed, &away.taken, &place.span).and_then(|(event, handles)| {
+                (away.out, away.copied) = (event, handles);
+                Ok(place.started.pool.read_holds().hold(block, &away.out)?)
             });
             if let Err(error) = held {
+                // The block is freed next.
                 out.finish();
                 return Err(error);
             }
-            Ok(first.zip(second))
+            Ok(Again::Copied(second))
         })?
     }
 }
 
-/// What fails leaves nobody knows what.
-fn copy_over(
-    out: &mut Queue,
-    behind: UserStream,
-    away: &mut Away,
-    from: &Span,
-) -> Result<(Arc<OwnedEvent>, CopyHandle)> {
-    let copied = out.copy_out(behind, &away.taken, from);
-    away.is_torn = copied.is_err();
-    copied
+/// What became of a second copy.
+#[derive(Debug)]
+enum Again {
+    /// It is on its way, and maybe a digest.
+    Copied(Option<Digesting>),
+    /// There could be none: the first counts.
+    Left,
 }

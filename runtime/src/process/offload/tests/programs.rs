@@ -235,7 +235,9 @@ impl Run {
                 self.scene.offload.trim();
             }
             // What leaves needs host memory.
-            Op::Shrink if self.host.is_empty() && self.scene.stats().host_bytes < 256 << 20 => self.scene.shrink(),
+            Op::Shrink if self.host.is_empty() && self.scene.stats().host_bytes < 256 << 20 => {
+                self.scene.shrink()
+            }
             Op::Again { site } => self.scene.offload.check_again(site),
             Op::NoHost => {
                 self.scene.offload.trim();
