@@ -200,15 +200,15 @@ class Packer:
             return Kept(tensor)
         each = tensor.element_size()
         first = tensor.storage_offset() * each
-        start, size, whole = first, tensor.nbytes, storage.nbytes()
+        start, size, whole, is_shared = first, tensor.nbytes, storage.nbytes(), False
         if not _is_dense(tensor):
             size = (sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1) * each
             if 4 * tensor.nbytes >= whole:
                 # Its neighbours are often saved too, as parts of one projection are.
-                start, size = 0, whole
+                start, size, is_shared = 0, whole, True
         with self._lock:
             entry = self._find(storage, 0, whole, tensor._version) or self._find(storage, start, size, tensor._version)
-            form = None if entry is not None else form_of(tensor, start, size)
+            form = None if entry is not None or is_shared else form_of(tensor, start, size)
             if form is not None and form.key is not None:
                 entry = self._find(storage, start, size, tensor._version, form.key)
             if entry is None:
@@ -264,7 +264,7 @@ class Packer:
         """Copies what an item has, unless it is to stay."""
         import torch
 
-        function = tensor.grad_fn
+        function = (tensor._base if tensor._is_view() else tensor).grad_fn
         # The same in each pass, and seldom another's.
         save = hash((entry.item, tensor.dtype, tensor.dim(), None if function is None else function.name())) & (1 << 64) - 1
         state = self._site.check(save)

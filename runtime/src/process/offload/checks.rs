@@ -31,7 +31,7 @@ use crate::sync::Mutex;
 /// So many copies of a save are checked.
 pub(super) const OFTEN: u8 = 2;
 /// So many digests are under way at a time, each with a slot of 128 KiB or more; copies beyond are made twice, and not compared.
-const MOST: usize = 1024;
+const MOST: usize = 512;
 /// So many saves of a site are remembered; others are always checked.
 const MOST_SAVES: usize = 1 << 16;
 

@@ -114,6 +114,8 @@ impl Offload {
                     Err(ProcessError::OffloadCaptured { .. } | ProcessError::ForeignContext) => {
                         return Ok(Again::Left);
                     }
+                    // The program has destroyed it.
+                    Err(ProcessError::Driver(error)) if error.is_gone() => return Ok(Again::Left),
                     found => streams.push(found?),
                 }
             }
