@@ -78,8 +78,9 @@ struct Block {
 struct Packed {
     id: u64,
     written: Written,
-    /// Where its last way back goes, as long as that block is there.
-    target: Option<Address>,
+    /// Where its last way back goes, as long as that block is there, and what comes: a way back that is begun before the block is freed
+    /// has the first copy.
+    target: Option<(Address, Written)>,
     /// Its block, while that lives and what is copied is not final; and its save.
     checked: Option<(Address, SaveId)>,
 }
@@ -122,8 +123,8 @@ impl Run {
             self.blocks[index].is_read = false;
         }
         let written = Written { address, size: Bytes::new(size.get() / 8 * 8), seed: self.seed, skipped: 0 };
-        for packed in self.packed.iter_mut().filter(|packed| packed.target == Some(address)) {
-            packed.target = None;
+        for packed in &mut self.packed {
+            packed.target.take_if(|(target, _)| *target == address);
         }
         self.scene.write_on(self.scene.own, written, US(self.seed * 7 % 41));
         self.blocks[index].written = Some(written);
@@ -164,9 +165,7 @@ impl Run {
     fn free(&mut self, index: usize) {
         let Block { address, written, .. } = self.blocks.swap_remove(index);
         for packed in &mut self.packed {
-            if packed.target == Some(address) {
-                packed.target = None;
-            }
+            packed.target.take_if(|(target, _)| *target == address);
             if let Some((_, save)) = packed.checked.take_if(|(block, _)| *block == address)
                 && let Some(now) = written
             {
@@ -187,12 +186,12 @@ impl Run {
         let address = self.blocks[index].address;
         self.scene.offload.begin_reload(id, self.scene.own, address).unwrap();
         (self.blocks[index].written, self.blocks[index].is_loading) = (None, true);
-        self.packed[which].target = Some(address);
+        self.packed[which].target = Some((address, written));
     }
 
     fn wait(&mut self, which: usize) {
-        let Packed { id, written, target, .. } = self.packed[which];
-        let Some(address) = target else { return };
+        let Packed { id, target, .. } = self.packed[which];
+        let Some((address, written)) = target else { return };
         self.scene.offload.wait_reload(id, self.scene.own).unwrap();
         self.packed[which].target = None;
         let block = self.blocks.iter_mut().find(|block| block.address == address).unwrap();
