@@ -675,6 +675,29 @@ int32_t glake_offload_begin(const void *pointer,
                             void *stream,
                             uint64_t *id);
 
+// As `glake_offload_begin`, of bytes that are to be checked: when the block is freed they are copied again, to the same host memory, so
+// that what comes back is what the block had then, whatever wrote to it meanwhile. Whether they had changed is known of `save` from then
+// on, a number that a site (`glake_offload_site_create`) gives to one of its saves in each pass. A copy that was to be made again and
+// could not, twice, is told when it is reloaded: `GLAKE_DRIVER`.
+//
+// # Safety
+// As of `glake_offload_begin`.
+int32_t glake_offload_begin_checked(const void *pointer,
+                                    uint64_t bytes,
+                                    void *stream,
+                                    uint64_t site,
+                                    uint64_t save,
+                                    uint64_t *id);
+
+// What is known of a save of a site. `state` is 0 where it is to be checked, as the first two times that it is offloaded; 1 where its bytes did
+// not change when it was; 2 where they did, without anybody saying so: they should stay on their GPU.
+//
+// # Safety
+// `state` is null or may be written; null is refused.
+int32_t glake_offload_check(uint64_t site,
+                            uint64_t save,
+                            int32_t *state);
+
 // Begins to copy what was offloaded under `id` to memory of a live block of the same device, after the copy out and after what is on
 // `stream` by now, for which the block may have been memory of earlier work. Nothing may be read or written there before a stream waits:
 // `glake_offload_wait`. It may be asked for as often as it is needed. A block that is freed before is nobody's until the copy is done.

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
+use glake_runtime::process::{CheckState, SaveId};
 use glake_units::Bytes;
 
 use crate::block::{self, address};
@@ -34,6 +35,51 @@ pub unsafe extern "C" fn glake_offload_begin(
         let given = offload.offload(block::stream(stream), address(pointer), Bytes::new(bytes))?;
         // SAFETY: the caller's promise.
         unsafe { guard::put(id, "id", given) }
+    })
+}
+
+/// As `glake_offload_begin`, of bytes that are to be checked: when the block is freed they are copied again, to the same host memory, so
+/// that what comes back is what the block had then, whatever wrote to it meanwhile. Whether they had changed is known of `save` from then
+/// on, a number that a site (`glake_offload_site_create`) gives to one of its saves in each pass. A copy that was to be made again and
+/// could not, twice, is told when it is reloaded: `GLAKE_DRIVER`.
+///
+/// # Safety
+/// As of `glake_offload_begin`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_begin_checked(
+    pointer: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+    site: u64,
+    save: u64,
+    id: *mut u64,
+) -> i32 {
+    guard::answer(|| {
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(id, "id", 0) }?;
+        let offload = library::process()?.offload();
+        let (stream, pointer, save) = (block::stream(stream), address(pointer), SaveId { site, save });
+        let given = offload.offload_checked(stream, pointer, Bytes::new(bytes), save)?;
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(id, "id", given) }
+    })
+}
+
+/// What is known of a save of a site. `state` is 0 where it is to be checked, as the first two times that it is offloaded; 1 where its bytes did
+/// not change when it was; 2 where they did, without anybody saying so: they should stay on their GPU.
+///
+/// # Safety
+/// `state` is null or may be written; null is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_offload_check(site: u64, save: u64, state: *mut i32) -> i32 {
+    guard::answer(|| {
+        let found = match library::process()?.offload().check_state(SaveId { site, save }) {
+            CheckState::Due => 0,
+            CheckState::Fine => 1,
+            CheckState::Changed => 2,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(state, "state", found) }
     })
 }
 

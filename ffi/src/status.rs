@@ -132,7 +132,7 @@ impl Failure {
             | E::ForeignContext
             | E::NotOurs { .. }
             | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
-            E::Driver(_) | E::NoThread { .. } | E::Host(_) => GLAKE_DRIVER,
+            E::Driver(_) | E::NoThread { .. } | E::Host(_) | E::OffloadTorn { .. } => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
             E::Transfer(TransferError::SizesDiffer { .. }) => GLAKE_INVALID,
             E::Transfer(_) => GLAKE_DRIVER,

@@ -120,6 +120,8 @@ macro_rules! functions {
             glake_multi_path(i32) -> i32;
             glake_copy_stats_json() -> *mut c_char;
             glake_offload_begin(*const c_void, u64, *mut c_void, *mut u64) -> i32;
+            glake_offload_begin_checked(*const c_void, u64, *mut c_void, u64, u64, *mut u64) -> i32;
+            glake_offload_check(u64, u64, *mut i32) -> i32;
             glake_offload_reload(u64, *mut c_void, *mut c_void) -> i32;
             glake_offload_wait(u64, *mut c_void) -> i32;
             glake_offload_release(u64) -> i32;

@@ -136,6 +136,12 @@ class Site:
     def dropped(self, item: int) -> None:
         """Nobody reads an item any more; with the last one the pass is over."""
 
+    def check(self, save: int) -> int:
+        """What is known of a save: 0 it is to be checked, 1 its bytes do not change, 2 they do, and should stay on their GPU."""
+
+    def offload_checked(self, stream: int, address: int, bytes: int, save: int) -> Packed | None:
+        """As ``offload_begin``, of a save that is to be checked: the bytes are copied again when the block is freed."""
+
 def offload_begin(stream: int, address: int, bytes: int) -> Packed | None:
     """Copies bytes of a live block to host memory, after what is on the stream by now; the block may be freed at once. None, and the
     bytes are to stay where they are: there is no host memory, it is no memory of the library's, or the stream is captured."""

@@ -52,6 +52,8 @@ glake_abi::table! {
         glake_multi_path,
         glake_copy_stats_json,
         glake_offload_begin,
+        glake_offload_begin_checked,
+        glake_offload_check,
         glake_offload_reload,
         glake_offload_wait,
         glake_offload_release,

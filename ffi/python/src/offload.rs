@@ -80,6 +80,26 @@ pub(crate) fn offload_begin(
         // SAFETY: the library looks the address up; a stream is a name to it. It writes one number to a place that is ours.
         unsafe { (symbols.glake_offload_begin)(pointer(address), bytes, pointer(stream), &raw mut id) }
     });
+    packed(py, begun, id, bytes)
+}
+
+/// As `offload_begin`, of a save of a site that is to be checked.
+pub(crate) fn begin_checked(
+    py: Python<'_>,
+    (stream, address, bytes): (usize, usize, u64),
+    site: u64,
+    save: u64,
+) -> PyResult<Option<Packed>> {
+    let mut id = 0;
+    let begun = checked(py, |symbols| {
+        let (pointer, stream) = (pointer(address), pointer(stream));
+        // SAFETY: as of `offload_begin`.
+        unsafe { (symbols.glake_offload_begin_checked)(pointer, bytes, stream, site, save, &raw mut id) }
+    });
+    packed(py, begun, id, bytes)
+}
+
+fn packed(py: Python<'_>, begun: PyResult<()>, id: u64, bytes: u64) -> PyResult<Option<Packed>> {
     match begun {
         Ok(()) => Ok(Some(Packed { id, bytes })),
         Err(error)

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 use crate::error::{InvalidError, checked};
 use crate::library::symbols;
-use crate::offload::pointer;
+use crate::offload::{Packed, begin_checked, pointer};
 use crate::statistics::written;
 
 /// So many reloads are told with one call; others come with the next.
@@ -117,6 +117,25 @@ impl Site {
     fn dropped(&self, py: Python<'_>, item: u64) -> PyResult<()> {
         // SAFETY: it takes two numbers.
         checked(py, |symbols| unsafe { (symbols.glake_offload_dropped)(self.id, item) })
+    }
+
+    /// What is known of a save: 0 it is to be checked, 1 its bytes do not change, 2 they do.
+    fn check(&self, py: Python<'_>, save: u64) -> PyResult<i32> {
+        let mut state = 0;
+        // SAFETY: it takes two numbers, and writes one to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_check)(self.id, save, &raw mut state) })?;
+        Ok(state)
+    }
+
+    fn offload_checked(
+        &self,
+        py: Python<'_>,
+        stream: usize,
+        address: usize,
+        bytes: u64,
+        save: u64,
+    ) -> PyResult<Option<Packed>> {
+        begin_checked(py, (stream, address, bytes), self.id, save)
     }
 
     fn __repr__(&self) -> String {

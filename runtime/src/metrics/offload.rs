@@ -32,6 +32,12 @@ metrics! {
         timed_bytes_in: u64, Bytes, Experimental;
         /// Times that there was no host memory, so that bytes stayed on their GPU.
         refused: u64, Count, Stable;
+        /// Saves whose bytes were the same when their block was freed as when they were offloaded, of those that were checked.
+        unchanged: u64, Count, Stable;
+        /// Saves whose bytes were not, though nobody had said so: they were copied once more, and stay on their GPU from then on.
+        changed: u64, Count, Stable;
+        /// Saves that were to be checked and were not: they are checked another time.
+        unchecked: u64, Count, Stable;
         /// Freed bytes of GPUs that copies still read: their stream's alone, behind a wait.
         held_bytes: u64, Bytes, Stable;
         /// Times that a stream took such bytes, and waits on its GPU for the copy.

@@ -159,6 +159,14 @@ pub enum ProcessError {
         /// What was given.
         id: u64,
     },
+    /// Bytes were to be copied out once more, and that failed.
+    #[error(
+        "what is offloaded under the number {id} is lost: its block was freed, and the copy of what it had then failed twice; run the step again"
+    )]
+    OffloadTorn {
+        /// What was given.
+        id: u64,
+    },
     /// Bytes come back to the GPU that they left.
     #[error(
         "what is offloaded under the number {id} left {device}, and was to come back to memory of {asked}: reload it to {device}, and copy it on"

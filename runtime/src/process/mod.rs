@@ -75,7 +75,9 @@ use history::Action;
 use imports::Imports;
 pub use leases::Leases;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
-pub use offload::{ItemId, Offload, Pack, PackedItem, Preset, ScopeId, Sites, Verdict};
+pub use offload::{
+    CheckState, ItemId, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, Verdict,
+};
 pub use pools::Pools;
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;
@@ -300,6 +302,7 @@ impl Process {
         if self.observers.history.is_on() {
             self.note_free(address);
         }
+        self.offload.before_free(address);
         // The pool ends its sharing; what it could be opened by keeps memory.
         self.sharing.forget_block(address);
         let domain =

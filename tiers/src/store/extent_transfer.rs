@@ -44,7 +44,7 @@ pub(crate) struct ExtentTransfer<'a> {
 pub(crate) struct Evicting<'s> {
     size: Bytes,
     ranges: Vec<HomeRange>,
-    digesting: Option<Digesting<'s>>,
+    digesting: Option<Digesting>,
     way: EvictWay<'s>,
 }
 
@@ -227,7 +227,7 @@ impl<'a> ExtentTransfer<'a> {
     }
 
     /// All work on the spans is done, and nothing writes to them: the digest needs no order with the copies.
-    fn begin_digest(&self, home: &[Span]) -> Result<Option<Digesting<'a>>> {
+    fn begin_digest(&self, home: &[Span]) -> Result<Option<Digesting>> {
         let Some(digests) = self.context.checks else { return Ok(None) };
         let begun = digests.enqueue(digests.stream(), home).map_err(PoolError::from)?;
         Ok(Some(begun))

@@ -20,6 +20,9 @@ class Memory(Protocol):
     def take(self, like: Any, size: int) -> tuple[Any, int]:
         """Memory of the current stream: a storage and its address."""
 
+    def wait(self, packed: Any, stream: int) -> None:
+        """What is enqueued on a stream from now on has what comes back there."""
+
     def use(self, like: Any, storage: Any) -> None:
         """Such memory is used on the current stream, which is another one than it was taken on."""
 
@@ -46,6 +49,9 @@ class Cuda:
 
         storage = torch.empty(size, dtype=torch.uint8, device=like.device).untyped_storage()
         return storage, int(storage.data_ptr())
+
+    def wait(self, packed: Any, stream: int) -> None:
+        packed.wait(stream)
 
     def use(self, like: Any, storage: Any) -> None:
         import torch

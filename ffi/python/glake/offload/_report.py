@@ -17,6 +17,7 @@ class Counts:
 
     merged: int = 0
     stayed: int = 0
+    narrowed: int = 0
 
 
 class Site(Protocol):
@@ -70,7 +71,9 @@ def report(plot: str | None = None) -> Report:
     Returns:
         ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
         was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
-        were to leave and did not, for want of host memory or because they are not GLake's; and what docs/METRICS.md has of the rest.
+        were to leave and did not, for want of host memory or because they are not GLake's; ``narrowed``: bytes that needed no copy, because
+        fewer give back the same; ``changed``: tensors that a kernel wrote to in place without autograd's knowledge, after they were saved;
+        and what docs/METRICS.md has of the rest.
         ``sites``: of each module and block that offloads what it was asked for, what its plan keeps, offloads and recomputes, how long a
         pass is expected to take and to wait for copies and how long the last one that was timed did, what the links of other GPUs would gain,
         and why there is no plan. It prints as text.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 import weakref
 from typing import Any
 
@@ -11,11 +12,15 @@ from .. import _library
 from ..errors import Error
 from . import _report
 from ._memory import Memory
+from ._narrow import Form, form_of
+from ._proofs import Proofs
 
 # What a site says of an item: it stays, leaves, or is computed again.
 KEEP, OFFLOAD, RECOMPUTE = range(3)
 # Of the memory that torch hands out.
 ALIGNMENT = 512
+# What is known of a save: it is to be checked; its bytes changed.
+_DUE, _CHANGED = 0, 2
 # How often it is looked anew whose storages a module has.
 _LOOK_AGAIN = 128
 
@@ -24,6 +29,10 @@ _MODIFIED = (
     "{found}; expected version {saved} instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, "
     "with torch.autograd.set_detect_anomaly(True)."
 )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _modified(alias: Any, saved: int, shape: Any) -> RuntimeError:
@@ -55,16 +64,19 @@ class Entry:
         self.is_dropped = False
         # It comes back with the alignment that it had: kernels are chosen by that.
         self._pad = start % ALIGNMENT
-        # What it is read from where it stays; else what was offloaded, and a tensor of its kind.
+        # What it is read from where it stays; else what was offloaded, in which form, and a tensor of its kind.
         self.kept: Any = None
         self.packed: Any = None
+        self.form: Form | None = None
         self.like: Any = None
-        # Held weakly, so that its number is no other storage's.
+        # Held weakly, so that its number is no other storage's; and where it lies.
         self.storage: Any = None
+        self.place: tuple[int, int] = (0, 0)
         self.saves, self._reads = 0, 0
-        # What it came back to, and on which stream that was taken.
-        self._loaded: Any = None
+        # What it comes back to, and on which stream that was taken; what it is read from, and where it begins there.
+        self._coming: Any = None
         self._stream = 0
+        self._found: tuple[Any, int] | None = None
 
     def __del__(self) -> None:
         # Another thread may find it as long as it is not gone.
@@ -73,28 +85,56 @@ class Entry:
 
     def begin(self) -> None:
         """Begins to bring it back to memory of the current stream, where it is away."""
-        if self.packed is None or self._loaded is not None:
+        if self.packed is None or self._coming is not None or self._found is not None:
             return
-        storage, address = self._memory.take(self.like, self._pad + self.size)
+        storage = self._still_there()
+        if storage is not None:
+            self._found = storage, self.start
+            return
+        pad, size = (self._pad, self.size) if self.form is None else (0, self.form.size)
+        coming, address = self._memory.take(self.like, pad + size)
         self._stream = self._memory.stream(self.like)
-        self.packed.begin(self._stream, address + self._pad)
-        self._loaded = storage
+        self.packed.begin(self._stream, address + pad)
+        self._coming = coming
 
     def read(self) -> tuple[Any, int]:
         """A storage that has its bytes, for the current stream, and where they begin there. It stays until all that saved them have read it."""
         if self.packed is None:
             return self.kept, self.start
-        self.begin()
         stream = self._memory.stream(self.like)
-        self.packed.wait(stream)
-        storage, self._reads = self._loaded, self._reads + 1
-        if stream != self._stream:
-            self._memory.use(self.like, storage)
+        if self.form is not None and self._coming is None and self._stream != stream:
+            # What was unpacked on another stream may not be there yet: it comes once more.
+            self._found = None
+        self.begin()
+        found = self._found
+        if found is None or self._coming is not None:
+            found = self._found = self._arrive(stream)
+        self._reads += 1
         if self._reads >= self.saves:
             # Read once more, as of a graph that is retained, it comes back again.
-            self._loaded, self._reads = None, 0
+            self._coming = self._found = None
+            self._reads = 0
             self._site.freed(self.item)
+        return found
+
+    def _arrive(self, stream: int) -> tuple[Any, int]:
+        self._memory.wait(self.packed, stream)
+        if stream != self._stream:
+            self._memory.use(self.like, self._coming)
+        if self.form is None:
+            # Each stream that reads it waits.
+            return self._coming, self._pad
+        storage, _ = self._memory.take(self.like, self._pad + self.size)
+        self.form.unpack(self._coming, storage, self._pad)
+        self._coming, self._stream = None, stream
         return storage, self._pad
+
+    def _still_there(self) -> Any:
+        """The storage itself, which somebody else has kept: it has what autograd would have read, whatever wrote to it."""
+        import torch
+
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        return storage if storage is not None and (storage.data_ptr(), storage.nbytes()) == self.place else None
 
 
 class Away:
@@ -133,7 +173,9 @@ class Packer:
         self.site = self._site = _library.api().Site()
         # Of the pass that is under way, by item; and by storage, range and version.
         self._items: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
-        self._known: weakref.WeakValueDictionary[tuple[int, int, int, int], Entry] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[tuple[Any, ...], Entry] = weakref.WeakValueDictionary()
+        self._proofs = Proofs()
+        self._is_told = False
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
         self._looks = 0
@@ -160,16 +202,19 @@ class Packer:
             return Kept(tensor)
         each = tensor.element_size()
         first = tensor.storage_offset() * each
-        start, size, whole = first, tensor.nbytes, storage.nbytes()
+        start, size, whole, is_shared = first, tensor.nbytes, storage.nbytes(), False
         if not _is_dense(tensor):
             size = (sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1) * each
             if 4 * tensor.nbytes >= whole:
                 # Its neighbours are often saved too, as parts of one projection are.
-                start, size = 0, whole
+                start, size, is_shared = 0, whole, True
         with self._lock:
             entry = self._find(storage, 0, whole, tensor._version) or self._find(storage, start, size, tensor._version)
+            form = None if entry is not None or is_shared else form_of(tensor, start, size)
+            if form is not None and form.key is not None:
+                entry = self._find(storage, start, size, tensor._version, form.key)
             if entry is None:
-                entry = self._add(tensor, storage, start, size)
+                entry = self._add(tensor, storage, start, size, form)
             else:
                 _report.counts.merged += 1
             return Away(tensor, self._alias(tensor), entry, first - entry.start)
@@ -195,26 +240,66 @@ class Packer:
         before = function.next_functions
         return not before or not isinstance(getattr(before[0][0], "variable", None), self._parameter)
 
-    def _find(self, storage: Any, start: int, size: int, version: int) -> Entry | None:
-        entry = self._known.get((storage._cdata, start, size, version))
+    def _find(self, storage: Any, start: int, size: int, version: int, form: Any = None) -> Entry | None:
+        entry = self._known.get((storage._cdata, start, size, version, form))
         return None if entry is None or entry.is_dropped else entry
 
-    def _add(self, tensor: Any, storage: Any, start: int, size: int) -> Entry:
+    def _add(self, tensor: Any, storage: Any, start: int, size: int, form: Form | None = None) -> Entry:
         """The next item of the pass."""
         stream = self.memory.stream(tensor)
-        item, verdict, begins = self._site.packed(size, stream=stream)
+        item, verdict, begins = self._site.packed(size, None if form is None else form.size, stream=stream)
         entry = self._items[item] = Entry(self._site, item, self.memory, start, size)
         self._begin(begins)
+        if item == 0:
+            self._proofs.settle()
         if verdict == OFFLOAD:
-            address = self.memory.address(storage)
-            entry.packed = _library.api().offload_begin(stream, address + start, size)
-            _report.counts.stayed += entry.packed is None
+            self._offload(entry, tensor, storage, form)
         if entry.packed is None:
             entry.kept = storage
         else:
             entry.storage, entry.like = self._weak(storage), self._alias(tensor)
-        self._known[storage._cdata, start, size, tensor._version] = entry
+            entry.place = storage.data_ptr(), storage.nbytes()
+        key = None if entry.form is None else entry.form.key
+        self._known[storage._cdata, start, size, tensor._version, key] = entry
         return entry
+
+    def _offload(self, entry: Entry, tensor: Any, storage: Any, form: Form | None) -> None:
+        """Copies what an item has, unless it is to stay."""
+        import torch
+
+        function = (tensor._base if tensor._is_view() else tensor).grad_fn
+        # The same in each pass, and seldom another's.
+        save = hash((entry.item, tensor.dtype, tensor.dim(), None if function is None else function.name())) & (1 << 64) - 1
+        state = self._site.check(save)
+        if state == _CHANGED:
+            self._tell(tensor, entry.item)
+            return
+        stream = self.memory.stream(tensor)
+        if state == _DUE:
+            entry.packed = self._site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
+            if form is not None:
+                self._proofs.look(save, form, storage, entry.start)
+        elif form is not None and self._proofs.hold(save):
+            try:
+                narrow = form.pack(storage, entry.start).untyped_storage()
+            except torch.OutOfMemoryError:
+                form = None
+            else:
+                entry.packed = _library.api().offload_begin(stream, self.memory.address(narrow), form.size)
+                entry.form = None if entry.packed is None else form
+                _report.counts.narrowed += 0 if entry.packed is None else entry.size - form.size
+        if entry.packed is None and state != _DUE and entry.form is None:
+            entry.packed = _library.api().offload_begin(stream, self.memory.address(storage) + entry.start, entry.size)
+        _report.counts.stayed += entry.packed is None
+
+    def _tell(self, tensor: Any, item: int) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _warn(
+                f"a saved tensor's bytes changed before it was freed, and its version did not: {tensor.dtype} {list(tensor.shape)}, "
+                f"item {item} of the pass. A kernel writes in place without telling autograd. What was offloaded of it was copied again; "
+                "such tensors stay on the GPU from now on (glake.offload.report() counts them in 'changed')"
+            )
 
     def _begin(self, items: list[int]) -> None:
         """Reloads that the plan has begin now. One that cannot comes back when it is read."""

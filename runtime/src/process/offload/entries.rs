@@ -11,8 +11,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::DeviceId;
 use glake_device::owned::OwnedEvent;
+use glake_device::{Address, DeviceId};
 use glake_stitch::HoldId;
 use glake_tiers::BlockId;
 use glake_transfer::CopyHandle;
@@ -32,8 +32,12 @@ pub(super) struct Away {
     pub(super) taken: HostRange,
     /// The end of the copy out.
     pub(super) out: Arc<OwnedEvent>,
-    /// Until the copy out was seen to arrive.
-    pub(super) copied: Option<CopyHandle>,
+    /// The parts of the copy out that were not seen to arrive.
+    pub(super) copied: Vec<CopyHandle>,
+    /// Where the block begins that is looked at once more when it is freed.
+    pub(super) watched: Option<Address>,
+    /// Whether a copy over another of them failed, so that nobody knows what the host has.
+    pub(super) is_torn: bool,
 }
 
 /// The last copy in that was begun.
@@ -42,8 +46,8 @@ pub(super) struct Load {
     pub(super) event: Arc<OwnedEvent>,
     /// Its number among the copies of its queue.
     pub(super) number: u64,
-    /// Until it was seen to arrive.
-    pub(super) copied: Option<CopyHandle>,
+    /// The parts of it that were not seen to arrive.
+    pub(super) copied: Vec<CopyHandle>,
     /// Where it goes.
     pub(super) block: BlockId,
     /// What keeps the block's bytes, until the block's stream waits.
@@ -79,12 +83,12 @@ impl Load {
     }
 }
 
-/// A copy that was seen to arrive is not asked again.
-fn check(copied: &mut Option<CopyHandle>) -> Result<()> {
-    if let Some(handle) = copied
+/// What was seen to arrive is not asked again.
+fn check(copied: &mut Vec<CopyHandle>) -> Result<()> {
+    while let Some(handle) = copied.last()
         && handle.is_done()?
     {
-        *copied = None;
+        copied.pop();
     }
     Ok(())
 }

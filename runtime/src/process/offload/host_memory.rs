@@ -49,14 +49,26 @@ impl Ord for InMark {
     }
 }
 
-/// Host memory of one entry.
+/// Host memory of one entry: one range, or several one behind the other.
 #[derive(Debug)]
 pub(super) struct HostRange {
-    taken: Taken,
-    /// All of it, and what of it is asked for.
-    pub(super) span: Span,
+    /// Each with what of it is asked for.
+    parts: Vec<(Taken, Span)>,
     /// What its first copy has to wait for.
     pub(super) mark: Option<InMark>,
+}
+
+impl HostRange {
+    /// Its parts, each beside the bytes of a GPU that it is for.
+    pub(super) fn beside(&self, gpu: &Span) -> Vec<(Span, Span)> {
+        let mut at = Bytes::ZERO;
+        let pairs = self.parts.iter().filter_map(|(_, host)| {
+            let there = gpu.part(at, host.size())?;
+            at = at.saturating_add(host.size());
+            Some((host.clone(), there))
+        });
+        pairs.collect()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -92,18 +104,25 @@ impl HostMemory {
     /// [`ProcessError::Host`](super::ProcessError::Host).
     pub(super) fn take(&self, size: Bytes) -> Result<HostRange> {
         loop {
-            if let Some(range) = self.memory.lock().take(size) {
+            let mut memory = self.memory.lock();
+            if let Some(range) = memory.take(size) {
                 return Ok(range);
             }
-            self.grow(size, self.chunks.next(size, self.bytes().0))?;
+            let missing = memory.ranges.missing(size.get()).map_or(size, Bytes::new);
+            drop(memory);
+            self.grow(missing, self.chunks.next(missing, self.bytes().0))?;
         }
     }
 
     /// Takes memory back; `last` is the last copy that was begun from it.
     pub(super) fn put(&self, range: HostRange, last: Option<InMark>) {
-        let HostRange { taken, span, mark } = range;
-        drop(span);
-        self.memory.lock().ranges.put(taken, last.max(mark));
+        let HostRange { parts, mark } = range;
+        let last = last.max(mark);
+        let mut memory = self.memory.lock();
+        for (taken, span) in parts {
+            drop(span);
+            memory.ranges.put(taken, last.clone());
+        }
     }
 
     /// Has so much free.
@@ -167,16 +186,21 @@ impl HostMemory {
 
 impl Memory {
     fn take(&mut self, size: Bytes) -> Option<HostRange> {
-        let (taken, mark) = self.ranges.take(size.get())?;
-        let span = self.chunks.get(&taken.chunk).and_then(|chunk| chunk.span(Bytes::new(taken.offset), size));
-        match span {
-            Some(span) => Some(HostRange { taken, span, mark }),
-            None => {
-                debug_assert!(false, "a range lies in its chunk");
-                self.ranges.put(taken, mark);
-                None
-            }
-        }
+        let (taken, mark) = self.ranges.take_parts(size.get())?;
+        let mut left = size;
+        let spans: Option<Vec<Span>> = { taken.iter() }
+            .map(|part| {
+                let used = left.min(Bytes::new(part.size));
+                left = left.saturating_sub(used);
+                self.chunks.get(&part.chunk)?.span(Bytes::new(part.offset), used)
+            })
+            .collect();
+        let Some(spans) = spans else {
+            debug_assert!(false, "a range lies in its chunk");
+            taken.into_iter().for_each(|part| self.ranges.put(part, mark.clone()));
+            return None;
+        };
+        Some(HostRange { parts: taken.into_iter().zip(spans).collect(), mark })
     }
 }
 

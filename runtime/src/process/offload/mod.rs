@@ -15,6 +15,7 @@
 //! | [`Queues`] | one stream a direction and GPU, in whose order copies run; how long they took |
 //! | [`HostMemory`] | pinned host memory of a GPU's copies, handed out again behind the copies that read it |
 //! | [`Entries`] | what is offloaded, by a number that is never given twice |
+//! | [`Checks`] | whether what was offloaded changed until its block was freed |
 //! | [`Sites`] | what is to be offloaded of each pass of a site, and when its reloads begin |
 //! | [`Measures`], [`Timers`] | what plans are made from: memory, links, room, times |
 //!
@@ -24,6 +25,7 @@
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
 
+mod checks;
 mod chunks;
 mod entries;
 mod host_memory;
@@ -31,6 +33,7 @@ mod measures;
 mod passes;
 mod queue;
 mod ranges;
+mod recheck;
 mod sites;
 mod statistics;
 #[cfg(test)]
@@ -56,6 +59,8 @@ use super::regions::RegionSet;
 use super::streams::Streams;
 use super::{ProcessError, Result};
 use crate::sync::Mutex;
+pub use checks::{CheckState, SaveId};
+use checks::{Checks, Watch};
 use entries::{Away, Entries, Entry, Load};
 use glake_offload::Position;
 pub use glake_offload::{ItemId, Pack, Preset, ScopeId, Verdict};
@@ -75,6 +80,7 @@ pub struct Offload {
     /// By device, made when something is first offloaded.
     hosts: Box<[Mutex<Option<Arc<HostMemory>>>]>,
     entries: Entries,
+    checks: Checks,
     sites: Sites,
     measures: Measures,
     timers: Timers,
@@ -103,6 +109,7 @@ impl Offload {
             queues: Queues::new(registry),
             hosts: registry.devices.iter().map(|_| Mutex::default()).collect(),
             entries: Entries::default(),
+            checks: Checks::default(),
             sites: Sites::default(),
             measures: Measures::new(registry),
             timers: Timers::default(),
@@ -126,6 +133,10 @@ impl Offload {
     /// [`ProcessError::Pool`] where they lie in no live block; [`ProcessError::Decommitted`]; what bringing evicted memory back meets; what
     /// the driver answers.
     pub fn offload(&self, raw: Stream, address: Address, size: Bytes) -> Result<u64> {
+        self.copy_out(raw, address, size, None)
+    }
+
+    fn copy_out(&self, raw: Stream, address: Address, size: Bytes, save: Option<SaveId>) -> Result<u64> {
         if size.is_zero() {
             return Ok(self.entries.add(Entry::empty()));
         }
@@ -139,21 +150,29 @@ impl Offload {
             let taken = host.take(size).inspect_err(|error| self.note_refused(error))?;
             // From here on it goes back whatever fails.
             let mut out = out.lock();
-            let copied = out.copy_out(on, &taken, &place.span).and_then(|(event, handle)| {
+            let block = place.block;
+            let digest = save.and_then(|_| self.digest(&mut out, on, &place, address));
+            let copied = out.copy_out(on, &taken, &place.span).and_then(|(event, handles)| {
                 drop(place.span);
-                match place.started.pool.read_holds().hold(place.block, &event) {
-                    Ok(_) => Ok((event, handle)),
-                    Err(error) => {
-                        out.finish();
-                        Err(error.into())
-                    }
+                match place.started.pool.read_holds().hold(block, &event) {
+                    Ok(_) => Ok((event, handles)),
+                    Err(error) => Err(error.into()),
                 }
             });
+            if copied.is_err() {
+                // The caller may free the block.
+                out.finish();
+            }
             drop(out);
             match copied {
-                Ok((event, handle)) => {
-                    let away = Away { device, size, taken, out: event, copied: Some(handle) };
-                    Ok(self.entries.add(Entry::away(away, host)))
+                Ok((event, copied)) => {
+                    let watched = save.map(|_| block.address);
+                    let away = Away { device, size, taken, out: event, copied, watched, is_torn: false };
+                    let id = self.entries.add(Entry::away(away, host));
+                    if let Some(save) = save {
+                        self.checks.watch(Watch { entry: id, save, block, address, stream: raw, digest });
+                    }
+                    Ok(id)
                 }
                 Err(error) => {
                     host.put(taken, None);
@@ -168,7 +187,7 @@ impl Offload {
     ///
     /// # Errors
     /// [`ProcessError::UnknownOffload`]; [`ProcessError::OffloadedElsewhere`] for memory of another GPU; [`ProcessError::Transfer`] where the
-    /// bytes were lost on their way out; as [`Offload::offload`] of the address. Nothing may be read at the address then.
+    /// bytes were lost on their way out, [`ProcessError::OffloadTorn`] where they were when they were checked; as [`Offload::offload`] of the address. Nothing may be read at the address then.
     pub fn begin_reload(&self, id: u64, raw: Stream, address: Address) -> Result<()> {
         let entry = self.entries.of(id)?;
         // Under no lock: it may call a program's hooks.
@@ -181,6 +200,9 @@ impl Offload {
         let device = self.device_of(address)?;
         if device != away.device {
             return Err(ProcessError::OffloadedElsewhere { id, device: away.device, asked: device });
+        }
+        if away.is_torn {
+            return Err(ProcessError::OffloadTorn { id });
         }
         away.check()?;
         let load = self.streams.with_default_of(Some(device), || self.load(away, raw, address))??;
@@ -257,6 +279,9 @@ impl Offload {
         let mut entry = entry.lock();
         let last = entry.load.take().map(Load::into_mark);
         if let Some((away, host)) = entry.away.take() {
+            if let Some(block) = away.watched {
+                self.checks.forget(block, id);
+            }
             host.put(away.taken, last);
         }
         Ok(())
@@ -281,10 +306,10 @@ impl Offload {
         let Place { started, block, span } = self.place(address, away.size)?;
         let queue = self.queues.of(away.device, Direction::ToGpu)?;
         let mut queue = queue.lock();
-        let (event, number, handle) = queue.copy_in(on, &span, away)?;
+        let (event, number, handles) = queue.copy_in(on, &span, away)?;
         drop(span);
         match started.pool.read_holds().hold(block, &event) {
-            Ok(hold) => Ok(Load { event, number, copied: Some(handle), block, hold: Some(hold) }),
+            Ok(hold) => Ok(Load { event, number, copied: handles, block, hold: Some(hold) }),
             Err(error) => {
                 queue.finish();
                 Err(error.into())

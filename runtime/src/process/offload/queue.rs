@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use glake_device::owned::{OwnedEvent, OwnedStream, Span};
+use glake_device::owned::{Digesting, Digests, OwnedEvent, OwnedStream, Span};
 use glake_device::{DeviceId, Driver, EventKind};
 use glake_transfer::paths::Direction;
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
@@ -85,13 +85,38 @@ impl Queue {
         behind: UserStream,
         to: &HostRange,
         from: &Span,
-    ) -> Result<(Arc<OwnedEvent>, CopyHandle)> {
+    ) -> Result<(Arc<OwnedEvent>, Vec<CopyHandle>)> {
         self.fork(behind)?;
         if let Some(mark) = &to.mark {
             self.stream.wait_for(mark.event.id())?;
         }
-        let (event, handle) = self.copy(&to.span, from)?;
-        Ok((event, handle))
+        self.copy(&to.beside(from))
+    }
+
+    /// Enqueues a digest of bytes behind what is on a stream of the program by now.
+    ///
+    /// # Errors
+    /// What the driver answers; what was enqueued is done then.
+    pub(super) fn digest(&mut self, behind: UserStream, digests: &Digests, from: &Span) -> Result<Digesting> {
+        self.fork(behind)?;
+        let enqueued = digests.enqueue(self.on.raw, std::slice::from_ref(from)).map(Digesting::let_go);
+        Ok(enqueued.inspect_err(|_| self.finish())?)
+    }
+
+    /// Has the next copy wait for what is on a stream of the program by now.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(super) fn follow(&mut self, behind: UserStream) -> Result<()> {
+        self.fork(behind)
+    }
+
+    /// Has the next copy wait for an event.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub(super) fn wait_for(&self, event: &OwnedEvent) -> Result<()> {
+        Ok(self.stream.wait_for(event.id())?)
     }
 
     /// Enqueues a copy from the host behind the copy out, and behind what is on a stream of the program by now; its number too.
@@ -103,11 +128,12 @@ impl Queue {
         behind: UserStream,
         to: &Span,
         away: &Away,
-    ) -> Result<(Arc<OwnedEvent>, u64, CopyHandle)> {
+    ) -> Result<(Arc<OwnedEvent>, u64, Vec<CopyHandle>)> {
         self.fork(behind)?;
         self.stream.wait_for(away.out.id())?;
-        let (event, handle) = self.copy(to, &away.taken.span)?;
-        Ok((event, self.moved.copies, handle))
+        let pairs = away.taken.beside(to).into_iter();
+        let (event, handles) = self.copy(&pairs.map(|(host, gpu)| (gpu, host)).collect::<Vec<_>>())?;
+        Ok((event, self.moved.copies, handles))
     }
 
     /// Its stream.
@@ -140,28 +166,32 @@ impl Queue {
         Ok(self.stream.wait_for(fork.id())?)
     }
 
-    fn copy(&mut self, to: &Span, from: &Span) -> Result<(Arc<OwnedEvent>, CopyHandle)> {
+    /// One copy, in parts: each to the first from the second.
+    fn copy(&mut self, parts: &[(Span, Span)]) -> Result<(Arc<OwnedEvent>, Vec<CopyHandle>)> {
         self.poll();
         let (start, end) = (self.event()?, self.event()?);
         start.record(self.on.raw)?;
-        let copied = self.engine.copy(to, from, self.on, CopyOptions::default());
-        let marked = copied.map_err(ProcessError::from).and_then(|handle| {
+        let copies =
+            parts.iter().map(|(to, from)| self.engine.copy(to, from, self.on, CopyOptions::default()));
+        let copied: std::result::Result<Vec<CopyHandle>, _> = copies.collect();
+        let marked = copied.map_err(ProcessError::from).and_then(|handles| {
             end.record(self.on.raw)?;
-            Ok(handle)
+            Ok(handles)
         });
-        let handle = match marked {
-            Ok(handle) => handle,
+        let handles = match marked {
+            Ok(handles) => handles,
             Err(error) => {
                 self.finish();
                 return Err(error);
             }
         };
+        let size = parts.iter().map(|(to, _)| to.size()).sum();
         self.moved.copies += 1;
-        self.moved.bytes = self.moved.bytes.saturating_add(to.size());
+        self.moved.bytes = self.moved.bytes.saturating_add(size);
         if self.running.len() < MOST {
-            self.running.push_back(Running { start, end: end.clone(), size: to.size() });
+            self.running.push_back(Running { start, end: end.clone(), size });
         }
-        Ok((end, handle))
+        Ok((end, handles))
     }
 
     /// An event that nobody else has.

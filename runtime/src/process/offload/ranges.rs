@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 /// Sizes and offsets are multiples of this.
 pub(super) const QUANTUM: u64 = 512;
+/// What is taken in parts has none smaller than this, but for the last: a copy of a part is to be worth its call.
+pub(super) const LEAST_PART: u64 = 4 << 20;
 
 /// A part of a chunk in somebody's hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,41 @@ impl<F: Clone + Ord> Ranges<F> {
             self.free.insert((chunk, offset + size), Free { size: whole - size, fence: fence.clone() });
         }
         Some((Taken { chunk, offset, size }, fence))
+    }
+
+    /// So much in one range, or where there is none that is large enough in several, the largest first: what is left at the ends of chunks
+    /// is of use too.
+    pub(super) fn take_parts(&mut self, size: u64) -> Option<(Vec<Taken>, Option<F>)> {
+        if let Some((taken, fence)) = self.take(size) {
+            return Some((vec![taken], fence));
+        }
+        if self.missing(size)? > 0 {
+            return None;
+        }
+        let (mut parts, mut last, mut left) = (Vec::new(), None, rounded(size)?);
+        while left > 0
+            && let Some(most) = self.free.values().map(|free| free.size).max()
+            && let Some((part, fence)) = self.take(left.min(most))
+        {
+            left -= part.size;
+            last = last.max(fence);
+            parts.push(part);
+        }
+        Some((parts, last))
+    }
+
+    /// How much more has to be free, in one range, before so much can be taken; 0: nothing.
+    pub(super) fn missing(&self, size: u64) -> Option<u64> {
+        let size = rounded(size)?;
+        let large = |free: &&Free<F>| free.size >= LEAST_PART;
+        let free = self.free.values().filter(large).map(|free| free.size).sum();
+        let fits = self.free.values().any(|free| free.size >= size);
+        Some(match size.saturating_sub(free) {
+            _ if fits => 0,
+            _ if size < LEAST_PART => size,
+            0 => 0,
+            missing => missing.max(LEAST_PART),
+        })
     }
 
     /// Takes a range back.
@@ -110,6 +147,33 @@ mod tests {
     }
 
     proptest! {
+        /// What is taken in parts has the size that was asked for, and nothing is missing where it can be taken.
+        #[test]
+        fn parts_are_as_much_as_was_asked_for(sizes in prop::collection::vec(1u64..40 << 20, 1..40), returned in any::<prop::sample::Index>()) {
+            let (mut ranges, mut held) = (Ranges::<usize>::default(), Vec::new());
+            (0..3).for_each(|chunk| ranges.add(chunk, (16 << 20) * (chunk as u64 + 1)));
+            for size in sizes {
+                let (missing, before) = (ranges.missing(size).unwrap(), ranges.total());
+                let Some((parts, _)) = ranges.take_parts(size) else {
+                    prop_assert!(missing > 0);
+                    // As much as is missing is enough.
+                    let chunk = 10 + held.len();
+                    ranges.add(chunk, rounded(missing).unwrap());
+                    let (parts, _) = ranges.take_parts(size).unwrap();
+                    held.push(parts);
+                    continue;
+                };
+                let taken: u64 = parts.iter().map(|part| part.size).sum();
+                prop_assert_eq!((missing, taken, before - ranges.total()), (0, rounded(size).unwrap(), taken));
+                let short = parts.iter().filter(|part| part.size < LEAST_PART).count();
+                prop_assert!(short <= 1);
+                held.push(parts);
+                if held.len() > 4 {
+                    held.swap_remove(returned.index(held.len())).into_iter().for_each(|part| ranges.put(part, Some(1)));
+                }
+            }
+        }
+
         /// Ranges in hands never overlap, and a byte's fence is at least that of whoever had it last.
         #[test]
         fn what_is_taken_is_nobody_else_s(program in prop::collection::vec((any::<bool>(), 1u64..5000, any::<prop::sample::Index>()), 1..200)) {

@@ -12,6 +12,10 @@ use crate::metrics::{OffloadStats, micros};
 impl Offload {
     /// What is offloaded, and what that took.
     pub fn statistics(&self) -> OffloadStats {
+        if !self.registry.is_stopped() {
+            self.checks.poll();
+        }
+        let compared = self.checks.compared();
         let (out, back) = (self.queues.moved(Direction::FromGpu), self.queues.moved(Direction::ToGpu));
         let (mut pinned, mut live) = (Bytes::ZERO, Bytes::ZERO);
         for (all, own) in self.known_hosts().map(|host| host.bytes()) {
@@ -33,6 +37,9 @@ impl Offload {
             busy_us_in: micros(back.busy),
             timed_bytes_in: back.timed.get(),
             refused: self.refused.load(Ordering::Relaxed),
+            unchanged: compared.same,
+            changed: compared.changed,
+            unchecked: compared.missed,
             held_bytes: pools().map(|pool| pool.read_holds().freed_bytes()).sum::<Bytes>().get(),
             hold_waits: pools().map(|pool| pool.counters().hold_waits).sum(),
         }

@@ -51,6 +51,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use glake_device::DeviceId;
+use glake_device::owned::Digests;
 use glake_tiers::HostPool;
 use glake_units::Bytes;
 
@@ -147,7 +148,15 @@ impl RegionSet {
         self.stores.host(device)
     }
 
-    /// How much of it is pinned at once.
+    /// What digests memory of a device.
+    ///
+    /// # Errors
+    /// What loading it meets.
+    pub(super) fn digests(&self, device: DeviceId) -> super::Result<Option<Arc<Digests>>> {
+        self.stores.digests(true, device)
+    }
+
+    /// How much host memory is pinned at once.
     pub(super) fn host_arena(&self) -> Bytes {
         self.config.host_arena
     }

@@ -2,6 +2,7 @@
 
 use glake_device::{Fault, Injected, When};
 
+use super::super::{CheckState, SaveId};
 use super::*;
 
 /// What a program has at some moment.
@@ -11,6 +12,7 @@ struct Held {
     ids: Vec<u64>,
     /// What must be there whatever failed.
     intact: Vec<Written>,
+    site: Option<u64>,
 }
 
 /// A step of training in small: two blocks go out, their memory is used, they come back; of one the way back is prefetched. Stops at the
@@ -40,10 +42,54 @@ fn step(scene: &Scene, held: &mut Held) -> Result<()> {
     scene.check_on(scene.own, Written { address: between.address, ..packed[0].1 }, US(10));
     scene.offload.wait_reload(packed[1].0, scene.own)?;
     scene.check_on(scene.own, early, US(10));
+    // Once more, for another stream.
+    scene.offload.reload(packed[0].0, scene.own, between.address)?;
+    scene.offload.wait_reload(packed[0].0, scene.other)?;
+    scene.check_on(scene.other, Written { address: between.address, ..packed[0].1 }, US(10));
+    assert!(scene.offload.generation(early.address)? > 0);
     Ok(())
 }
 
-fn fails(error: Injected) {
+/// A pass of a site: what it saves is checked, and something writes to half of it after it went. What comes back is what the block had at its
+/// end, or it is said that it is lost.
+fn pass(scene: &Scene, held: &mut Held) -> Result<()> {
+    let size = Bytes::mib(5);
+    let site = *held.site.get_or_insert_with(|| scene.offload.sites().create());
+    let mut begin = [0; 8];
+    let mut packed = Vec::new();
+    for seed in [4, 5] {
+        let written = Written { address: scene.malloc_on(scene.own, size)?, size, seed, skipped: 0 };
+        held.blocks.push(written.address);
+        scene.write_on(scene.own, written, US(10));
+        let (item, _) = scene.offload.sites().packed(site, size, &mut begin)?;
+        let save = SaveId { site, save: seed };
+        let id = match scene.offload.check_state(save) {
+            CheckState::Due => scene.offload.offload_checked(scene.own, written.address, size, save)?,
+            _ => scene.offload.offload(scene.own, written.address, size)?,
+        };
+        held.ids.push(id);
+        let now = Written { seed: seed + 10 * (seed % 2), ..written };
+        if now != written {
+            scene.run_dry();
+            scene.write_on(scene.own, now, US(10));
+        }
+        held.blocks.pop();
+        scene.free(written.address);
+        packed.push((item, id, now));
+    }
+    for (item, id, written) in packed.into_iter().rev() {
+        scene.offload.sites().unpacked(site, item.item, &mut begin)?;
+        let back = Written { address: scene.malloc_on(scene.own, size)?, ..written };
+        held.blocks.push(back.address);
+        scene.offload.reload(id, scene.own, back.address)?;
+        scene.check_on(scene.own, back, US(10));
+        scene.offload.sites().dropped(site, item.item)?;
+    }
+    scene.stats();
+    Ok(())
+}
+
+fn fails(error: Injected, step: fn(&Scene, &mut Held) -> Result<()>) {
     for n in 1.. {
         let scene = Scene::new();
         scene.faults.set(&[Fault { verb: None, when: When::Nth(n), error }]);
@@ -57,11 +103,13 @@ fn fails(error: Injected) {
         held.intact.iter().for_each(|written| scene.check_on(scene.own, *written, NONE));
         held.ids.iter().for_each(|id| scene.offload.release(*id).unwrap());
         held.blocks.iter().for_each(|block| scene.free(*block));
+        held.site.into_iter().for_each(|site| scene.offload.release_site(site).unwrap());
         // The same goes well afterwards.
         let mut again = Held::default();
         step(&scene, &mut again).unwrap_or_else(|error| panic!("after call {n}: {error}"));
         again.ids.iter().for_each(|id| scene.offload.release(*id).unwrap());
         again.blocks.iter().for_each(|block| scene.free(*block));
+        again.site.into_iter().for_each(|site| scene.offload.release_site(site).unwrap());
         scene.end();
         if injected == 0 {
             assert!(answer.is_ok() && n > 60, "{n} calls");
@@ -72,17 +120,19 @@ fn fails(error: Injected) {
 
 #[test]
 fn a_call_that_fails_loses_nothing() {
-    fails(Injected::Failed(999));
+    fails(Injected::Failed(999), step);
+    fails(Injected::Failed(999), pass);
 }
 
 #[test]
 fn a_call_that_has_no_memory_loses_nothing() {
-    fails(Injected::OutOfMemory);
+    fails(Injected::OutOfMemory, step);
+    fails(Injected::OutOfMemory, pass);
 }
 
 #[test]
 fn a_lost_device_is_told_of_and_books_go_on() {
-    for n in (1..200).step_by(7) {
+    for (n, step) in (1..200).step_by(7).zip([step, pass].into_iter().cycle()) {
         let scene = Scene::new();
         scene.faults.set(&[Fault { verb: None, when: When::From(n), error: Injected::Sticky(700) }]);
         let mut held = Held::default();

@@ -1,5 +1,6 @@
 //! What is offloaded of a process of simulated GPUs that refuse whatever no stream or event orders: real bytes, every freed block overwritten.
 
+mod checks;
 mod copies;
 mod faults;
 mod links;
@@ -130,7 +131,9 @@ impl Scene {
         self.malloc_on(self.own, size).unwrap()
     }
 
+    /// As the process frees a block.
     fn free(&self, address: Address) {
+        self.offload.before_free(address);
         self.pool().free(address).unwrap();
     }
 
@@ -203,6 +206,7 @@ impl Scene {
         self.pool().settle().unwrap();
         self.pool().tick().unwrap();
         assert_eq!(self.pool().read_holds().count(), 0, "a hold is left");
+        assert!(!self.offload.checks.are_any_watched(), "a block is still to be looked at");
         let stats = self.stats();
         assert_eq!((stats.entries, stats.host_bytes, stats.held_bytes), (0, 0, 0), "{stats:?}");
         self.offload.trim();

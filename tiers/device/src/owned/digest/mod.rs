@@ -44,9 +44,13 @@ const ENTRY: usize = size_of::<Entry>();
 const SLOT: Bytes = Bytes::kib(128);
 const SUMS: usize = BLOCKS as usize * 8;
 
-/// The digest kernel of one GPU.
+/// The digest kernel of one GPU. A clone is the same kernel.
+#[derive(Clone, Debug)]
+pub struct Digests(Arc<Loaded>);
+
+/// The kernel, and what its launches use; unloaded when nothing is digested any more.
 #[derive(Debug)]
-pub struct Digests {
+struct Loaded {
     completion_events: Arc<CompletionEvents>,
     device: DeviceId,
     stream: OwnedStream,
@@ -66,8 +70,8 @@ struct Slot {
 
 /// A digest that is being taken. Memory of its spans is kept until it is waited for or dropped.
 #[derive(Debug)]
-pub struct Digesting<'a> {
-    digests: &'a Digests,
+pub struct Digesting {
+    loaded: Arc<Loaded>,
     slots: Vec<Slot>,
     length: u64,
     spans: Vec<Span>,
@@ -84,19 +88,19 @@ impl Digests {
         let module = driver.module_load(device, &SOURCE)?;
         let (completion_events, kernel, slots) = (completion_events.clone(), Kernel(0), Mutex::default());
         // From here on dropping it unloads the module.
-        let mut digests = Digests { completion_events, device, stream, module, kernel, slots };
-        digests.kernel = digests.completion_events.driver().kernel_find(device, module, KERNEL)?;
-        Ok(digests)
+        let mut loaded = Loaded { completion_events, device, stream, module, kernel, slots };
+        loaded.kernel = loaded.completion_events.driver().kernel_find(device, module, KERNEL)?;
+        Ok(Digests(Arc::new(loaded)))
     }
 
     /// Whose memory it digests.
     pub fn device(&self) -> DeviceId {
-        self.device
+        self.0.device
     }
 
     /// A stream of its own, for digests of memory that no work writes to.
     pub fn stream(&self) -> Stream {
-        self.stream.id()
+        self.0.stream.id()
     }
 
     /// Enqueues on a stream of this GPU the digest of what spans hold side by side. Several may be under way.
@@ -105,19 +109,21 @@ impl Digests {
     /// [`Refusal::InvalidValue`] where a span does not begin at a multiple of 16 bytes, or one before the last is not so long;
     /// [`Refusal::NoPeerAccess`] where the GPU does not reach one; what the driver answers, also to pinning 2 MiB where all
     /// slots are under way.
-    pub fn enqueue(&self, stream: Stream, spans: &[Span]) -> Result<Digesting<'_>> {
-        self.check(spans)?;
+    pub fn enqueue(&self, stream: Stream, spans: &[Span]) -> Result<Digesting> {
+        let loaded = &*self.0;
+        loaded.check(spans)?;
         let (entries, length) = entries(spans);
-        let mut digesting = Digesting { digests: self, slots: Vec::new(), length, spans: spans.to_vec() };
+        let mut digesting =
+            Digesting { loaded: self.0.clone(), slots: Vec::new(), length, spans: spans.to_vec() };
         let reads: Vec<Touch> =
             spans.iter().map(|span| Touch { address: span.start(), size: span.size() }).collect();
         for list in entries.chunks(Slot::PIECES) {
-            let mut slot = self.slot()?;
+            let mut slot = loaded.slot()?;
             slot.fill(list);
             // Of a launch whose end cannot be marked the slot is not used again: its memory stays until all work is done.
-            self.launch(stream, &slot, &reads)?;
+            loaded.launch(stream, &slot, &reads)?;
             let marked = slot.launched.take().map_or_else(
-                || OwnedEvent::new(self.completion_events.driver(), self.device, EventKind::Sleeping),
+                || OwnedEvent::new(loaded.completion_events.driver(), loaded.device, EventKind::Sleeping),
                 Ok,
             )?;
             marked.record(stream)?;
@@ -126,7 +132,9 @@ impl Digests {
         }
         Ok(digesting)
     }
+}
 
+impl Loaded {
     fn check(&self, spans: &[Span]) -> Result<()> {
         for (at, span) in (1..).zip(spans) {
             let reached = span.kind() != PointerKind::Pageable && span.reach().contains(self.device);
@@ -185,7 +193,7 @@ impl Digests {
     }
 }
 
-impl Drop for Digests {
+impl Drop for Loaded {
     fn drop(&mut self) {
         if self.completion_events.synchronize(DeviceSet::of(self.device)).is_ok() {
             // SAFETY: all work of the device is done. A failure leaves the module to the context.
@@ -194,12 +202,21 @@ impl Drop for Digests {
     }
 }
 
-impl Digesting<'_> {
+impl Digesting {
     /// Holds none of its spans any longer. What is unmapped from then on waits for it, as for all work that is enqueued.
     #[must_use]
     pub fn let_go(mut self) -> Self {
         self.spans.clear();
         self
+    }
+
+    /// Whether it is taken, so that [`Digesting::wait`] waits for nothing.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn is_done(&self) -> Result<bool> {
+        // The last launch is the last that runs: all are of one stream.
+        self.slots.last().and_then(|slot| slot.launched.as_ref()).map_or(Ok(true), OwnedEvent::is_passed)
     }
 
     /// Waits for it on the host, asleep.
@@ -217,9 +234,9 @@ impl Digesting<'_> {
     }
 }
 
-impl Drop for Digesting<'_> {
+impl Drop for Digesting {
     fn drop(&mut self) {
-        self.digests.slots.lock().append(&mut self.slots);
+        self.loaded.slots.lock().append(&mut self.slots);
     }
 }
 

@@ -1,0 +1,51 @@
+"""Which saves gave their bytes back exactly from the form in which they are to go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._narrow import Form
+
+
+# So many tensors of one truth are kept at a time; what is beyond is looked at another time.
+MOST = 4096
+
+
+class Proofs:
+    """Of one site. A save is looked at whenever its bytes are checked; it is proven if each time nothing else would have come back."""
+
+    def __init__(self) -> None:
+        self._looked: list[tuple[int, Any]] = []
+        self._proven: dict[int, bool] = {}
+
+    def look(self, save: int, form: Form, storage: Any, start: int) -> None:
+        """Looks, on the device, at what is saved now."""
+        import torch
+
+        if len(self._looked) >= MOST:
+            return
+        try:
+            differs = form.differs(storage, start)
+        except torch.OutOfMemoryError:
+            # It is looked at another time, or goes as it is.
+            return
+        if differs is None:
+            self._proven[save] = True
+        else:
+            self._looked.append((save, differs))
+
+    def settle(self) -> None:
+        """A pass begins: what was looked at in those before is known from here on. Waits for the device where anything was."""
+        import torch
+
+        looked, self._looked = self._looked, []
+        by_device: dict[Any, list[tuple[int, Any]]] = {}
+        for save, differs in looked:
+            by_device.setdefault(differs.device, []).append((save, differs))
+        for found in by_device.values():
+            truths = torch.stack([differs for _, differs in found]).tolist()
+            for (save, _), differs in zip(found, truths):
+                self._proven[save] = self._proven.get(save, True) and not differs
+
+    def hold(self, save: int) -> bool:
+        return self._proven.get(save, False)

@@ -1,0 +1,153 @@
+//! Copies that are made once more when their block is freed ([`Checks`](super::checks::Checks)).
+
+use glake_device::owned::{Digesting, OwnedEvent};
+use glake_device::{Address, Stream};
+use glake_transfer::UserStream;
+use glake_transfer::paths::Direction;
+use glake_units::Bytes;
+
+use super::checks::{CheckState, SaveId, Watch};
+use super::entries::Away;
+use super::queue::Queue;
+use super::{Offload, Place, ProcessError, Result};
+
+/// What digests begin at a multiple of.
+const WORD: u64 = 16;
+
+impl Offload {
+    /// As [`Offload::offload`], of a save that is to be checked: the bytes are copied again when the block is freed, so that what comes
+    /// back is what the block had then, and both are compared.
+    ///
+    /// # Errors
+    /// As [`Offload::offload`].
+    pub fn offload_checked(&self, raw: Stream, address: Address, size: Bytes, save: SaveId) -> Result<u64> {
+        self.copy_out(raw, address, size, Some(save))
+    }
+
+    /// What is known of a save.
+    pub fn check_state(&self, save: SaveId) -> CheckState {
+        if self.registry.is_stopped() { CheckState::Due } else { self.checks.state(save) }
+    }
+
+    /// Saves of a site are to be checked anew, as where another plan offloads others of them.
+    pub fn check_again(&self, site: u64) {
+        self.checks.again(site);
+    }
+
+    /// Forgets a site: its plans, and what is known of its saves.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`](super::ProcessError::UnknownSite).
+    pub fn release_site(&self, site: u64) -> Result<()> {
+        self.checks.forget_site(site);
+        self.sites.release(site)
+    }
+
+    /// The block that begins there is about to be freed. What goes wrong here is told when the bytes are reloaded.
+    #[inline]
+    pub(in super::super) fn before_free(&self, address: Address) {
+        if self.checks.are_any_watched() {
+            self.copy_watched(address);
+        }
+    }
+
+    /// The digest of bytes that are about to be copied, where there is one.
+    pub(super) fn digest(
+        &self,
+        out: &mut Queue,
+        on: UserStream,
+        place: &Place<'_>,
+        address: Address,
+    ) -> Option<Digesting> {
+        if !self.checks.have_room() {
+            return None;
+        }
+        let digests = self.regions.digests(place.started.pool.device()).ok()??;
+        // A few bytes more, where the bytes begin in between: they are of the same block.
+        let before = address.0 % WORD;
+        let size = place.span.size().saturating_add(Bytes::new(before));
+        let span = place.started.pool.read_holds().span(Address(address.0 - before), size).ok()?;
+        out.digest(on, &digests, &span).ok()
+    }
+
+    #[cold]
+    fn copy_watched(&self, address: Address) {
+        if self.registry.is_stopped() {
+            return;
+        }
+        self.checks.poll();
+        for watch in self.checks.take(address) {
+            let Ok(entry) = self.entries.of(watch.entry) else { continue };
+            let mut entry = entry.lock();
+            let last = entry.load.as_ref().map(|load| load.event.clone());
+            let Some((away, _)) = entry.away.as_mut() else { continue };
+            away.watched = None;
+            let mut copied = self.copy_again(&watch, away, last.as_deref());
+            if copied.is_err() {
+                copied = self.copy_again(&watch, away, last.as_deref());
+                // Nobody knows how far the first came.
+                away.is_torn = !matches!(copied, Ok(Again::Copied(_)));
+            }
+            match (copied, watch.digest) {
+                (Ok(Again::Copied(Some(second))), Some(first)) => {
+                    self.checks.compare(watch.save, first, second);
+                }
+                _ => self.checks.miss(),
+            }
+        }
+    }
+
+    /// Copies what a block has now over what it had.
+    fn copy_again(&self, watch: &Watch, away: &mut Away, last: Option<&OwnedEvent>) -> Result<Again> {
+        let Watch { block, address, stream, ref digest, .. } = *watch;
+        let device = away.device;
+        self.streams.with_default_of(Some(device), || {
+            // Memory that is elsewhere, or a block that went in a way that nobody sees, as with a checkpoint that is restored.
+            let Ok(place) = self.place(address, away.size) else { return Ok(Again::Left) };
+            if place.block != block {
+                return Ok(Again::Left);
+            }
+            let own = self.streams.handle(block.stream).filter(|own| *own != stream);
+            let mut streams = Vec::new();
+            for raw in own.into_iter().chain([stream]) {
+                match self.stream(raw) {
+                    Err(ProcessError::OffloadCaptured { .. } | ProcessError::ForeignContext) => {
+                        return Ok(Again::Left);
+                    }
+                    // The program has destroyed it.
+                    Err(ProcessError::Driver(error)) if error.is_gone() => return Ok(Again::Left),
+                    found => streams.push(found?),
+                }
+            }
+            let out = self.queues.of(device, Direction::FromGpu)?;
+            let mut out = out.lock();
+            for &behind in &streams {
+                out.follow(behind)?;
+            }
+            if let Some(last) = last {
+                out.wait_for(last)?;
+            }
+            let Some(&packed) = streams.last() else { return Ok(Again::Left) };
+            let second = digest.as_ref().and_then(|_| self.digest(&mut out, packed, &place, address));
+            let held = out.copy_out(packed, &away.taken, &place.span).and_then(|(event, handles)| {
+                (away.out, away.copied) = (event, handles);
+                Ok(place.started.pool.read_holds().hold(block, &away.out)?)
+            });
+            if let Err(error) = held {
+                // The block is freed next.
+                out.finish();
+                return Err(error);
+            }
+            Ok(Again::Copied(second))
+        })?
+    }
+}
+
+/// What became of a second copy.
+#[derive(Debug)]
+enum Again {
+    /// It is on its way, and maybe a digest.
+    Copied(Option<Digesting>),
+    /// There could be none: the first counts.
+    Left,
+}
