@@ -14,6 +14,8 @@ from ._memory import Memory
 
 # Of the memory that torch hands out.
 ALIGNMENT = 512
+# What a site answers of an item; 0: it is kept.
+_OFFLOAD, _RECOMPUTE = 1, 2
 # How often it is looked anew whose storages a module has.
 _LOOK_AGAIN = 128
 
@@ -39,9 +41,13 @@ class Kept:
 
     def read(self) -> Any:
         # Hooks turn autograd's own check off.
-        if self._tensor._version != self._saved:
+        if not self.is_intact():
             raise _modified(self._tensor, self._saved, self._tensor.shape)
         return self._tensor
+
+    def is_intact(self) -> bool:
+        """Whether it was not changed since."""
+        return bool(self._tensor._version == self._saved)
 
 
 class Entry:
@@ -110,12 +116,33 @@ class Away:
     def read(self) -> Any:
         import torch
 
-        # It counts the changes of what was saved, whatever bytes it has.
-        if self._alias._version != self._saved:
+        if not self.is_intact():
             raise _modified(self._alias, self._saved, self._size)
         storage, start = self.entry.read()
         view = torch.empty(0, dtype=self._dtype, device=storage.device)
         return view.set_(storage, (start + self._offset) // view.element_size(), self._size, self._stride)
+
+    def is_intact(self) -> bool:
+        """Whether it was not changed since."""
+        # It counts the changes of what was saved, whatever bytes it has.
+        return bool(self._alias._version == self._saved)
+
+
+class Stored:
+    """What a leaf gave, or saved beside: an item outside of autograd's graph. It is read as often as needed."""
+
+    __slots__ = ("_packer", "_saved")
+
+    def __init__(self, packer: Packer, saved: Kept | Away) -> None:
+        self._packer, self._saved = packer, saved
+
+    def is_intact(self) -> bool:
+        """Whether what was stored was not changed since: else its copy may be of any moment."""
+        return self._saved.is_intact()
+
+    def read(self) -> Any:
+        """The tensor, for the current stream. What is kept is the same each time."""
+        return self._packer.unpack(self._saved)
 
 
 class Packer:
@@ -129,6 +156,8 @@ class Packer:
         self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
         self._lock = threading.RLock()
         self._site = _library.api().Site()
+        # Whether it tells leaves from what autograd saves, and has times of them.
+        self._has_leaves = hasattr(self._site, "leaf_begins")
         # Of the pass that is under way, by item; and by storage, range and version.
         self._items: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self._known: weakref.WeakValueDictionary[tuple[int, int, int, int], Entry] = weakref.WeakValueDictionary()
@@ -148,6 +177,26 @@ class Packer:
                 self._looks += 1
 
     def pack(self, tensor: Any) -> Kept | Away:
+        # What is no leaf is never computed again.
+        return self._pack(tensor, -1, False)  # type: ignore[return-value]
+
+    def store(self, tensor: Any, scope: int, is_leaf: bool) -> Stored | None:
+        """Of a checkpoint, by its number in the pass, what one of its leaves gave; or what that saved beside, which is no leaf's item. None:
+        nothing is stored, it is to be computed again."""
+        saved = self._pack(tensor, scope, is_leaf)
+        return None if saved is None else Stored(self, saved)
+
+    def leaf_begins(self, like: Any) -> None:
+        """A leaf is about to be computed, on the current stream of a tensor."""
+        if self._has_leaves:
+            self._site.leaf_begins(self.memory.stream(like))
+
+    def replays(self, scope: int, device: Any, begins: bool) -> None:
+        """A checkpoint is computed again from here, or until here."""
+        if self._has_leaves and device is not None:
+            self._site.replays(scope, self.memory.stream(self._like(None, device)), begins)
+
+    def _pack(self, tensor: Any, scope: int, is_leaf: bool) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
         if type(tensor) is not self._tensor or tensor.is_nested or tensor.is_sparse or tensor.nbytes < self.least:
             return Kept(tensor)
@@ -167,7 +216,9 @@ class Packer:
         with self._lock:
             entry = self._find(storage, 0, whole, tensor._version) or self._find(storage, start, size, tensor._version)
             if entry is None:
-                entry = self._add(tensor, storage, start, size)
+                entry = self._add(tensor, storage, start, size, scope, is_leaf)
+                if entry is None:
+                    return None
             else:
                 _report.counts.merged += 1
             return Away(tensor, self._alias(tensor), entry, first - entry.start)
@@ -197,12 +248,17 @@ class Packer:
         entry = self._known.get((storage._cdata, start, size, version))
         return None if entry is None or entry.is_dropped else entry
 
-    def _add(self, tensor: Any, storage: Any, start: int, size: int) -> Entry:
-        """The next item of the pass."""
-        item, is_offloaded, begins = self._site.packed(size)
+    def _add(self, tensor: Any, storage: Any, start: int, size: int, scope: int, is_leaf: bool) -> Entry | None:
+        """The next item of the pass. None: it is a leaf's, and to be computed again."""
+        if self._has_leaves:
+            item, verdict, begins = self._site.packed(size, size, scope, is_leaf, self.memory.stream(tensor))
+        else:
+            item, verdict, begins = self._site.packed(size)
         entry = self._items[item] = Entry(self._site, item, self.memory, start, size)
         self._begin(begins)
-        if is_offloaded:
+        if verdict == _RECOMPUTE:
+            return None
+        if verdict == _OFFLOAD:
             address = self.memory.address(storage)
             entry.packed = _library.api().offload_begin(self.memory.stream(tensor), address + start, size)
             _report.counts.stayed += entry.packed is None
@@ -228,12 +284,17 @@ class Packer:
     def _alias(self, tensor: Any) -> Any:
         """A tensor without bytes that counts the same changes."""
         alias = tensor.detach()
-        kind = (tensor.dtype, tensor.device)
-        empty = self._empty.get(kind)
-        if empty is None:
-            empty = self._empty[kind] = alias.new_empty(0)
-        alias.data = empty
+        alias.data = self._like(tensor.dtype, tensor.device)
         return alias
+
+    def _like(self, kind: Any, device: Any) -> Any:
+        """A tensor without bytes."""
+        import torch
+
+        empty = self._empty.get((kind, device))
+        if empty is None:
+            empty = self._empty[kind, device] = torch.empty(0, dtype=kind, device=device)
+        return empty
 
 
 def _is_dense(tensor: Any) -> bool:
