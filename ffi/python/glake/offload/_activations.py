@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from ._memory import Cuda, Memory
-from ._replay import Replay
 from ._saved import Packer
 
 LEAST = 256 << 10
@@ -24,7 +23,11 @@ class Activations:
         import torch
 
         self._packer = packer = Packer(least, memory or Cuda())
-        self._replay = Replay(packer) if replay else None
+        self._replay: Any = None
+        if replay:
+            from ._replay import Replay
+
+            self._replay = Replay(packer)
         self._hooks = (lambda tensor: packer.pack(tensor), lambda saved: packer.unpack(saved))
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
         self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)

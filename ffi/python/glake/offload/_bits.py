@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 # At a time: a comparison takes a byte an element.
 _PART = 16 << 20
 
 
 def are_same(one: Any, other: Any) -> Any:
     """Whether two tensors have the same bits, sizes and strides: False, or a tensor that says so."""
-    import torch
-
     one, other = one.detach(), other.detach()
     if one.dtype != other.dtype or one.size() != other.size() or one.stride() != other.stride() or one.device != other.device:
         return False
@@ -33,8 +33,6 @@ def are_same(one: Any, other: Any) -> Any:
 
 def read(found: list[Any]) -> list[bool]:
     """What such comparisons found, all at once for a device."""
-    import torch
-
     answers = [answer is True for answer in found]
     devices: dict[Any, list[int]] = {}
     for place, answer in enumerate(found):

@@ -9,8 +9,11 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+import types
 from typing import Any
+
+import torch
+import torch.utils.checkpoint
 
 from . import _leaf
 
@@ -70,16 +73,16 @@ def _replace(owner: Any, name: str, original: Any, ours: Any) -> None:
 
 
 def _replace_torch() -> None:
-    import torch
-    import torch.utils.checkpoint as checkpoint
-
-    functional = torch.nn.functional
-    for owner, name, kind in (
+    functional, checkpoint = torch.nn.functional, torch.utils.checkpoint
+    kinds: tuple[tuple[Any, str, Any], ...] = (
         (functional, "linear", _leaf.Product("linear", 0, 1)),
         (torch, "addmm", _leaf.Product("addmm", 1, 2)),
-        (functional, "scaled_dot_product_attention", _leaf.Attention()),
-    ):
+        (functional, "scaled_dot_product_attention", _leaf.Attention("attention")),
+    )
+    for owner, name, kind in kinds:
         original = getattr(owner, name)
+        # What others put in its place may save anything.
+        kind.is_steady = kind.is_steady and isinstance(original, types.BuiltinFunctionType)
         _replace(owner, name, original, _of_function(original, kind))
     _replace(
         checkpoint,
@@ -98,28 +101,19 @@ def _replace_peft() -> None:
 
     @functools.wraps(original)
     def forward(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if torch.compiler.is_compiling():
             return original(self, x, *args, **kwargs)
         scope = current.scope
         if scope is None or not kind.is_whole(self, x, args, kwargs):
             return original(self, x, *args, **kwargs)
         return scope.leaf(kind, original, (self, x), {})
 
-    is_compiling = _is_compiling()
     _replace(module.Linear, "forward", original, forward)
 
 
-def _is_compiling() -> Callable[[], bool]:
-    import torch
-
-    # What is being compiled folds it to a constant, and sees the function alone.
-    return torch.compiler.is_compiling
-
-
 def _of_function(original: Any, kind: Any) -> Any:
-    import torch
-
-    is_compiling, found = _is_compiling(), current
+    # What is being compiled folds it to a constant, and sees the function alone.
+    is_compiling, found = torch.compiler.is_compiling, current
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +136,10 @@ def _of_checkpoint(original: Any, plain: Any) -> Any:
     def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = plain, *rest: Any, **kwargs: Any) -> Any:
         replay = current.replay
         if replay is not None or current.scope is not None:
-            is_debug = len(rest) > 1 and rest[1] is True
+            # After it: how to check that both are the same, and whether to debug, which a setting for all goes before.
+            is_debug = torch.utils.checkpoint._checkpoint_debug_enabled
+            if is_debug is None:
+                is_debug = len(rest) > 1 and bool(rest[1])
             context_fn = contexts(replay, context_fn, plain, is_debug)
         return original(fn, preserve_rng_state, context_fn, *rest, **kwargs)
 

@@ -4,79 +4,83 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+_TYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool))
+_CASTS = frozenset((torch.float16, torch.bfloat16, torch.float32))
+
 
 class Call:
     """One call of a leaf: how it is computed, which tensors it reads, and what else it depends on."""
 
-    __slots__ = ("_args", "_function", "_kwargs", "draws", "inputs", "lowered", "rest")
+    __slots__ = ("args", "draws", "function", "inputs", "kwargs", "lowered", "signature")
 
-    def __init__(self, function: Any, args: Any, kwargs: Any, inputs: list[Any], rest: tuple[Any, ...]) -> None:
-        self._function, self._args, self._kwargs = function, args, kwargs
-        self.inputs, self.rest = inputs, rest
-        # Whether it draws random numbers, and the type that autocast has it compute in.
-        self.draws, self.lowered = False, None
+    def __init__(self, function: Any, args: Any, kwargs: Any, inputs: list[Any], rest: tuple[Any, ...], lowered: Any = None) -> None:
+        self.function, self.args, self.kwargs, self.inputs = function, args, kwargs, inputs
+        # The type that autocast has it compute in.
+        self.lowered = lowered
+        # Calls of one signature save tensors of the same kinds.
+        self.signature = (rest, lowered, torch.is_grad_enabled(), *[_signature(tensor) for tensor in inputs])
+        # Whether it draws random numbers.
+        self.draws = False
 
     def run(self) -> Any:
-        return self._function(*self._args, **self._kwargs)
+        return self.function(*self.args, **self.kwargs)
+
+    def is_plain(self) -> bool:
+        """Whether it reads bytes in the usual layout, of usual types."""
+        return all(is_plain(tensor) for tensor in self.inputs)
 
 
 class Function:
     """A function of torch."""
 
-    def __init__(self, name: str) -> None:
-        import torch
+    # Whether calls of one signature save nothing but views of what they read and gave, once one did.
+    is_steady = False
+    # Of the output's bytes, what may be stored beside it.
+    most_beside = 0.25
 
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._torch = torch
         self._lowers: dict[tuple[str, Any], bool] = {}
 
     def is_cheap(self, args: Any, least_inner: int) -> bool:
         """Whether to compute it again takes less than to store what it gave."""
         return False
 
-    def call(self, function: Any, args: Any, kwargs: Any) -> Call | str:
-        """A call of it; or why it cannot be replayed."""
-        if "out" in kwargs:
-            return "out"
-        inputs, rest = _split((*args, *kwargs.values()))
-        if not inputs or not all(is_plain(tensor) for tensor in inputs):
-            return "tensors"
-        lowered, kind = None, inputs[0].device.type
-        if self._torch.is_autocast_enabled(kind):
-            lowered = self._torch.get_autocast_dtype(kind)
-            if self._is_lowered(function, kind, lowered):
-                args = tuple(self._cast(value, kind, lowered) for value in args)
-                kwargs = {name: self._cast(value, kind, lowered) for name, value in kwargs.items()}
-                inputs, _ = _split((*args, *kwargs.values()))
-        call = Call(function, args, kwargs, inputs, (*rest, *kwargs))
-        call.lowered = lowered
-        return call
+    def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
+        """A call of it. None: what it reads or writes is unusual."""
+        values = (*args, *kwargs.values()) if kwargs else args
+        inputs = [value for value in values if isinstance(value, torch.Tensor)]
+        if not inputs or "out" in kwargs:
+            return None
+        lowered, device = None, inputs[0].device.type
+        if torch.is_autocast_enabled(device):
+            lowered = torch.get_autocast_dtype(device)
+            if self._is_lowered(function, device, lowered):
+                args = tuple(_cast(value, device, lowered) for value in args)
+                kwargs = {name: _cast(value, device, lowered) for name, value in kwargs.items()}
+                inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        rest = [None if isinstance(value, torch.Tensor) else value for value in values]
+        return Call(function, args, kwargs, inputs, (*rest, *kwargs), lowered)
 
     def probe(self, function: Any, zeros: Any) -> Any:
         raise NotImplementedError
 
-    def _is_lowered(self, function: Any, kind: str, lowered: Any) -> bool:
+    def _is_lowered(self, function: Any, device: str, lowered: Any) -> bool:
         """Whether autocast has this function compute in its lower type."""
-        known = self._lowers.get((kind, lowered))
+        known = self._lowers.get((device, lowered))
         if known is None:
-            with self._torch.no_grad():
-                zeros = lambda *sizes: self._torch.zeros(*sizes, dtype=self._torch.float32, device=kind)
-                known = self._lowers[kind, lowered] = self.probe(function, zeros).dtype == lowered
+            with torch.no_grad():
+                zeros = lambda *sizes: torch.zeros(*sizes, dtype=torch.float32, device=device)
+                known = self._lowers[device, lowered] = self.probe(function, zeros).dtype == lowered
         return known
-
-    def _cast(self, value: Any, kind: str, lowered: Any) -> Any:
-        """As autocast is about to do it, and outside of the leaf: what is saved of it is a view of what the leaf reads. What autocast keeps, it
-        casts itself."""
-        torch = self._torch
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16) or value.dtype == lowered:
-            return value
-        if value.device.type != kind or is_kept_by_autocast(value):
-            return value
-        return value.to(lowered)
 
 
 class Product(Function):
     """A product with a weight: ``linear``, ``addmm``."""
+
+    is_steady = True
 
     def __init__(self, name: str, activation: int, weight: int) -> None:
         super().__init__(name)
@@ -93,15 +97,15 @@ class Product(Function):
 class Attention(Function):
     """``scaled_dot_product_attention``."""
 
-    def __init__(self) -> None:
-        super().__init__("attention")
+    # A mask, which it makes of what it was given.
+    most_beside = 1.0
 
-    def call(self, function: Any, args: Any, kwargs: Any) -> Call | str:
+    def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         call = super().call(function, args, kwargs)
-        if not isinstance(call, str):
-            call.draws = bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
-            if call.draws and call.inputs[0].device.type not in ("cpu", "cuda"):
-                return "generator"
+        if call is not None and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)):
+            call.draws = True
+            if call.inputs[0].device.type not in ("cpu", "cuda"):
+                return None
         return call
 
     def probe(self, function: Any, zeros: Any) -> Any:
@@ -112,105 +116,89 @@ class Adapted:
     """peft's linear layer with LoRA, where what it saves beside its input and weights is small."""
 
     name = "lora"
+    is_steady = False
+    most_beside = 0.25
 
     def __init__(self, kind: type) -> None:
-        import torch
-
-        self._kind, self._torch = kind, torch
+        self._kind = kind
 
     def is_cheap(self, args: Any, least_inner: int) -> bool:
         return bool(args[1].size(-1) < least_inner)
 
     def is_whole(self, module: Any, x: Any, args: Any, kwargs: Any) -> bool:
         """Else its parts are leaves: of what a dropout gave nothing is stored, and casts are made again."""
-        torch = self._torch
-        if type(module) is not self._kind or args or any(value is not None for value in kwargs.values()) or not is_plain(x):
+        if type(module) is not self._kind or args or any(value is not None for value in kwargs.values()):
             return False
-        if module.disable_adapters or module.merged or torch.is_autocast_enabled(x.device.type) or not _is_bare(module.base_layer):
+        if not isinstance(x, torch.Tensor) or torch.is_autocast_enabled(x.device.type) or module.disable_adapters or module.merged:
             return False
-        rank = 0
+        parts = module._modules
+        base, rank = parts["base_layer"], 0
+        if not _is_bare(base):
+            return False
         for name in self._active(module):
-            product = module.lora_A[name]
-            if name in module.lora_variant or product.weight.dtype != x.dtype or not isinstance(module.scaling[name], (int, float)):
+            product, dropout = parts["lora_A"]._modules[name], parts["lora_dropout"]._modules[name]
+            if not _is_bare(product) or not _is_bare(parts["lora_B"]._modules[name]) or product._parameters["weight"].dtype != x.dtype:
                 return False
-            if not _is_bare(product) or not _is_bare(module.lora_B[name]) or not _is_idle(module.lora_dropout[name]):
+            if type(dropout) is not torch.nn.Identity and (type(dropout) is not torch.nn.Dropout or (dropout.training and dropout.p != 0)):
+                return False
+            if name in module.lora_variant or not isinstance(module.scaling[name], (int, float)):
                 return False
             rank += product.out_features
-        return 4 * rank <= module.base_layer.out_features
+        return bool(4 * rank <= base.out_features)
 
-    def call(self, function: Any, args: Any, kwargs: Any) -> Call | str:
+    def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         module, x = args
-        names = self._active(module)
-        layers = [module.base_layer]
+        names, parts, scaling = self._active(module), module._modules, module.scaling
+        inputs, rest = [x, *_weights(parts["base_layer"])], []
         for name in names:
-            layers += (module.lora_A[name], module.lora_B[name])
-        inputs = [x]
-        for layer in layers:
-            inputs.append(layer.weight)
-            if layer.bias is not None:
-                inputs.append(layer.bias)
-        if not all(is_plain(tensor) for tensor in inputs):
-            return "tensors"
-        return Call(function, args, kwargs, inputs, (*names, *[module.scaling[name] for name in names]))
+            inputs += _weights(parts["lora_A"]._modules[name])
+            inputs += _weights(parts["lora_B"]._modules[name])
+            rest += [name, scaling[name]]
+        return Call(function, args, kwargs, inputs, tuple(rest))
 
     def _active(self, module: Any) -> list[str]:
-        adapters = module.lora_A._modules
+        adapters = module._modules["lora_A"]._modules
         return [name for name in module.active_adapters if name in adapters]
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether it is bytes of its own in the usual layout, of a usual type."""
-    import torch
-
-    kind = type(tensor)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
-    return tensor.dtype in _types() and tensor.layout is torch.strided and not tensor.is_neg()
+    return tensor.dtype in _TYPES and tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def is_kept_by_autocast(tensor: Any) -> bool:
     """Whether autocast keeps its cast of such a tensor until it ends, for all that reads it."""
-    import torch
-
     return bool(tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view())
 
 
-def _split(values: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    import torch
-
-    inputs, rest = [], []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            inputs.append(value)
-        else:
-            rest.append(value)
-    return inputs, tuple(rest)
+def _signature(tensor: Any) -> tuple[Any, ...]:
+    kind = type(tensor)
+    if kind is torch.nn.Parameter:
+        # Of weights of the same sizes it says which it is: it is the same object when it is computed again.
+        return id(tensor), tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride()
+    if tensor.layout is not torch.strided:
+        return (kind,)
+    return kind, tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride(), tensor.device, tensor.is_neg()
 
 
-def _types() -> frozenset[Any]:
-    global _known_types
-    if not _known_types:
-        import torch
-
-        _known_types = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool))
-    return _known_types
-
-
-_known_types: frozenset[Any] = frozenset()
+def _cast(value: Any, device: str, lowered: Any) -> Any:
+    """As autocast is about to do it, and outside of the leaf: what is saved of it is a view of what the leaf reads then. What autocast keeps, it
+    casts itself."""
+    if not isinstance(value, torch.Tensor) or value.dtype == lowered or value.dtype not in _CASTS:
+        return value
+    if value.device.type != device or is_kept_by_autocast(value):
+        return value
+    return value.to(lowered)
 
 
 def _is_bare(layer: Any) -> bool:
     """Whether it is a linear layer, and nothing else happens when it is called."""
-    import torch
-
     if type(layer) is not torch.nn.Linear or "forward" in layer.__dict__ or layer._compiled_call_impl is not None:
         return False
     return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
-def _is_idle(dropout: Any) -> bool:
-    import torch
-
-    if type(dropout) is torch.nn.Identity:
-        return True
-    return type(dropout) is torch.nn.Dropout and (dropout.p == 0 or not dropout.training)
+def _weights(layer: Any) -> list[Any]:
+    found = layer._parameters
+    return [found["weight"]] if found["bias"] is None else [found["weight"], found["bias"]]

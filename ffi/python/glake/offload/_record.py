@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from . import _bits
 from ._leaf import Call, is_kept_by_autocast
 
 # What a saved tensor is: of an input or of the output, a cast of an input that autocast made, or stored by itself.
 _INPUT, _OUTPUT, _CAST, _STORED = range(4)
-# Of the output's bytes, what may be stored beside it: more is not worth it.
-MOST_BESIDE = {"linear": 0.25, "addmm": 0.25, "lora": 0.25, "attention": 1.0}
 
 
 class Draws:
@@ -19,8 +19,6 @@ class Draws:
     __slots__ = ("_device", "_state")
 
     def __init__(self, device: Any) -> None:
-        import torch
-
         self._device = device
         if device.type == "cpu":
             self._state: Any = torch.get_rng_state()
@@ -29,118 +27,119 @@ class Draws:
             self._state = (generator.initial_seed(), generator.get_offset())
 
     def is_now(self) -> bool:
-        import torch
-
         now = Draws(self._device)._state
         return bool(torch.equal(self._state, now)) if self._device.type == "cpu" else bool(self._state == now)
 
     def set(self) -> None:
-        import torch
-
         if self._device.type == "cpu":
             torch.set_rng_state(self._state)
         else:
             torch.cuda.default_generators[self._device.index].set_offset(self._state[1])
 
 
-class Record:
-    """Describes what the operation saved, in its order, by what it is a view of; and has what was stored of it."""
+class Sketch:
+    """What a leaf saves when it is called with a signature, in its order, by what each tensor is a view of."""
 
-    __slots__ = ("_after", "_before", "_is_grad", "_lowered", "_output", "_requires_grad", "_rest", "_saves", "_signature", "is_checked", "leaf", "kind")
+    __slots__ = ("beside", "reads_output", "saves", "signature", "why")
 
-    def __init__(self, kind: Any, leaf: Any, call: Call) -> None:
-        import torch
-
-        self.kind, self.leaf = kind, leaf
-        self._signature, self._rest, self._lowered = [_signature(tensor) for tensor in call.inputs], call.rest, call.lowered
-        self._is_grad = torch.is_grad_enabled()
-        self._before = Draws(call.inputs[0].device) if call.draws else None
-        self._after: Draws | None = None
-        self._saves: list[tuple[int, Any, Any, Any, int]] = []
-        self._output: Any = None
-        self._requires_grad = False
-        # Whether it is computed again this once, beside what is stored, and both are compared.
-        self.is_checked = False
-
-    def store(self, call: Call, output: Any, saved: list[Any], packer: Any, scope: int) -> str | None:
-        """Stores what is needed of what the leaf gave and saved; or says why it does not."""
-        import torch
-
-        if type(output) is not torch.Tensor or output.layout is not torch.strided:
-            return "tensors"
-        whence = {tensor.untyped_storage()._cdata: place for place, tensor in enumerate(call.inputs)}
+    def __init__(self, kind: Any, call: Call, output: Any, saved: list[Any], least: int) -> None:
+        self.signature = call.signature
+        # What each is, of which input, and its sizes, strides and offset there.
+        self.saves: list[tuple[int, int, Any, Any, int]] = []
+        # Which of them are stored by themselves, and whether one is of the output.
+        self.beside: list[int] = []
+        self.reads_output = False
+        # Why it cannot be replayed.
+        self.why: str | None = None
+        if type(output) is not torch.Tensor or output.layout is not torch.strided or not call.is_plain():
+            self.why = "tensors"
+            return
+        # Several may be parts of one: queries, keys and values of one projection.
+        whence: dict[int, list[int]] = {}
+        for place, tensor in enumerate(call.inputs):
+            whence.setdefault(tensor.untyped_storage()._cdata, []).append(place)
         storage = output.untyped_storage()._cdata
         if storage in whence:
-            return "aliases"
-        beside, size, reads_output = [], 0, False
+            self.why = "aliases"
+            return
+        size = 0
         for tensor in saved:
-            view = (tensor.size(), tensor.stride())
             source = tensor.untyped_storage()._cdata
-            place = whence.get(source)
-            if place is not None and _is_within(tensor, call.inputs[place]):
-                self._saves.append((_INPUT, place, *view, tensor.storage_offset() - call.inputs[place].storage_offset()))
+            what, offset = _STORED, tensor.storage_offset()
+            place = next((place for place in whence.get(source, ()) if _is_within(tensor, call.inputs[place])), -1)
+            if place >= 0:
+                what, offset = _INPUT, offset - call.inputs[place].storage_offset()
             elif source == storage and _is_within(tensor, output):
-                self._saves.append((_OUTPUT, None, *view, tensor.storage_offset() - output.storage_offset()))
-                reads_output = True
-            elif call.lowered is not None and (place := _cast_of(tensor, call)) is not None:
-                self._saves.append((_CAST, place, *view, tensor.storage_offset()))
+                what, offset, self.reads_output = _OUTPUT, offset - output.storage_offset(), True
             else:
-                self._saves.append((_STORED, len(beside), *view, 0))
-                beside.append(tensor)
-                size += tensor.nbytes
-        if size > MOST_BESIDE[self.kind.name] * output.nbytes and size > packer.least:
-            return "large"
+                place = _cast_of(tensor, call)
+                if place >= 0:
+                    what = _CAST
+                else:
+                    self.beside.append(len(self.saves))
+                    size += tensor.nbytes
+            self.saves.append((what, place, tensor.size(), tensor.stride(), offset))
+        if size > kind.most_beside * output.nbytes and size > least:
+            self.why = "large"
+
+    def fits(self, saved: list[Any]) -> bool:
+        """Whether another call saved the like."""
+        return len(saved) == len(self.saves) and all(
+            (tensor.size(), tensor.stride()) == save[2:4] for tensor, save in zip(saved, self.saves)
+        )
+
+
+class Record:
+    """Of one call: what was stored of it."""
+
+    __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "is_compared", "kind", "leaf")
+
+    def __init__(self, kind: Any, leaf: Any, sketch: Sketch, before: Draws | None, after: Draws | None) -> None:
+        self.kind, self.leaf, self._sketch = kind, leaf, sketch
+        self._before, self._after = before, after
+        self._output: Any = None
+        self._beside: dict[int, Any] = {}
+        self._requires_grad = False
+        # Whether it is computed again this once, beside what is stored, and both are compared.
+        self.is_compared = False
+
+    def store(self, output: Any, saved: list[Any], packer: Any, scope: int) -> bool:
+        """Whether what is needed of what the leaf gave and saved is stored."""
         self._requires_grad = output.requires_grad
-        if call.draws:
-            self._after = Draws(call.inputs[0].device)
-        if self.leaf.is_read or reads_output:
+        if self.leaf.is_read or self._sketch.reads_output:
             self._output = packer.store(output, scope, True)
             if self._output is None:
-                return "planned"
-        for place, (what, index, *view) in enumerate(self._saves):
-            if what == _STORED:
-                stored = packer.store(beside[index], scope, False)
-                if stored is None:
-                    return "planned"
-                self._saves[place] = (_STORED, stored, *view)  # type: ignore[assignment]
-        return None
+                return False
+        for place in self._sketch.beside:
+            stored = self._beside[place] = packer.store(saved[place], scope, False)
+            if stored is None:
+                return False
+        return True
 
-    def misfit(self, kind: Any, call: Call) -> bool:
-        """Whether this is not the call that it was made by."""
-        import torch
-
-        if kind is not self.kind or len(call.inputs) != len(self._signature) or call.rest != self._rest or call.lowered != self._lowered:
-            return True
-        if torch.is_grad_enabled() != self._is_grad:
-            return True
-        return any(_signature(tensor) != signature for tensor, signature in zip(call.inputs, self._signature))
+    def is_of(self, kind: Any, call: Call) -> bool:
+        """Whether this is the call that it was made by."""
+        return bool(kind is self.kind and call.signature == self._sketch.signature)
 
     def hindrance(self) -> str | None:
         """Why it cannot stand for the computation now."""
         if self._output is not None and not self._output.is_intact():
             return "changed"
-        if any(what == _STORED and not stored.is_intact() for what, stored, *_ in self._saves):
+        if self._beside and not all(stored.is_intact() for stored in self._beside.values()):
             return "changed"
-        if self._before is not None and not self._before.is_now():
-            return "generator"
-        return None
+        return None if self._before is None or self._before.is_now() else "generator"
 
     def replay(self, call: Call, pack: Any) -> Any:
         """Hands what the operation saved to the hook that is on, in its order, and answers what it gave."""
-        import torch
-
-        output = None
-        for save in self._saves:
-            if save[0] == _OUTPUT and output is None:
-                output = self._output.read()
+        output = self._output.read() if self._sketch.reads_output else None
+        for place, save in enumerate(self._sketch.saves):
             # Raises where this was the last that was needed: the output is not read then.
-            pack(self._saved(save, call, output))
+            pack(self._saved(place, save, call, output))
         if output is None:
             if self._output is None:
                 # It was not needed in the passes before.
                 self.leaf.is_read = True
                 with torch.no_grad():
-                    output = call.run().detach()
+                    output = call.run()
             else:
                 output = self._output.read()
         if self._after is not None:
@@ -153,26 +152,19 @@ class Record:
         last."""
         found: list[Any] = []
         if output is not None:
-            found.append(len(saved) == len(self._saves))
-            found.append(output.requires_grad == self._requires_grad)
+            found += [len(saved) == len(self._sketch.saves), output.requires_grad == self._requires_grad]
             if self._output is not None:
                 found.append(_bits.are_same(output, self._output.read()))
-        for tensor, save in zip(saved, self._saves):
-            if save[0] == _OUTPUT and output is None:
-                found.append(_bits.are_same(tensor, self._saved(save, call, self._output.read())))
-            else:
-                expected = self._saved(save, call, output)
-                is_view = save[0] in (_INPUT, _OUTPUT)
-                found.append(tensor.data_ptr() == expected.data_ptr() if is_view else True)
-                found.append(tensor.dtype == expected.dtype and tensor.size() == expected.size() and tensor.stride() == expected.stride())
-                if not is_view:
-                    found.append(_bits.are_same(tensor, expected))
+        elif self._sketch.reads_output:
+            output = self._output.read()
+        for place, (tensor, save) in enumerate(zip(saved, self._sketch.saves)):
+            found.append(_bits.are_same(tensor, self._saved(place, save, call, output)))
         return found
 
-    def _saved(self, save: tuple[int, Any, Any, Any, int], call: Call, output: Any) -> Any:
+    def _saved(self, place: int, save: tuple[int, int, Any, Any, int], call: Call, output: Any) -> Any:
         what, source, size, stride, offset = save
         if what == _STORED:
-            return source.read()
+            return self._beside[place].read()
         if what == _CAST:
             tensor = call.inputs[source].detach().to(call.lowered)
         else:
@@ -183,34 +175,26 @@ class Record:
         return tensor.detach().as_strided(size, stride, offset)
 
 
-def _signature(tensor: Any) -> tuple[Any, ...]:
-    import torch
-
-    # Which of two weights of the same sizes it is: a parameter is the same object when it is computed again.
-    weight = id(tensor) if type(tensor) is torch.nn.Parameter else 0
-    return tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride(), tensor.device, weight
-
-
 def _is_within(view: Any, tensor: Any) -> bool:
     """Whether a view of the same storage has no other bytes than those of a tensor."""
     first = view.storage_offset() - tensor.storage_offset()
-    return view.dtype == tensor.dtype and first >= 0 and first + _extent(view) <= _extent(tensor)
+    return bool(view.dtype == tensor.dtype and first >= 0 and first + _extent(view) <= _extent(tensor))
 
 
 def _extent(tensor: Any) -> int:
-    if tensor.is_contiguous():
-        return int(tensor.numel())
-    return 0 if tensor.numel() == 0 else sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1
+    """From the first to the last element."""
+    if tensor.numel() == 0:
+        return 0
+    return sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1
 
 
-def _cast_of(saved: Any, call: Call) -> int | None:
-    """Which weight it is that autocast made a saved tensor of, which is the weight's transpose."""
+def _cast_of(saved: Any, call: Call) -> int:
+    """Which weight it is that autocast made a saved tensor of, which may be the weight's transpose; or -1."""
     if saved.dtype != call.lowered or saved.dim() != 2 or saved.storage_offset() != 0:
-        return None
+        return -1
     for place, weight in enumerate(call.inputs):
-        if weight.dim() == 2 and weight.dtype != call.lowered and is_kept_by_autocast(weight) and weight.is_contiguous():
-            if saved.size() == weight.size()[::-1] and saved.stride() == weight.stride()[::-1]:
+        if weight.dim() == 2 and weight.is_contiguous() and is_kept_by_autocast(weight):
+            sizes = (saved.size(), saved.stride())
+            if sizes in ((weight.size(), weight.stride()), (weight.size()[::-1], weight.stride()[::-1])):
                 return place
-            if saved.size() == weight.size() and saved.stride() == weight.stride():
-                return place
-    return None
+    return -1

@@ -9,8 +9,11 @@ import weakref
 from collections import Counter
 from typing import Any
 
+import torch
+
 from . import _bits, _interception, _report
 from ._interception import current
+from ._memory import Cuda
 from ._saved import Packer
 from ._scope import Leaf, Scope
 
@@ -67,7 +70,7 @@ class Replay:
         return Replay(Packer(self.packer.least, self.packer.memory), least_inner=self.least_inner)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.packer.least, self.packer.memory, self.least_inner)
+        return _again, (self.packer.least, self.least_inner)
 
     def install(self, model: Any) -> None:
         """From its next forward pass on, whatever enables checkpointing meanwhile, and however often."""
@@ -115,8 +118,6 @@ class Replay:
         current.replay, current.place, current.scope = current.before.pop()
 
     def _begins(self, module: Any, _inputs: Any) -> None:
-        import torch
-
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self.begin(module)
         else:
@@ -139,12 +140,16 @@ class Replay:
         self._has_seen = True
         return scope
 
-    def leaf(self, place: int, turn: int, kind: Any, call: Any) -> Leaf:
+    def leaves_alone(self) -> None:
+        """A checkpoint has contexts of its own."""
+        self._has_seen = True
+        self.computes_again("checkpoint", "context_fn")
+
+    def leaf(self, place: int, turn: int, kind: Any) -> Leaf:
         """What is known of a leaf."""
-        signature = (kind.name, call.lowered, [(tensor.dtype, tensor.dim(), tensor.size(-1) if tensor.dim() else 0) for tensor in call.inputs])
         leaf = self._leaves.get((place, turn))
-        if leaf is None or leaf.signature != signature:
-            leaf = self._leaves[place, turn] = Leaf(signature)
+        if leaf is None or leaf.kind is not kind:
+            leaf = self._leaves[place, turn] = Leaf(kind)
             with self._lock:
                 self._unsettled.append(leaf)
         return leaf
@@ -182,5 +187,5 @@ class Replay:
                 self.computes_again("linear", "quantised")
 
 
-def _again(least: int, memory: Any, least_inner: int) -> Replay:
-    return Replay(Packer(least, memory), least_inner=least_inner)
+def _again(least: int, least_inner: int) -> Replay:
+    return Replay(Packer(least, Cuda()), least_inner=least_inner)

@@ -11,21 +11,25 @@ The checkpoint stays torch's: it keeps what a call was given, sets generators an
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from types import TracebackType
 from typing import Any
 
+import torch
+import torch.utils.checkpoint
+
 from . import _bits
 from ._interception import current
-from ._record import Record
+from ._record import Draws, Record, Sketch
 
 
 class Leaf:
     """What is known of one leaf of one checkpoint, pass after pass."""
 
-    def __init__(self, signature: Any) -> None:
-        self.signature = signature
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        # What it saved last.
+        self.sketch: Sketch | None = None
         # Whether a replay was seen to be what a computation is, and whether what it gave is read when it is computed again.
         self.is_trusted, self.is_read = False, True
         # Why it is computed again for good.
@@ -104,27 +108,39 @@ class Stores(_Inside):
         replay, turn = scope.replay, len(scope.records)
         scope.records.append(None)
         call = kind.call(function, args, kwargs)
-        if isinstance(call, str):
-            replay.computes_again(kind.name, call)
+        if call is None:
+            replay.computes_again(kind.name, "tensors")
             return function(*args, **kwargs)
-        leaf = replay.leaf(scope.place, turn, kind, call)
-        top = _top()
-        if leaf.reason is not None or top is None:
-            replay.computes_again(kind.name, leaf.reason or "hooks")
+        leaf = replay.leaf(scope.place, turn, kind)
+        sketch = leaf.sketch
+        is_known = sketch is not None and sketch.signature == call.signature
+        if leaf.reason is not None or (is_known and sketch.why is not None):
+            replay.computes_again(kind.name, leaf.reason or sketch.why)
             return call.run()
-        record = Record(kind, leaf, call)
-        like = call.inputs[0]
-        replay.packer.leaf_begins(like)
-        output, saved = _observed(call, top)
-        why = record.store(call, output, saved, replay.packer, scope.number)
+        replay.packer.leaf_begins(call.inputs[0])
+        before = Draws(call.inputs[0].device) if call.draws else None
+        saved: list[Any] = []
+        if is_known and kind.is_steady and not sketch.beside:
+            output = call.run()
+        else:
+            output = _observed(call, _top(), saved)
+            if not is_known or not sketch.fits(saved):
+                sketch = leaf.sketch = Sketch(kind, call, output, saved, replay.packer.least)
+                if sketch.why is not None:
+                    replay.computes_again(kind.name, sketch.why)
+                    saved.clear()
+                    return output
+        record = Record(kind, leaf, sketch, before, Draws(call.inputs[0].device) if call.draws else None)
+        is_stored = record.store(output, saved, replay.packer, scope.number)
+        # The hooks that are on hold the list.
         saved.clear()
-        if why is not None:
-            replay.computes_again(kind.name, why)
+        if not is_stored:
+            replay.computes_again(kind.name, "planned")
             return output
         scope.records[turn] = record
-        scope.device = like.device
+        scope.device = output.device
         if not leaf.is_trusted:
-            record.is_checked = True
+            record.is_compared = True
             if leaf.is_read:
                 self._watched.append((leaf, output.detach(), output.detach().clone()))
         return output
@@ -151,51 +167,55 @@ class Replays(_Inside):
         self._turn += 1
         record = records[turn] if turn < len(records) else None
         call = kind.call(function, args, kwargs)
-        if isinstance(call, str):
+        if call is None:
             return function(*args, **kwargs)
-        replay = self._scope.replay
         if record is None or self._is_other:
             return call.run()
-        if record.misfit(kind, call):
+        replay = self._scope.replay
+        if not record.is_of(kind, call):
             # From here on it is another computation than the one that was stored.
             self._is_other = True
             replay.computes_again(kind.name, "other")
             return call.run()
-        top = _top()
-        why = "hooks" if top is None else record.hindrance()
+        why = record.hindrance()
         if why is not None:
+            try:
+                output = call.run()
+            except BaseException as error:
+                record.leaf.is_read &= not _is_stop(error)
+                raise
             if why == "changed":
                 # It would be again: nothing is stored of it from then on.
                 record.leaf.reason = why
             replay.computes_again(kind.name, why)
-            return call.run()
+            return output
+        if record.is_compared:
+            return self._compare(record, call)
         try:
-            if record.is_checked:
-                return self._compare(record, call, top)
-            output = record.replay(call, top[0])
+            output = record.replay(call, _top()[0])
         except BaseException as error:
             if _is_stop(error):
                 record.leaf.is_read = False
-                if not record.is_checked:
-                    replay.replayed()
+                replay.replayed()
             raise
         replay.replayed()
         return output
 
-    def _compare(self, record: Record, call: Any, top: Any) -> Any:
-        output, saved = None, []
+    def _compare(self, record: Record, call: Any) -> Any:
+        output, saved, is_done = None, [], False
         try:
-            output = _observed(call, top, saved)[0]
+            output = _observed(call, _top(), saved)
+            is_done = True
             return output
         except BaseException as error:
-            if not _is_stop(error):
-                saved.clear()
+            is_done = _is_stop(error)
             raise
         finally:
-            if saved or output is not None:
+            if is_done:
                 record.leaf.found += record.compare(call, saved, output)
                 record.leaf.is_compared = True
-                saved.clear()
+                record.leaf.is_read = output is not None
+            saved.clear()
 
 
 class _Again:
@@ -231,7 +251,7 @@ def contexts(replay: Any, context_fn: Any, plain: Any, is_debug: bool) -> Any:
 
     if current.scope is None:
         if context_fn is not plain or is_debug:
-            replay.computes_again("checkpoint", "context_fn")
+            replay.leaves_alone()
             return context_fn
         if not _is_eager():
             return context_fn
@@ -248,25 +268,18 @@ def _both(one: Any, other: Any) -> Any:
 
 def _is_eager() -> bool:
     """Whether this is computed, and not traced, captured or transformed."""
-    import torch
-
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None or torch._C._functorch.maybe_current_level() is not None:
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _top() -> Any:
-    import torch
-
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def _observed(call: Any, top: Any, saved: list[Any] | None = None) -> tuple[Any, list[Any]]:
-    """Computes a leaf: what it gave and, in order, what it saved. The hooks that are on have what is saved, as ever."""
-    import torch
-
+def _observed(call: Any, top: Any, saved: list[Any]) -> Any:
+    """Computes a leaf, and notes what it saves. The hooks that are on have it, as ever."""
     pack, unpack = top
-    saved = [] if saved is None else saved
 
     def packs(tensor: Any) -> Any:
         saved.append(tensor)
@@ -274,11 +287,10 @@ def _observed(call: Any, top: Any, saved: list[Any] | None = None) -> tuple[Any,
 
     torch._C._autograd._push_saved_tensors_default_hooks(packs, unpack)
     try:
-        return call.run(), saved
+        return call.run()
     finally:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 def _is_stop(error: BaseException) -> bool:
-    stop = getattr(sys.modules.get("torch.utils.checkpoint"), "_StopRecomputationError", None)
-    return stop is not None and isinstance(error, stop)
+    return isinstance(error, torch.utils.checkpoint._StopRecomputationError)
