@@ -23,8 +23,8 @@ if torch:
     from glake.offload._replay import REASONS, Replay
     from torch import nn
     from torch.nn import functional
-    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
     class Products(TorchDispatchMode):
         """Counts products and attention."""
@@ -179,7 +179,7 @@ class Exact(OfReplay):
             lambda length: torch.ones(length, length).tril().bool(),
             lambda length: torch.zeros(1, 1, length, length).masked_fill(~torch.ones(length, length).tril().bool(), -1e9),
         ):
-            self.same(lambda on: Layered([Block(mask=mask) for _ in range(2)], on), steps=4)
+            self.same(lambda on, mask=mask: Layered([Block(mask=mask) for _ in range(2)], on), steps=4)
 
     def test_experts_that_are_not_used(self):
         class Experts(nn.Module):
@@ -222,6 +222,25 @@ class Exact(OfReplay):
 
         inputs = lambda: torch.randn(2, 5, 16, requires_grad=True)
         self.same(make, around=lambda: torch.autocast("cpu", torch.bfloat16), inputs=inputs)
+
+    def test_casts_that_autocast_keeps_have_gradients(self):
+        """A backward within autocast, whose casts are kept for the next forward there."""
+
+        def run(handle_of):
+            torch.manual_seed(0)
+            model = Layered([Block() for _ in range(2)], True)
+            handle, seen = handle_of(model) if handle_of else None, []
+            for step in range(4):
+                with torch.autocast("cpu", torch.bfloat16), set_checkpoint_early_stop(step % 2 == 0):
+                    # What is not stored is computed in the backward of every other step.
+                    model(self.inputs()).float().square().mean().backward()
+                    model(self.inputs()).float().square().mean().backward()
+                seen += [p.grad.clone() for p in model.parameters()]
+            if handle:
+                handle.remove()
+            return seen
+
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(run(None), run(self.replays), strict=True)))
 
     def test_types_that_are_mixed(self):
         self.same(lambda on: Layered([Block().bfloat16() for _ in range(2)], on), inputs=lambda: torch.randn(2, 5, 16).bfloat16())
@@ -512,6 +531,70 @@ class Changes(OfReplay):
         self.assertEqual(reasons, {"other"})
 
 
+class Orders(OfReplay):
+    """Leaves that come in another order, or not, from pass to pass."""
+
+    def test_layers_that_are_left_out(self):
+        class Drops(Layered):
+            calls = 0
+
+            def forward(self, x):
+                self.calls += 1
+                for place, layer in enumerate(self.layers):
+                    if (self.calls * 7 + place * 3) % 5 < 3:
+                        x = checkpoint(layer, x, **self.options) if self.checkpoints else layer(x)
+                return x
+
+        self.same(lambda on: Drops([Block(after=0.1) for _ in range(4)], on), steps=12)
+
+    def test_trust_does_not_pass_from_one_layer_to_another(self):
+        class Silent(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x.data.mul_(2)
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+
+        class Layer(nn.Module):
+            def __init__(self, after):
+                super().__init__()
+                self.first, self.second, self.after = nn.Linear(16, 16), nn.Linear(16, 16), after
+
+            def forward(self, x):
+                return x + self.second(torch.tanh(self.after(self.first(x))))
+
+        class Turns(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.calls = nn.ModuleList([Layer(torch.exp), Layer(Silent.apply)]), 0
+
+            def forward(self, x):
+                self.calls += 1
+                # The one that writes is there from the fourth pass on, in the place of the one that does not.
+                return checkpoint(self.layers[self.calls > 3], x, use_reentrant=False)
+
+        def kept(model):
+            handle = self.replays(model)
+            handle._packer.least = 1 << 30
+            return handle
+
+        for handle_of in (self.replays, kept):
+            checkpointed, _ = self.steps(lambda on: Turns(), True, None, steps=8)
+            found, reasons = self.steps(lambda on: Turns(), True, handle_of, steps=8)
+            self.equal(checkpointed, found)
+            self.assertEqual(reasons, {"differs"})
+
+    def test_a_pass_of_another_kind_between(self):
+        def loss_of(model, batch):
+            model.eval() if batch[0, 0, 0] > 0 else model.train()
+            return model(batch).square().mean()
+
+        self.same(lambda on: Layered([nn.Sequential(Block(), nn.Dropout(0.2), Block()) for _ in range(2)], on), loss_of=loss_of, steps=8)
+
+
 class Graphs(OfReplay):
     def model(self, **options):
         torch.manual_seed(2)
@@ -741,7 +824,7 @@ class Checkpoints(OfReplay):
 
     def test_none_and_reentrant_ones_alone_are_told(self):
         for options in ({"use_reentrant": True}, None):
-            make = lambda on: Layered([Block()], on and options is not None, **(options or {}))
+            make = lambda on, options=options: Layered([Block()], on and options is not None, **(options or {}))
             inputs = lambda: torch.randn(2, 5, 16, requires_grad=True)
             self.same(make, reasons=["none"], replays=False, inputs=inputs, steps=3)
 
@@ -960,7 +1043,7 @@ class Planned(OfReplay):
         ):
             make = lambda on: Layered([Block(after=0.1) for _ in range(3)], on)
             checkpointed, _ = self.steps(make, True, None)
-            found, reasons = self.steps(make, True, lambda model: self.planned(model, verdicts))
+            found, reasons = self.steps(make, True, lambda model, verdicts=verdicts: self.planned(model, verdicts))
             self.equal(checkpointed, found)
             self.assertLessEqual(reasons, {"planned"})
 
@@ -972,7 +1055,7 @@ class Planned(OfReplay):
             told = handle._packer._site.told = []
             model(self.inputs()).sum().backward()
         handle.remove()
-        layer = lambda scope: [("packed", -1, False), ("leaf",), ("packed", scope, True), ("leaf",)]
+        layer = lambda scope: [("packed", -1, False), ("leaf",), ("packed", scope, True)]
         again = lambda scope: [("replays", scope, True), ("replays", scope, False)]
         # The input of the first needs no gradients and is saved all the same.
         self.assertEqual(told, [*layer(0), *layer(1), *again(1), *again(0)])

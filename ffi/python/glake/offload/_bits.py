@@ -15,8 +15,8 @@ def are_same(one: Any, other: Any) -> Any:
     one, other = one.detach(), other.detach()
     if one.dtype != other.dtype or one.size() != other.size() or one.stride() != other.stride() or one.device != other.device:
         return False
-    if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    if one.data_ptr() == other.data_ptr():
+        return True
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
     one, other = one.view(whole), other.view(whole)
     found = torch.ones((), dtype=torch.bool, device=one.device)

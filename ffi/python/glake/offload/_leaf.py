@@ -13,16 +13,22 @@ _CASTS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 class Call:
     """One call of a leaf: how it is computed, which tensors it reads, and what else it depends on."""
 
-    __slots__ = ("args", "draws", "function", "inputs", "kwargs", "lowered", "signature")
+    __slots__ = ("args", "draws", "function", "inputs", "kwargs", "lowered", "signature", "weight")
 
-    def __init__(self, function: Any, args: Any, kwargs: Any, inputs: list[Any], rest: tuple[Any, ...], lowered: Any = None) -> None:
-        self.function, self.args, self.kwargs, self.inputs = function, args, kwargs, inputs
-        # The type that autocast has it compute in.
-        self.lowered = lowered
+    def __init__(self, function: Any, args: Any, kwargs: Any, rest: Any, weight: Any, lowered: Any = None) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        # The parameter that it is known by from one pass to the next, if there is one.
+        self.weight = weight if type(weight) is torch.nn.Parameter else None
+        # The type that autocast has it compute in, and whether it draws random numbers.
+        self.lowered, self.draws = lowered, False
         # Calls of one signature save tensors of the same kinds.
-        self.signature = (rest, lowered, torch.is_grad_enabled(), *[_signature(tensor) for tensor in inputs])
-        # Whether it draws random numbers.
-        self.draws = False
+        self.inputs: list[Any] = []
+        self.signature: list[Any] = [lowered, torch.is_grad_enabled()]
+        for value in rest:
+            if isinstance(value, torch.Tensor):
+                self.inputs.append(value)
+                value = _signature(value)
+            self.signature.append(value)
 
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
@@ -50,31 +56,38 @@ class Function:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         """A call of it. None: what it reads or writes is unusual."""
-        values = (*args, *kwargs.values()) if kwargs else args
-        inputs = [value for value in values if isinstance(value, torch.Tensor)]
-        if not inputs or "out" in kwargs:
+        if "out" in kwargs:
             return None
-        lowered, device = None, inputs[0].device.type
-        if torch.is_autocast_enabled(device):
-            lowered = torch.get_autocast_dtype(device)
-            if self._is_lowered(function, device, lowered):
-                args = tuple(_cast(value, device, lowered) for value in args)
-                kwargs = {name: _cast(value, device, lowered) for name, value in kwargs.items()}
-                inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        rest = [None if isinstance(value, torch.Tensor) else value for value in values]
-        return Call(function, args, kwargs, inputs, (*rest, *kwargs), lowered)
+        lowered = None
+        if torch._C._is_any_autocast_enabled():
+            args, kwargs, lowered = self._as_autocast(function, args, kwargs)
+        values = (*args, *kwargs, *kwargs.values()) if kwargs else args
+        return Call(function, args, kwargs, values, self.weight(args), lowered)
+
+    def weight(self, args: Any) -> Any:
+        return None
 
     def probe(self, function: Any, zeros: Any) -> Any:
         raise NotImplementedError
 
-    def _is_lowered(self, function: Any, device: str, lowered: Any) -> bool:
-        """Whether autocast has this function compute in its lower type."""
+    def _as_autocast(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """What autocast would make of what the function is given, and the type that it computes in. It is cast outside of the leaf: what is
+        saved of it is a view of what the leaf reads then."""
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        device = inputs[0].device.type if inputs else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return args, kwargs, None
+        lowered = torch.get_autocast_dtype(device)
         known = self._lowers.get((device, lowered))
         if known is None:
+            # Not every function is of those that autocast has compute in its lower type.
             with torch.no_grad():
                 zeros = lambda *sizes: torch.zeros(*sizes, dtype=torch.float32, device=device)
                 known = self._lowers[device, lowered] = self.probe(function, zeros).dtype == lowered
-        return known
+        if known:
+            args = tuple(_cast(value, device, lowered) for value in args)
+            kwargs = {name: _cast(value, device, lowered) for name, value in kwargs.items()}
+        return args, kwargs, lowered
 
 
 class Product(Function):
@@ -90,6 +103,9 @@ class Product(Function):
         # A result takes as many operations as its inner dimension is long.
         return len(args) <= self._weight or args[self._activation].size(-1) < least_inner
 
+    def weight(self, args: Any) -> Any:
+        return args[self._weight]
+
     def probe(self, function: Any, zeros: Any) -> Any:
         return function(*[zeros(1, 1) for _ in range(self._weight + 1)])
 
@@ -104,7 +120,7 @@ class Attention(Function):
         call = super().call(function, args, kwargs)
         if call is not None and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)):
             call.draws = True
-            if call.inputs[0].device.type not in ("cpu", "cuda"):
+            if not call.inputs or call.inputs[0].device.type not in ("cpu", "cuda"):
                 return None
         return call
 
@@ -125,9 +141,12 @@ class Adapted:
     def is_cheap(self, args: Any, least_inner: int) -> bool:
         return bool(args[1].size(-1) < least_inner)
 
+    def _is_of(self, module: Any) -> bool:
+        return type(module) is self._kind
+
     def is_whole(self, module: Any, x: Any, args: Any, kwargs: Any) -> bool:
         """Else its parts are leaves: of what a dropout gave nothing is stored, and casts are made again."""
-        if type(module) is not self._kind or args or any(value is not None for value in kwargs.values()):
+        if not self._is_of(module) or args or any(value is not None for value in kwargs.values()):
             return False
         if not isinstance(x, torch.Tensor) or torch.is_autocast_enabled(x.device.type) or module.disable_adapters or module.merged:
             return False
@@ -148,13 +167,14 @@ class Adapted:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         module, x = args
-        names, parts, scaling = self._active(module), module._modules, module.scaling
-        inputs, rest = [x, *_weights(parts["base_layer"])], []
-        for name in names:
-            inputs += _weights(parts["lora_A"]._modules[name])
-            inputs += _weights(parts["lora_B"]._modules[name])
-            rest += [name, scaling[name]]
-        return Call(function, args, kwargs, inputs, tuple(rest))
+        parts, scaling = module._modules, module.scaling
+        base = parts["base_layer"]._parameters
+        rest = [x, base["weight"], base["bias"]]
+        for name in self._active(module):
+            for layer in (parts["lora_A"]._modules[name], parts["lora_B"]._modules[name]):
+                rest += (layer._parameters["weight"], layer._parameters["bias"])
+            rest += (name, scaling[name])
+        return Call(function, args, kwargs, rest, base["weight"])
 
     def _active(self, module: Any) -> list[str]:
         adapters = module._modules["lora_A"]._modules
@@ -183,8 +203,7 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 
 def _cast(value: Any, device: str, lowered: Any) -> Any:
-    """As autocast is about to do it, and outside of the leaf: what is saved of it is a view of what the leaf reads then. What autocast keeps, it
-    casts itself."""
+    """As autocast is about to do it. What it keeps, it casts itself."""
     if not isinstance(value, torch.Tensor) or value.dtype == lowered or value.dtype not in _CASTS:
         return value
     if value.device.type != device or is_kept_by_autocast(value):
@@ -197,8 +216,3 @@ def _is_bare(layer: Any) -> bool:
     if type(layer) is not torch.nn.Linear or "forward" in layer.__dict__ or layer._compiled_call_impl is not None:
         return False
     return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
-
-
-def _weights(layer: Any) -> list[Any]:
-    found = layer._parameters
-    return [found["weight"]] if found["bias"] is None else [found["weight"], found["bias"]]

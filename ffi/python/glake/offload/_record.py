@@ -84,9 +84,7 @@ class Sketch:
 
     def fits(self, saved: list[Any]) -> bool:
         """Whether another call saved the like."""
-        return len(saved) == len(self.saves) and all(
-            (tensor.size(), tensor.stride()) == save[2:4] for tensor, save in zip(saved, self.saves)
-        )
+        return len(saved) == len(self.saves) and all((tensor.size(), tensor.stride()) == save[2:4] for tensor, save in zip(saved, self.saves))
 
 
 class Record:
@@ -120,6 +118,10 @@ class Record:
         """Whether this is the call that it was made by."""
         return bool(kind is self.kind and call.signature == self._sketch.signature)
 
+    def is_not_read(self) -> None:
+        """Its checkpoint had all that it needed before what the leaf gave was read."""
+        self.leaf.is_read = self._sketch.reads_output
+
     def hindrance(self) -> str | None:
         """Why it cannot stand for the computation now."""
         if self._output is not None and not self._output.is_intact():
@@ -138,7 +140,8 @@ class Record:
             if self._output is None:
                 # It was not needed in the passes before.
                 self.leaf.is_read = True
-                with torch.no_grad():
+                # Not without gradients: autocast would keep casts of weights that have none.
+                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
                     output = call.run()
             else:
                 output = self._output.read()
@@ -185,7 +188,7 @@ def _extent(tensor: Any) -> int:
     """From the first to the last element."""
     if tensor.numel() == 0:
         return 0
-    return sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1
+    return int(sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride()))) + 1
 
 
 def _cast_of(saved: Any, call: Call) -> int:

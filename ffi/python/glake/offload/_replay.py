@@ -21,6 +21,8 @@ _logger = logging.getLogger("glake")
 
 # A product whose inner dimension is shorter is computed again: that takes less than its result's way to memory and back.
 LEAST_INNER = 128
+# Of so many leaves it is known whether they are replayed.
+_MOST_LEAVES = 1 << 17
 
 REASONS = {
     "aliases": "it gives a part of what it read",
@@ -52,8 +54,7 @@ class Replay:
     def __init__(self, packer: Packer, *, least_inner: int = LEAST_INNER) -> None:
         self.packer, self.least_inner = packer, least_inner
         self._lock = threading.Lock()
-        # By checkpoint of a forward pass, and turn within it.
-        self._leaves: dict[tuple[int, int], Leaf] = {}
+        self._leaves: dict[tuple[int, ...], Leaf] = {}
         self._unsettled: list[Leaf] = []
         self._live: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._numbers = 0
@@ -145,12 +146,15 @@ class Replay:
         self._has_seen = True
         self.computes_again("checkpoint", "context_fn")
 
-    def leaf(self, place: int, turn: int, kind: Any) -> Leaf:
+    def leaf(self, key: tuple[int, ...], kind: Any, weight: Any) -> Leaf:
         """What is known of a leaf."""
-        leaf = self._leaves.get((place, turn))
-        if leaf is None or leaf.kind is not kind:
-            leaf = self._leaves[place, turn] = Leaf(kind)
+        leaf = self._leaves.get(key)
+        if leaf is None or not leaf.is_of(kind, weight):
             with self._lock:
+                if len(self._leaves) >= _MOST_LEAVES:
+                    self._leaves.clear()
+                    self._unsettled.clear()
+                leaf = self._leaves[key] = Leaf(kind, weight)
                 self._unsettled.append(leaf)
         return leaf
 
@@ -172,19 +176,20 @@ class Replay:
         if not done:
             return
         self._unsettled = [leaf for leaf in self._unsettled if not leaf.is_compared]
-        answers = iter(_bits.read([found for leaf in done for found in leaf.found]))
-        for leaf in done:
-            agrees = [next(answers) for _ in leaf.found]
-            leaf.found = []
+        # Another thread may compare one meanwhile.
+        found = [leaf.take() for leaf in done]
+        answers = iter(_bits.read([answer for each in found for answer in each]))
+        for leaf, each in zip(done, found):
+            agrees = [next(answers) for _ in each]
             if all(agrees):
                 leaf.is_trusted = True
             elif leaf.reason is None:
                 leaf.reason = "differs"
 
     def _look_for_quantised(self, module: Any) -> None:
-        if module is not None and "bitsandbytes" in sys.modules:
-            if any(type(part).__module__.startswith("bitsandbytes") for part in module.modules()):
-                self.computes_again("linear", "quantised")
+        parts = module.modules() if module is not None and "bitsandbytes" in sys.modules else ()
+        if any(type(part).__module__.startswith("bitsandbytes") for part in parts):
+            self.computes_again("linear", "quantised")
 
 
 def _again(least: int, least_inner: int) -> Replay:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -26,8 +28,10 @@ from ._record import Draws, Record, Sketch
 class Leaf:
     """What is known of one leaf of one checkpoint, pass after pass."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, weight: Any) -> None:
         self.kind = kind
+        # A number of an object may be another one's later.
+        self._weight = None if weight is None else weakref.ref(weight)
         # What it saved last.
         self.sketch: Sketch | None = None
         # Whether a replay was seen to be what a computation is, and whether what it gave is read when it is computed again.
@@ -36,6 +40,14 @@ class Leaf:
         self.reason: str | None = None
         self.is_compared = False
         self.found: list[Any] = []
+
+    def is_of(self, kind: Any, weight: Any) -> bool:
+        return kind is self.kind and (self._weight is None or self._weight() is weight)
+
+    def take(self) -> list[Any]:
+        """What comparisons found."""
+        found, self.found = self.found, []
+        return found
 
 
 class Scope:
@@ -46,7 +58,19 @@ class Scope:
         self.replay, self.number, self.place = replay, number, place
         # By turn; None: it is computed again.
         self.records: list[Record | None] = []
+        # By the weight that came last, how many leaves came.
+        self._last = 0
+        self._came: Counter[int] = Counter()
         self.device: Any = None
+
+    def key(self, weight: Any) -> tuple[int, ...]:
+        """What the next leaf is known by from pass to pass. Experts and layers come in another order, and some do not come: by its weight, and
+        attention by the weight before."""
+        if weight is not None:
+            self._last = id(weight)
+        self._came[self._last] += 1
+        key = (self._last, self._came[self._last])
+        return key if self._last else (*key, self.place)
 
 
 class _Inside:
@@ -108,22 +132,27 @@ class Stores(_Inside):
         replay, turn = scope.replay, len(scope.records)
         scope.records.append(None)
         call = kind.call(function, args, kwargs)
-        if call is None:
+        if call is None or not call.inputs:
             replay.computes_again(kind.name, "tensors")
             return function(*args, **kwargs)
-        leaf = replay.leaf(scope.place, turn, kind)
+        leaf = replay.leaf(scope.key(call.weight), kind, call.weight)
         sketch = leaf.sketch
         is_known = sketch is not None and sketch.signature == call.signature
         if leaf.reason is not None or (is_known and sketch.why is not None):
             replay.computes_again(kind.name, leaf.reason or sketch.why)
             return call.run()
-        replay.packer.leaf_begins(call.inputs[0])
+        top = _top()
+        if top is None:
+            replay.computes_again(kind.name, "hooks")
+            return call.run()
+        if leaf.is_read:
+            replay.packer.leaf_begins(call.inputs[0])
         before = Draws(call.inputs[0].device) if call.draws else None
         saved: list[Any] = []
         if is_known and kind.is_steady and not sketch.beside:
             output = call.run()
         else:
-            output = _observed(call, _top(), saved)
+            output = _observed(call, top, saved)
             if not is_known or not sketch.fits(saved):
                 sketch = leaf.sketch = Sketch(kind, call, output, saved, replay.packer.least)
                 if sketch.why is not None:
@@ -167,7 +196,7 @@ class Replays(_Inside):
         self._turn += 1
         record = records[turn] if turn < len(records) else None
         call = kind.call(function, args, kwargs)
-        if call is None:
+        if call is None or not call.inputs:
             return function(*args, **kwargs)
         if record is None or self._is_other:
             return call.run()
@@ -177,12 +206,14 @@ class Replays(_Inside):
             self._is_other = True
             replay.computes_again(kind.name, "other")
             return call.run()
-        why = record.hindrance()
+        top = _top()
+        why = "hooks" if top is None else record.hindrance()
         if why is not None:
             try:
                 output = call.run()
             except BaseException as error:
-                record.leaf.is_read &= not _is_stop(error)
+                if _is_stop(error):
+                    record.is_not_read()
                 raise
             if why == "changed":
                 # It would be again: nothing is stored of it from then on.
@@ -190,21 +221,22 @@ class Replays(_Inside):
             replay.computes_again(kind.name, why)
             return output
         if record.is_compared:
-            return self._compare(record, call)
+            return self._compare(record, call, top)
         try:
-            output = record.replay(call, _top()[0])
+            output = record.replay(call, top[0])
         except BaseException as error:
             if _is_stop(error):
-                record.leaf.is_read = False
+                record.is_not_read()
                 replay.replayed()
             raise
         replay.replayed()
         return output
 
-    def _compare(self, record: Record, call: Any) -> Any:
-        output, saved, is_done = None, [], False
+    def _compare(self, record: Record, call: Any, top: Any) -> Any:
+        saved: list[Any] = []
+        output, is_done = None, False
         try:
-            output = _observed(call, _top(), saved)
+            output = _observed(call, top, saved)
             is_done = True
             return output
         except BaseException as error:
@@ -214,7 +246,8 @@ class Replays(_Inside):
             if is_done:
                 record.leaf.found += record.compare(call, saved, output)
                 record.leaf.is_compared = True
-                record.leaf.is_read = output is not None
+                if output is None:
+                    record.is_not_read()
             saved.clear()
 
 
@@ -231,8 +264,8 @@ class _Again:
         inside.__enter__()
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, True)
 
-    def __exit__(self, *error: Any) -> None:
-        self._inside.pop().__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._inside.pop().__exit__(None, None, None)
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, False)
 
 
@@ -269,6 +302,8 @@ def _both(one: Any, other: Any) -> Any:
 def _is_eager() -> bool:
     """Whether this is computed, and not traced, captured or transformed."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    if torch._C._get_tracing_state() is not None:
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
