@@ -19,12 +19,17 @@ LEAST = 256 << 10
 class Activations:
     """What ``glake.offload.activations`` answers: a context manager, and what takes the hooks of a module off again."""
 
-    def __init__(self, module: Any, least: int, memory: Memory | None = None) -> None:
+    def __init__(self, module: Any, least: int, memory: Memory | None = None, replay: bool = False) -> None:
         if least < 0:
             raise ValueError(f"least is {least}: a number of bytes, and not below 0")
         import torch
 
         self._packer = packer = Packer(least, memory or Cuda())
+        self._replay: Any = None
+        if replay:
+            from ._replay import Replay
+
+            self._replay = Replay(packer)
         self._hooks = (lambda tensor: packer.pack(tensor), lambda saved: packer.unpack(saved))
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
         self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
@@ -40,10 +45,10 @@ class Activations:
 
     def __deepcopy__(self, _memo: Any) -> Activations:
         # A copy of the module has hooks of its own, which learn anew.
-        return Activations(None, self._packer.least, self._packer.memory)
+        return Activations(None, self._packer.least, self._packer.memory, self._replay is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Activations, (None, self._packer.least)
+        return Activations, (None, self._packer.least, None, self._replay is not None)
 
     def __enter__(self) -> Activations:
         if not self._stack():
@@ -65,13 +70,15 @@ class Activations:
             handle.remove()
         while self._stack() and self._stack()[-1][0] == "module":
             self._pop()
+        if self._replay is not None:
+            self._replay.remove()
 
     def _stack(self) -> list[tuple[str, Any]]:
         if not hasattr(self._entered, "hooks"):
             self._entered.hooks = []
         return self._entered.hooks
 
-    def _push(self, whom: str) -> None:
+    def _push(self, whom: str, module: Any = None) -> None:
         import torch
 
         chosen = self._opaque if _compiles() else self._hooks
@@ -79,10 +86,14 @@ class Activations:
         hooks = torch.autograd.graph.saved_tensors_hooks(*chosen)
         hooks.__enter__()
         self._stack().append((whom, hooks))
+        if self._replay is not None:
+            self._replay.begin(module)
 
     def _pop(self) -> None:
         _, hooks = self._stack().pop()
         if hooks is not None:
+            if self._replay is not None:
+                self._replay.end()
             hooks.__exit__()
 
     def told(self, course: bool = False) -> dict[str, Any]:
@@ -102,7 +113,7 @@ class Activations:
             return
         if not self._stack():
             self._packer.enter(module)
-        self._push("module")
+        self._push("module", module)
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
         # Called without the hook before it where an earlier one raised.
@@ -120,7 +131,7 @@ def _compiles() -> bool:
 _ours: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def activations(module: Any = None, *, least: int = LEAST) -> Activations:
+def activations(module: Any = None, *, least: int = LEAST, replay: bool = False) -> Activations:
     """Offloads what autograd saves in a module's forward passes, or in a block of code::
 
         glake.offload.activations(model)              # in each forward pass of it, until .remove()
@@ -138,6 +149,8 @@ def activations(module: Any = None, *, least: int = LEAST) -> Activations:
     Args:
         module: the outer module; None: only where the answer is entered.
         least: what has fewer bytes stays on the GPU.
+        replay: what linear layers and attention give within checkpoints of ``use_reentrant=False`` is offloaded too, and handed out where the
+            checkpoint is computed again, in place of computing it.
 
     Returns:
         A context manager; with a module its hooks are on it already.
@@ -145,4 +158,4 @@ def activations(module: Any = None, *, least: int = LEAST) -> Activations:
     Raises:
         ValueError: ``least`` is below 0.
     """
-    return Activations(module, least)
+    return Activations(module, least, replay=replay)

@@ -50,9 +50,13 @@ class Kept:
 
     def read(self) -> Any:
         # Hooks turn autograd's own check off.
-        if self._tensor._version != self._saved:
+        if not self.is_intact():
             raise _modified(self._tensor, self._saved, self._tensor.shape)
         return self._tensor
+
+    def is_intact(self) -> bool:
+        """Whether it was not changed since."""
+        return bool(self._tensor._version == self._saved)
 
 
 class Entry:
@@ -152,12 +156,33 @@ class Away:
     def read(self) -> Any:
         import torch
 
-        # It counts the changes of what was saved, whatever bytes it has.
-        if self._alias._version != self._saved:
+        if not self.is_intact():
             raise _modified(self._alias, self._saved, self._size)
         storage, start = self.entry.read()
         view = torch.empty(0, dtype=self._dtype, device=storage.device)
         return view.set_(storage, (start + self._offset) // view.element_size(), self._size, self._stride)
+
+    def is_intact(self) -> bool:
+        """Whether it was not changed since."""
+        # It counts the changes of what was saved, whatever bytes it has.
+        return bool(self._alias._version == self._saved)
+
+
+class Stored:
+    """What a leaf gave, or saved beside: an item outside of autograd's graph. It is read as often as needed."""
+
+    __slots__ = ("_packer", "_saved")
+
+    def __init__(self, packer: Packer, saved: Kept | Away) -> None:
+        self._packer, self._saved = packer, saved
+
+    def is_intact(self) -> bool:
+        """Whether what was stored was not changed since: else its copy may be of any moment."""
+        return self._saved.is_intact()
+
+    def read(self) -> Any:
+        """The tensor, for the current stream. What is kept is the same each time."""
+        return self._packer.unpack(self._saved)
 
 
 class Packer:
@@ -192,6 +217,25 @@ class Packer:
                 self._looks += 1
 
     def pack(self, tensor: Any) -> Kept | Away:
+        # What is no leaf is never computed again.
+        return self._pack(tensor, -1, False)  # type: ignore[return-value]
+
+    def store(self, tensor: Any, scope: int, is_leaf: bool) -> Stored | None:
+        """Of a checkpoint, by its number in the pass, what one of its leaves gave; or what that saved beside, which is no leaf's item. None:
+        nothing is stored, it is to be computed again."""
+        saved = self._pack(tensor, scope, is_leaf)
+        return None if saved is None else Stored(self, saved)
+
+    def leaf_begins(self, like: Any) -> None:
+        """A leaf is about to be computed, on the current stream of a tensor."""
+        self._site.leaf_begins(self.memory.stream(like))
+
+    def replays(self, scope: int, device: Any, begins: bool) -> None:
+        """A checkpoint is computed again from here, or until here."""
+        if device is not None:
+            self._site.replays(scope, self.memory.stream(self._like(None, device)), begins)
+
+    def _pack(self, tensor: Any, scope: int, is_leaf: bool) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
         if type(tensor) is not self._tensor or tensor.is_nested or tensor.is_sparse or tensor.nbytes < self.least:
             return Kept(tensor)
@@ -214,7 +258,9 @@ class Packer:
             if form is not None and form.key is not None:
                 entry = self._find(storage, start, size, tensor._version, form.key)
             if entry is None:
-                entry = self._add(tensor, storage, start, size, form)
+                entry = self._add(tensor, storage, start, size, form, scope, is_leaf)
+                if entry is None:
+                    return None
             else:
                 _report.counts.merged += 1
             return Away(tensor, self._alias(tensor), entry, first - entry.start)
@@ -244,14 +290,16 @@ class Packer:
         entry = self._known.get((storage._cdata, start, size, version, form))
         return None if entry is None or entry.is_dropped else entry
 
-    def _add(self, tensor: Any, storage: Any, start: int, size: int, form: Form | None = None) -> Entry:
-        """The next item of the pass."""
+    def _add(self, tensor: Any, storage: Any, start: int, size: int, form: Form | None, scope: int, is_leaf: bool) -> Entry | None:
+        """The next item of the pass. None: it is a leaf's, and to be computed again."""
         stream = self.memory.stream(tensor)
-        item, verdict, begins = self._site.packed(size, None if form is None else form.size, stream=stream)
+        item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, is_leaf, stream)
         entry = self._items[item] = Entry(self._site, item, self.memory, start, size)
         self._begin(begins)
         if item == 0:
             self._proofs.settle()
+        if verdict == RECOMPUTE:
+            return None
         if verdict == OFFLOAD:
             self._offload(entry, tensor, storage, form)
         if entry.packed is None:
@@ -316,12 +364,17 @@ class Packer:
     def _alias(self, tensor: Any) -> Any:
         """A tensor without bytes that counts the same changes."""
         alias = tensor.detach()
-        kind = (tensor.dtype, tensor.device)
-        empty = self._empty.get(kind)
-        if empty is None:
-            empty = self._empty[kind] = alias.new_empty(0)
-        alias.data = empty
+        alias.data = self._like(tensor.dtype, tensor.device)
         return alias
+
+    def _like(self, kind: Any, device: Any) -> Any:
+        """A tensor without bytes."""
+        import torch
+
+        empty = self._empty.get((kind, device))
+        if empty is None:
+            empty = self._empty[kind, device] = torch.empty(0, dtype=kind, device=device)
+        return empty
 
 
 def _is_dense(tensor: Any) -> bool:

@@ -1,0 +1,218 @@
+"""What is a leaf: functions and modules that read a few tensors, write one, and do nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_TYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool))
+_CASTS = frozenset((torch.float16, torch.bfloat16, torch.float32))
+
+
+class Call:
+    """One call of a leaf: how it is computed, which tensors it reads, and what else it depends on."""
+
+    __slots__ = ("args", "draws", "function", "inputs", "kwargs", "lowered", "signature", "weight")
+
+    def __init__(self, function: Any, args: Any, kwargs: Any, rest: Any, weight: Any, lowered: Any = None) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        # The parameter that it is known by from one pass to the next, if there is one.
+        self.weight = weight if type(weight) is torch.nn.Parameter else None
+        # The type that autocast has it compute in, and whether it draws random numbers.
+        self.lowered, self.draws = lowered, False
+        # Calls of one signature save tensors of the same kinds.
+        self.inputs: list[Any] = []
+        self.signature: list[Any] = [lowered, torch.is_grad_enabled()]
+        for value in rest:
+            if isinstance(value, torch.Tensor):
+                self.inputs.append(value)
+                value = _signature(value)
+            self.signature.append(value)
+
+    def run(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+    def is_plain(self) -> bool:
+        """Whether it reads bytes in the usual layout, of usual types."""
+        return all(is_plain(tensor) for tensor in self.inputs)
+
+
+class Function:
+    """A function of torch."""
+
+    # Whether calls of one signature save nothing but views of what they read and gave, once one did.
+    is_steady = False
+    # Of the output's bytes, what may be stored beside it.
+    most_beside = 0.25
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lowers: dict[tuple[str, Any], bool] = {}
+
+    def is_cheap(self, args: Any, least_inner: int) -> bool:
+        """Whether to compute it again takes less than to store what it gave."""
+        return False
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
+        """A call of it. None: what it reads or writes is unusual."""
+        if "out" in kwargs:
+            return None
+        lowered = None
+        if torch._C._is_any_autocast_enabled():
+            args, kwargs, lowered = self._as_autocast(function, args, kwargs)
+        values = (*args, *kwargs, *kwargs.values()) if kwargs else args
+        return Call(function, args, kwargs, values, self.weight(args), lowered)
+
+    def weight(self, args: Any) -> Any:
+        return None
+
+    def probe(self, function: Any, zeros: Any) -> Any:
+        raise NotImplementedError
+
+    def _as_autocast(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """What autocast would make of what the function is given, and the type that it computes in. It is cast outside of the leaf: what is
+        saved of it is a view of what the leaf reads then."""
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        device = inputs[0].device.type if inputs else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return args, kwargs, None
+        lowered = torch.get_autocast_dtype(device)
+        known = self._lowers.get((device, lowered))
+        if known is None:
+            # Not every function is of those that autocast has compute in its lower type.
+            with torch.no_grad():
+                zeros = lambda *sizes: torch.zeros(*sizes, dtype=torch.float32, device=device)
+                known = self._lowers[device, lowered] = self.probe(function, zeros).dtype == lowered
+        if known:
+            args = tuple(_cast(value, device, lowered) for value in args)
+            kwargs = {name: _cast(value, device, lowered) for name, value in kwargs.items()}
+        return args, kwargs, lowered
+
+
+class Product(Function):
+    """A product with a weight: ``linear``, ``addmm``."""
+
+    is_steady = True
+
+    def __init__(self, name: str, activation: int, weight: int) -> None:
+        super().__init__(name)
+        self._activation, self._weight = activation, weight
+
+    def is_cheap(self, args: Any, least_inner: int) -> bool:
+        # A result takes as many operations as its inner dimension is long.
+        return len(args) <= self._weight or args[self._activation].size(-1) < least_inner
+
+    def weight(self, args: Any) -> Any:
+        return args[self._weight]
+
+    def probe(self, function: Any, zeros: Any) -> Any:
+        return function(*[zeros(1, 1) for _ in range(self._weight + 1)])
+
+
+class Attention(Function):
+    """``scaled_dot_product_attention``."""
+
+    # A mask, which it makes of what it was given.
+    most_beside = 1.0
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
+        call = super().call(function, args, kwargs)
+        if call is not None and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)):
+            call.draws = True
+            if not call.inputs or call.inputs[0].device.type not in ("cpu", "cuda"):
+                return None
+        return call
+
+    def probe(self, function: Any, zeros: Any) -> Any:
+        return function(*[zeros(1, 1, 1, 8) for _ in range(3)])
+
+
+class Adapted:
+    """peft's linear layer with LoRA, where what it saves beside its input and weights is small."""
+
+    name = "lora"
+    is_steady = False
+    most_beside = 0.25
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def is_cheap(self, args: Any, least_inner: int) -> bool:
+        return bool(args[1].size(-1) < least_inner)
+
+    def _is_of(self, module: Any) -> bool:
+        return type(module) is self._kind
+
+    def is_whole(self, module: Any, x: Any, args: Any, kwargs: Any) -> bool:
+        """Else its parts are leaves: of what a dropout gave nothing is stored, and casts are made again."""
+        if not self._is_of(module) or args or any(value is not None for value in kwargs.values()):
+            return False
+        if not isinstance(x, torch.Tensor) or torch.is_autocast_enabled(x.device.type) or module.disable_adapters or module.merged:
+            return False
+        parts = module._modules
+        base, rank = parts["base_layer"], 0
+        if not _is_bare(base):
+            return False
+        for name in self._active(module):
+            product, dropout = parts["lora_A"]._modules[name], parts["lora_dropout"]._modules[name]
+            if not _is_bare(product) or not _is_bare(parts["lora_B"]._modules[name]) or product._parameters["weight"].dtype != x.dtype:
+                return False
+            if type(dropout) is not torch.nn.Identity and (type(dropout) is not torch.nn.Dropout or (dropout.training and dropout.p != 0)):
+                return False
+            if name in module.lora_variant or not isinstance(module.scaling[name], (int, float)):
+                return False
+            rank += product.out_features
+        return bool(4 * rank <= base.out_features)
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
+        module, x = args
+        parts, scaling = module._modules, module.scaling
+        base = parts["base_layer"]._parameters
+        rest = [x, base["weight"], base["bias"]]
+        for name in self._active(module):
+            for layer in (parts["lora_A"]._modules[name], parts["lora_B"]._modules[name]):
+                rest += (layer._parameters["weight"], layer._parameters["bias"])
+            rest += (name, scaling[name])
+        return Call(function, args, kwargs, rest, base["weight"])
+
+    def _active(self, module: Any) -> list[str]:
+        adapters = module._modules["lora_A"]._modules
+        return [name for name in module.active_adapters if name in adapters]
+
+
+def is_plain(tensor: Any) -> bool:
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    return tensor.dtype in _TYPES and tensor.layout is torch.strided and not tensor.is_neg()
+
+
+def is_kept_by_autocast(tensor: Any) -> bool:
+    """Whether autocast keeps its cast of such a tensor until it ends, for all that reads it."""
+    return bool(tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view())
+
+
+def _signature(tensor: Any) -> tuple[Any, ...]:
+    kind = type(tensor)
+    if kind is torch.nn.Parameter:
+        # Of weights of the same sizes it says which it is: it is the same object when it is computed again.
+        return id(tensor), tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride()
+    if tensor.layout is not torch.strided:
+        return (kind,)
+    return kind, tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride(), tensor.device, tensor.is_neg()
+
+
+def _cast(value: Any, device: str, lowered: Any) -> Any:
+    """As autocast is about to do it. What it keeps, it casts itself."""
+    if not isinstance(value, torch.Tensor) or value.dtype == lowered or value.dtype not in _CASTS:
+        return value
+    if value.device.type != device or is_kept_by_autocast(value):
+        return value
+    return value.to(lowered)
+
+
+def _is_bare(layer: Any) -> bool:
+    """Whether it is a linear layer, and nothing else happens when it is called."""
+    if type(layer) is not torch.nn.Linear or "forward" in layer.__dict__ or layer._compiled_call_impl is not None:
+        return False
+    return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)

@@ -1,0 +1,203 @@
+"""What one call of a leaf left, so that it need not be computed again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _bits
+from ._leaf import Call, is_kept_by_autocast
+
+# What a saved tensor is: of an input or of the output, a cast of an input that autocast made, or stored by itself.
+_INPUT, _OUTPUT, _CAST, _STORED = range(4)
+
+
+class Draws:
+    """Where the generator that a leaf draws from stands."""
+
+    __slots__ = ("_device", "_state")
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        if device.type == "cpu":
+            self._state: Any = torch.get_rng_state()
+        else:
+            generator = torch.cuda.default_generators[device.index]
+            self._state = (generator.initial_seed(), generator.get_offset())
+
+    def is_now(self) -> bool:
+        now = Draws(self._device)._state
+        return bool(torch.equal(self._state, now)) if self._device.type == "cpu" else bool(self._state == now)
+
+    def set(self) -> None:
+        if self._device.type == "cpu":
+            torch.set_rng_state(self._state)
+        else:
+            torch.cuda.default_generators[self._device.index].set_offset(self._state[1])
+
+
+class Sketch:
+    """What a leaf saves when it is called with a signature, in its order, by what each tensor is a view of."""
+
+    __slots__ = ("beside", "reads_output", "saves", "signature", "why")
+
+    def __init__(self, kind: Any, call: Call, output: Any, saved: list[Any], least: int) -> None:
+        self.signature = call.signature
+        # What each is, of which input, and its sizes, strides and offset there.
+        self.saves: list[tuple[int, int, Any, Any, int]] = []
+        # Which of them are stored by themselves, and whether one is of the output.
+        self.beside: list[int] = []
+        self.reads_output = False
+        # Why it cannot be replayed.
+        self.why: str | None = None
+        if type(output) is not torch.Tensor or output.layout is not torch.strided or not call.is_plain():
+            self.why = "tensors"
+            return
+        # Several may be parts of one: queries, keys and values of one projection.
+        whence: dict[int, list[int]] = {}
+        for place, tensor in enumerate(call.inputs):
+            whence.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+        storage = output.untyped_storage()._cdata
+        if storage in whence:
+            self.why = "aliases"
+            return
+        size = 0
+        for tensor in saved:
+            source = tensor.untyped_storage()._cdata
+            what, offset = _STORED, tensor.storage_offset()
+            place = next((place for place in whence.get(source, ()) if _is_within(tensor, call.inputs[place])), -1)
+            if place >= 0:
+                what, offset = _INPUT, offset - call.inputs[place].storage_offset()
+            elif source == storage and _is_within(tensor, output):
+                what, offset, self.reads_output = _OUTPUT, offset - output.storage_offset(), True
+            else:
+                place = _cast_of(tensor, call)
+                if place >= 0:
+                    what = _CAST
+                else:
+                    self.beside.append(len(self.saves))
+                    size += tensor.nbytes
+            self.saves.append((what, place, tensor.size(), tensor.stride(), offset))
+        if size > kind.most_beside * output.nbytes and size > least:
+            self.why = "large"
+
+    def fits(self, saved: list[Any]) -> bool:
+        """Whether another call saved the like."""
+        return len(saved) == len(self.saves) and all((tensor.size(), tensor.stride()) == save[2:4] for tensor, save in zip(saved, self.saves))
+
+
+class Record:
+    """Of one call: what was stored of it."""
+
+    __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "is_compared", "kind", "leaf")
+
+    def __init__(self, kind: Any, leaf: Any, sketch: Sketch, before: Draws | None, after: Draws | None) -> None:
+        self.kind, self.leaf, self._sketch = kind, leaf, sketch
+        self._before, self._after = before, after
+        self._output: Any = None
+        self._beside: dict[int, Any] = {}
+        self._requires_grad = False
+        # Whether it is computed again this once, beside what is stored, and both are compared.
+        self.is_compared = False
+
+    def store(self, output: Any, saved: list[Any], packer: Any, scope: int) -> bool:
+        """Whether what is needed of what the leaf gave and saved is stored."""
+        self._requires_grad = output.requires_grad
+        if self.leaf.is_read or self._sketch.reads_output:
+            self._output = packer.store(output, scope, True)
+            if self._output is None:
+                return False
+        for place in self._sketch.beside:
+            stored = self._beside[place] = packer.store(saved[place], scope, False)
+            if stored is None:
+                return False
+        return True
+
+    def is_of(self, kind: Any, call: Call) -> bool:
+        """Whether this is the call that it was made by."""
+        return bool(kind is self.kind and call.signature == self._sketch.signature)
+
+    def is_not_read(self) -> None:
+        """Its checkpoint had all that it needed before what the leaf gave was read."""
+        self.leaf.is_read = self._sketch.reads_output
+
+    def hindrance(self) -> str | None:
+        """Why it cannot stand for the computation now."""
+        if self._output is not None and not self._output.is_intact():
+            return "changed"
+        if self._beside and not all(stored.is_intact() for stored in self._beside.values()):
+            return "changed"
+        return None if self._before is None or self._before.is_now() else "generator"
+
+    def replay(self, call: Call, pack: Any) -> Any:
+        """Hands what the operation saved to the hook that is on, in its order, and answers what it gave."""
+        output = self._output.read() if self._sketch.reads_output else None
+        for place, save in enumerate(self._sketch.saves):
+            # Raises where this was the last that was needed: the output is not read then.
+            pack(self._saved(place, save, call, output))
+        if output is None:
+            if self._output is None:
+                # It was not needed in the passes before.
+                self.leaf.is_read = True
+                # Not without gradients: autocast would keep casts of weights that have none.
+                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
+                    output = call.run()
+            else:
+                output = self._output.read()
+        if self._after is not None:
+            self._after.set()
+        # Another tensor each time: what is kept stays as it is.
+        return output.detach().requires_grad_(self._requires_grad)
+
+    def compare(self, call: Call, saved: list[Any], output: Any) -> list[Any]:
+        """Whether the operation, computed again, saved and gave what a replay would have. Without an output it was ended by what it saved
+        last."""
+        found: list[Any] = []
+        if output is not None:
+            found += [len(saved) == len(self._sketch.saves), output.requires_grad == self._requires_grad]
+            if self._output is not None:
+                found.append(_bits.are_same(output, self._output.read()))
+        elif self._sketch.reads_output:
+            output = self._output.read()
+        for place, (tensor, save) in enumerate(zip(saved, self._sketch.saves)):
+            found.append(_bits.are_same(tensor, self._saved(place, save, call, output)))
+        return found
+
+    def _saved(self, place: int, save: tuple[int, int, Any, Any, int], call: Call, output: Any) -> Any:
+        what, source, size, stride, offset = save
+        if what == _STORED:
+            return self._beside[place].read()
+        if what == _CAST:
+            tensor = call.inputs[source].detach().to(call.lowered)
+        else:
+            tensor = call.inputs[source] if what == _INPUT else output
+            if offset == 0 and tensor.size() == size and tensor.stride() == stride:
+                return tensor
+            offset += tensor.storage_offset()
+        return tensor.detach().as_strided(size, stride, offset)
+
+
+def _is_within(view: Any, tensor: Any) -> bool:
+    """Whether a view of the same storage has no other bytes than those of a tensor."""
+    first = view.storage_offset() - tensor.storage_offset()
+    return bool(view.dtype == tensor.dtype and first >= 0 and first + _extent(view) <= _extent(tensor))
+
+
+def _extent(tensor: Any) -> int:
+    """From the first to the last element."""
+    if tensor.numel() == 0:
+        return 0
+    return int(sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride()))) + 1
+
+
+def _cast_of(saved: Any, call: Call) -> int:
+    """Which weight it is that autocast made a saved tensor of, which may be the weight's transpose; or -1."""
+    if saved.dtype != call.lowered or saved.dim() != 2 or saved.storage_offset() != 0:
+        return -1
+    for place, weight in enumerate(call.inputs):
+        if weight.dim() == 2 and weight.is_contiguous() and is_kept_by_autocast(weight):
+            sizes = (saved.size(), saved.stride())
+            if sizes in ((weight.size(), weight.stride()), (weight.size()[::-1], weight.stride()[::-1])):
+                return place
+    return -1

@@ -1,0 +1,196 @@
+"""Leaf replay: a checkpointed layer is computed again without its products and attention."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+
+from . import _bits, _interception, _report
+from ._interception import current
+from ._memory import Cuda
+from ._saved import Packer
+from ._scope import Leaf, Scope
+
+_logger = logging.getLogger("glake")
+
+# A product whose inner dimension is shorter is computed again: that takes less than its result's way to memory and back.
+LEAST_INNER = 128
+# Of so many leaves it is known whether they are replayed.
+_MOST_LEAVES = 1 << 17
+
+REASONS = {
+    "aliases": "it gives a part of what it read",
+    "changed": "what it gave is changed in place afterwards",
+    "context_fn": "its checkpoint has a context_fn of its own, or debug=True",
+    "differs": "computed again it was not the same to the bit, or what it gave was written to without being counted as a change",
+    "generator": "it draws from a generator that its checkpoint does not set back",
+    "hooks": "nobody has what it saves",
+    "large": "it saves too much beside its output",
+    "nested": "its checkpoint is within another one",
+    "none": "no checkpoint with use_reentrant=False ran in this forward pass",
+    "other": "when its checkpoint was computed again it was another computation",
+    "out": "it writes to a tensor that it was given",
+    "planned": "its output is not stored",
+    "quantised": "it is a module of bitsandbytes",
+    "tensors": "it reads or gives tensors of a subclass, quantised ones, or such of other types",
+}
+# Nothing is wrong with these.
+_EXPECTED = frozenset(("planned", "nested", "large"))
+
+
+class Replay:
+    """In the forward passes of a model, has its checkpoints of ``use_reentrant=False`` store what their leaves give, and hand it out when they
+    are computed again.
+
+    What ``packer.store`` keeps or offloads is replayed; a leaf of which it stores nothing is computed again, and so is what is no leaf.
+    """
+
+    def __init__(self, packer: Packer, *, least_inner: int = LEAST_INNER) -> None:
+        self.packer, self.least_inner = packer, least_inner
+        self._lock = threading.Lock()
+        self._leaves: dict[tuple[int, ...], Leaf] = {}
+        self._unsettled: list[Leaf] = []
+        self._live: weakref.WeakSet[Scope] = weakref.WeakSet()
+        self._numbers = 0
+        # Whether there was a checkpoint, or it was told that there is none.
+        self._has_seen = False
+        # By leaf and reason, how often one was computed again.
+        self._again: Counter[tuple[str, str]] = Counter()
+        self._told: set[str] = set()
+        self._handles: list[Any] = []
+        self._uninstall: Any = None
+
+    def __deepcopy__(self, _memo: Any) -> Replay:
+        # A copy of the model has hooks of its own, which learn anew.
+        return Replay(Packer(self.packer.least, self.packer.memory), least_inner=self.least_inner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.packer.least, self.least_inner)
+
+    def install(self, model: Any) -> None:
+        """From its next forward pass on, whatever enables checkpointing meanwhile, and however often."""
+        self._handles += [
+            model.register_forward_pre_hook(self._begins, prepend=True),
+            model.register_forward_hook(self._ends, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Nothing more is stored. What is, is handed out to the graphs that live. A second time does nothing."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        while current.replay is self:
+            self.end()
+        uninstall, self._uninstall = self._uninstall, None
+        if uninstall is not None:
+            uninstall()
+
+    def report(self) -> dict[str, int]:
+        """How often a leaf was computed again although its checkpoint is replayed: ``"linear: what it gave is changed in place afterwards"``."""
+        return {f"{name}: {REASONS[reason]}": count for (name, reason), count in sorted(self._again.items())}
+
+    def begin(self, module: Any = None) -> None:
+        """A forward pass begins on this thread."""
+        with self._lock:
+            if self._uninstall is None:
+                _interception.install()
+                self._uninstall = weakref.finalize(self, _interception.remove)
+                self._look_for_quantised(module)
+            self._settle()
+        _interception.look_again()
+        current.before.append((current.replay, current.place, current.scope))
+        if current.replay is not self:
+            current.place = 0
+        current.replay, current.scope = self, None
+
+    def end(self) -> None:
+        """That pass ends, also where it raised."""
+        if not current.before:
+            return
+        if not self._has_seen and current.replay is self:
+            self._has_seen = True
+            self.computes_again("checkpoint", "none")
+        current.replay, current.place, current.scope = current.before.pop()
+
+    def _begins(self, module: Any, _inputs: Any) -> None:
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self.begin(module)
+        else:
+            current.before.append((current.replay, current.place, current.scope))
+
+    def _ends(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        self.end()
+
+    # What the contexts of checkpoints ask and tell.
+
+    def scope(self) -> Scope:
+        """The next checkpoint."""
+        with self._lock:
+            if not self._live:
+                self._numbers = 0
+            scope = Scope(self, self._numbers, current.place)
+            self._numbers += 1
+            self._live.add(scope)
+        current.place += 1
+        self._has_seen = True
+        return scope
+
+    def leaves_alone(self) -> None:
+        """A checkpoint has contexts of its own."""
+        self._has_seen = True
+        self.computes_again("checkpoint", "context_fn")
+
+    def leaf(self, key: tuple[int, ...], kind: Any, weight: Any) -> Leaf:
+        """What is known of a leaf."""
+        leaf = self._leaves.get(key)
+        if leaf is None or not leaf.is_of(kind, weight):
+            with self._lock:
+                if len(self._leaves) >= _MOST_LEAVES:
+                    self._leaves.clear()
+                    self._unsettled.clear()
+                leaf = self._leaves[key] = Leaf(kind, weight)
+                self._unsettled.append(leaf)
+        return leaf
+
+    def replayed(self) -> None:
+        _report.counts.replayed += 1
+
+    def computes_again(self, name: str, reason: str) -> None:
+        """A leaf, or a checkpoint, is computed again. Told once for each reason."""
+        _report.counts.recomputed += 1
+        self._again[name, reason] += 1
+        if reason not in self._told:
+            self._told.add(reason)
+            tell = _logger.debug if reason in _EXPECTED else _logger.warning
+            tell("%s is computed again in the backward pass, not replayed: %s", name, REASONS[reason])
+
+    def _settle(self) -> None:
+        """Leaves that were compared in a pass before: which of them are replayed from now on."""
+        done = [leaf for leaf in self._unsettled if leaf.is_compared]
+        if not done:
+            return
+        self._unsettled = [leaf for leaf in self._unsettled if not leaf.is_compared]
+        # Another thread may compare one meanwhile.
+        found = [leaf.take() for leaf in done]
+        answers = iter(_bits.read([answer for each in found for answer in each]))
+        for leaf, each in zip(done, found):
+            agrees = [next(answers) for _ in each]
+            if all(agrees):
+                leaf.is_trusted = True
+            elif leaf.reason is None:
+                leaf.reason = "differs"
+
+    def _look_for_quantised(self, module: Any) -> None:
+        parts = module.modules() if module is not None and "bitsandbytes" in sys.modules else ()
+        if any(type(part).__module__.startswith("bitsandbytes") for part in parts):
+            self.computes_again("linear", "quantised")
+
+
+def _again(least: int, least_inner: int) -> Replay:
+    return Replay(Packer(least, Cuda()), least_inner=least_inner)

@@ -1,0 +1,331 @@
+"""A checkpoint's call: its leaves are stored as they are computed, and handed out when it is computed again.
+
+::
+
+    forward:  with Stores:    q = linear(x)  ─► computed, q stored        what it saves is the checkpoint's, as ever
+    backward: with Replays:   q = linear(x)  ─► q read, what it saved is handed to the checkpoint again
+
+The checkpoint stays torch's: it keeps what a call was given, sets generators and autocast back, counts what is saved and stops when it has all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from . import _bits
+from ._interception import current
+from ._record import Draws, Record, Sketch
+
+
+class Leaf:
+    """What is known of one leaf of one checkpoint, pass after pass."""
+
+    def __init__(self, kind: Any, weight: Any) -> None:
+        self.kind = kind
+        # A number of an object may be another one's later.
+        self._weight = None if weight is None else weakref.ref(weight)
+        # What it saved last.
+        self.sketch: Sketch | None = None
+        # Whether a replay was seen to be what a computation is, and whether what it gave is read when it is computed again.
+        self.is_trusted, self.is_read = False, True
+        # Why it is computed again for good.
+        self.reason: str | None = None
+        self.is_compared = False
+        self.found: list[Any] = []
+
+    def is_of(self, kind: Any, weight: Any) -> bool:
+        return kind is self.kind and (self._weight is None or self._weight() is weight)
+
+    def take(self) -> list[Any]:
+        """What comparisons found."""
+        found, self.found = self.found, []
+        return found
+
+
+class Scope:
+    """One call of a checkpointed function. It lives as long as what the checkpoint keeps for its backward pass."""
+
+    def __init__(self, replay: Any, number: int, place: int) -> None:
+        # Of those that live, and of those of its forward pass.
+        self.replay, self.number, self.place = replay, number, place
+        # By turn; None: it is computed again.
+        self.records: list[Record | None] = []
+        # By the weight that came last, how many leaves came.
+        self._last = 0
+        self._came: Counter[int] = Counter()
+        self.device: Any = None
+
+    def key(self, weight: Any) -> tuple[int, ...]:
+        """What the next leaf is known by from pass to pass. Experts and layers come in another order, and some do not come: by its weight, and
+        attention by the weight before."""
+        if weight is not None:
+            self._last = id(weight)
+        self._came[self._last] += 1
+        key = (self._last, self._came[self._last])
+        return key if self._last else (*key, self.place)
+
+
+class _Inside:
+    """What a thread is inside of. A checkpoint whose function raised is left late: when the traceback goes."""
+
+    def __enter__(self) -> Any:
+        self.before, self.is_over, self._thread = current.scope, False, threading.get_ident()
+        current.scope = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.is_over = True
+        if threading.get_ident() != self._thread:
+            return
+        inside = current.scope
+        while isinstance(inside, _Inside) and inside.is_over:
+            inside = inside.before
+        current.scope = inside
+
+    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class Alone(_Inside):
+    """A checkpoint within another: what it has is computed again."""
+
+    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+
+class Stores(_Inside):
+    """The forward pass of a checkpoint."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        # Leaves that are not trusted yet: what each gave, and a copy.
+        self._watched: list[tuple[Leaf, Any, Any]] = []
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        watched, self._watched = self._watched, []
+        if kind is None:
+            for leaf, output, copy in watched:
+                # Kernels may write without counting it as a change.
+                leaf.found.append(_bits.are_same(output, copy))
+
+    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        replay = self._scope.replay
+        if self.is_over or kind.is_cheap(args, replay.least_inner):
+            return function(*args, **kwargs)
+        current.scope = None
+        try:
+            return self._leaf(kind, function, args, kwargs)
+        finally:
+            current.scope = self
+
+    def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        scope = self._scope
+        replay, turn = scope.replay, len(scope.records)
+        scope.records.append(None)
+        call = kind.call(function, args, kwargs)
+        if call is None or not call.inputs:
+            replay.computes_again(kind.name, "tensors")
+            return function(*args, **kwargs)
+        leaf = replay.leaf(scope.key(call.weight), kind, call.weight)
+        sketch = leaf.sketch
+        is_known = sketch is not None and sketch.signature == call.signature
+        if leaf.reason is not None or (is_known and sketch.why is not None):
+            replay.computes_again(kind.name, leaf.reason or sketch.why)
+            return call.run()
+        top = _top()
+        if top is None:
+            replay.computes_again(kind.name, "hooks")
+            return call.run()
+        if leaf.is_read:
+            replay.packer.leaf_begins(call.inputs[0])
+        before = Draws(call.inputs[0].device) if call.draws else None
+        saved: list[Any] = []
+        if is_known and kind.is_steady and not sketch.beside:
+            output = call.run()
+        else:
+            output = _observed(call, top, saved)
+            if not is_known or not sketch.fits(saved):
+                sketch = leaf.sketch = Sketch(kind, call, output, saved, replay.packer.least)
+                if sketch.why is not None:
+                    replay.computes_again(kind.name, sketch.why)
+                    saved.clear()
+                    return output
+        record = Record(kind, leaf, sketch, before, Draws(call.inputs[0].device) if call.draws else None)
+        is_stored = record.store(output, saved, replay.packer, scope.number)
+        # The hooks that are on hold the list.
+        saved.clear()
+        if not is_stored:
+            replay.computes_again(kind.name, "planned")
+            return output
+        scope.records[turn] = record
+        scope.device = output.device
+        if not leaf.is_trusted:
+            record.is_compared = True
+            if leaf.is_read:
+                self._watched.append((leaf, output.detach(), output.detach().clone()))
+        return output
+
+
+class Replays(_Inside):
+    """A checkpoint that is computed again, once."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._turn, self._is_other = 0, False
+
+    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_over or kind.is_cheap(args, self._scope.replay.least_inner):
+            return function(*args, **kwargs)
+        current.scope = None
+        try:
+            return self._leaf(kind, function, args, kwargs)
+        finally:
+            current.scope = self
+
+    def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        records, turn = self._scope.records, self._turn
+        self._turn += 1
+        record = records[turn] if turn < len(records) else None
+        call = kind.call(function, args, kwargs)
+        if call is None or not call.inputs:
+            return function(*args, **kwargs)
+        if record is None or self._is_other:
+            return call.run()
+        replay = self._scope.replay
+        if not record.is_of(kind, call):
+            # From here on it is another computation than the one that was stored.
+            self._is_other = True
+            replay.computes_again(kind.name, "other")
+            return call.run()
+        top = _top()
+        why = "hooks" if top is None else record.hindrance()
+        if why is not None:
+            try:
+                output = call.run()
+            except BaseException as error:
+                if _is_stop(error):
+                    record.is_not_read()
+                raise
+            if why == "changed":
+                # It would be again: nothing is stored of it from then on.
+                record.leaf.reason = why
+            replay.computes_again(kind.name, why)
+            return output
+        if record.is_compared:
+            return self._compare(record, call, top)
+        try:
+            output = record.replay(call, top[0])
+        except BaseException as error:
+            if _is_stop(error):
+                record.is_not_read()
+                replay.replayed()
+            raise
+        replay.replayed()
+        return output
+
+    def _compare(self, record: Record, call: Any, top: Any) -> Any:
+        saved: list[Any] = []
+        output, is_done = None, False
+        try:
+            output = _observed(call, top, saved)
+            is_done = True
+            return output
+        except BaseException as error:
+            is_done = _is_stop(error)
+            raise
+        finally:
+            if is_done:
+                record.leaf.found += record.compare(call, saved, output)
+                record.leaf.is_compared = True
+                if output is None:
+                    record.is_not_read()
+            saved.clear()
+
+
+class _Again:
+    """Enters another ``Replays`` each time: a graph may be read more than once."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._inside: list[Replays] = []
+
+    def __enter__(self) -> None:
+        inside = Replays(self._scope)
+        self._inside.append(inside)
+        inside.__enter__()
+        self._scope.replay.packer.replays(self._scope.number, self._scope.device, True)
+
+    def __exit__(self, *error: object) -> None:
+        self._inside.pop().__exit__(None, None, None)
+        self._scope.replay.packer.replays(self._scope.number, self._scope.device, False)
+
+
+def contexts(replay: Any, context_fn: Any, plain: Any, is_debug: bool) -> Any:
+    """A checkpoint's ``context_fn`` in place of its own."""
+
+    def ours() -> tuple[Any, Any]:
+        if current.scope is not None:
+            # Within another checkpoint, computed for the first time or again. What it has is left alone, both times.
+            if replay is not None:
+                replay.computes_again("checkpoint", "nested")
+            theirs, again = context_fn()
+            return _both(Alone(), theirs), again
+        scope = replay.scope()
+        return Stores(scope), _Again(scope)
+
+    if current.scope is None:
+        if context_fn is not plain or is_debug:
+            replay.leaves_alone()
+            return context_fn
+        if not _is_eager():
+            return context_fn
+    elif is_debug or not _is_eager():
+        return context_fn
+    return ours
+
+
+@contextlib.contextmanager
+def _both(one: Any, other: Any) -> Any:
+    with one, other:
+        yield
+
+
+def _is_eager() -> bool:
+    """Whether this is computed, and not traced, captured or transformed."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    if torch._C._get_tracing_state() is not None:
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _top() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _observed(call: Any, top: Any, saved: list[Any]) -> Any:
+    """Computes a leaf, and notes what it saves. The hooks that are on have it, as ever."""
+    pack, unpack = top
+
+    def packs(tensor: Any) -> Any:
+        saved.append(tensor)
+        return pack(tensor)
+
+    torch._C._autograd._push_saved_tensors_default_hooks(packs, unpack)
+    try:
+        return call.run()
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _is_stop(error: BaseException) -> bool:
+    return isinstance(error, torch.utils.checkpoint._StopRecomputationError)

@@ -1,0 +1,1065 @@
+"""Leaf replay: checkpoints that hand out what was stored, on CPU tensors laid over simulated GPUs' memory.
+
+Needs torch; those of models need transformers, and peft. Every test is skipped without what it needs."""
+
+import contextlib
+import copy
+import gc
+import importlib.util
+import os
+import pickle
+import threading
+import unittest
+import weakref
+
+os.environ["GLAKE_DEVICE"] = "sim"
+
+import glake  # noqa: E402
+from test_activations import OfTorch, torch  # noqa: E402
+
+if torch:
+    from glake.offload import _interception, _leaf, _report
+    from glake.offload._activations import Activations
+    from glake.offload._replay import REASONS, Replay
+    from torch import nn
+    from torch.nn import functional
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
+
+    class Products(TorchDispatchMode):
+        """Counts products and attention."""
+
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            self.count += name in ("mm", "addmm", "bmm", "baddbmm") or name.startswith("_scaled_dot_product") and "backward" not in name
+            return function(*args, **(kwargs or {}))
+
+    class Layered(nn.Module):
+        """Checkpointed layers, or plain ones."""
+
+        def __init__(self, layers, checkpoints, **options):
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+            self.checkpoints, self.options = checkpoints, {"use_reentrant": False, **options}
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, **self.options) if self.checkpoints else layer(x)
+            return x
+
+    class Block(nn.Module):
+        """A block as transformers have it."""
+
+        def __init__(self, size=16, heads=2, dropout=0.0, after=0.0, mask=None):
+            super().__init__()
+            self.heads, self.dropout, self.after, self.mask = heads, dropout, after, mask
+            self.norm, self.qkv, self.out = nn.LayerNorm(size), nn.Linear(size, 3 * size), nn.Linear(size, size)
+            self.gate, self.down = nn.Linear(size, 2 * size, bias=False), nn.Linear(2 * size, size, bias=False)
+
+        def forward(self, x):
+            rows, length, size = x.shape
+            q, k, v = self.qkv(self.norm(x)).view(rows, length, 3, self.heads, size // self.heads).permute(2, 0, 3, 1, 4)
+            mask = None if self.mask is None else self.mask(length)
+            found = functional.scaled_dot_product_attention(q, k, v, mask, self.dropout, mask is None)
+            x = x + functional.dropout(self.out(found.transpose(1, 2).reshape(rows, length, size)), self.after)
+            return x + self.down(functional.silu(self.gate(self.norm(x))))
+
+
+class OfReplay(OfTorch):
+    def setUp(self):
+        super().setUp()
+        self.before = (_report.counts.replayed, _report.counts.recomputed)
+
+    def tearDown(self):
+        self.assertEqual(_interception._installed, 0)
+        self.assertIsNone(_interception.current.scope)
+        self.assertIsNone(_interception.current.replay)
+        super().tearDown()
+
+    def replays(self, model=None, least_inner=0):
+        handle = Activations(model, 0, self.memory, True)
+        handle._replay.least_inner = least_inner
+        return handle
+
+    def replayed(self):
+        return _report.counts.replayed - self.before[0]
+
+    def reasons(self, handle):
+        return {key for key, text in REASONS.items() if any(text in line for line in handle._replay.report())}
+
+    def inputs(self):
+        return torch.randn(2, 5, 16)
+
+    def steps(self, make, checkpoints, handle_of, steps=6, inputs=None, around=contextlib.nullcontext, loss_of=None):
+        """Losses and gradients of so many steps."""
+        torch.manual_seed(5)
+        model = make(checkpoints)
+        handle = handle_of(model) if handle_of else None
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.05)
+        seen = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            batch = (inputs or self.inputs)()
+            with around():
+                loss = loss_of(model, batch) if loss_of else model(batch).float().square().mean()
+            loss.backward()
+            seen.append((loss.item(), [None if p.grad is None else p.grad.clone() for p in trained]))
+            optimizer.step()
+            del loss
+        reasons = set()
+        if handle:
+            reasons = self.reasons(handle)
+            handle.remove()
+        return seen, reasons
+
+    def equal(self, one, other):
+        for step, ((loss, gradients), (another, others)) in enumerate(zip(one, other, strict=True)):
+            self.assertEqual(loss, another, f"step {step}")
+            for gradient, counterpart in zip(gradients, others, strict=True):
+                self.assertTrue(gradient is counterpart is None or torch.equal(gradient, counterpart), f"step {step}")
+
+    def same(self, make, reasons=(), replays=True, plain=True, **more):
+        """To the bit: nothing checkpointed, checkpointed, and replayed."""
+        checkpointed, _ = self.steps(make, True, None, **more)
+        self.equal(checkpointed, self.steps(make, True, None, **more)[0])
+        if plain:
+            self.equal(checkpointed, self.steps(make, False, None, **more)[0])
+        found, why = self.steps(make, True, self.replays, **more)
+        self.equal(checkpointed, found)
+        self.assertEqual(why, set(reasons))
+        self.assertEqual(self.replayed() > 0, replays)
+
+
+class Exact(OfReplay):
+    def test_blocks_of_a_transformer(self):
+        self.same(lambda on: Layered([Block() for _ in range(3)], on), steps=20)
+
+    def test_dropout_after_a_leaf(self):
+        self.same(lambda on: Layered([Block(after=0.3) for _ in range(3)], on), steps=20)
+
+    def test_no_product_is_computed_again(self):
+        def products(on, replays):
+            torch.manual_seed(0)
+            model = Layered([Block() for _ in range(3)], on)
+            handle = self.replays(model) if replays else None
+            counts = []
+            for _ in range(3):
+                loss = model(self.inputs()).sum()
+                with Products() as mode:
+                    loss.backward()
+                counts.append(mode.count)
+            if handle:
+                handle.remove()
+            return counts
+
+        plain, again, replayed = products(False, False), products(True, False), products(True, True)
+        # Three projections and attention a block: the last product is never needed again.
+        self.assertEqual(again[0], plain[0] + 3 * 4)
+        # In the first pass it is computed beside, and compared.
+        self.assertEqual(replayed, [again[0], plain[1], plain[2]])
+
+    def test_attention_that_drops(self):
+        make = lambda on: Layered([Block(dropout=0.3, after=0.2) for _ in range(2)], on)
+        # It is computed by parts on the CPU, and saves too much.
+        self.same(make, reasons=["large"])
+        most, _leaf.Attention.most_beside = _leaf.Attention.most_beside, 1e9
+        try:
+            self.before = (_report.counts.replayed, 0)
+            self.same(make)
+        finally:
+            _leaf.Attention.most_beside = most
+
+    def test_masks(self):
+        for mask in (
+            lambda length: torch.ones(length, length).tril().bool(),
+            lambda length: torch.zeros(1, 1, length, length).masked_fill(~torch.ones(length, length).tril().bool(), -1e9),
+        ):
+            self.same(lambda on, mask=mask: Layered([Block(mask=mask) for _ in range(2)], on), steps=4)
+
+    def test_experts_that_are_not_used(self):
+        class Experts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.router, self.experts = nn.Linear(16, 4), nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+
+            def forward(self, x):
+                flat = x.reshape(-1, 16)
+                weights, chosen = self.router(flat).softmax(-1).max(-1)
+                found = torch.zeros_like(flat)
+                for place in range(3):
+                    rows = (chosen == place).nonzero()[:, 0]
+                    if len(rows):
+                        found = found.index_add(0, rows, self.experts[place](flat[rows]) * weights[rows, None])
+                return x + found.view_as(x)
+
+        self.same(lambda on: Layered([Experts() for _ in range(3)], on), steps=20)
+
+    def test_autocast(self):
+        class Shared(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.twice = Block(after=0.1), nn.Linear(16, 16)
+
+            def forward(self, x):
+                # Of a weight that is used twice, autocast makes one cast.
+                return self.block(x) + torch.tanh(self.twice(torch.tanh(self.twice(x))))
+
+        for around in (lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False)):
+            self.same(lambda on: Layered([Shared() for _ in range(2)], on), around=around)
+
+    def test_autocast_of_frozen_weights_and_of_inputs_that_need_gradients(self):
+        def make(on):
+            model = Layered([Block() for _ in range(2)], on)
+            for layer in model.layers:
+                layer.qkv.requires_grad_(False)
+                layer.down.requires_grad_(False)
+            return model
+
+        inputs = lambda: torch.randn(2, 5, 16, requires_grad=True)
+        self.same(make, around=lambda: torch.autocast("cpu", torch.bfloat16), inputs=inputs)
+
+    def test_casts_that_autocast_keeps_have_gradients(self):
+        """A backward within autocast, whose casts are kept for the next forward there."""
+
+        def run(handle_of):
+            torch.manual_seed(0)
+            model = Layered([Block() for _ in range(2)], True)
+            handle, seen = handle_of(model) if handle_of else None, []
+            for step in range(4):
+                with torch.autocast("cpu", torch.bfloat16), set_checkpoint_early_stop(step % 2 == 0):
+                    # What is not stored is computed in the backward of every other step.
+                    model(self.inputs()).float().square().mean().backward()
+                    model(self.inputs()).float().square().mean().backward()
+                seen += [p.grad.clone() for p in model.parameters()]
+            if handle:
+                handle.remove()
+            return seen
+
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(run(None), run(self.replays), strict=True)))
+
+    def test_types_that_are_mixed(self):
+        self.same(lambda on: Layered([Block().bfloat16() for _ in range(2)], on), inputs=lambda: torch.randn(2, 5, 16).bfloat16())
+        self.same(lambda on: Layered([Block().double() for _ in range(2)], on), inputs=lambda: torch.randn(2, 5, 16).double(), steps=4)
+
+    def test_accumulation_and_forwards_before_a_backward(self):
+        def accumulated(model, batch):
+            for part in (batch, batch * 2, batch[:1]):
+                (model(part).square().mean() / 4).backward()
+            first, second = model(batch), model(batch[:1] + 1)
+            return first.sum() * 0.01 + second.square().mean()
+
+        self.same(lambda on: Layered([Block(after=0.1) for _ in range(2)], on), loss_of=accumulated)
+
+    def test_shapes_that_change(self):
+        import random
+
+        choose = random.Random()
+
+        def make(on):
+            choose.seed(1)
+            return Layered([Block() for _ in range(2)], on)
+
+        self.same(make, inputs=lambda: torch.randn(choose.choice((1, 2, 3)), choose.choice((4, 7)), 16))
+
+    def test_layers_that_are_used_twice(self):
+        def make(on):
+            block = Block(after=0.1)
+            return Layered([block, Block(), block], on)
+
+        self.same(make)
+
+    def test_hooks_parametrizations_and_batch_norm(self):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.utils.parametrizations.weight_norm(nn.Linear(16, 32))
+                self.second, self.norm = nn.Linear(32, 16), nn.LayerNorm(32)
+                self.first.register_forward_hook(lambda _module, _inputs, output: output * 1.5)
+                self.second.register_forward_pre_hook(lambda _module, inputs: (inputs[0] + 1,))
+                self.second.register_full_backward_hook(lambda _module, grads, _outputs: (grads[0] * 2,))
+
+            def forward(self, x):
+                return x + self.second(self.norm(torch.relu(self.first(x))))
+
+        self.same(lambda on: Layered([Odd() for _ in range(2)], on))
+
+    def test_early_stop_is_off(self):
+        with set_checkpoint_early_stop(False):
+            self.same(lambda on: Layered([Block(after=0.1) for _ in range(2)], on), steps=4)
+
+    def test_early_stop_that_is_turned_off_later(self):
+        torch.manual_seed(0)
+        model = Layered([Block() for _ in range(2)], True)
+        batch = self.inputs()
+        plain = torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+        handle = self.replays(model)
+        for step in range(4):
+            with set_checkpoint_early_stop(step % 2 == 0):
+                # What the last product gave is needed now, and was not stored.
+                found = torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, found)))
+        handle.remove()
+
+    def test_one_dimension_and_addmm(self):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight, self.bias, self.vector = (nn.Parameter(torch.randn(*sizes)) for sizes in ((16, 16), (16,), (16,)))
+
+            def forward(self, x):
+                flat = torch.tanh(torch.addmm(self.bias, x.reshape(-1, 16), self.weight)).view_as(x)
+                strided = functional.linear(flat.transpose(0, 1), self.weight).transpose(0, 1)
+                return x + torch.tanh(strided) * functional.linear(self.vector, self.weight)
+
+        self.same(lambda on: Layered([Odd() for _ in range(2)], on), reasons=["large"])
+
+
+@unittest.skipUnless(torch and importlib.util.find_spec("transformers"), "transformers is not installed: no model of its is replayed here")
+class Models(OfReplay):
+    def llama(self, adapter=None, dtype=None):
+        def make(on):
+            from transformers import LlamaConfig, LlamaForCausalLM
+
+            sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+            model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=64)).train()
+            if on:
+                model.gradient_checkpointing_enable()
+            if adapter is not None:
+                import peft
+
+                model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", **adapter))
+                model.enable_input_require_grads()
+                if dtype is not None:
+                    for name, parameter in model.named_parameters():
+                        if "lora" not in name:
+                            parameter.data = parameter.data.to(dtype)
+            if on:
+                # As the Trainer does it before its first step.
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return model
+
+        return make
+
+    def trains(self, make, **more):
+        self.same(make, inputs=lambda: torch.randint(0, 64, (2, 6)), loss_of=lambda model, batch: model(batch, labels=batch).loss, **more)
+
+    def test_llama(self):
+        self.trains(self.llama(), steps=20)
+
+    def test_llama_under_autocast(self):
+        self.trains(self.llama(), around=lambda: torch.autocast("cpu", torch.bfloat16))
+
+    def test_gpt2_with_its_dropouts(self):
+        def make(on):
+            from transformers import GPT2Config, GPT2LMHeadModel
+
+            model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=16)).train()
+            if on:
+                model.gradient_checkpointing_enable()
+            return model
+
+        self.trains(make, reasons=["large"], plain=False)
+
+    def test_vit(self):
+        def make(on):
+            from transformers import ViTConfig, ViTForImageClassification
+
+            sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+            model = ViTForImageClassification(ViTConfig(**sizes, image_size=16, patch_size=8)).train()
+            if on:
+                model.gradient_checkpointing_enable()
+            return model
+
+        self.same(make, inputs=lambda: torch.randn(2, 3, 16, 16), loss_of=lambda model, batch: model(batch).logits.square().mean(), steps=20)
+
+
+@unittest.skipUnless(torch and importlib.util.find_spec("peft"), "peft is not installed: no adapter is replayed here")
+class Adapters(Models):
+    def kinds(self, handle):
+        return {leaf.kind.name for leaf in handle._replay._leaves.values()}
+
+    def test_llama(self):
+        self.trains(self.llama({}), steps=20)
+
+    def test_whole_layers_are_leaves_where_nothing_drops(self):
+        for dropout, expected in ((0.0, {"lora", "attention"}), (0.1, {"linear", "attention"})):
+            model = self.llama({"lora_dropout": dropout})(True)
+            handle = self.replays(model)
+            batch = torch.randint(0, 64, (1, 4))
+            model(batch, labels=batch).loss.backward()
+            self.assertEqual(self.kinds(handle), expected)
+            handle.remove()
+
+    def test_with_dropout(self):
+        self.trains(self.llama({"lora_dropout": 0.1}), steps=20)
+
+    def test_adapters_of_another_type(self):
+        self.trains(self.llama({}, torch.bfloat16))
+        self.trains(self.llama({"lora_dropout": 0.1}, torch.bfloat16), around=lambda: torch.autocast("cpu", torch.bfloat16))
+
+    def test_dora_and_biases(self):
+        self.trains(self.llama({"use_dora": True}), steps=4)
+        self.trains(self.llama({"lora_bias": True}), steps=4)
+
+    def test_hooks_within(self):
+        ran = []
+
+        def make(on):
+            model = self.llama({})(on)
+            layer = next(module for name, module in model.named_modules() if name.endswith("q_proj"))
+            layer.base_layer.register_forward_hook(lambda *_: ran.append(on))
+            return model
+
+        self.trains(make, steps=4)
+        # Twice a step wherever it is checkpointed: also where it is replayed.
+        self.assertEqual(len(ran), 4 * (1 + 3 * 2))
+
+    test_llama_under_autocast = test_gpt2_with_its_dropouts = test_vit = None
+
+
+class Changes(OfReplay):
+    """What a leaf gave is written to after it."""
+
+    def inner(self, change):
+        class Changed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+            def forward(self, x):
+                return x + self.second(torch.tanh(change(self.first(x))))
+
+        return lambda on: Layered([Changed() for _ in range(2)], on)
+
+    def test_in_place_within_the_layer(self):
+        for change in (
+            lambda x: x.add_(1),
+            lambda x: functional.relu(x, inplace=True),
+            lambda x: (x.view(-1)[3:].mul_(2), x)[1],
+            lambda x: x.transpose(0, 1).sigmoid_().transpose(0, 1),
+        ):
+            self.same(self.inner(change), reasons=["changed"], steps=5)
+
+    def test_a_leaf_that_is_changed_is_not_stored_again(self):
+        torch.manual_seed(0)
+        model = self.inner(lambda x: x.add_(1))(True)
+        handle, stored = self.replays(model), []
+        store, handle._packer.store = handle._packer.store, lambda *args: (stored.append(args[1]), store(*args))[1]
+        counts = []
+        for _ in range(4):
+            stored.clear()
+            model(self.inputs()).sum().backward()
+            counts.append(len(stored))
+        handle.remove()
+        # What the second product of a layer gave is not read, and what the first gave is changed.
+        self.assertEqual(counts, [4, 0, 0, 0])
+
+    def test_in_place_after_the_layer(self):
+        class Outer(Layered):
+            def forward(self, x):
+                for layer in self.layers:
+                    x = checkpoint(layer, x, **self.options) if self.checkpoints else layer(x)
+                    x.mul_(0.5)
+                return x
+
+        for early in (True, False):
+            with set_checkpoint_early_stop(early):
+                make = lambda on: Outer([nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(2)], on)
+                self.same(make, reasons=[] if early else ["changed"], steps=5)
+
+    def test_writes_that_nothing_counts(self):
+        class Silent(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x.data.mul_(2)
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+
+        kept = lambda model: self.keeping(self.replays(model))
+        for handle_of in (self.replays, kept):
+            make = self.inner(Silent.apply)
+            checkpointed, _ = self.steps(make, True, None, steps=5)
+            found, reasons = self.steps(make, True, handle_of, steps=5)
+            self.equal(checkpointed, found)
+            self.assertEqual(reasons, {"differs"})
+
+    def keeping(self, handle):
+        handle._packer.least = handle._packer.least or 1 << 40
+        return handle
+
+    def test_a_layer_that_is_not_the_same_again(self):
+        class Counts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second, self.calls = nn.Linear(16, 16), nn.Linear(16, 16), 0
+
+            def forward(self, x):
+                self.calls += 1
+                return torch.tanh(self.second(torch.tanh(self.first(x * (1 + self.calls % 2)))))
+
+        make = lambda on: Layered([Counts()], on)
+        checkpointed, _ = self.steps(make, True, None, steps=5)
+        found, reasons = self.steps(make, True, self.replays, steps=5)
+        self.equal(checkpointed, found)
+        self.assertEqual(reasons, {"differs"})
+
+    def test_leaves_that_change_places(self):
+        class Swaps(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts, self.calls = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)]), 0
+
+            def forward(self, x):
+                self.calls += 1
+                # From the third forward on, the other way round when it is computed again.
+                order = (1, 0) if self.calls > 4 and self.calls % 2 == 0 else (0, 1)
+                found = [torch.tanh(self.parts[place](x)) for place in order]
+                return (found[0] * found[1]).exp()
+
+        make = lambda on: Layered([Swaps()], on)
+        checkpointed, _ = self.steps(make, True, None, steps=5)
+        found, reasons = self.steps(make, True, self.replays, steps=5)
+        self.equal(checkpointed, found)
+        self.assertEqual(reasons, {"other"})
+
+
+class Orders(OfReplay):
+    """Leaves that come in another order, or not, from pass to pass."""
+
+    def test_layers_that_are_left_out(self):
+        class Drops(Layered):
+            calls = 0
+
+            def forward(self, x):
+                self.calls += 1
+                for place, layer in enumerate(self.layers):
+                    if (self.calls * 7 + place * 3) % 5 < 3:
+                        x = checkpoint(layer, x, **self.options) if self.checkpoints else layer(x)
+                return x
+
+        self.same(lambda on: Drops([Block(after=0.1) for _ in range(4)], on), steps=12)
+
+    def test_trust_does_not_pass_from_one_layer_to_another(self):
+        class Silent(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x.data.mul_(2)
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+
+        class Layer(nn.Module):
+            def __init__(self, after):
+                super().__init__()
+                self.first, self.second, self.after = nn.Linear(16, 16), nn.Linear(16, 16), after
+
+            def forward(self, x):
+                return x + self.second(torch.tanh(self.after(self.first(x))))
+
+        class Turns(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.calls = nn.ModuleList([Layer(torch.exp), Layer(Silent.apply)]), 0
+
+            def forward(self, x):
+                self.calls += 1
+                # The one that writes is there from the fourth pass on, in the place of the one that does not.
+                return checkpoint(self.layers[self.calls > 3], x, use_reentrant=False)
+
+        def kept(model):
+            handle = self.replays(model)
+            handle._packer.least = 1 << 30
+            return handle
+
+        for handle_of in (self.replays, kept):
+            checkpointed, _ = self.steps(lambda on: Turns(), True, None, steps=8)
+            found, reasons = self.steps(lambda on: Turns(), True, handle_of, steps=8)
+            self.equal(checkpointed, found)
+            self.assertEqual(reasons, {"differs"})
+
+    def test_a_pass_of_another_kind_between(self):
+        def loss_of(model, batch):
+            model.eval() if batch[0, 0, 0] > 0 else model.train()
+            return model(batch).square().mean()
+
+        self.same(lambda on: Layered([nn.Sequential(Block(), nn.Dropout(0.2), Block()) for _ in range(2)], on), loss_of=loss_of, steps=8)
+
+
+class Graphs(OfReplay):
+    def model(self, **options):
+        torch.manual_seed(2)
+        return Layered([Block(after=0.1) for _ in range(2)], True, **options)
+
+    def both(self, work, passes=3, **options):
+        """What a piece of work computes with a model, pass after pass, with and without."""
+        found = []
+        for handle_of in (None, self.replays):
+            model = self.model(**options)
+            handle = handle_of(model) if handle_of else None
+            torch.manual_seed(9)
+            found.append([[None if t is None else t.clone() for t in work(model)] for _ in range(passes)])
+            if handle:
+                handle.remove()
+        for one, other in zip(*found):
+            for a, b in zip(one, other, strict=True):
+                self.assertTrue(a is b is None or torch.equal(a, b))
+
+    def gradients(self, model):
+        found = [None if p.grad is None else p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    def test_retained(self):
+        def work(model):
+            loss = model(self.inputs()).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            return self.gradients(model)
+
+        self.both(work)
+
+    def test_differentiated_twice(self):
+        def work(model):
+            x = self.inputs().requires_grad_()
+            for layer in model.layers:
+                layer.mask = lambda length: torch.zeros(length, length)
+                layer.forward = lambda x, layer=layer: x + layer.down(torch.tanh(layer.gate(layer.norm(x))))
+            (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+            return [x.grad, *self.gradients(model)]
+
+        self.both(work)
+
+    def test_of_inputs_alone_and_in_part(self):
+        def work(model):
+            x = self.inputs().requires_grad_()
+            y = model(x)
+            y[0].sum().backward(inputs=[x], retain_graph=True)
+            y[1].sum().backward(inputs=[model.layers[1].down.weight])
+            return [x.grad, *self.gradients(model)]
+
+        self.both(work)
+
+    def test_a_backward_within_the_forward(self):
+        class Trains(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x):
+                self.inner(x).sum().backward()
+                return self.inner(x + 1).sum()
+
+        def work(model):
+            Trains(model)(self.inputs()).backward()
+            return self.gradients(model)
+
+        self.both(work)
+        outer = Trains(self.model())
+        handle = self.replays(outer)
+        for _ in range(3):
+            outer(self.inputs()).backward()
+        handle.remove()
+
+    def test_on_another_thread(self):
+        def work(model):
+            loss = model(self.inputs()).square().sum()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            return self.gradients(model)
+
+        self.both(work)
+
+    def test_two_threads(self):
+        torch.manual_seed(0)
+        model = Layered([Block() for _ in range(3)], True)
+        batches = [self.inputs() for _ in range(2)]
+        plain = [torch.autograd.grad(model(x).sum(), list(model.parameters())) for x in batches]
+        handle, found = self.replays(model), {}
+
+        def work(place):
+            found[place] = [torch.autograd.grad(model(batches[place]).sum(), list(model.parameters())) for _ in range(6)]
+
+        threads = [threading.Thread(target=work, args=[place]) for place in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        handle.remove()
+        for place in range(2):
+            for gradients in found[place]:
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain[place], gradients)))
+
+    def test_a_generator_that_is_not_set_back(self):
+        most, _leaf.Attention.most_beside = _leaf.Attention.most_beside, 1e9
+        self.addCleanup(setattr, _leaf.Attention, "most_beside", most)
+
+        def work(model):
+            for layer in model.layers:
+                layer.dropout = 0.3
+            model(self.inputs()).square().sum().backward()
+            return [*self.gradients(model), torch.rand(3)]
+
+        self.both(work, preserve_rng_state=False)
+        self.both(work, preserve_rng_state=True)
+
+    def test_exceptions(self):
+        class Fails(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.fails = nn.Linear(16, 16), ()
+
+            def forward(self, x):
+                x = torch.tanh(self.inner(x))
+                kind = self.fails[0] if self.fails else None
+                self.fails = self.fails[1:]
+                if kind:
+                    raise kind("here")
+                return self.inner(x).exp()
+
+        torch.manual_seed(0)
+        model = Layered([Block(), Fails(), Block()], True)
+        batch = self.inputs()
+        plain = torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+        handle = self.replays(model)
+        for fails in ((KeyError,), (None, KeyError), (KeyboardInterrupt,), (None, KeyboardInterrupt), ()):
+            model.layers[1].fails = fails
+            if fails:
+                with self.assertRaises(fails[-1]):
+                    model(batch).sum().backward()
+                model.zero_grad()
+            gc.collect()
+            for _ in range(2):
+                model.layers[1].fails = ()
+                found = torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, found)))
+            self.assertIsNone(_interception.current.scope)
+        handle.remove()
+
+    def test_an_exception_that_the_model_catches(self):
+        class Catches(Layered):
+            def forward(self, x):
+                def fails(x):
+                    self.layers[0](x)
+                    raise KeyError
+
+                with contextlib.suppress(KeyError):
+                    checkpoint(fails, x, use_reentrant=False)
+                return self.layers[1](super().forward(x))
+
+        self.same(lambda on: Catches([Block(after=0.1) for _ in range(2)], on), steps=4)
+
+    def test_memory_goes_with_the_graph(self):
+        model = self.model()
+        handle = self.replays(model)
+        for _ in range(2):
+            loss = model(self.inputs()).sum()
+            scopes = [weakref.ref(scope) for scope in handle._replay._live]
+            self.assertEqual(len(scopes), 2)
+            self.assertGreater(glake.offload.report()["entries"], 0)
+            gc.disable()
+            try:
+                # No backward ever comes, and nothing waits for a collection.
+                del loss
+                self.assertEqual([scope() for scope in scopes], [None, None])
+                self.assertEqual(glake.offload.report()["entries"], 0)
+                loss = model(self.inputs()).sum()
+                loss.backward()
+                self.assertEqual(list(handle._replay._live), [])
+                self.assertEqual(glake.offload.report()["entries"], 0)
+            finally:
+                gc.enable()
+        handle.remove()
+
+    def test_without_gradients_nothing_is_stored(self):
+        model = self.model()
+        handle, taken = self.replays(model), glake.offload.report()["bytes_out"]
+        with torch.no_grad():
+            model(self.inputs())
+        with torch.inference_mode():
+            model(self.inputs())
+        self.assertEqual(glake.offload.report()["bytes_out"], taken)
+        model(self.inputs()).sum().backward()
+        handle.remove()
+
+
+class Checkpoints(OfReplay):
+    def test_one_within_another(self):
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.inner, self.last = Block(after=0.1), Block(after=0.1), nn.Linear(16, 16)
+
+            def forward(self, x):
+                x = self.first(x)
+                return torch.tanh(self.last(torch.tanh(checkpoint(self.inner, x, use_reentrant=False))))
+
+        self.same(lambda on: Layered([Outer() for _ in range(2)], on), reasons=["nested"])
+
+    def test_reentrant_ones_within_and_around(self):
+        class Outer(nn.Module):
+            def __init__(self, outer):
+                super().__init__()
+                self.first, self.inner, self.outer = Block(after=0.1), Block(after=0.1), outer
+
+            def forward(self, x):
+                if self.outer:
+                    return checkpoint(lambda x: checkpoint(self.inner, self.first(x), use_reentrant=False), x, use_reentrant=True)
+                return torch.tanh(checkpoint(self.inner, self.first(x), use_reentrant=True))
+
+        inputs = lambda: torch.randn(2, 5, 16, requires_grad=True)
+        self.same(lambda on: Layered([Outer(False) for _ in range(2)], on), inputs=inputs, steps=4)
+
+    def test_none_and_reentrant_ones_alone_are_told(self):
+        for options in ({"use_reentrant": True}, None):
+            make = lambda on, options=options: Layered([Block()], on and options is not None, **(options or {}))
+            inputs = lambda: torch.randn(2, 5, 16, requires_grad=True)
+            self.same(make, reasons=["none"], replays=False, inputs=inputs, steps=3)
+
+    def test_ones_of_the_program_with_contexts(self):
+        contexts = lambda: create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+        self.same(lambda on: Layered([Block()], on, context_fn=contexts), reasons=["context_fn"], replays=False, steps=3)
+        self.same(lambda on: Layered([Block()], on, determinism_check="none"), steps=3)
+
+    def test_debugged(self):
+        self.same(lambda on: Layered([Block()], on, debug=True), reasons=["context_fn"], replays=False, steps=2)
+        with torch.utils.checkpoint.set_checkpoint_debug_enabled(True):
+            self.same(lambda on: Layered([Block()], on), reasons=["context_fn"], replays=False, steps=2)
+
+    def test_other_arguments_and_sequences(self):
+        class Sequence(nn.Module):
+            def __init__(self, on):
+                super().__init__()
+                self.on, self.layers = on, nn.Sequential(*[Block(after=0.1) for _ in range(4)])
+
+            def forward(self, x):
+                if not self.on:
+                    return self.layers(x)
+                x = torch.utils.checkpoint.checkpoint_sequential(self.layers[:2], 2, x, use_reentrant=False)
+                return checkpoint(lambda scale, x: self.layers[2:](x * scale), x=x, scale=1.0, use_reentrant=False)
+
+        self.same(Sequence, steps=4)
+
+    def test_a_block_of_code(self):
+        torch.manual_seed(0)
+        model, batch = Layered([Block() for _ in range(2)], True), self.inputs()
+        plain = torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+        handle = self.replays()
+        for _ in range(3):
+            with handle:
+                loss = model(batch).sum()
+            found = torch.autograd.grad(loss, list(model.parameters()))
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, found)))
+        handle.remove()
+        self.assertGreater(self.replayed(), 0)
+
+    def test_compiled_blocks(self):
+        import torch._dynamo
+
+        class Compiled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.after = Block(), nn.Linear(16, 16)
+                self.call = torch.compile(self.block, backend="aot_eager", fullgraph=True)
+
+            def forward(self, x):
+                return torch.tanh(self.after(self.call(x))).exp()
+
+        def make(on):
+            torch._dynamo.reset()
+            return Layered([Compiled() for _ in range(2)], on)
+
+        self.same(make, steps=3)
+        torch._dynamo.reset()
+
+
+class Installed(OfReplay):
+    def functions(self):
+        module = torch.utils.checkpoint
+        return functional.linear, functional.scaled_dot_product_attention, torch.addmm, module._checkpoint_without_reentrant_generator
+
+    def test_functions_are_put_back(self):
+        before = self.functions()
+        models = [Layered([Block()], True) for _ in range(2)]
+        handles = [self.replays(model) for model in models]
+        self.assertEqual(self.functions(), before, "nothing is replaced before a forward")
+        for model in models:
+            model(self.inputs()).sum().backward()
+        self.assertNotEqual(self.functions(), before)
+        handles[0].remove()
+        models[1](self.inputs()).sum().backward()
+        self.assertNotEqual(self.functions(), before)
+        handles[1].remove()
+        handles[1].remove()
+        self.assertEqual(self.functions(), before)
+
+    def test_others_that_replace_them_too(self):
+        model, before, calls = Layered([Block()], True), functional.linear, []
+        handle = self.replays(model)
+        model(self.inputs()).sum().backward()
+        under = functional.linear
+
+        def theirs(*args):
+            calls.append(1)
+            return under(*args)
+
+        functional.linear = theirs
+        try:
+            for _ in range(2):
+                model(self.inputs()).sum().backward()
+            handle.remove()
+            self.assertIs(functional.linear, theirs)
+            model(self.inputs()).sum().backward()
+        finally:
+            functional.linear = before
+        self.assertGreater(len(calls), 0)
+
+    def test_a_graph_outlives_them(self):
+        torch.manual_seed(0)
+        model, batch = Layered([Block(after=0.2) for _ in range(2)], True), self.inputs()
+        found = []
+        for handle_of in (None, self.replays):
+            handle = handle_of(model) if handle_of else None
+            for _ in range(3):
+                torch.manual_seed(3)
+                loss = model(batch).square().sum()
+                if handle and _ == 2:
+                    handle.remove()
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+            found.append(gradients)
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(*found)))
+
+    def test_a_replay_that_is_forgotten(self):
+        before, model = self.functions(), Layered([Block()], True)
+        handle = self.replays()
+        with handle:
+            loss = model(self.inputs()).sum()
+        loss.backward()
+        del handle, loss
+        gc.collect()
+        self.assertEqual(self.functions(), before)
+
+    def test_by_itself(self):
+        from glake.offload._saved import Packer
+
+        torch.manual_seed(0)
+        model, batch = Layered([Block() for _ in range(2)], True), self.inputs()
+        plain = torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+        replay = Replay(Packer(0, self.memory), least_inner=0)
+        replay.install(model)
+        another = copy.deepcopy(model)
+        for each in (model, another, pickle.loads(pickle.dumps(model))):
+            for _ in range(2):
+                found = torch.autograd.grad(each(batch).sum(), list(each.parameters()))
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, found)))
+        with torch.no_grad():
+            model(batch)
+        replay.remove()
+        self.assertGreater(self.replayed(), 0)
+        del another, each
+        gc.collect()
+
+    def test_scripts(self):
+        model = Layered([Block()], True)
+        handle = self.replays(model)
+        model(self.inputs()).sum().backward()
+        scripted = torch.jit.script(nn.Linear(4, 4))
+        self.assertEqual(scripted(torch.ones(1, 4)).shape, (1, 4))
+        handle.remove()
+
+    def test_products_that_are_short(self):
+        model = Layered([Block()], True)
+        handle = self.replays(model, least_inner=17)
+        for _ in range(3):
+            model(self.inputs()).sum().backward()
+        self.assertEqual([leaf.kind.name for leaf in handle._replay._leaves.values()], ["attention", "linear"])
+        handle.remove()
+
+    def test_subclasses_are_computed_again(self):
+        class Weight(torch.Tensor):
+            pass
+
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight, self.after = nn.Parameter(torch.randn(16, 16)), nn.Linear(16, 16)
+
+            def forward(self, x):
+                found = functional.linear(x, self.weight.as_subclass(Weight))
+                return torch.tanh(self.after(torch.tanh(found.as_subclass(torch.Tensor))))
+
+        self.same(lambda on: Layered([Odd() for _ in range(2)], on), reasons=["tensors"], steps=4)
+
+
+class Planned(OfReplay):
+    """A site that has times of leaves, and verdicts on them."""
+
+    class Site:
+        def __init__(self, site, verdicts):
+            self.site, self.verdicts, self.told = site, verdicts, []
+
+        def packed(self, size, link_size, scope, leaf, stream):
+            item, _, begins = self.site.packed(size)
+            verdict = self.verdicts(leaf)
+            self.told.append(("packed", scope, leaf))
+            return item, verdict, begins
+
+        def leaf_begins(self, stream):
+            self.told.append(("leaf",))
+
+        def replays(self, scope, stream, begins):
+            self.told.append(("replays", scope, begins))
+
+        def __getattr__(self, name):
+            return getattr(self.site, name)
+
+    def planned(self, model, verdicts):
+        handle = self.replays(model)
+        handle._packer._site = self.Site(handle._packer._site, verdicts)
+        handle._packer._has_leaves = True
+        return handle
+
+    def test_all_verdicts(self):
+        import random
+
+        choose = random.Random(4)
+        for verdicts in (
+            lambda leaf: 0,
+            lambda leaf: 1,
+            lambda leaf: 2 if leaf else 1,
+            lambda leaf: choose.choice((0, 1, 2)) if leaf else choose.choice((0, 1)),
+        ):
+            make = lambda on: Layered([Block(after=0.1) for _ in range(3)], on)
+            checkpointed, _ = self.steps(make, True, None)
+            found, reasons = self.steps(make, True, lambda model, verdicts=verdicts: self.planned(model, verdicts))
+            self.equal(checkpointed, found)
+            self.assertLessEqual(reasons, {"planned"})
+
+    def test_what_a_site_is_told(self):
+        torch.manual_seed(0)
+        model = Layered([nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(2)], True)
+        handle = self.planned(model, lambda leaf: 1)
+        for _ in range(2):
+            told = handle._packer._site.told = []
+            model(self.inputs()).sum().backward()
+        handle.remove()
+        layer = lambda scope: [("packed", -1, False), ("leaf",), ("packed", scope, True)]
+        again = lambda scope: [("replays", scope, True), ("replays", scope, False)]
+        # The input of the first needs no gradients and is saved all the same.
+        self.assertEqual(told, [*layer(0), *layer(1), *again(1), *again(0)])
+
+
+if __name__ == "__main__":
+    unittest.main()
