@@ -13,5 +13,6 @@ from __future__ import annotations
 from ._activations import Activations, activations
 from ._drop_in import NoOpManager, OffloadActivations
 from ._report import report
+from ._trl import PatchedTrl, patch_trl
 
-__all__ = ["Activations", "NoOpManager", "OffloadActivations", "activations", "report"]
+__all__ = ["Activations", "NoOpManager", "OffloadActivations", "PatchedTrl", "activations", "patch_trl", "report"]

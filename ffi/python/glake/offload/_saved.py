@@ -11,6 +11,7 @@ from .. import _library
 from ..errors import Error
 from . import _report
 from ._memory import Memory
+from ._unsharded import Unsharded
 
 # Of the memory that torch hands out.
 ALIGNMENT = 512
@@ -134,6 +135,7 @@ class Packer:
         self._known: weakref.WeakValueDictionary[tuple[int, int, int, int], Entry] = weakref.WeakValueDictionary()
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
+        self.unsharded = Unsharded()
         self._looks = 0
 
     def enter(self, module: Any = None) -> None:
@@ -145,6 +147,7 @@ class Packer:
                 if self._looks < 2 or self._looks % _LOOK_AGAIN == 0:
                     held = itertools.chain(module.parameters(), module.buffers())
                     self._stays = frozenset(tensor.untyped_storage()._cdata for tensor in held if _has_bytes(tensor))
+                    self.unsharded.look(module)
                 self._looks += 1
 
     def pack(self, tensor: Any) -> Kept | Away:
@@ -154,7 +157,7 @@ class Packer:
         if tensor.numel() == 0 or not self._may_leave(tensor):
             return Kept(tensor)
         storage = tensor.untyped_storage()
-        if storage._cdata in self._stays:
+        if storage._cdata in self._stays or storage._cdata in self.unsharded.storages:
             return Kept(tensor)
         each = tensor.element_size()
         first = tensor.storage_offset() * each
