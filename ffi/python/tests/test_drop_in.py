@@ -40,6 +40,11 @@ def gradients(model):
 
 
 class Program(OfTorch):
+    @classmethod
+    def setUpClass(cls):
+        # Tensors are small: other tests may have the cores.
+        torch.set_num_threads(1)
+
     def assertSame(self, plain, mine):
         self.assertEqual(len(plain), len(mine))
         for step, ((loss, one), (other_loss, other)) in enumerate(zip(plain, mine)):
