@@ -42,20 +42,18 @@ def main() -> None:
             sys.exit(f"finetune_hf.py --offload needs an NVIDIA GPU with its driver and a CUDA build of torch: {error}")
     hidden, layers = SIZES[chosen.size]
     torch.manual_seed(0)
-    heads = hidden // 64
-    shape = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // 4, max_position_embeddings=chosen.tokens, use_cache=False,
-    )
+    widths = {"hidden_size": hidden, "intermediate_size": hidden * 7 // 2, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 256}
+    shape = transformers.LlamaConfig(vocab_size=32000, max_position_embeddings=chosen.tokens, use_cache=False, **widths, **heads)
     model = transformers.LlamaForCausalLM(shape).to(torch.bfloat16)
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     if chosen.offload:
         glake.offload(model, budget=chosen.offload)  # before the Trainer or after: it is given the same model
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(shape.vocab_size, (64, chosen.tokens))]
     with tempfile.TemporaryDirectory() as folder:
+        quiet = {"logging_steps": 1, "report_to": [], "save_strategy": "no"}
         settings = transformers.TrainingArguments(
-            output_dir=folder, max_steps=chosen.steps, per_device_train_batch_size=1, logging_steps=1, report_to=[], save_strategy="no",
-            gradient_checkpointing=chosen.checkpointing,
+            folder, max_steps=chosen.steps, per_device_train_batch_size=1, gradient_checkpointing=chosen.checkpointing, **quiet
         )
         transformers.Trainer(model=model, args=settings, train_dataset=rows).train()
     if torch.cuda.is_available():

@@ -48,18 +48,15 @@ def main() -> None:
             sys.exit(f"finetune_lightning.py --offload needs an NVIDIA GPU with its driver and a CUDA build of torch: {error}")
     hidden, layers = SIZES[chosen.size]
     torch.manual_seed(0)
-    heads = hidden // 64
-    shape = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // 4, max_position_embeddings=chosen.tokens, use_cache=False,
-    )
+    widths = {"hidden_size": hidden, "intermediate_size": hidden * 7 // 2, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 256}
+    shape = transformers.LlamaConfig(vocab_size=32000, max_position_embeddings=chosen.tokens, use_cache=False, **widths, **heads)
     tuned = Tuned(shape)
     if chosen.offload:
         glake.offload(tuned.model, budget=chosen.offload)  # the module whose forward passes save what shall leave
     rows = torch.utils.data.DataLoader(torch.randint(shape.vocab_size, (chosen.steps, chosen.tokens)), batch_size=1)
-    trainer = lightning.Trainer(
-        devices=1, max_epochs=1, precision="bf16-mixed", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(devices=1, max_epochs=1, precision="bf16-mixed", **quiet)
     trainer.fit(tuned, rows)
     if chosen.offload:
         print(glake.offload.report())

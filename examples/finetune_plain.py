@@ -39,11 +39,9 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     hidden, layers = SIZES[chosen.size]
     torch.manual_seed(0)
-    heads = hidden // 64
-    shape = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // 4, max_position_embeddings=chosen.tokens, use_cache=False,
-    )
+    widths = {"hidden_size": hidden, "intermediate_size": hidden * 7 // 2, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 256}
+    shape = transformers.LlamaConfig(vocab_size=32000, max_position_embeddings=chosen.tokens, use_cache=False, **widths, **heads)
     model = transformers.LlamaForCausalLM(shape).to(device, torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     if chosen.offload:

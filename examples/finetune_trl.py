@@ -46,11 +46,9 @@ def main() -> None:
         glake.offload.patch_trl()  # before the trainer is made
     hidden, layers = SIZES[chosen.size]
     torch.manual_seed(0)
-    heads = hidden // 64
-    shape = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // 4, max_position_embeddings=chosen.tokens, use_cache=False,
-    )
+    widths = {"hidden_size": hidden, "intermediate_size": hidden * 7 // 2, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 256}
+    shape = transformers.LlamaConfig(vocab_size=WORDS, max_position_embeddings=chosen.tokens, use_cache=False, **widths, **heads)
     model = transformers.LlamaForCausalLM(shape)
     if chosen.offload:
         glake.offload(model, budget=chosen.offload)
@@ -59,11 +57,10 @@ def main() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0", pad_token="1", eos_token="2")
     rows = datasets.Dataset.from_list([{"input_ids": row.tolist()} for row in torch.randint(WORDS, (64, chosen.tokens))])
     with tempfile.TemporaryDirectory() as folder:
-        settings = trl.SFTConfig(
-            output_dir=folder, max_steps=chosen.steps, per_device_train_batch_size=1, logging_steps=1, report_to=[], save_strategy="no",
-            max_length=chosen.tokens, bf16=torch.cuda.is_available(), gradient_checkpointing=False,
-            activation_offloading=chosen.activation_offloading,
-        )
+        quiet = {"logging_steps": 1, "report_to": [], "save_strategy": "no"}
+        shared = {"max_length": chosen.tokens, "bf16": torch.cuda.is_available(), "gradient_checkpointing": False}
+        offloads = chosen.activation_offloading
+        settings = trl.SFTConfig(folder, max_steps=chosen.steps, per_device_train_batch_size=1, activation_offloading=offloads, **shared, **quiet)
         trl.SFTTrainer(model, args=settings, train_dataset=rows, processing_class=tokenizer).train()
     if chosen.offload or chosen.activation_offloading:
         print(glake.offload.report())

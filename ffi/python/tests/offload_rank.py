@@ -74,10 +74,13 @@ class Looks:
                 yield local.untyped_storage().data_ptr()
 
 
-def sharded(model, mixed=False, reshard=True):
+def sharded(model, mixed=False, reshard=True, second=False):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Shard
 
     policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if mixed else {}
+    if second:
+        policy["shard_placement_fn"] = lambda parameter: Shard(parameter.dim() - 1)
     for part in model:
         if isinstance(part, Block):
             fully_shard(part, reshard_after_forward=reshard, **policy)
@@ -118,6 +121,7 @@ SCENES = {
     "fsdp2": lambda: sharded(plain()),
     "fsdp2_mixed": lambda: sharded(plain(), mixed=True),
     "fsdp2_whole": lambda: sharded(plain(), reshard=False),
+    "fsdp2_second": lambda: sharded(plain(), second=True),
     "fsdp2_recomputes": lambda: sharded_and_recomputed(),
     "fsdp1": fsdp1,
 }

@@ -694,6 +694,22 @@ class OtherHooks(Program):
         handle.remove()
 
 
+class Gathered(Program):
+    def test_numbers_of_storages_that_are_gone_are_forgotten(self):
+        from glake.offload._unsharded import Unsharded
+
+        unsharded = Unsharded()
+        stays = torch.ones(4).untyped_storage()
+        unsharded.add(stays)
+        for _ in range(5000):
+            unsharded.add(torch.ones(4).untyped_storage())
+            unsharded.add(stays)
+        self.assertLessEqual(len(unsharded.storages), 64)
+        self.assertIn(stays._cdata, unsharded.storages)
+        # A storage that is made now has a number that is not held.
+        self.assertFalse(any(torch.ones(4).untyped_storage()._cdata in unsharded.storages for _ in range(100)))
+
+
 class Careless(Program):
     def test_wrong_arguments(self):
         for wrong in ("60GiB", 3, [torch.nn.Linear(2, 2)], lambda x: x):
@@ -704,12 +720,6 @@ class Careless(Program):
 
     def test_twice_on_one_model_and_removed_in_any_order(self):
         for order in ((0, 1), (1, 0)):
-
-            def program(make):
-                model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
-                handles = [make(model), make(model)]
-                found = [self.step(model) for _ in range(3)]
-                return found, handles
 
             model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
             plain = copy.deepcopy(model)

@@ -64,6 +64,9 @@ class Ranks(unittest.TestCase):
     def test_fsdp2_that_keeps_what_it_gathered_until_the_backward(self):
         self.same("fsdp2_whole")
 
+    def test_fsdp2_whose_parameters_are_split_in_their_last_dimension(self):
+        self.same("fsdp2_second")
+
     def test_fsdp2_that_recomputes(self):
         self.same("fsdp2_recomputes")
 

@@ -47,7 +47,7 @@ class NoOpManager:
 
         torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read).__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         import torch
 
         # Whichever are innermost are taken off.

@@ -124,7 +124,7 @@ def _function(part: Any) -> Any:
 
 def _without_offload(function: Any) -> Any:
     """transformers' function for a recomputed layer without its ``save_on_cpu``; None where it is another."""
-    inner = getattr(function, "func", None)
+    inner: Any = getattr(function, "func", None)
     code = getattr(inner, "__code__", None)
     if code is None or inner.__module__ != "transformers.modeling_utils" or "save_on_cpu" not in code.co_names:
         return None

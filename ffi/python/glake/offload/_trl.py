@@ -37,7 +37,7 @@ class PatchedTrl:
     def __enter__(self) -> PatchedTrl:
         return self
 
-    def __exit__(self, *_error: Any) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.remove()
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 
 class Unsharded:
-    """Storages of gathered parameters. They are there only from a part's first forward on, and are the same from then on: FSDP2 gives
-    their bytes back after each use, and keeps the storage objects."""
+    """Storages of gathered parameters. They are there only from a part's first forward on. Most are the same from then on: FSDP2 gives
+    their bytes back after each use, and keeps the storage objects; parameters that are split in another dimension are gathered anew."""
 
     def __init__(self) -> None:
-        self.storages: set[int] = set()
+        # By the number of a storage, which is no other's as long as it is held here, weakly.
+        self.storages: dict[int, Any] = {}
+        self._full = 64
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
 
@@ -27,6 +29,16 @@ class Unsharded:
                 self._parts.add(part)
                 # Behind FSDP2's own, which gathers.
                 self._handles.append(part.register_forward_pre_hook(_Gathered(weakref.ref(self))))
+
+    def add(self, storage: Any) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        if storage._cdata in self.storages:
+            return
+        if len(self.storages) >= self._full:
+            self.storages = {number: held for number, held in self.storages.items() if not held.expired()}
+            self._full = max(64, 2 * len(self.storages))
+        self.storages[storage._cdata] = StorageWeakRef(storage)
 
     def remove(self) -> None:
         """Takes the hooks off. A second time does nothing."""
@@ -45,6 +57,7 @@ class _Gathered:
 
         unsharded = self._unsharded()
         if unsharded is not None:
-            # What is still sharded belongs to a part of its own within this one.
-            whole = [p for p in part.parameters() if not isinstance(p, DTensor) and p.device.type != "meta"]
-            unsharded.storages.update(p.untyped_storage()._cdata for p in whole)
+            for parameter in part.parameters():
+                # What is still sharded belongs to a part of its own within this one.
+                if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
+                    unsharded.add(parameter.untyped_storage())
