@@ -1,30 +1,88 @@
 """The examples say what they need where it is missing. Where there is a GPU the suite of tests/gpu runs them."""
 
+import importlib.util
 import pathlib
 import unittest
 
 import child
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
+# Examples of fine-tuning, and what each needs beside torch and transformers.
+TUNED = {"finetune_plain.py": [], "finetune_hf.py": ["peft", "accelerate"], "finetune_trl.py": ["trl", "datasets"], "finetune_lightning.py": ["lightning"]}
+# With the bytes of tensors of the CPU laid into a simulated GPU's memory, and a budget that has all of them leave.
+LAID = """
+import sys
+sys.path.insert(0, {tests!r})
+import glake, torch
+from glake.offload import _saved
+from glake.offload._activations import Activations
+from test_activations import Laid, synchronous
+
+torch.set_num_threads(1)
+_saved.Entry.read = synchronous(_saved.Entry.read)
+
+class Offload:
+    given = []
+    def __init__(self, package):
+        self.package = package
+    def __getattr__(self, name):
+        return getattr(self.package, name)
+    def __call__(self, model, *, budget, preset="fit"):
+        assert isinstance(model, torch.nn.Module)
+        self.given.append(budget)
+        return Activations(model, 1024, Laid())
+
+glake.offload, glake.enable = Offload(glake.offload), lambda: None
+"""
 
 
 class Examples(unittest.TestCase):
-    def told(self, name, before, **options):
+    def told(self, name, before, arguments=(), **options):
         done = child.run(
-            f"import sys, runpy\n{before}\nsys.argv = [{name!r}]\nrunpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')", **options
+            f"import sys, runpy\n{before}\nsys.argv = {[name, *arguments]!r}\nrunpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')", **options
         )
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertNotIn("Traceback", done.stderr)
         return done.stderr
 
     def test_without_torch(self):
-        for name in ("training.py", "lora.py", "serving.py", "server.py", "copies.py", "tutorial.py", "deepspeed_style.py"):
+        tuned = [*TUNED, "finetune_fsdp.py"]
+        for name in ("training.py", "lora.py", "serving.py", "server.py", "copies.py", "tutorial.py", "deepspeed_style.py", *tuned):
             self.assertIn("needs torch", self.told(name, "sys.modules['torch'] = None"))
 
     def test_without_a_gpu(self):
         for name in ("tutorial.py", "deepspeed_style.py"):
             text = self.told(name, "import torch; torch.cuda.devices[0] = 0", torch=child.FAKE_TORCH, device=None)
             self.assertIn("needs an NVIDIA GPU", text)
+
+    def needs(self, name):
+        """Skips where something that an example needs is not installed."""
+        missing = [needed for needed in ["torch", "transformers", *TUNED.get(name, [])] if not importlib.util.find_spec(needed)]
+        if missing:
+            self.skipTest(f"{name} needs {', '.join(missing)}")
+
+    def test_fine_tuning_without_a_gpu(self):
+        for name in TUNED:
+            with self.subTest(name):
+                self.needs(name)
+                self.assertIn("needs an NVIDIA GPU", self.told(name, "", ["--offload", "1GiB"], device=None))
+
+    def test_fine_tuning_with_bytes_laid_into_simulated_memory(self):
+        for name in TUNED:
+            with self.subTest(name):
+                self.needs(name)
+                argv = [name, "--tokens", "32", "--steps", "2", "--offload", "1GiB"]
+                done = child.run(
+                    LAID.format(tests=str(child.TESTS))
+                    + f"import runpy\nsys.argv = {argv!r}\nrunpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')\n"
+                    + "assert Offload.given == ['1GiB'] and glake.offload.report()['bytes_out'] > 1 << 20\n"
+                )
+                self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+                self.assertIn("bytes_out", done.stdout)
+
+    def test_ranks_are_started_by_torchrun(self):
+        self.needs("finetune_fsdp.py")
+        self.assertIn("torchrun", self.told("finetune_fsdp.py", "import os; os.environ.pop('RANK', None)"))
 
 
 if __name__ == "__main__":

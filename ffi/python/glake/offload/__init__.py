@@ -19,8 +19,21 @@ from ._activations import LEAST, Activations, activations
 from ._budget import Offloaded, offload
 from ._drop_in import NoOpManager, OffloadActivations
 from ._report import Report, report
+from ._trl import PatchedTrl, patch_trl
 
-__all__ = ["LEAST", "Activations", "NoOpManager", "OffloadActivations", "Offloaded", "Report", "activations", "offload", "report"]
+__all__ = [
+    "LEAST",
+    "Activations",
+    "NoOpManager",
+    "OffloadActivations",
+    "Offloaded",
+    "PatchedTrl",
+    "Report",
+    "activations",
+    "offload",
+    "patch_trl",
+    "report",
+]
 
 
 class _Callable(types.ModuleType):

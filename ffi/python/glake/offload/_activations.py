@@ -11,7 +11,8 @@ from typing import Any
 
 from . import _report
 from ._memory import Cuda, Memory
-from ._saved import Packer
+from ._others import Others
+from ._saved import Kept, Packer
 
 LEAST = 256 << 10
 
@@ -30,14 +31,21 @@ class Activations:
             from ._replay import Replay
 
             self._replay = Replay(packer)
-        self._hooks = (lambda tensor: packer.pack(tensor), lambda saved: packer.unpack(saved))
+        # In a backward pass a checkpoint computes again what it dropped: its saves live for a moment.
+        graph_task = torch._C._current_graph_task_id
+        self._hooks = (lambda tensor: packer.pack(tensor) if graph_task() == -1 else Kept(tensor), lambda saved: packer.unpack(saved))
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
         self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
         _report.sites.add(self)
         # What each thread is inside of, the innermost last: for whom it was entered, and its hooks.
         self._entered = threading.local()
         self._handles: list[Any] = []
+        self._others = Others(_ours)
+        # The module whose forward passes are in the blocks that this is entered for, where it is known: weakly.
+        self._model: weakref.ref[Any] | None = None
         if module is not None:
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"activations(module) was given a {type(module).__name__}: give it the torch.nn.Module, or nothing and use `with`")
             self._handles = [
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
                 module.register_forward_hook(self._after, always_call=True),
@@ -52,7 +60,10 @@ class Activations:
 
     def __enter__(self) -> Activations:
         if not self._stack():
-            self._packer.enter()
+            model = None if self._model is None else self._model()
+            self._packer.enter(model)
+            if model is not None:
+                self._others.look(model)
         self._push("with")
         return self
 
@@ -62,12 +73,16 @@ class Activations:
             self._pop()
         if self._stack():
             self._pop()
+        if not self._stack():
+            self._others.end()
 
     def remove(self) -> None:
         """Takes the hooks off the module. What is offloaded comes back as it is read. A second time does nothing."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
+        self._others.undo()
+        self._packer.unsharded.remove()
         while self._stack() and self._stack()[-1][0] == "module":
             self._pop()
         if self._replay is not None:
@@ -109,16 +124,21 @@ class Activations:
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         is_others = top is not None and top[0] not in _ours
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or is_others:
+            if is_others and torch.is_grad_enabled() and not self._others.is_harmless(top):
+                self._others.told(top[0], module)
             self._stack().append(("module", None))
             return
         if not self._stack():
             self._packer.enter(module)
+            self._others.look(module)
         self._push("module", module)
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
         # Called without the hook before it where an earlier one raised.
         if self._stack() and self._stack()[-1][0] == "module":
             self._pop()
+        if not self._stack():
+            self._others.end()
 
 
 def _compiles() -> bool:
@@ -157,5 +177,6 @@ def activations(module: Any = None, *, least: int = LEAST, replay: bool = False)
 
     Raises:
         ValueError: ``least`` is below 0.
+        TypeError: ``module`` is no module.
     """
     return Activations(module, least, replay=replay)

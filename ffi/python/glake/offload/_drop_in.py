@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from ._activations import Activations
+from ._saved import Kept
 
 
 class OffloadActivations(Activations):
@@ -30,16 +32,23 @@ class OffloadActivations(Activations):
             raise ValueError(f"min_offload_size is {min_offload_size} and max_fwd_stash_size {max_fwd_stash_size}: at least 0 and 1")
         super().__init__(None, min_offload_size)
 
+    def update_model_params(self, model: Any) -> None:
+        """The model whose forward passes it is entered for: its parameters and buffers stay, and so does what FSDP2 gathers of them."""
+        self._model = weakref.ref(model)
+
 
 class NoOpManager:
-    """A block of code in which nothing is offloaded, within one that offloads: a pair of hooks that keeps what is saved."""
+    """A block of code in which nothing is offloaded, within one that offloads: a pair of hooks that keeps what is saved. One may be entered
+    again within itself, and by several threads."""
 
-    def __enter__(self) -> NoOpManager:
+    def __enter__(self) -> None:
+        # Not itself: recipes call this as a module's forward pre-hook, whose answer takes the place of the module's inputs.
         import torch
 
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-        self._hooks.__enter__()
-        return self
+        torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read).__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        import torch
+
+        # Whichever are innermost are taken off.
+        torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read).__exit__(*error)

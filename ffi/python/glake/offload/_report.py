@@ -20,6 +20,7 @@ class Counts:
     narrowed: int = 0
     replayed: int = 0
     recomputed: int = 0
+    others: int = 0
 
 
 class Site(Protocol):
@@ -75,8 +76,9 @@ def report(plot: str | None = None) -> Report:
         was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
         were to leave and did not, for want of host memory or because they are not GLake's; ``narrowed``: bytes that needed no copy, because
         fewer give back the same; ``changed``: tensors that a kernel wrote to in place without autograd's knowledge, after they were saved;
-        ``replayed`` and ``recomputed``: leaves of checkpoints that were handed out, and that were computed again; and what docs/METRICS.md
-        has of the rest.
+        ``replayed`` and ``recomputed``: leaves of checkpoints that were handed out, and that were computed again; ``others``: forwards of
+        modules, in the first passes of a site, that ran under saved-tensor hooks of others, which keep what they pack; and what
+        docs/METRICS.md has of the rest.
         ``sites``: of each module and block that offloads what it was asked for, what its plan keeps, offloads and recomputes, how long a
         pass is expected to take and to wait for copies and how long the last one that was timed did, what the links of other GPUs would gain,
         and why there is no plan. It prints as text.

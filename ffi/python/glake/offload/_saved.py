@@ -14,6 +14,7 @@ from . import _report
 from ._memory import Memory
 from ._narrow import Form, form_of
 from ._proofs import Proofs
+from ._unsharded import Unsharded
 
 # What a site says of an item: it stays, leaves, or is computed again.
 KEEP, OFFLOAD, RECOMPUTE = range(3)
@@ -203,6 +204,7 @@ class Packer:
         self._is_told = False
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
+        self.unsharded = Unsharded()
         self._looks = 0
 
     def enter(self, module: Any = None) -> None:
@@ -214,6 +216,7 @@ class Packer:
                 if self._looks < 2 or self._looks % _LOOK_AGAIN == 0:
                     held = itertools.chain(module.parameters(), module.buffers())
                     self._stays = frozenset(tensor.untyped_storage()._cdata for tensor in held if _has_bytes(tensor))
+                    self.unsharded.look(module)
                 self._looks += 1
 
     def pack(self, tensor: Any) -> Kept | Away:
@@ -242,7 +245,7 @@ class Packer:
         if tensor.numel() == 0 or not self._may_leave(tensor):
             return Kept(tensor)
         storage = tensor.untyped_storage()
-        if storage._cdata in self._stays:
+        if storage._cdata in self._stays or storage._cdata in self.unsharded.storages:
             return Kept(tensor)
         each = tensor.element_size()
         first = tensor.storage_offset() * each

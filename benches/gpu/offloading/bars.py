@@ -1,0 +1,79 @@
+"""Rows of runs to figures with bars: (what, value, bar, whether the bar is the most)."""
+
+from .steps import OURS
+
+
+def bars(rows):
+    by = {row["run"]: row for row in rows if "step_s" in row}
+    for name in OURS:
+        if name in by:
+            yield from of_ours(name, by)
+    for name in ("inputs", "hybrid", "hybrid-multi-path"):
+        if name in by and "checkpoint" in by:
+            yield from beside_recomputing(name, by)
+    for row in rows:
+        if row["run"] == "exact" and row["plain_agrees"]:
+            yield f"exact: {row['case']}{', autocast' if row['autocast'] else ''}", float(row["same"]), 1.0, False
+        if row["run"] == "calls":
+            yield "us a pack that keeps", row["keeps"], 4, True
+            yield "us a pack that offloads", row["offloads"], 15, True
+        if row["run"] == "fit":
+            yield "fit: step where all fits, of the same without", row["ours_s"] / row["plain_s"], 1.01, True
+    yield from under_a_budget([row for row in rows if row["run"] == "budget"])
+
+
+def memory(ours, theirs):
+    return ours["most_bytes"] / max(theirs["most_bytes"], 1)
+
+
+def of_ours(name, by):
+    ours, keep = by[name], by.get("keep")
+    wide = name.endswith("multi-path")
+    if keep:
+        if name in ("offload", "multi-path"):
+            yield f"{name}: bytes out, of the unique ones", ours["step_bytes"] / keep["unique_bytes"], 1.01, True
+        yield f"{name}: step, of keeping", ours["step_s"] / keep["step_s"], None, True
+        yield f"{name}: most memory, of keeping", memory(ours, keep), None, True
+        yield f"{name}: losses differ by", max(abs(x - y) for x, y in zip(ours["losses"], keep["losses"])), None, True
+    if name in ("offload", "multi-path"):
+        for theirs, faster in (("save-on-cpu", 2.5), ("trl", 1.3), ("torchtune", 1.3)):
+            if theirs in by:
+                yield f"{name}: steps, of {theirs}", by[theirs]["step_s"] / ours["step_s"], faster if wide else None, False
+                yield f"{name}: most memory, of {theirs}", memory(ours, by[theirs]), 1.05, True
+    blind = by.get("blind-multi-path" if wide else "blind")
+    if blind and blind["blind_bytes"]:
+        yield f"{name}: steps, of blind copies of {ours['step_bytes'] / blind['blind_bytes']:.2f} x as many bytes", \
+            blind["step_s"] / ours["step_s"], 0.92 if name.startswith("hybrid") else None, False
+    told = ours["report"]
+    for way in ("out", "in"):
+        if told[f"busy_us_{way}"]:
+            yield f"{name}: GB/s {way} while a queue was busy", told[f"timed_bytes_{way}"] / told[f"busy_us_{way}"] / 1e3, None, False
+    yield f"{name}: first step, of a steady one", ours["first_s"] / ours["step_s"], 1.5, True
+
+
+def beside_recomputing(name, by):
+    ours, recomputes = by[name], by["checkpoint"]
+    if name == "inputs":
+        yield "inputs: step, of checkpoint", ours["step_s"] / recomputes["step_s"], 1.01, True
+        yield "inputs: most memory, of checkpoint", memory(ours, recomputes), 0.75 if ours["tokens"] >= 131072 else None, True
+        for theirs in ("trl-inputs", "hf-offload"):
+            if theirs in by:
+                yield f"inputs: most memory, of {theirs}", memory(ours, by[theirs]), 1.0, True
+                yield f"inputs: steps, of {theirs}", by[theirs]["step_s"] / ours["step_s"], None, False
+    else:
+        yield f"{name}: steps, of checkpoint", recomputes["step_s"] / ours["step_s"], 1.25 if name.endswith("multi-path") else 1.12, False
+        yield f"{name}: most memory, of checkpoint", memory(ours, recomputes), 1.03, True
+
+
+def under_a_budget(rows):
+    ours = next((row for row in rows if row["fraction"] is None), None)
+    by_hand = [row for row in rows if row["fraction"] is not None]
+    for row in by_hand:
+        said = "out of memory" if "out_of_memory" in row else f"{row.get('cycle_s', 0):.2f} s of 40 steps"
+        yield f"budget: {row['fraction']:.0%} of the layers by hand, {said}, GiB at most", row["most_bytes"] / (1 << 30), None, True
+    if ours:
+        yield "budget: out of memory", float("out_of_memory" in ours), 0.0, True
+        yield "budget: most memory, of the budget", ours["most_bytes"] / ours["budget"], 1.02, True
+        fit = [row["cycle_s"] for row in by_hand if "cycle_s" in row and "out_of_memory" not in row and row["most_bytes"] <= 1.02 * ours["budget"]]
+        if fit and "cycle_s" in ours:
+            yield "budget: 40 steps, of the best fraction within the budget", ours["cycle_s"] / min(fit), 1.05, True

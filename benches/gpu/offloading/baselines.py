@@ -1,0 +1,118 @@
+"""What others have: each prepares a model and answers a maker of blocks, one around each step.
+
+One that this machine cannot run raises Skipped with the reason."""
+
+import contextlib
+
+
+class Skipped(Exception):
+    pass
+
+
+def recomputes(model, offload=False):
+    more = {"offload": True} if offload else {}
+    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False}, **more)
+    model.enable_input_require_grads()
+
+
+def keep(torch, model, a):
+    return contextlib.nullcontext
+
+
+def checkpoint(torch, model, a):
+    recomputes(model)
+    return contextlib.nullcontext
+
+
+def save_on_cpu(torch, model, a):
+    return lambda: torch.autograd.graph.save_on_cpu(pin_memory=a.device == "cuda")
+
+
+def hf_offload(torch, model, a):
+    """transformers' own option: save_on_cpu around each recomputed layer."""
+    if a.device != "cuda":
+        raise Skipped("transformers copies to pinned memory there, which needs a GPU")
+    recomputes(model, offload=True)
+    return contextlib.nullcontext
+
+
+def trl(torch, model, a):
+    """TRL's hooks as its trainers make them, the head left out; entered around forward and backward, as there."""
+    if a.device != "cuda":
+        raise Skipped("TRL asks torch for an accelerator")
+    try:
+        from trl.models.activation_offloading import get_act_offloading_ctx_manager
+    except (ImportError, RuntimeError) as error:
+        raise Skipped(f"TRL is not there: {error}") from error
+    around = get_act_offloading_ctx_manager(model)
+    return lambda: around
+
+
+def trl_inputs(torch, model, a):
+    recomputes(model)
+    return trl(torch, model, a)
+
+
+def torchtune(torch, model, a):
+    """torchtune's hooks, a manager each step as its recipes have one for all; the head is no part of its blocks here."""
+    if a.device != "cuda":
+        raise Skipped("torchtune's hooks use CUDA's streams")
+    try:
+        from torchtune.training import NoOpManager, OffloadActivations
+    except (ImportError, RuntimeError) as error:
+        raise Skipped(f"torchtune is not there: {error}") from error
+    around, nothing = OffloadActivations(), NoOpManager()
+    head = model.get_base_model().lm_head
+    head.register_forward_pre_hook(lambda *_: nothing.__enter__())
+    head.register_forward_hook(lambda *_: nothing.__exit__(), always_call=True)
+    return lambda: around
+
+
+THEIRS = {
+    "keep": keep, "checkpoint": checkpoint, "save-on-cpu": save_on_cpu, "hf-offload": hf_offload, "trl": trl,
+    "trl-inputs": trl_inputs, "torchtune": torchtune,
+}
+
+
+class Blind:
+    """Copies of so many bytes out beside the forward, and in beside the backward, of memory that nothing else uses: what no offloading of
+    as many can be faster than."""
+
+    PIECE = 64 << 20
+
+    def __init__(self, torch, a, size, glake=None):
+        self.torch, self.size, self.glake, self.cuda = torch, size, glake, a.device == "cuda"
+        self.there = torch.empty(min(self.PIECE, max(size, 1)), dtype=torch.uint8, device=a.device)
+        self.here = torch.empty_like(self.there, device="cpu", pin_memory=self.cuda)
+        self.streams = [torch.cuda.Stream() for _ in range(2)] if self.cuda else [None, None]
+
+    def _copies(self, stream, dst, src):
+        around = self.torch.cuda.stream(stream) if self.cuda else contextlib.nullcontext()
+        with around:
+            for left in range(self.size, 0, -self.PIECE):
+                part = slice(0, min(left, self.PIECE))
+                if self.glake:
+                    self.glake.copy_(dst[part], src[part])
+                else:
+                    dst[part].copy_(src[part], non_blocking=True)
+
+    def out(self):
+        self._after()
+        self._copies(self.streams[0], self.here, self.there)
+
+    def back(self):
+        """Behind what was copied out, as a reload of it is."""
+        if self.cuda:
+            self.streams[1].wait_stream(self.streams[0])
+        self._after()
+        self._copies(self.streams[1], self.there, self.here)
+
+    def end(self):
+        if self.cuda:
+            for stream in self.streams:
+                self.torch.cuda.current_stream().wait_stream(stream)
+
+    def _after(self):
+        if self.cuda:
+            for stream in self.streams:
+                stream.wait_stream(self.torch.cuda.current_stream())

@@ -1,0 +1,69 @@
+"""Steps of varying length: ours under a budget, and a share of the layers offloaded as it was set by hand."""
+
+import json, random, statistics, time
+
+from .models import chunked_loss, llama
+from .steps import MIB, Measured, Skipped, said, started
+
+FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Lengths come again after so many steps: each fraction sees all of them, and ours five times as many steps.
+CYCLE, ROUNDS = 40, 5
+
+
+def lengths(a):
+    """Of the sequence of each step, in multiples of 64 from a quarter of the most to the most."""
+    most = max(min(a.tokens, a.length) // 64, 1)
+    choose = random.Random(22)
+    return [64 * choose.randint(max(most // 4, 1), most) for _ in range(CYCLE)]
+
+
+def varying(a):
+    """`--fraction F`: 40 steps with the first F of the layers offloaded; without it 200 under `--budget`."""
+    by_hand = a.fraction is not None
+    try:
+        # Nothing is offloaded with a fraction of 0: that runs on the CPU too.
+        glake = started(a) if a.device == "cuda" or a.fraction != 0.0 else None
+    except Skipped as error:
+        return said(a, error)
+    import torch
+
+    measured = Measured(a)
+    model, vocabulary = llama(a, torch)
+    handles = []
+    if by_hand:
+        layers = model.get_base_model().model.layers
+        handles = [glake.offload.activations(layer) for layer in layers[: round(len(layers) * a.fraction)]]
+    else:
+        handles = [glake.offload(model, budget=f"{a.budget // MIB}MiB")]
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    rounds, cycle, failed = (1 if by_hand else ROUNDS), lengths(a), None
+    begin = time.perf_counter()
+    try:
+        for step in range(-2, rounds * len(cycle)):
+            # Two before, of the most: what a first step costs is not compared.
+            length = max(cycle) if step < 0 else cycle[step % len(cycle)]
+            ids = torch.randint(0, vocabulary, (max(a.tokens // min(a.tokens, a.length), 1), length), device=a.device)
+            with measured.step():
+                loss = chunked_loss(torch, model, ids)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                measured.losses.append(loss.item())
+            if time.perf_counter() - begin > a.time_limit:
+                break
+    except torch.OutOfMemoryError as error:
+        failed = str(error)[:200]
+    times = measured.times[2:]
+    whole = len(times) // len(cycle) * len(cycle)
+    row = {"run": a.one, "fraction": a.fraction, "steps": len(times), "most_bytes": measured.most, "budget": None if by_hand else a.budget}
+    if whole:
+        # Of the last cycle: all had the same lengths there.
+        row.update(cycle_s=sum(times[whole - len(cycle):whole]), all_s=sum(times) / len(times), longest_s=max(times))
+        row.update(median_s=statistics.median(times))
+    if failed:
+        row["out_of_memory"] = failed
+    if glake:
+        row["report"] = glake.offload.report()
+    for handle in handles:
+        handle.remove()
+    print(json.dumps(row, default=str), flush=True)

@@ -1,0 +1,111 @@
+"""TRL's option ``activation_offloading=True`` with this package's hooks in the place of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from .. import errors
+from .._patch import Patches
+from ._drop_in import NoOpManager, OffloadActivations
+
+_WHERE = "trl.models.activation_offloading"
+_MADE_BY = "get_act_offloading_ctx_manager"
+_OURS = {"OffloadActivations": OffloadActivations, "NoOpManager": NoOpManager}
+# What is called on the first of them there.
+_CALLED = ("update_model_params", "__enter__", "__exit__")
+
+
+class PatchedTrl:
+    """What ``patch_trl`` replaced; ``remove`` puts it back. A context manager too."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+
+    def remove(self) -> None:
+        """TRL has its own again, for trainers that are made from then on. A second time does nothing."""
+        global _patched
+        with _guard:
+            if _patched is self:
+                _patched = None
+            self._patches.undo()
+
+    def __enter__(self) -> PatchedTrl:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.remove()
+
+
+_patched: PatchedTrl | None = None
+_guard = threading.Lock()
+
+
+def patch_trl() -> PatchedTrl:
+    """From now on ``activation_offloading=True`` in TRL's SFTConfig, DPOConfig, KTOConfig and RewardConfig offloads with this package::
+
+        glake.offload.patch_trl()
+        trainer = trl.SFTTrainer(model, args=trl.SFTConfig(activation_offloading=True), ...)
+
+    TRL may have been imported before, or not yet. Trainers that were made before keep what they have. The head of the model stays, as with
+    TRL's own.
+
+    Returns:
+        What puts TRL's own back (``.remove()``); the same one as long as it stands.
+
+    Raises:
+        TorchError: TRL is not installed, cannot be imported, or is laid out in another way than is known.
+    """
+    global _patched
+    with _guard:
+        if _patched is None:
+            module = _module()
+            _check(module)
+            import torch
+
+            patches = Patches(torch)
+            for name, ours in _OURS.items():
+                theirs = getattr(module, name)
+                # TRL's own modules may have taken it by name.
+                for where, other in list(sys.modules.items()):
+                    if other is not None and where.partition(".")[0] == "trl" and vars(other).get(name) is theirs:
+                        patches.attribute(other, name, ours)
+            _patched = PatchedTrl(patches)
+        return _patched
+
+
+def _module() -> ModuleType:
+    try:
+        return importlib.import_module(_WHERE)
+    except ImportError as error:
+        if error.name == "trl" or sys.modules.get("trl") is None:
+            raise errors.TorchError("glake.offload.patch_trl: TRL is not installed: pip install trl") from error
+        raise errors.TorchError(
+            f"glake.offload.patch_trl looked for {_WHERE}, which {_version()} cannot import ({error}): use "
+            "`with glake.offload.OffloadActivations():` around the training step"
+        ) from error
+
+
+def _check(module: ModuleType) -> None:
+    """Whether it is laid out as the one that this was written for."""
+    missing = [name for name in (*_OURS, _MADE_BY) if not callable(getattr(module, name, None))]
+    if not missing:
+        maker, theirs = getattr(module, _MADE_BY), module.OffloadActivations
+        known = inspect.signature(OffloadActivations).parameters
+        named = getattr(getattr(inspect.unwrap(maker), "__code__", None), "co_names", ())
+        missing = [f"a {_MADE_BY} that makes {name}" for name in _OURS if name not in named]
+        missing += [f"an OffloadActivations without {name}" for name in inspect.signature(theirs).parameters if name not in known]
+        missing += [f"OffloadActivations.{name}" for name in _CALLED if not hasattr(theirs, name)]
+    if missing:
+        raise errors.TorchError(
+            f"glake.offload.patch_trl looked in {_WHERE} of {_version()} for {', '.join(missing)}, and did not find that: versions like "
+            "1.16 are known; use `with glake.offload.OffloadActivations():` around the training step"
+        )
+
+
+def _version() -> str:
+    return f"TRL {getattr(sys.modules.get('trl'), '__version__', 'of an unknown version')}"

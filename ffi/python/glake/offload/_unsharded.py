@@ -1,0 +1,63 @@
+"""The memory that FSDP2 gathers parameters into: it is filled anew for each pass, and never leaves."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+
+class Unsharded:
+    """Storages of gathered parameters. They are there only from a part's first forward on. Most are the same from then on: FSDP2 gives
+    their bytes back after each use, and keeps the storage objects; parameters that are split in another dimension are gathered anew."""
+
+    def __init__(self) -> None:
+        # By the number of a storage, which is no other's as long as it is held here, weakly.
+        self.storages: dict[int, Any] = {}
+        self._full = 64
+        self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._handles: list[Any] = []
+
+    def look(self, module: Any) -> None:
+        """Which parts of a module are sharded: a trainer may shard them long after the module was given to us."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        kind = getattr(fsdp, "FSDPModule", None)
+        if kind is None:
+            return
+        for part in module.modules():
+            if isinstance(part, kind) and part not in self._parts:
+                self._parts.add(part)
+                # Behind FSDP2's own, which gathers.
+                self._handles.append(part.register_forward_pre_hook(_Gathered(weakref.ref(self))))
+
+    def add(self, storage: Any) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        if storage._cdata in self.storages:
+            return
+        if len(self.storages) >= self._full:
+            self.storages = {number: held for number, held in self.storages.items() if not held.expired()}
+            self._full = max(64, 2 * len(self.storages))
+        self.storages[storage._cdata] = StorageWeakRef(storage)
+
+    def remove(self) -> None:
+        """Takes the hooks off. A second time does nothing."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        self._parts.clear()
+
+
+class _Gathered:
+    def __init__(self, unsharded: weakref.ref[Unsharded]) -> None:
+        self._unsharded = unsharded
+
+    def __call__(self, part: Any, _inputs: Any) -> None:
+        from torch.distributed.tensor import DTensor
+
+        unsharded = self._unsharded()
+        if unsharded is not None:
+            for parameter in part.parameters():
+                # What is still sharded belongs to a part of its own within this one.
+                if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
+                    unsharded.add(parameter.untyped_storage())
