@@ -55,7 +55,7 @@ class Offloaded(Activations):
         device = _device_of(module)
         if bytes_of is None and preset != "memory" and isinstance(memory or Cuda(), Cuda):
             bytes_of = _all_of(device)
-        super().__init__(module, least, memory)
+        super().__init__(module, least, memory, replay=preset == "hybrid")
         self._asked = (module, budget, preset)
         self._packer.site.ask(device, bytes_of, preset)
         self._ahead = threading.Thread(target=_pin_ahead, args=(weakref.ref(self), device), name="glake-offload-pin", daemon=True)
