@@ -19,7 +19,7 @@ const CHANGED: f64 = 0.2;
 const TOLD: u64 = 64;
 
 impl Offload {
-    /// What plans of a site are for, from its next pass on. Without a budget and with [`Preset::Memory`] nothing is measured.
+    /// What plans of a site are for, from its next pass on, in which its saves are checked anew. Without a budget and with [`Preset::Memory`] nothing is measured.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`], [`ProcessError::NoSuchDevice`].
@@ -29,6 +29,7 @@ impl Offload {
         let mut planned = planned.lock();
         planned.asked = Some(Asked { device, budget, preset });
         (planned.due, planned.shapes) = (0, Default::default());
+        self.checks.again(site);
         if planned.is_measured().is_none() {
             self.measures.set_budget(site, None);
             let request = *planned.site.request();
@@ -37,11 +38,12 @@ impl Offload {
         Ok(())
     }
 
-    /// Forgets a site and its plans.
+    /// Forgets a site: its plans, and what is known of its saves.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
     pub fn release_site(&self, site: u64) -> Result<()> {
+        self.checks.forget_site(site);
         self.sites.release(site)?;
         self.measures.set_budget(site, None);
         Ok(())

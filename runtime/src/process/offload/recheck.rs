@@ -29,20 +29,6 @@ impl Offload {
         if self.registry.is_stopped() { CheckState::Due } else { self.checks.state(save) }
     }
 
-    /// Saves of a site are to be checked anew, as where another plan offloads others of them.
-    pub fn check_again(&self, site: u64) {
-        self.checks.again(site);
-    }
-
-    /// Forgets a site: its plans, and what is known of its saves.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownSite`](super::ProcessError::UnknownSite).
-    pub fn release_site(&self, site: u64) -> Result<()> {
-        self.checks.forget_site(site);
-        self.sites.release(site)
-    }
-
     /// The block that begins there is about to be freed. What goes wrong here is told when the bytes are reloaded.
     #[inline]
     pub(in super::super) fn before_free(&self, address: Address) {

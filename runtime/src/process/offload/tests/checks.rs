@@ -43,7 +43,7 @@ fn what_was_written_in_place_comes_back_and_is_told() {
     scene.run_dry();
     assert_eq!(scene.offload.check_state(SAVE), CheckState::Changed);
     assert_eq!(scene.compared(), (0, 1, 0));
-    scene.offload.check_again(SAVE.site);
+    scene.offload.checks.again(SAVE.site);
     assert_eq!(scene.offload.check_state(SAVE), CheckState::Changed, "it stays so");
     scene.offload.release(id).unwrap();
     scene.free(between);
@@ -67,7 +67,7 @@ fn a_save_is_fine_after_two_checks_and_due_again_after_another_plan() {
     assert_eq!(scene.stats().copies_out, 6);
     let others = [SaveId { save: 8, ..SAVE }, SaveId { site: 2, ..SAVE }];
     assert!(others.iter().all(|save| scene.offload.check_state(*save) == CheckState::Due));
-    scene.offload.check_again(SAVE.site);
+    scene.offload.checks.again(SAVE.site);
     assert_eq!(scene.offload.check_state(SAVE), CheckState::Due);
     scene.end();
 }

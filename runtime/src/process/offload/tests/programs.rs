@@ -237,7 +237,7 @@ impl Run {
             Op::Shrink if self.host.is_empty() && self.scene.stats().host_bytes < 256 << 20 => {
                 self.scene.shrink()
             }
-            Op::Again { site } => self.scene.offload.check_again(site),
+            Op::Again { site } => self.scene.offload.checks.again(site),
             Op::NoHost => {
                 self.scene.offload.trim();
                 let host = self.scene.regions.set().host(GPU).unwrap();
