@@ -99,14 +99,6 @@ class Activations:
         if hooks is not None:
             hooks.__exit__()
 
-    def _looks(self, module: Any, _inputs: Any) -> None:
-        """What else offloads there is found whether this forward offloads or not."""
-        import torch
-
-        if not self._stack() and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
-                self._others.look(module)
-
     def _before(self, module: Any, _inputs: Any) -> None:
         import torch
 
@@ -129,6 +121,14 @@ class Activations:
             self._pop()
         if not self._stack():
             self._others.end()
+
+    def _looks(self, module: Any, _inputs: Any) -> None:
+        """What else offloads there is found whether this forward offloads or not."""
+        import torch
+
+        if not self._stack() and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
+                self._others.look(module)
 
 
 def _compiles() -> bool:
