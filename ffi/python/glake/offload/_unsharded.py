@@ -41,7 +41,8 @@ class Unsharded:
         if len(self.storages) >= self._full:
             self.storages = {number: held for number, held in self.storages.items() if not held.expired()}
             self._full = max(64, 2 * len(self.storages))
-        self.storages[storage._cdata] = StorageWeakRef(storage)
+        weak: Any = StorageWeakRef
+        self.storages[storage._cdata] = weak(storage)
 
     def remove(self) -> None:
         """Takes the hooks off. A second time does nothing."""
