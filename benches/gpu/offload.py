@@ -1,7 +1,7 @@
 """Activations of a fine-tuning step that are offloaded, beside keeping, checkpointing and what others have.
 
     python benches/gpu/offload.py [--only PART,...] [--layers N] [--tokens N] [--steps N] [--out DIR]
-    python benches/gpu/offload.py --device cpu --layers 2 --hidden 64 --tokens 64 --only keep,checkpoint,save-on-cpu,blind
+    python benches/gpu/offload.py --device cpu --layers 2 --hidden 64 --tokens 64 --only keep,checkpoint,blind --blind-bytes 0.01
 
 Parts, each in a process of its own; a Llama of random weights in bfloat16 with peft's LoRA on all projections, one loss
 in chunks, AdamW:

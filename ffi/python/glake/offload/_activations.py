@@ -50,6 +50,8 @@ class Activations:
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
                 module.register_forward_hook(self._after, always_call=True),
             ]
+            # Before the first of them.
+            self._handles.append(module.register_forward_pre_hook(self._looks, prepend=True))
 
     def __deepcopy__(self, _memo: Any) -> Activations:
         # A copy of the module has hooks of its own, which learn anew.
@@ -130,7 +132,6 @@ class Activations:
             return
         if not self._stack():
             self._packer.enter(module)
-            self._others.look(module)
         self._push("module", module)
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
@@ -139,6 +140,14 @@ class Activations:
             self._pop()
         if not self._stack():
             self._others.end()
+
+    def _looks(self, module: Any, _inputs: Any) -> None:
+        """What else offloads there is found whether this forward offloads or not."""
+        import torch
+
+        if not self._stack() and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
+                self._others.look(module)
 
 
 def _compiles() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -27,8 +28,10 @@ class Unsharded:
         for part in module.modules():
             if isinstance(part, kind) and part not in self._parts:
                 self._parts.add(part)
-                # Behind FSDP2's own, which gathers.
-                self._handles.append(part.register_forward_pre_hook(_Gathered(weakref.ref(self))))
+                # Behind FSDP2's own, which gathers. The outermost module's forward has begun with the hooks that it had: its parts are
+                # asked in its place.
+                for asked in (part, *(_own(part, kind) if part is module else ())):
+                    self._handles.append(asked.register_forward_pre_hook(_Gathered(weakref.ref(self))))
 
     def add(self, storage: Any) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
@@ -38,7 +41,8 @@ class Unsharded:
         if len(self.storages) >= self._full:
             self.storages = {number: held for number, held in self.storages.items() if not held.expired()}
             self._full = max(64, 2 * len(self.storages))
-        self.storages[storage._cdata] = StorageWeakRef(storage)
+        weak: Any = StorageWeakRef
+        self.storages[storage._cdata] = weak(storage)
 
     def remove(self) -> None:
         """Takes the hooks off. A second time does nothing."""
@@ -46,6 +50,14 @@ class Unsharded:
         for handle in handles:
             handle.remove()
         self._parts.clear()
+
+
+def _own(part: Any, kind: Any) -> Iterator[Any]:
+    """The parts of one that are sharded with it."""
+    for child in part.children():
+        if not isinstance(child, kind):
+            yield child
+            yield from _own(child, kind)
 
 
 class _Gathered:
