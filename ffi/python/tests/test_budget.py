@@ -51,7 +51,8 @@ class Offloads(OfTorch):
 
     def test_gradients_are_the_same_and_the_budget_is_kept_over_passes_of_varying_length(self):
         # The pool has what is laid there and what comes back; what stays is torch's own, and counts in plans.
-        for preset, passes in (("fit", 50), ("memory", 8), ("hidden", 8), ("hybrid", 8)):
+        for preset, passes in (("fit", 50), ("memory", 5), ("hidden", 5), ("hybrid", 5)):
+            out = glake.offload.report()["bytes_out"]
             lengths = [1600 + 400 * (step * 7 % 5) for step in range(passes)]
             plain, model = self.model(10), self.model(10)
             handle = self.offload(model, "24MiB", preset)
@@ -64,8 +65,8 @@ class Offloads(OfTorch):
                 self.assertLessEqual(glake.memory_stats(0)["reserved_bytes.all.current"], 24 << 20, (preset, step))
             told = handle.told()
             self.assertEqual((told["preset"], told["above_budget"], told["unplanned"]), (preset, 0, None))
-            self.assertGreater(told["passes"], 5)
-            self.assertGreater(told["plan"]["offloaded"]["bytes"], 0)
+            self.assertGreater(told["passes"], 3)
+            self.assertGreater(handle.report()["bytes_out"], out, preset)
             handle.remove()
 
     def test_where_everything_fits_there_are_no_hooks_until_shapes_change(self):
