@@ -21,7 +21,7 @@ fn site(budget: Bytes) -> Site {
 fn pass(site: &mut Site, own: Bytes, packs: &[u64]) -> (Bytes, Vec<Verdict>) {
     let mut there: Vec<Bytes> = Vec::new();
     let (mut most, mut items) = (own, Vec::new());
-    let mut begin = |begins: &[ItemId], there: &mut Vec<Bytes>, packs: &[u64]| {
+    let begin = |begins: &[ItemId], there: &mut Vec<Bytes>, packs: &[u64]| {
         for item in begins {
             assert!(there[item.index()].is_zero(), "{item} twice");
             there[item.index()] = Bytes::mib(packs[item.index()]);
