@@ -35,7 +35,9 @@ impl Budget {
     pub(super) fn set_limit(&self, limit: Bytes) {
         let mut state = self.state.lock();
         state.limit = limit;
-        self.core.lock().set_limit(state.most());
+        let mut core = self.core.lock();
+        core.set_limit(limit);
+        core.set_budget(state.most());
     }
 
     /// The limit.
@@ -48,7 +50,7 @@ impl Budget {
         let mut state = self.state.lock();
         if state.budget != budget {
             state.budget = budget;
-            self.core.lock().set_limit(state.most());
+            self.core.lock().set_budget(state.most());
         }
     }
 
@@ -66,11 +68,11 @@ impl Budget {
                 return None;
             }
             state.passed += 1;
-            self.core.lock().set_limit(state.limit);
+            self.core.lock().set_budget(state.limit);
         }
         let served = serve();
         let state = self.state.lock();
-        self.core.lock().set_limit(state.most());
+        self.core.lock().set_budget(state.most());
         Some(served)
     }
 }
@@ -78,5 +80,37 @@ impl Budget {
 impl State {
     fn most(&self) -> Bytes {
         self.budget.map_or(self.limit, |budget| budget.min(self.limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use glake_device::DeviceId;
+    use glake_sim::{SimOptions, SimTopology, Simulator};
+
+    use super::super::{GpuPool, PoolOptions, PoolStream};
+    use super::*;
+
+    #[test]
+    fn requests_stay_below_it_where_they_can_and_the_limit_is_as_ever() {
+        let topology = SimTopology::uniform(1, Bytes::mib(64));
+        let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
+        let stream = PoolStream::of(&*sim, DeviceId(0), glake_device::Stream(0)).unwrap();
+        let pool = GpuPool::new(sim, DeviceId(0), PoolOptions::default()).unwrap();
+        pool.set_budget(Some(Bytes::mib(8)));
+        let blocks = [(); 3].map(|()| pool.malloc(Bytes::mib(2), stream).unwrap());
+        assert!(pool.reserved() <= Bytes::mib(8) && pool.budget() == (Some(Bytes::mib(8)), 0));
+        assert_eq!(pool.take_most(), (Bytes::mib(6), Bytes::mib(6)));
+        let above = pool.malloc(Bytes::mib(8), stream).unwrap();
+        assert_eq!(pool.budget().1, 1);
+        pool.free(above.address).unwrap();
+        assert_eq!(pool.take_most(), (Bytes::mib(6), Bytes::mib(14)));
+        pool.set_memory_fraction(0.25);
+        assert!((pool.memory_fraction() - 0.25).abs() < 1e-9);
+        pool.settle().unwrap();
+        pool.trim(Bytes::mib(8)).unwrap();
+        assert!(pool.malloc(Bytes::mib(32), stream).is_err(), "above the limit");
+        assert_eq!(pool.budget().1, 2);
+        blocks.iter().for_each(|block| drop(pool.free(block.address)));
     }
 }

@@ -43,6 +43,8 @@ pub struct Allocator {
     heap: Heap,
     aliases: Aliases,
     plans: Plans,
+    /// What evicted memory may come back up to, whatever new memory may be made.
+    limit: Bytes,
 }
 
 impl Allocator {
@@ -57,6 +59,7 @@ impl Allocator {
             heap: Heap::new(&settings),
             aliases: Aliases::new(Zone::new(ALIAS_START * memory, ALIAS_SPACE * memory)),
             plans: Plans::default(),
+            limit: settings.limit,
             settings,
         };
         allocator.add_domain(DomainOptions::default());
@@ -119,7 +122,13 @@ impl Allocator {
 
     /// Changes the most that may be reserved; what is reserved above stays until it is trimmed.
     pub fn set_limit(&mut self, limit: Bytes) {
-        self.settings.limit = limit.min(self.settings.memory);
+        self.limit = limit.min(self.settings.memory);
+        self.settings.limit = self.limit;
+    }
+
+    /// Changes the most that may be reserved for requests, below the limit: what was evicted may come back up to that.
+    pub fn set_budget(&mut self, most: Bytes) {
+        self.settings.limit = most.min(self.limit);
     }
 
     /// The completion point that frees belong to now, where there are frees that no recorded event covers.
@@ -363,7 +372,7 @@ impl Allocator {
 
     /// Extents that leave and come back.
     pub fn evictions(&mut self) -> Evictions<'_> {
-        Evictions { heap: &mut self.heap, limit: self.settings.limit }
+        Evictions { heap: &mut self.heap, limit: self.limit }
     }
 
     /// The extents in which the last live block was freed while they were not resident, since the last call: what was kept of
@@ -437,7 +446,7 @@ impl Allocator {
     /// # Errors
     /// The first one that is broken.
     pub fn check(&self) -> Result<(), Broken> {
-        let limit = self.settings.limit.get();
+        let limit = self.limit.get();
         Audit { heap: &self.heap, aliases: &self.aliases, plans: &self.plans, limit }.check()
     }
 

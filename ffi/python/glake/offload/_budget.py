@@ -18,7 +18,7 @@ from ._memory import Cuda, Memory
 PRESETS = ("fit", "memory", "hidden", "hybrid")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-# So much host memory is pinned ahead of a first pass, whenever it has taken what there was.
+# So much host memory is pinned ahead in a first pass at most.
 _AHEAD = 1 << 30
 # How often that is looked at, in seconds.
 _EVERY = 0.005
@@ -75,7 +75,8 @@ class Offloaded(Activations):
         import torch
 
         # Only where hooks are to be pushed at all is anything asked.
-        if torch.is_grad_enabled() and not self._stack() and not self._packer.site.needs(_shape(module, inputs, named)):
+        is_outer = torch.is_grad_enabled() and not self._stack() and torch._C._current_graph_task_id() == -1
+        if is_outer and not self._packer.site.needs(_shape(module, inputs, named)):
             self._stack().append(("module", None))
             return
         if not self._has_begun:
@@ -96,8 +97,10 @@ def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
             if own is None or not own._is_first_pass():
                 return
             del own
-            if json.loads(api.offload_stats_json())["copies_out"] > 0:
-                api.offload_prepare(device, _AHEAD)
+            # As much again as is offloaded by now.
+            offloaded = json.loads(api.offload_stats_json())["host_bytes"]
+            if offloaded > 0:
+                api.offload_prepare(device, min(offloaded, _AHEAD))
             time.sleep(_EVERY)
     except Error:
         # Whoever needs memory hears why there is none.

@@ -19,13 +19,13 @@ def svg(site: dict[str, Any]) -> str:
     kept, away = _curves(course["items"], cells)
     held, rest = course["held_bytes"], course["rest_bytes"][:cells]
     most = max([*held, budget or 0, 1]) * 1.05
-    long = times[-1] or 1
+    long = float(times[-1] or 1)
 
     def x(time: float) -> float:
-        return _LEFT + time / long * (_WIDTH - _LEFT - 20)
+        return float(_LEFT + time / long * (_WIDTH - _LEFT - 20))
 
     def y(amount: float) -> float:
-        return _TOP + _HEIGHT - amount / most * _HEIGHT
+        return float(_TOP + _HEIGHT - amount / most * _HEIGHT)
 
     def area(low: list[float], high: list[float], color: str) -> str:
         there = [f"{x(times[at]):.1f},{y(high[at]):.1f} {x(times[at + 1]):.1f},{y(high[at]):.1f}" for at in range(cells)]

@@ -120,11 +120,6 @@ impl Clock {
         }
     }
 
-    /// `item` is read without a step of its own: whether its reload is to begin now.
-    pub(crate) fn read(&mut self, item: ItemId) -> bool {
-        self.items.get_mut(item.index()).is_some_and(|item| std::mem::take(&mut item.away))
-    }
-
     /// From which position on the pass is on demand.
     pub fn diverged(&self) -> Option<Position> {
         self.follower.diverged()

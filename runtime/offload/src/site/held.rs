@@ -32,12 +32,12 @@ impl Held {
         }
     }
 
-    /// The step packs an item; but where it is kept it is gone with the next step.
+    /// The step packs an item. Unless it is kept, what memory still has of it until it leaves is of the rest: nobody says when it leaves, and
+    /// a plan that keeps it must have room for what comes after it.
     pub(super) fn packed(&mut self, item: ItemId, pack: &Pack, verdict: Verdict) {
         self.sizes.push((pack.bytes, verdict == Verdict::Keep));
-        self.comes(item);
-        if verdict != Verdict::Keep {
-            self.leaving.push(item);
+        if verdict == Verdict::Keep {
+            self.comes(item);
         }
     }
 

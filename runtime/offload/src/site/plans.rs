@@ -16,7 +16,16 @@ const FREED: u64 = 32;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plans {
     known: VecDeque<Known>,
-    unplanned: Option<PlanError>,
+    unplanned: Option<Unplanned>,
+}
+
+/// A pass that has no plan.
+#[derive(Clone, Debug)]
+struct Unplanned {
+    error: PlanError,
+    tape: Tape,
+    request: Request,
+    base: Bytes,
 }
 
 /// A plan, and what it was made for.
@@ -27,12 +36,14 @@ struct Known {
     request: Request,
     /// What memory had when the pass began.
     base: Bytes,
+    /// Of its items.
+    bytes: Bytes,
 }
 
 impl Plans {
     /// Why the last pass that was looked at has no plan.
     pub(super) fn unplanned(&self) -> Option<&PlanError> {
-        self.unplanned.as_ref()
+        self.unplanned.as_ref().map(|unplanned| &unplanned.error)
     }
 
     /// The plan that was used last.
@@ -45,23 +56,31 @@ impl Plans {
         self.known.iter().map(|known| &known.plan)
     }
 
-    /// The plan of the last pass that began with such a pack, as `request` asks and for what memory has now.
+    /// The plan of a pass that began with such a pack, as `request` asks and for what memory has now. Of several it is the last one's; under
+    /// a budget that of the largest, which holds for what the others have until they part.
     pub(super) fn begin(&mut self, first: &Pack, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
-        let begins = |known: &Known| known.plan.tape().items().first().is_some_and(|item| item.admits(first));
-        let at = self.known.iter().position(begins)?;
-        let known = &self.known[at];
+        let admits = |tape: &Tape| tape.items().first().is_some_and(|item| item.admits(first));
+        let is_asked_again = |of: &mut Unplanned| of.request != *request && admits(&of.tape);
+        if let Some(Unplanned { tape, base: before, .. }) = self.unplanned.take_if(is_asked_again) {
+            self.make_from(tape, request, before, base);
+        }
+        let begins = |(_, known): &(usize, &Known)| admits(known.plan.tape());
+        let mut like = self.known.iter().enumerate().filter(begins);
+        let (at, known) = match request.budget {
+            Bytes::MAX => like.next(),
+            // The first of several that are as large.
+            _ => like.reduce(|best, other| if other.1.bytes > best.1.bytes { other } else { best }),
+        }?;
         let (more, less) = (base.saturating_sub(known.base), known.base.saturating_sub(base));
         let is_old = known.request != *request
             || known.plan.peak().saturating_add(more) > request.budget.max(known.plan.peak())
             || less > Bytes::new(request.budget.get() / FREED);
-        if is_old {
-            let mut tape = Tape::clone(known.plan.tape());
-            tape.shift(known.base, base);
-            self.known.remove(at);
-            self.make(tape, request, base);
-            return self.known.front().filter(|known| begins(known)).map(|known| known.plan.clone());
+        if !is_old {
+            return Some(known.plan.clone());
         }
-        Some(known.plan.clone())
+        let known = self.known.remove(at)?;
+        self.make_from(Tape::clone(known.plan.tape()), request, known.base, base).then_some(())?;
+        self.last().cloned()
     }
 
     /// A pass was as its plan: whether the plan holds, with what memory had beside items.
@@ -105,15 +124,28 @@ impl Plans {
         self.known.remove(at)
     }
 
-    fn make(&mut self, tape: Tape, request: &Request, base: Bytes) {
-        let class = tape.class();
-        match Plan::new(&Arc::new(tape), request) {
+    /// As `make`, where memory had something else when the pass began.
+    fn make_from(&mut self, mut tape: Tape, request: &Request, before: Bytes, base: Bytes) -> bool {
+        tape.shift(before, base);
+        self.make(tape, request, base)
+    }
+
+    /// Whether there is a plan, which is the first one then.
+    fn make(&mut self, tape: Tape, request: &Request, base: Bytes) -> bool {
+        let (class, bytes) = (tape.class(), tape.items().iter().map(|item| item.pack().bytes).sum());
+        let (tape, request) = (Arc::new(tape), *request);
+        match Plan::new(&tape, &request) {
             Ok(plan) => {
-                self.known.push_front(Known { class, plan: Arc::new(plan), request: *request, base });
+                self.known.push_front(Known { class, plan: Arc::new(plan), request, base, bytes });
                 self.known.truncate(MOST);
                 self.unplanned = None;
+                true
             }
-            Err(error) => self.unplanned = Some(error),
+            Err(error) => {
+                let tape = Arc::unwrap_or_clone(tape);
+                self.unplanned = Some(Unplanned { error, tape, request, base });
+                false
+            }
         }
     }
 }

@@ -55,6 +55,8 @@ pub struct Site {
     over: VecDeque<Over>,
     /// What the pass did so far.
     steps: Vec<Did>,
+    /// What became of its items, whatever plan said so.
+    stored: Vec<Stored>,
     leaves: Leaves,
     follows: Follows,
     tries: u32,
@@ -80,13 +82,21 @@ enum Did {
     Unpack(ItemId),
 }
 
+/// An item of a pass.
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    is_offloaded: bool,
+    /// Offloaded, and no reload of it was told since.
+    is_away: bool,
+}
+
 /// What the pass that is under way follows.
 #[derive(Debug)]
 enum Follows {
     /// It has not begun.
     Nothing,
-    /// No plan: which items are away.
-    Demand(Vec<bool>),
+    /// No plan: what is read is reloaded then.
+    Demand,
     Plan(Box<Clock>),
 }
 
@@ -101,6 +111,7 @@ impl Site {
             memory: (Bytes::ZERO, Bytes::ZERO),
             over: VecDeque::new(),
             steps: Vec::new(),
+            stored: Vec::new(),
             leaves: Leaves::default(),
             follows: Follows::Nothing,
             tries: 0,
@@ -121,7 +132,7 @@ impl Site {
         if matches!(self.follows, Follows::Nothing) {
             self.follows = match self.plans.begin(&pack, &self.request, self.memory.0) {
                 Some(plan) => Follows::Plan(Box::new(Clock::new(plan))),
-                None => Follows::Demand(Vec::new()),
+                None => Follows::Demand,
             };
         }
         self.steps.push(Did::Pack(pack));
@@ -132,12 +143,11 @@ impl Site {
                 let (verdict, reloads) = (orders.verdict, orders.reload.to_vec());
                 (verdict, self.or_of_another_plan(reloads))
             }
-            Follows::Demand(away) => {
-                away.push(demanded == Verdict::Offload);
-                (demanded, Vec::new())
-            }
-            Follows::Nothing => (demanded, Vec::new()),
+            Follows::Demand | Follows::Nothing => (demanded, Vec::new()),
         };
+        let is_offloaded = verdict == Verdict::Offload;
+        self.stored.push(Stored { is_offloaded, is_away: is_offloaded });
+        let reloads = self.told(reloads);
         self.held.packed(item, &pack, verdict);
         self.held.reloaded(&reloads);
         if let Some(scope) = pack.scope.filter(|_| pack.is_leaf) {
@@ -162,7 +172,6 @@ impl Site {
             // What comes to be in a replay is of the rest, whether it was stored or is made again.
             self.held.freed(item);
         }
-        self.held.reloaded(&begins);
         begins
     }
 
@@ -190,50 +199,52 @@ impl Site {
     /// # Errors
     /// The pass has no such item.
     pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
-        let reloads = self.reads(item)?;
-        self.held.reloaded(&reloads);
-        Ok(reloads)
-    }
-
-    fn reads(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
-        if !self.leaves.is_replaying(item) {
-            return self.read(item);
+        if self.leaves.is_replaying(item) {
+            // It was unpacked where the replay began.
+            self.recorder.holds(item)?;
+            let reloads = self.told(vec![item]);
+            self.held.reloaded(&reloads);
+            return Ok(reloads);
         }
-        // It was unpacked where the replay began; where it was given up since, it comes back once more.
-        self.recorder.holds(item)?;
-        Ok(match &mut self.follows {
-            Follows::Plan(clock) => clock.read(item).then_some(item).into_iter().collect(),
-            Follows::Demand(away) => demanded(away, item),
-            Follows::Nothing => Vec::new(),
-        })
+        self.read(item)
     }
 
     fn read(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
         self.recorder.unpacked(item)?;
         self.held.step();
         self.steps.push(Did::Unpack(item));
-        match &mut self.follows {
+        let mut reloads = match &mut self.follows {
             Follows::Plan(clock) => {
                 let reloads = clock.unpacked(item)?.reload.to_vec();
-                Ok(self.or_of_another_plan(reloads))
+                self.or_of_another_plan(reloads)
             }
-            Follows::Demand(away) => Ok(demanded(away, item)),
-            Follows::Nothing => Ok(Vec::new()),
-        }
+            Follows::Demand | Follows::Nothing => Vec::new(),
+        };
+        // Whatever a plan says: it is read now.
+        reloads.push(item);
+        let reloads = self.told(reloads);
+        self.held.reloaded(&reloads);
+        Ok(reloads)
+    }
+
+    /// Those that are away; they are not any more.
+    fn told(&mut self, mut reloads: Vec<ItemId>) -> Vec<ItemId> {
+        let is_away = |item: &ItemId| {
+            self.stored.get_mut(item.index()).is_some_and(|stored| std::mem::take(&mut stored.is_away))
+        };
+        reloads.retain(is_away);
+        reloads
     }
 
     /// The GPU's copy of an item that was reloaded is gone, and a handle of it lives: it is reloaded when it is unpacked
     /// again.
     pub fn freed(&mut self, item: ItemId) {
         self.held.freed(item);
-        match &mut self.follows {
-            Follows::Plan(clock) => clock.freed(item),
-            Follows::Demand(away) => {
-                if let Some(away) = away.get_mut(item.index()) {
-                    *away = true;
-                }
-            }
-            Follows::Nothing => {}
+        if let Follows::Plan(clock) = &mut self.follows {
+            clock.freed(item);
+        }
+        if let Some(stored) = self.stored.get_mut(item.index()) {
+            stored.is_away = stored.is_offloaded;
         }
     }
 
@@ -300,11 +311,17 @@ impl Site {
         self.recorder.position()
     }
 
+    /// Whether times of a pass that begins are of use: it has no plan, or may become like one whose plan was made without.
+    pub fn may_want_times(&self) -> bool {
+        let untimed = self.plans.all().take(MOST_OVER).any(|plan| !plan.tape().is_timed());
+        self.wants_times() || untimed && self.request.preset != Preset::Memory
+    }
+
     /// Whether times of the pass that is under way are of use: it has no plan, or one that was made without.
-    pub fn wants_times(&self) -> bool {
+    fn wants_times(&self) -> bool {
         let untimed = match &self.follows {
             Follows::Plan(clock) => !clock.plan().tape().is_timed(),
-            Follows::Demand(_) => true,
+            Follows::Demand => true,
             Follows::Nothing => false,
         };
         // What offloads everything does so in the order of steps alone.
@@ -346,7 +363,8 @@ impl Site {
     fn demands(&self, pack: &Pack) -> Verdict {
         let (base, now) = self.memory;
         let budget = self.request.budget;
-        let keeps = budget != Bytes::MAX && self.request.preset != Preset::Memory;
+        let is_tight = self.plans.unplanned().is_some() || self.request.preset == Preset::Memory;
+        let keeps = budget != Bytes::MAX && !is_tight;
         let half = base.saturating_add(Bytes::new(budget.saturating_sub(base).get() / 2));
         match Verdict::unplanned(pack) {
             Verdict::Offload if keeps && now <= half => Verdict::Keep,
@@ -366,8 +384,9 @@ impl Site {
         let own = clock.plan().clone();
         let others = self.plans.all().filter(|plan| !Arc::ptr_eq(plan, &own));
         let found = others.filter_map(|plan| follow(plan, &self.steps)).next();
-        let Some((clock, begun)) = found else { return reloads };
+        let Some((clock, mut begun)) = found else { return reloads };
         self.follows = Follows::Plan(Box::new(clock));
+        begun.extend(reloads);
         begun
     }
 
@@ -379,6 +398,7 @@ impl Site {
     fn end_pass(&mut self) {
         self.passes += 1;
         self.steps.clear();
+        self.stored.clear();
         self.tries = 0;
         self.held = Held::default();
         let (leaves, base) = (std::mem::take(&mut self.leaves), self.memory.0);
@@ -398,16 +418,10 @@ impl Site {
                 return self.plans.was_followed(clock.plan(), &tape, &self.request, base);
             }
             Follows::Plan(_) => self.diverged += 1,
-            Follows::Demand(_) | Follows::Nothing => {}
+            Follows::Demand | Follows::Nothing => {}
         }
         self.plans.was_new(tape, &self.request, base);
     }
-}
-
-/// The item, if it is away; it is not any more.
-fn demanded(away: &mut [bool], item: ItemId) -> Vec<ItemId> {
-    let is_away = away.get_mut(item.index()).is_some_and(std::mem::take);
-    if is_away { vec![item] } else { Vec::new() }
 }
 
 /// A clock of a plan that these steps are of, and all that it has had begun.

@@ -1,5 +1,6 @@
 //! Passes made up, plans for them, and what becomes of them.
 
+mod budgets;
 mod clocks;
 mod leaves;
 mod llama;

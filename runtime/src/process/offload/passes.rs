@@ -202,10 +202,14 @@ impl Offload {
             self.look(planned, asked, passes < 8 || passes.is_power_of_two() || passes % 256 == 0);
         }
         let Some(pool) = self.measures.pool(asked.device) else { return };
-        if asked.budget.is_some() {
-            let budget = self.pool_budget(planned);
-            self.measures.set_budget(site, Some((asked.device, budget)));
-            planned.passed = pool.budget().1;
+        if let Some(budget) = asked.budget {
+            self.measures.set_budget(site, Some((asked.device, budget.saturating_sub(planned.beside))));
+            // Another site may have less.
+            let (budget, passed) = pool.budget();
+            let budget = budget.unwrap_or(Bytes::MAX);
+            planned.passed = passed;
+            let request = *planned.site.request();
+            planned.site.ask(Request { budget: planned_of(budget), ..request });
             if pool.reserved() > budget
                 && let Err(error) = pool.trim(budget)
             {
@@ -228,25 +232,12 @@ impl Offload {
         let amount = |bytes: Bytes| bytes.get() as f64;
         let is_other = differs(links.out.0, before.links.out.0) || differs(links.into.0, before.links.into.0);
         let has_room = differs(amount(host_room), amount(before.host_room));
-        let budget = match asked.budget {
-            Some(_) => {
-                let budget = self.pool_budget(planned).get();
-                Bytes::new(budget - budget / ROUNDING)
-            }
-            None => Bytes::MAX,
-        };
         planned.site.ask(Request {
-            budget,
+            budget: if asked.budget.is_none() { Bytes::MAX } else { before.budget },
             links: if is_other { links } else { before.links },
             host_room: if has_room { host_room } else { before.host_room },
             preset: asked.preset,
         });
-    }
-
-    /// What of the budget is the pool's.
-    fn pool_budget(&self, planned: &Planned) -> Bytes {
-        let budget = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
-        budget.saturating_sub(planned.beside)
     }
 
     fn host_room(&self, asked: Asked) -> Option<Bytes> {
@@ -272,7 +263,7 @@ impl Offload {
         planned.timer = None;
         let passes = planned.site.passes();
         // The first one makes memory and loads modules.
-        let is_wanted = passes > 0 && (planned.site.wants_times() || passes % TOLD == 2);
+        let is_wanted = passes > 0 && (planned.site.may_want_times() || passes % TOLD == 2);
         let Some(asked) = planned.is_measured().filter(|_| is_wanted && !self.registry.is_stopped()) else {
             return;
         };
@@ -301,7 +292,11 @@ impl Offload {
         let shapes = std::mem::take(&mut planned.shapes.current);
         let Some(asked) = planned.is_measured() else { return };
         let pool = self.measures.pool(asked.device);
-        let is_above = asked.budget.is_some() && pool.is_some_and(|pool| pool.budget().1 > planned.passed);
+        let is_above = asked.budget.is_some()
+            && pool.is_some_and(|pool| {
+                let (budget, passed) = pool.budget();
+                passed > planned.passed || budget.is_some_and(|budget| pool.reserved() > budget)
+            });
         let kept = planned.site.kept_all();
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         for shape in shapes {
@@ -322,6 +317,11 @@ impl Offload {
         let minimum = Bytes::new(minimum.get() + minimum.get() / (ROUNDING - 1) + 1);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
     }
+}
+
+/// What plans have of a pool's budget.
+fn planned_of(budget: Bytes) -> Bytes {
+    Bytes::new(budget.get() - budget.get() / ROUNDING)
 }
 
 /// What became of the items of a plan.

@@ -23,7 +23,7 @@ impl Offload {
         let asked = planned.asked;
         let pool = asked.and_then(|asked| self.measures.pool(asked.device));
         let mut told = json!({
-            "preset": name(request.preset),
+            "preset": name(asked.map_or(request.preset, |asked| asked.preset)),
             "budget": asked.and_then(|asked| asked.budget).map(Bytes::get),
             "device": asked.map(|asked| asked.device.0),
             "beside_bytes": planned.beside.get(),
@@ -40,6 +40,10 @@ impl Offload {
         });
         let plan = site.plan().map(|plan| plan_of(plan, &planned, course));
         told["plan"] = plan.unwrap_or(Value::Null);
+        if self.registry.engine.is_on() && !told["plan"].is_null() {
+            // They are used as it is.
+            told["plan"]["all_links_us"] = Value::Null;
+        }
         Ok(told)
     }
 }

@@ -1,5 +1,6 @@
 //! What is offloaded of a process of simulated GPUs that refuse whatever no stream or event orders: real bytes, every freed block overwritten.
 
+mod budgets;
 mod checks;
 mod copies;
 mod faults;
@@ -85,7 +86,12 @@ impl Scene {
     }
 
     fn with(tune: impl FnOnce(&mut Config)) -> Scene {
-        let topology = SimTopology::uniform(2, Bytes::mib(32));
+        Scene::of(Bytes::mib(32), tune)
+    }
+
+    /// GPUs with so much memory.
+    fn of(memory: Bytes, tune: impl FnOnce(&mut Config)) -> Scene {
+        let topology = SimTopology::uniform(2, memory);
         let links = Some(Topology::from(&topology));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let recorder = Arc::new(Recorder::measured(sim.clone()));

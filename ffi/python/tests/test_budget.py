@@ -1,0 +1,154 @@
+"""Modules whose passes are kept within a budget: autograd on the CPU, whose saved bytes are laid into a simulated GPU's memory.
+
+Needs torch; every test is skipped without it."""
+
+import importlib.util
+import os
+import tempfile
+import unittest
+
+os.environ["GLAKE_DEVICE"] = "sim"
+
+import glake  # noqa: E402
+from test_activations import OfTorch  # noqa: E402
+
+torch = None
+if importlib.util.find_spec("torch"):
+    import torch
+
+    from glake.offload._budget import Offloaded, parsed
+
+
+class Budgets(unittest.TestCase):
+    def test_texts_and_numbers(self):
+        for text, expected in (("60GiB", 60 << 30), ("1.5 GiB", 3 << 29), ("512mib", 512 << 20), ("80GB", 80 * 10**9), ("1000", 1000), (1 << 20, 1 << 20), (2e9, 2 * 10**9)):
+            self.assertEqual(self.of(text), expected)
+        self.assertIsNone(self.of(None))
+        for wrong in ("", "GiB", "60 GiBs", "-1GiB", 0, -5, True, float("nan"), "0"):
+            with self.assertRaises(ValueError, msg=repr(wrong)):
+                self.of(wrong)
+
+    def of(self, budget):
+        if torch is None:
+            self.skipTest("torch is not installed")
+        return parsed(budget)
+
+
+class Offloads(OfTorch):
+    def model(self, layers=6):
+        torch.manual_seed(1)
+        nn = torch.nn
+        return nn.Sequential(*[nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)) for _ in range(layers)])
+
+    def offload(self, model, budget, preset="fit", least=0):
+        return Offloaded(model, budget, preset, least, self.memory)
+
+    def step(self, model, rows):
+        model.zero_grad()
+        loss = model(torch.randn(rows, 64)).square().sum()
+        loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    def test_gradients_are_the_same_and_the_budget_is_kept_over_passes_of_varying_length(self):
+        # The pool has what is laid there and what comes back; what stays is torch's own, and counts in plans.
+        for preset, passes in (("fit", 50), ("memory", 5), ("hidden", 5), ("hybrid", 5)):
+            out = glake.offload.report()["bytes_out"]
+            lengths = [1600 + 400 * (step * 7 % 5) for step in range(passes)]
+            plain, model = self.model(10), self.model(10)
+            handle = self.offload(model, "24MiB", preset)
+            for step, rows in enumerate(lengths):
+                torch.manual_seed(step)
+                expected = self.step(plain, rows)
+                torch.manual_seed(step)
+                for mine, other in zip(self.step(model, rows), expected):
+                    self.assertTrue(torch.equal(mine, other), preset)
+                self.assertLessEqual(glake.memory_stats(0)["reserved_bytes.all.current"], 24 << 20, (preset, step))
+            told = handle.told()
+            self.assertEqual((told["preset"], told["above_budget"], told["unplanned"]), (preset, 0, None))
+            self.assertGreater(told["passes"], 3)
+            self.assertGreater(handle.report()["bytes_out"], out, preset)
+            handle.remove()
+
+    def test_where_everything_fits_there_are_no_hooks_until_shapes_change(self):
+        model = self.model()
+        handle = self.offload(model, "1GiB")
+        for _ in range(3):
+            self.step(model, 32)
+        before = handle.told()["passes"]
+        saved = []
+        model[3].register_forward_hook(lambda *_: saved.append(torch._C._autograd._top_saved_tensors_default_hooks(False)))
+        self.step(model, 32)
+        self.assertEqual((saved, handle.told()["passes"]), ([None], before))
+        self.assertEqual(handle.told()["plan"]["offloaded"]["items"], 0)
+        self.step(model, 33)
+        self.assertEqual(handle.told()["passes"], before + 1)
+        handle.remove()
+
+    def test_the_package_is_called_and_a_second_call_is_the_first_ones_successor(self):
+        model = self.model(2)
+        first = glake.offload(model, budget="1GiB", preset="hybrid")
+        second = glake.offload(model, budget=1 << 20)
+        self.assertFalse(first._handles)
+        self.assertEqual(second.told()["preset"], "fit")
+        second.remove()
+        for wrong in ({"preset": "best"}, {"budget": "much"}, {"least": -1}):
+            with self.assertRaises(ValueError, msg=str(wrong)):
+                glake.offload(model, **wrong)
+        with self.assertRaises(ValueError):
+            glake.offload(None, budget="1GiB")
+
+    def test_a_report_prints_and_draws(self):
+        model = self.model()
+        handle = self.offload(model, None, "memory")
+        with self.assertRaisesRegex(ValueError, "no plan to draw"), tempfile.TemporaryDirectory() as folder:
+            handle.report(plot=os.path.join(folder, "step.svg"))
+        for _ in range(3):
+            self.step(model, 32)
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "step.svg")
+            report = handle.report(plot=file)
+            with open(file, encoding="utf-8") as drawn:
+                text = drawn.read()
+        import xml.dom.minidom
+
+        xml.dom.minidom.parseString(text)
+        self.assertIn("copies out", text)
+        self.assertNotIn("course", report["sites"][0]["plan"])
+        self.assertIn('a site, "memory"', str(report))
+        self.assertGreater(report["sites"][0]["plan"]["offloaded"]["items"], 0)
+        self.assertIn(handle.told(), glake.offload.report()["sites"])
+        handle.remove()
+
+    def test_passes_on_two_threads_and_graphs_that_are_retained(self):
+        import threading
+
+        model = self.model()
+        handle = self.offload(model, "24MiB", "hidden")
+        retained = model(torch.randn(16, 64)).sum()
+        retained.backward(retain_graph=True)
+        failed = []
+
+        def work():
+            try:
+                for rows in (8, 16, 24, 8, 16):
+                    x = torch.randn(rows, 64)
+                    mine = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+                    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                        plain = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+                    failed.extend(not torch.equal(one, other) for one, other in zip(mine, plain) if not torch.equal(one, other))
+            except BaseException as error:  # noqa: BLE001
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        retained.backward()
+        del retained
+        handle.remove()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,239 @@
+//! Passes of a site under a budget: layers that save bytes, over simulated GPUs, with the pool watched at every step.
+
+use serde_json::Value;
+
+use super::super::{ItemId, Pack, Preset, Verdict};
+use super::*;
+
+/// Memory is counted in these: smaller blocks than 1 MiB share slabs, which wait for copies in another way.
+const UNIT: Bytes = Bytes::mib(2);
+
+fn units(count: u64) -> Bytes {
+    Bytes::new(count * UNIT.get())
+}
+
+/// GPUs whose memory is made in small parts.
+fn small() -> Scene {
+    Scene::of(Bytes::mib(64), |config| config.pool.extent = Bytes::mib(2))
+}
+
+/// A program: so many layers, each of which saves 2 MiB, beside memory of its own.
+struct Program<'s> {
+    scene: &'s Scene,
+    site: u64,
+    own: Vec<Address>,
+    /// The most that was reserved.
+    most: std::cell::Cell<Bytes>,
+}
+
+struct Saved {
+    item: ItemId,
+    written: Written,
+    /// Under which number it is offloaded.
+    id: Option<u64>,
+    back: Option<Address>,
+}
+
+impl<'s> Program<'s> {
+    fn new(scene: &'s Scene, own: u64, budget: Bytes, preset: Preset) -> Self {
+        let site = scene.offload.sites().create();
+        let own = (0..own).map(|_| scene.malloc(UNIT)).collect();
+        scene.offload.ask(site, 0, Some(budget), preset).unwrap();
+        Program { scene, site, own, most: Bytes::ZERO.into() }
+    }
+
+    fn look(&self) {
+        self.most.set(self.most.get().max(self.scene.pool().reserved()));
+    }
+
+    fn begin(&self, saved: &mut [Saved], begins: &[u64]) {
+        for &item in begins {
+            let saved = &mut saved[usize::try_from(item).unwrap()];
+            if let Some(id) = saved.id.filter(|_| saved.back.is_none()) {
+                let back = self.scene.malloc(UNIT);
+                self.scene.offload.begin_reload(id, self.scene.own, back).unwrap();
+                saved.back = Some(back);
+            }
+        }
+        self.look();
+    }
+
+    /// A pass of so many layers: how many were kept.
+    fn pass(&self, layers: u64) -> usize {
+        let (scene, offload) = (self.scene, &self.scene.offload);
+        assert!(offload.needs(self.site, layers).unwrap());
+        let (mut saved, mut begins) = (Vec::new(), [0; 64]);
+        for layer in 0..layers {
+            // What a layer takes and gives back.
+            let scratch = scene.malloc(UNIT);
+            let written = scene.written(UNIT, layer + 1);
+            scene.free(scratch);
+            let (packed, count) = offload.packed(self.site, Pack::new(UNIT), scene.own, &mut begins).unwrap();
+            let mut one = Saved { item: packed.item, written, id: None, back: None };
+            if packed.verdict == Verdict::Offload {
+                one.id = Some(offload.offload(scene.own, written.address, UNIT).unwrap());
+                scene.free(written.address);
+            }
+            saved.push(one);
+            self.begin(&mut saved, &begins[..count]);
+        }
+        let kept = saved.iter().filter(|saved| saved.id.is_none()).count();
+        for at in (0..saved.len()).rev() {
+            let count = offload.unpacked(self.site, saved[at].item, &mut begins).unwrap();
+            self.begin(&mut saved, &begins[..count]);
+            let Saved { item, written, id, back } = saved[at];
+            let address = back.unwrap_or(written.address);
+            if let Some(id) = id {
+                offload.wait_reload(id, scene.own).unwrap();
+                offload.freed(self.site, item).unwrap();
+            }
+            scene.check_on(scene.own, Written { address, ..written }, US(10));
+            let gradient = scene.poisoned(UNIT);
+            self.look();
+            scene.free(gradient);
+            scene.free(address);
+            if let Some(id) = id {
+                offload.release(id).unwrap();
+            }
+            offload.dropped(self.site, item).unwrap();
+        }
+        kept
+    }
+
+    fn told(&self) -> Value {
+        self.scene.offload.told(self.site, true).unwrap()
+    }
+
+    fn end(self) {
+        self.own.iter().for_each(|address| self.scene.free(*address));
+        self.scene.offload.release_site(self.site).unwrap();
+    }
+}
+
+#[test]
+fn a_budget_is_kept_by_passes_of_every_length_and_nothing_waits_on_the_host() {
+    for preset in [Preset::Fit, Preset::Hybrid] {
+        let scene = small();
+        let budget = units(14);
+        let program = Program::new(&scene, 2, budget, preset);
+        let mut kept = Vec::new();
+        for pass in 0..24_u64 {
+            kept.push(program.pass(16 + pass * 7 % 5));
+            if pass % 2 == 0 {
+                scene.run_dry();
+            }
+        }
+        let told = program.told();
+        assert!(program.most.get() <= budget, "{} of {budget}: {told}", program.most.get());
+        assert_eq!(told["above_budget"], 0, "{told}");
+        assert!(told["plan"]["is_timed"].as_bool().unwrap(), "{told}");
+        assert!(told["unplanned"].is_null(), "{told}");
+        // Plans keep what there is room for, and what comes after the first pass is more than half of the room.
+        assert!(kept[20..].iter().all(|kept| *kept >= 4), "{kept:?}");
+        assert!(told["real_us"].as_u64().unwrap() > 0, "{told}");
+        program.end();
+        scene.end();
+    }
+}
+
+#[test]
+fn where_everything_fits_nothing_need_be_told_until_memory_changes() {
+    let scene = small();
+    let program = Program::new(&scene, 2, units(26), Preset::Fit);
+    assert_eq!([(); 2].map(|()| program.pass(8)), [8, 8]);
+    assert!(!scene.offload.needs(program.site, 8).unwrap());
+    assert!(scene.offload.needs(program.site, 9).unwrap(), "another shape");
+    let more: Vec<Address> = (0..16).map(|_| scene.malloc(UNIT)).collect();
+    assert!(scene.offload.needs(program.site, 8).unwrap(), "less is free");
+    assert!(program.pass(8) < 8);
+    assert!(program.most.get() <= units(26));
+    more.into_iter().for_each(|address| scene.free(address));
+    scene.run_dry();
+    // And as it was.
+    assert_eq!(program.pass(8), 8);
+    assert!(!scene.offload.needs(program.site, 8).unwrap());
+    program.end();
+    scene.end();
+}
+
+#[test]
+fn below_the_floor_a_pass_goes_above_its_budget_once_and_the_error_names_what_is_enough() {
+    let scene = small();
+    let program = Program::new(&scene, 6, units(7), Preset::Fit);
+    program.pass(6);
+    scene.run_dry();
+    let needs = scene.offload.needs(program.site, 6);
+    let error = needs.expect_err(&program.told().to_string());
+    let ProcessError::Budget { minimum, .. } = error else { panic!("{error}") };
+    assert!(minimum > units(7) && minimum < units(14), "{error}");
+    assert!(error.to_string().contains(&minimum.to_string()), "{error}");
+    // As much as that is enough.
+    scene.offload.ask(program.site, 0, Some(minimum), Preset::Fit).unwrap();
+    let above = scene.pool().budget().1;
+    for _ in 0..3 {
+        program.pass(6);
+        scene.run_dry();
+    }
+    assert_eq!(scene.pool().budget(), (Some(minimum), above));
+    program.end();
+    assert_eq!(scene.pool().budget().0, None);
+    scene.end();
+}
+
+#[test]
+fn times_that_come_late_are_planned_with_when_they_come() {
+    let scene = small();
+    let program = Program::new(&scene, 2, units(14), Preset::Fit);
+    for _ in 0..4 {
+        program.pass(16);
+        let told = program.told();
+        assert_eq!(told["plan"]["is_timed"], false, "the GPU has done nothing yet: {told}");
+    }
+    scene.run_dry();
+    program.pass(16);
+    assert_eq!(program.told()["plan"]["is_timed"], true);
+    scene.run_dry();
+    program.end();
+    scene.end();
+}
+
+#[test]
+fn links_are_as_fast_as_they_were_measured() {
+    let scene = small();
+    let program = Program::new(&scene, 2, units(10), Preset::Fit);
+    let rate = |told: &Value| told["out_gb_s"].as_f64().unwrap();
+    program.pass(16);
+    let before = rate(&program.told());
+    for _ in 0..16 {
+        program.pass(16);
+        scene.run_dry();
+    }
+    let stats = scene.stats();
+    #[allow(clippy::cast_precision_loss)]
+    let real = stats.timed_bytes_out as f64 / stats.busy_us_out as f64 / 1e3;
+    let after = rate(&program.told());
+    assert!((after - real).abs() <= 0.25 * real, "{before}, then {after}: {real} was measured");
+    program.end();
+    scene.end();
+}
+
+#[test]
+fn two_sites_of_one_gpu_keep_the_lesser_budget() {
+    let scene = small();
+    let one = Program::new(&scene, 1, units(14), Preset::Fit);
+    let other = Program::new(&scene, 1, units(12), Preset::Fit);
+    for round in 0..6 {
+        one.pass(12);
+        other.pass(10);
+        scene.run_dry();
+        if round == 1 {
+            // By now both know of the lesser one.
+            other.most.set(Bytes::ZERO);
+        }
+    }
+    assert!(other.most.get() <= units(12), "{}", other.most.get());
+    other.end();
+    assert_eq!(scene.pool().budget().0, Some(units(14)));
+    one.end();
+    scene.end();
+}
