@@ -459,6 +459,18 @@ class Changes(OfReplay):
         # What the second product of a layer gave is not read, and what the first gave is changed.
         self.assertEqual(counts, [4, 0, 0, 0])
 
+    def test_what_is_changed_and_not_read(self):
+        torch.manual_seed(0)
+        model = Layered([nn.Linear(16, 16)], True)
+        handle, stored = self.replays(model), []
+        store, handle._packer.store = handle._packer.store, lambda *args: (stored.append(args[1]), store(*args))[1]
+        for count in (1, 0, 0):
+            stored.clear()
+            model(self.inputs()).mul_(2).sum().backward()
+            self.assertEqual(len(stored), count)
+        self.assertEqual(self.reasons(handle), set())
+        handle.remove()
+
     def test_in_place_after_the_layer(self):
         class Outer(Layered):
             def forward(self, x):
@@ -715,6 +727,14 @@ class Graphs(OfReplay):
         self.both(work, preserve_rng_state=False)
         self.both(work, preserve_rng_state=True)
 
+        def turned(model):
+            # What is replayed already is not where a checkpoint lets the generator run on.
+            model.passes = getattr(model, "passes", 0) + 1
+            model.options["preserve_rng_state"] = model.passes % 4 != 0
+            return work(model)
+
+        self.both(turned, passes=8)
+
     def test_exceptions(self):
         class Fails(nn.Module):
             def __init__(self):
@@ -821,6 +841,8 @@ class Checkpoints(OfReplay):
 
         inputs = lambda: torch.randn(2, 5, 16, requires_grad=True)
         self.same(lambda on: Layered([Outer(False) for _ in range(2)], on), inputs=inputs, steps=4)
+        self.before = (_report.counts.replayed, 0)
+        self.same(lambda on: Layered([Outer(True) for _ in range(2)], False), inputs=inputs, steps=4, replays=False)
 
     def test_none_and_reentrant_ones_alone_are_told(self):
         for options in ({"use_reentrant": True}, None):
@@ -864,6 +886,28 @@ class Checkpoints(OfReplay):
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, found)))
         handle.remove()
         self.assertGreater(self.replayed(), 0)
+
+    def test_other_hooks_within(self):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+            def forward(self, x):
+                with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+                    x = torch.tanh(self.first(x))
+                return torch.tanh(self.second(x)).exp()
+
+        self.same(lambda on: Layered([Odd() for _ in range(2)], on))
+
+    def test_a_module_that_replays_within_a_checkpoint_of_others(self):
+        torch.manual_seed(0)
+        inner, batch = Layered([Block() for _ in range(2)], True), self.inputs()
+        work = lambda: torch.autograd.grad(checkpoint(inner, batch, use_reentrant=False).sum(), list(inner.parameters()))
+        plain, handle = work(), self.replays(inner)
+        for _ in range(3):
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, work())))
+        handle.remove()
 
     def test_compiled_blocks(self):
         import torch._dynamo
@@ -985,6 +1029,24 @@ class Installed(OfReplay):
         for _ in range(3):
             model(self.inputs()).sum().backward()
         self.assertEqual([leaf.kind.name for leaf in handle._replay._leaves.values()], ["attention", "linear"])
+        handle.remove()
+
+    def test_nested_and_meta_tensors(self):
+        class Nested(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+            def forward(self, x):
+                nested = torch.nested.as_nested_tensor([x[0], x[1, :2]])
+                return torch.tanh(self.second(torch.nested.to_padded_tensor(self.first(nested), 0.0)))
+
+        self.same(lambda on: Layered([Nested()], on, determinism_check="none"))
+        model = Layered([Block()], True).to("meta")
+        handle = self.replays(model)
+        for _ in range(3):
+            model(torch.randn(2, 5, 16, device="meta")).sum().backward()
+        self.assertEqual(self.reasons(handle), {"tensors"})
         handle.remove()
 
     def test_subclasses_are_computed_again(self):

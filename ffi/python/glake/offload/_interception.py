@@ -135,12 +135,12 @@ def _of_checkpoint(original: Any, plain: Any) -> Any:
     @functools.wraps(original)
     def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = plain, *rest: Any, **kwargs: Any) -> Any:
         replay = current.replay
-        if replay is not None or current.scope is not None:
+        if replay is not None:
             # After it: how to check that both are the same, and whether to debug, which a setting for all goes before.
             is_debug = torch.utils.checkpoint._checkpoint_debug_enabled
             if is_debug is None:
                 is_debug = len(rest) > 1 and bool(rest[1])
-            context_fn = contexts(replay, context_fn, plain, is_debug)
+            context_fn = contexts(replay, context_fn, plain, bool(preserve_rng_state), is_debug)
         return original(fn, preserve_rng_state, context_fn, *rest, **kwargs)
 
     from ._scope import contexts

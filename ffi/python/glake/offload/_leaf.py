@@ -100,8 +100,11 @@ class Product(Function):
         self._activation, self._weight = activation, weight
 
     def is_cheap(self, args: Any, least_inner: int) -> bool:
+        if len(args) <= self._weight:
+            return True
         # A result takes as many operations as its inner dimension is long.
-        return len(args) <= self._weight or args[self._activation].size(-1) < least_inner
+        activation = args[self._activation]
+        return bool(activation.is_nested or activation.dim() == 0 or activation.size(-1) < least_inner)
 
     def weight(self, args: Any) -> Any:
         return args[self._weight]
@@ -184,7 +187,9 @@ class Adapted:
 def is_plain(tensor: Any) -> bool:
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
-    return tensor.dtype in _TYPES and tensor.layout is torch.strided and not tensor.is_neg()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return False
+    return tensor.dtype in _TYPES and not tensor.is_neg()
 
 
 def is_kept_by_autocast(tensor: Any) -> bool:
@@ -197,8 +202,8 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
     if kind is torch.nn.Parameter:
         # Of weights of the same sizes it says which it is: it is the same object when it is computed again.
         return id(tensor), tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride()
-    if tensor.layout is not torch.strided:
-        return (kind,)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return (kind, None)
     return kind, tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride(), tensor.device, tensor.is_neg()
 
 

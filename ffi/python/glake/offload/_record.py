@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _bits
-from ._leaf import Call, is_kept_by_autocast
+from ._leaf import Call, is_kept_by_autocast, is_plain
 
 # What a saved tensor is: of an input or of the output, a cast of an input that autocast made, or stored by itself.
 _INPUT, _OUTPUT, _CAST, _STORED = range(4)
@@ -51,7 +51,7 @@ class Sketch:
         self.reads_output = False
         # Why it cannot be replayed.
         self.why: str | None = None
-        if type(output) is not torch.Tensor or output.layout is not torch.strided or not call.is_plain():
+        if not call.is_plain() or not is_plain(output):
             self.why = "tensors"
             return
         # Several may be parts of one: queries, keys and values of one projection.

@@ -54,7 +54,7 @@ class Replay:
     def __init__(self, packer: Packer, *, least_inner: int = LEAST_INNER) -> None:
         self.packer, self.least_inner = packer, least_inner
         self._lock = threading.Lock()
-        self._leaves: dict[tuple[int, ...], Leaf] = {}
+        self._leaves: dict[tuple[Any, ...], Leaf] = {}
         self._unsettled: list[Leaf] = []
         self._live: weakref.WeakSet[Scope] = weakref.WeakSet()
         self._numbers = 0
@@ -129,24 +129,24 @@ class Replay:
 
     # What the contexts of checkpoints ask and tell.
 
-    def scope(self) -> Scope:
+    def scope(self, sets_back: bool) -> Scope:
         """The next checkpoint."""
         with self._lock:
             if not self._live:
                 self._numbers = 0
-            scope = Scope(self, self._numbers, current.place)
+            scope = Scope(self, self._numbers, current.place, sets_back)
             self._numbers += 1
             self._live.add(scope)
         current.place += 1
         self._has_seen = True
         return scope
 
-    def leaves_alone(self) -> None:
-        """A checkpoint has contexts of its own."""
+    def leaves_alone(self, reason: str) -> None:
+        """A checkpoint is computed again as it would be without this."""
         self._has_seen = True
-        self.computes_again("checkpoint", "context_fn")
+        self.computes_again("checkpoint", reason)
 
-    def leaf(self, key: tuple[int, ...], kind: Any, weight: Any) -> Leaf:
+    def leaf(self, key: tuple[Any, ...], kind: Any, weight: Any) -> Leaf:
         """What is known of a leaf."""
         leaf = self._leaves.get(key)
         if leaf is None or not leaf.is_of(kind, weight):

@@ -10,7 +10,6 @@ The checkpoint stays torch's: it keeps what a call was given, sets generators an
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import Counter
@@ -44,18 +43,20 @@ class Leaf:
     def is_of(self, kind: Any, weight: Any) -> bool:
         return kind is self.kind and (self._weight is None or self._weight() is weight)
 
-    def take(self) -> list[Any]:
-        """What comparisons found."""
+    def take(self) -> tuple[Any, ...]:
+        """What comparisons found, up to now."""
         found, self.found = self.found, []
-        return found
+        return tuple(found)
 
 
 class Scope:
     """One call of a checkpointed function. It lives as long as what the checkpoint keeps for its backward pass."""
 
-    def __init__(self, replay: Any, number: int, place: int) -> None:
+    def __init__(self, replay: Any, number: int, place: int, sets_back: bool) -> None:
         # Of those that live, and of those of its forward pass.
         self.replay, self.number, self.place = replay, number, place
+        # Whether its checkpoint sets generators back: else other values may be dropped when it is computed again.
+        self._sets_back = sets_back
         # By turn; None: it is computed again.
         self.records: list[Record | None] = []
         # By the weight that came last, how many leaves came.
@@ -63,13 +64,13 @@ class Scope:
         self._came: Counter[int] = Counter()
         self.device: Any = None
 
-    def key(self, weight: Any) -> tuple[int, ...]:
+    def key(self, weight: Any) -> tuple[Any, ...]:
         """What the next leaf is known by from pass to pass. Experts and layers come in another order, and some do not come: by its weight, and
         attention by the weight before."""
         if weight is not None:
             self._last = id(weight)
         self._came[self._last] += 1
-        key = (self._last, self._came[self._last])
+        key = (self._sets_back, self._last, self._came[self._last])
         return key if self._last else (*key, self.place)
 
 
@@ -92,13 +93,6 @@ class _Inside:
 
     def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
-
-
-class Alone(_Inside):
-    """A checkpoint within another: what it has is computed again."""
-
-    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        return function(*args, **kwargs)
 
 
 class Stores(_Inside):
@@ -269,34 +263,23 @@ class _Again:
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, False)
 
 
-def contexts(replay: Any, context_fn: Any, plain: Any, is_debug: bool) -> Any:
-    """A checkpoint's ``context_fn`` in place of its own."""
+def contexts(replay: Any, context_fn: Any, plain: Any, sets_back: bool, is_debug: bool) -> Any:
+    """The ``context_fn`` of a checkpoint, in place of its own."""
 
     def ours() -> tuple[Any, Any]:
-        if current.scope is not None:
-            # Within another checkpoint, computed for the first time or again. What it has is left alone, both times.
-            if replay is not None:
-                replay.computes_again("checkpoint", "nested")
-            theirs, again = context_fn()
-            return _both(Alone(), theirs), again
-        scope = replay.scope()
+        scope = replay.scope(sets_back)
         return Stores(scope), _Again(scope)
 
-    if current.scope is None:
-        if context_fn is not plain or is_debug:
-            replay.leaves_alone()
-            return context_fn
-        if not _is_eager():
-            return context_fn
-    elif is_debug or not _is_eager():
+    if replay is None or not _is_eager():
+        return context_fn
+    if current.scope is not None:
+        # Its leaves are stored with those of the one around it. That is what is replayed; when this one is computed again, all of it is.
+        replay.leaves_alone("nested")
+        return context_fn
+    if context_fn is not plain or is_debug:
+        replay.leaves_alone("context_fn")
         return context_fn
     return ours
-
-
-@contextlib.contextmanager
-def _both(one: Any, other: Any) -> Any:
-    with one, other:
-        yield
 
 
 def _is_eager() -> bool:
