@@ -145,6 +145,23 @@ class Forms(OfTorch):
                 self.assertFalse(form.differs(wide.untyped_storage(), 0).item())
                 self.same(form, wide)
 
+    def test_a_device_whose_casts_lose_payloads(self):
+        # Such a device makes one NaN of all; another keeps what came.
+        keeps, _narrow._casts_keep_payloads = _narrow._casts_keep_payloads, lambda _: False
+        part, _narrow._PART = _narrow._PART, 1000
+        try:
+            wide = every(torch.float16).float()
+            one = torch.where(wide.isnan(), torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32), wide)
+            for values in (wide, wide.flip(0)):
+                form = _narrow.Halved(torch.float16, values.numel())
+                self.assertFalse(form.differs(values.untyped_storage(), 0).item())
+                self.same(form, values)
+            # Which the cast back makes of it there, not here.
+            narrow = _narrow._half_with_payload(one).view(torch.int16)
+            self.assertEqual(set(narrow[one.isnan()].tolist()), {0x7FFF})
+        finally:
+            _narrow._casts_keep_payloads, _narrow._PART = keeps, part
+
     def test_what_is_no_value_of_the_narrow_type_is_seen(self):
         for dtype, wrong in ((torch.bfloat16, 1.0 + 2**-20), (torch.float16, 1.0 + 2**-12), (torch.float16, 1e9)):
             wide = every(dtype).float()

@@ -108,6 +108,20 @@ class Offload(unittest.TestCase):
         with self.assertRaises(glake.UnsupportedError):
             api.generation(12345)
 
+    def test_what_a_site_checks_is_what_the_block_had_last(self):
+        site, size = api.Site(), 4 * MIB
+        for turn, (state, after) in enumerate(((0, 0), (0, 1), (1, 1))):
+            self.assertEqual(site.check(5), state)
+            sent = block(size, turn)
+            packed = site.offload_checked(0, sent, size, 5)
+            api.free(sent)
+            back = block(size)
+            packed.reload(0, back)
+            self.check(back, size, pattern(size, turn))
+            self.assertEqual(site.check(5), after)
+            del packed
+        self.assertEqual(site.check(6), 0)
+
     def test_it_ends_with_its_object_on_any_thread_and_in_a_cycle(self):
         address = block(4096, 1)
         packed = api.offload_begin(0, address, 4096)
@@ -199,6 +213,10 @@ class Offload(unittest.TestCase):
             # Left to the interpreter's end, with copies under way.
             sys.kept = [api.offload_begin(0, address, 8 << 20) for _ in range(8)]
             sys.kept[3].begin(0, api.alloc(0, 8 << 20))
+            # Some are still to be looked at when their block is freed, of one both copies and digests are under way.
+            sys.site, freed = api.Site(), api.alloc(0, 4 << 20)
+            sys.checked = [sys.site.offload_checked(0, of, 4 << 20, save) for save, of in enumerate((address, freed, address))]
+            api.free(freed)
             print("parent")
             """,
         )

@@ -50,7 +50,12 @@ class Halved:
         if self._narrow is torch.bfloat16:
             # A cast would give a NaN another payload; its upper half has it.
             return wide.view(torch.int16)[1::2].clone()
-        return wide.to(self._narrow)
+        if _casts_keep_payloads(wide.device):
+            return wide.to(self._narrow)
+        narrow = torch.empty(self._count, dtype=self._narrow, device=wide.device)
+        for part, into in zip(wide.split(_PART), narrow.split(_PART)):
+            into.copy_(_half_with_payload(part))
+        return narrow
 
     def unpack(self, narrow: Any, into: Any, start: int) -> None:
         import torch
@@ -64,8 +69,8 @@ class Halved:
         wide = _flat(storage, start, torch.float32, self._count)
         if self._narrow is torch.bfloat16:
             return wide.view(torch.int16)[0::2].any()
-        parts = (wide[at : at + _PART] for at in range(0, self._count, _PART))
-        return torch.stack([(part.to(self._narrow).float().view(torch.int32) != part.view(torch.int32)).any() for part in parts]).any()
+        to_half = _half if _casts_keep_payloads(wide.device) else _half_with_payload
+        return torch.stack([(to_half(part).float().view(torch.int32) != part.view(torch.int32)).any() for part in wide.split(_PART)]).any()
 
 
 class Bits:
@@ -158,6 +163,31 @@ def _cast_from(source: Any) -> Any:
         return None
     found = before[0][0]._input_metadata[before[0][1]]
     return found.dtype if found.dtype in (torch.bfloat16, torch.float16) and found.device == source.device else None
+
+
+def _half(wide: Any) -> Any:
+    import torch
+
+    return wide.to(torch.float16)
+
+
+def _half_with_payload(wide: Any) -> Any:
+    """As a cast, but for a NaN, which keeps the upper bits of its payload."""
+    import torch
+
+    bits = wide.view(torch.int32)
+    payload = (bits >> 13 & 0x3FF | 0x7C00 | bits >> 16 & 0x8000).to(torch.int16)
+    return torch.where(wide.isnan(), payload, _half(wide).view(torch.int16)).view(torch.float16)
+
+
+@functools.cache
+def _casts_keep_payloads(device: Any) -> bool:
+    """Whether a device's cast to fp16 and back gives each value that came from fp16, NaNs too. Waits for the device, once."""
+    import torch
+
+    with torch.no_grad():
+        wide = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.int16).view(torch.float16).float()
+        return torch.equal(_half(wide).float().view(torch.int32), wide.view(torch.int32))
 
 
 @functools.cache

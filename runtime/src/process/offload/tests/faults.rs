@@ -42,7 +42,9 @@ fn step(scene: &Scene, held: &mut Held) -> Result<()> {
     scene.check_on(scene.own, Written { address: between.address, ..packed[0].1 }, US(10));
     scene.offload.wait_reload(packed[1].0, scene.own)?;
     scene.check_on(scene.own, early, US(10));
-    // Once more, for another stream.
+    // Once more, for another stream, of which the pool is told as of any.
+    let other = scene.streams.of(&*scene.sim, GPU, scene.other).unwrap();
+    scene.pool().record_stream(between.address, other);
     scene.offload.reload(packed[0].0, scene.own, between.address)?;
     scene.offload.wait_reload(packed[0].0, scene.other)?;
     scene.check_on(scene.other, Written { address: between.address, ..packed[0].1 }, US(10));
@@ -70,7 +72,7 @@ fn pass(scene: &Scene, held: &mut Held) -> Result<()> {
         held.ids.push(id);
         let now = Written { seed: seed + 10 * (seed % 2), ..written };
         if now != written {
-            scene.run_dry();
+            scene.synchronize(Direction::FromGpu);
             scene.write_on(scene.own, now, US(10));
         }
         held.blocks.pop();
