@@ -368,6 +368,8 @@ impl Site {
         let half = base.saturating_add(Bytes::new(budget.saturating_sub(base).get() / 2));
         match Verdict::unplanned(pack) {
             Verdict::Offload if keeps && now <= half => Verdict::Keep,
+            // Nothing is recomputed then that a leaf can give.
+            Verdict::Recompute if self.request.preset == Preset::Memory => Verdict::Offload,
             verdict => verdict,
         }
     }
