@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -61,7 +60,7 @@ class Scope:
         self.records: list[Record | None] = []
         # By the weight that came last, how many leaves came.
         self._last = 0
-        self._came: Counter[int] = Counter()
+        self._came: dict[int, int] = {}
         self.device: Any = None
 
     def key(self, weight: Any) -> tuple[Any, ...]:
@@ -69,8 +68,8 @@ class Scope:
         attention by the weight before."""
         if weight is not None:
             self._last = id(weight)
-        self._came[self._last] += 1
-        key = (self._sets_back, self._last, self._came[self._last])
+        came = self._came[self._last] = self._came.get(self._last, 0) + 1
+        key = (self._sets_back, self._last, came)
         return key if self._last else (*key, self.place)
 
 
