@@ -55,8 +55,8 @@ impl Agent {
         }
     }
 
-    /// Who is here, and which GPUs somebody starts on that is not the supervisor's.
-    pub(crate) fn view(&self, is_supervised: impl Fn(&str) -> bool, now: Duration) -> View {
+    /// Who is here, and which GPUs somebody starts on whom the supervisor has not started.
+    pub(crate) fn view(&self, is_started: impl Fn(&str) -> bool, now: Duration) -> View {
         let mut view = View::default();
         // How many have joined, of how many, and whether one of them starts.
         let mut gangs: BTreeMap<&str, (u32, u32, bool)> = BTreeMap::new();
@@ -64,8 +64,9 @@ impl Agent {
             let name = base(&worker.name);
             let until = worker.starts_since.map(|since| since + LONGEST_START).filter(|until| now < *until);
             let (known, ranks, starts) = gangs.entry(name).or_default();
+            view.joined_as.insert(worker.who.peer.pid, worker.name.clone());
             (*known, *ranks, *starts) = (*known + 1, worker.ranks, *starts || until.is_some());
-            if let Some(until) = until.filter(|_| !is_supervised(name)) {
+            if let Some(until) = until.filter(|_| !is_started(name)) {
                 let of_file = self.roster.size_of(id).map(|(_, gpus)| gpus);
                 let held = || worker.holdings.iter().filter_map(|held| self.roster.gpu(&held.gpu)).collect();
                 view.starts.extend(of_file.unwrap_or_else(held).into_iter().map(|gpu| (gpu, until)));

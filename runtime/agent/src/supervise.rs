@@ -86,7 +86,7 @@ impl Server {
 
     fn view(&self) -> View {
         let supervisor = self.children.supervisor.borrow();
-        self.ask(|agent| agent.view(|name| supervisor.has(name), self.now()))
+        self.ask(|agent| agent.view(|name| supervisor.runs(name), self.now()))
     }
 
     /// Those workers of the file that have not joined.

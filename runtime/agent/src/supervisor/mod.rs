@@ -93,7 +93,9 @@ pub(crate) enum Presence {
 pub(crate) struct View {
     /// Of the names that are known; ranks by the name that they have in common.
     pub(crate) present: BTreeMap<String, Presence>,
-    /// GPUs of which a worker starts that is not the supervisor's, and until when that counts.
+    /// As what each process has joined.
+    pub(crate) joined_as: BTreeMap<u32, String>,
+    /// GPUs of which a worker starts that the supervisor has not started, and until when that counts.
     pub(crate) starts: BTreeMap<GpuId, Duration>,
 }
 
@@ -142,6 +144,11 @@ impl Supervisor {
 
     fn get(&mut self, name: &str) -> Option<&mut Supervised> {
         self.workers.iter_mut().find(|worker| worker.name == name)
+    }
+
+    /// Whether the supervisor has started a worker that runs.
+    pub(crate) fn runs(&self, name: &str) -> bool {
+        !self.is_down(name)
     }
 
     /// Whether a worker is the supervisor's.
@@ -278,7 +285,11 @@ impl Supervisor {
                 up.kill_at = Some(Duration::MAX);
                 acts.push(Act::Kill { name: name.clone() });
             }
-            let joined = view.present.get(&name) == Some(&Presence::Joined);
+            // Its program may give itself another name.
+            let joined = match view.present.get(&name) {
+                Some(presence) => *presence == Presence::Joined,
+                None => view.joined_as.contains_key(&up.pid),
+            };
             if !up.is_started && !joined && up.since + LONGEST_START <= now {
                 tracing::warn!(target: "glake::agent", worker = %name, pid = up.pid, "a worker was started long ago and has not joined: others are started now (does its program call glake.enable(), with GLAKE_AGENT as it was given?)");
                 up.is_started = true;
@@ -346,7 +357,7 @@ impl Supervisor {
     /// Those workers that have not joined, as `glake ps` shows them.
     pub(crate) fn rows(&self, view: &View, now: Duration) -> Vec<WorkerRow> {
         let absent = self.workers.iter().filter(|worker| !view.present.contains_key(&worker.name));
-        absent.map(|worker| worker.row(now)).collect()
+        absent.map(|worker| worker.row(view, now)).collect()
     }
 }
 
@@ -357,16 +368,11 @@ impl Supervised {
             self.ends = 0;
         }
         let wait = LEAST_BACK_OFF.saturating_mul(1 << self.ends.min(6)).min(LONGEST_BACK_OFF);
-        // One that was ended by hand, and asked for since, is not held up.
-        let again = match &self.phase {
-            Phase::Ending { .. } | Phase::Launching => now + wait,
-            _ => now,
-        };
         self.ends = self.ends.saturating_add(1);
-        self.phase = Phase::Down { again };
+        self.phase = Phase::Down { again: now + wait };
     }
 
-    fn row(&self, now: Duration) -> WorkerRow {
+    fn row(&self, view: &View, now: Duration) -> WorkerRow {
         let ended = self.ended.clone().unwrap_or_default();
         let (state, pid, note) = match self.phase {
             Phase::Down { .. } if !self.is_wanted => ("stopped", 0, ended),
@@ -381,7 +387,10 @@ impl Supervised {
             Phase::Up(Up { is_started: false, pid, .. }) => {
                 ("starting", pid, "has not joined yet".to_owned())
             }
-            Phase::Up(Up { pid, .. }) => ("running", pid, "is not joined".to_owned()),
+            Phase::Up(Up { pid, .. }) => match view.joined_as.get(&pid) {
+                Some(other) => ("running", pid, format!("has joined as {other}")),
+                None => ("running", pid, "has not joined".to_owned()),
+            },
         };
         let gpus = self.gpus.iter().map(|gpu| gpu.0.to_string()).collect();
         let note = Some(note).filter(|note| !note.is_empty());

@@ -170,6 +170,16 @@ fn one_that_never_joins_holds_others_up_for_a_time() {
 }
 
 #[test]
+fn one_that_gives_itself_another_name_holds_nobody_up() {
+    let mut world = World::new();
+    world.launches();
+    world.up("a");
+    world.view.joined_as.insert(7, "other".to_owned());
+    assert_eq!(world.launches(), ["b"]);
+    assert_eq!(world.state("a"), ("running".to_owned(), "has joined as other".to_owned()));
+}
+
+#[test]
 fn one_for_requests_is_started_when_it_is_asked_for() {
     let mut world = World::new();
     assert_eq!(world.launches(), ["a", "c"]);

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use glake_agent::{DriverCommand, Launcher, Options, ask, serve};
+use glake_agent::{DriverCommand, Launcher, Options, ask, close_inherited, serve};
 use glake_arbiter::node::NodeFile;
 use glake_meter::Meter as _;
 use glake_units::Bytes;
@@ -26,6 +26,7 @@ const TOTAL: Bytes = Bytes::gib(80);
 #[ignore = "the process that the tests beside it start"]
 fn agent() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    close_inherited();
     let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
     // So many milliseconds.
