@@ -217,7 +217,8 @@ impl Puppet {
         self.again_at = Instant::now() + self.back_off;
         self.back_off = (self.back_off * 2).min(Duration::from_millis(200));
         if check_folder(&self.path).is_err() {
-            if self.is_alone {
+            let folder = self.path.parent().unwrap();
+            if self.is_alone && !folder.exists() {
                 std::process::exit(0);
             }
             return;
