@@ -1,7 +1,11 @@
 //! The supervisor's processes: started, watched and ended as it says.
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,10 +13,6 @@ use std::time::Duration;
 use glake_arbiter::node::{NodeFile, Start};
 use glake_wire::{Peer, WorkerRow};
 use rustix::process::{Rlimit, Signal, geteuid};
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::future::pending;
-use std::path::PathBuf;
 use tokio::process::Child;
 use tokio::sync::Notify;
 use tokio::task::{spawn_blocking, spawn_local};
@@ -316,9 +316,10 @@ async fn end(name: &str, family: Family) {
         match (is_late, signal) {
             (false, _) => {}
             (true, Signal::TERM) => (signal, until) = (Signal::KILL, Instant::now() + GRACE),
+            // The kernel holds it, as where a driver hangs; it may still have memory of a GPU.
             (true, _) => {
-                tracing::warn!(target: "glake::agent", worker = %name, "what a worker has left behind does not end: it is started again beside it");
-                return;
+                tracing::warn!(target: "glake::agent", worker = %name, "what a worker has left behind was killed and does not end: the worker is not started again before");
+                until = Instant::now() + GRACE;
             }
         }
     }

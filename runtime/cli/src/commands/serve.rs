@@ -72,8 +72,8 @@ Workers with a command are started by the agent, and run on without it:
 Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one, which
               starts none of them again; those that are checkpointed are restored before, as far as
               there is room, for 20 s at most. To end the workers too: glake stop W, before
-systemd:      Type=notify; with a .socket unit, connections wait while it restarts; KillMode=process,
-              or the workers end with it";
+systemd:      Type=notify; with a .socket unit, connections wait while it restarts;
+              KillMode=process, or the workers end with it";
 
 /// What is not to be had of simulated GPUs that are one process's.
 pub(super) const NOT_SHARED: &str = "--device sim: each process would simulate GPUs of its own; name the folder they \
