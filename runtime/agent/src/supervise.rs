@@ -10,6 +10,7 @@ use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
 
+use glake_arbiter::GpuId;
 use glake_arbiter::node::{NodeFile, Start};
 use glake_wire::{Peer, WorkerRow};
 use rustix::process::{Rlimit, Signal, geteuid};
@@ -92,7 +93,11 @@ impl Server {
     /// Those workers of the file that have not joined.
     pub(crate) fn child_rows(&self) -> Vec<WorkerRow> {
         let view = self.view();
-        self.children.supervisor.borrow().rows(&view, self.now())
+        let called = |gpu: GpuId| match self.ask(|agent| agent.roster.gpu_name(gpu).to_owned()) {
+            name if name.is_empty() => gpu.0.to_string(),
+            name => name,
+        };
+        self.children.supervisor.borrow().rows(&view, self.now(), called)
     }
 
     /// Takes over what the agent before has started.

@@ -354,10 +354,10 @@ impl Supervisor {
         }
     }
 
-    /// Those workers that have not joined, as `glake ps` shows them.
-    pub(crate) fn rows(&self, view: &View, now: Duration) -> Vec<WorkerRow> {
+    /// Those workers that have not joined, as `glake ps` shows them; `gpu`: what one is called.
+    pub(crate) fn rows(&self, view: &View, now: Duration, gpu: impl Fn(GpuId) -> String) -> Vec<WorkerRow> {
         let absent = self.workers.iter().filter(|worker| !view.present.contains_key(&worker.name));
-        absent.map(|worker| worker.row(view, now)).collect()
+        absent.map(|worker| worker.row(view, now, &gpu)).collect()
     }
 }
 
@@ -372,7 +372,7 @@ impl Supervised {
         self.phase = Phase::Down { again: now + wait };
     }
 
-    fn row(&self, view: &View, now: Duration) -> WorkerRow {
+    fn row(&self, view: &View, now: Duration, gpu: &impl Fn(GpuId) -> String) -> WorkerRow {
         let ended = self.ended.clone().unwrap_or_default();
         let (state, pid, note) = match self.phase {
             Phase::Down { .. } if !self.is_wanted => ("stopped", 0, ended),
@@ -392,7 +392,7 @@ impl Supervised {
                 None => ("running", pid, "has not joined".to_owned()),
             },
         };
-        let gpus = self.gpus.iter().map(|gpu| gpu.0.to_string()).collect();
+        let gpus = self.gpus.iter().map(|number| gpu(*number)).collect();
         let note = Some(note).filter(|note| !note.is_empty());
         WorkerRow {
             worker: self.name.clone(),

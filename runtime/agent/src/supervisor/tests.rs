@@ -70,9 +70,12 @@ impl World {
         self.supervisor.gone(name, self.now);
     }
 
+    fn rows(&self) -> Vec<WorkerRow> {
+        self.supervisor.rows(&self.view, self.now, |gpu| gpu.0.to_string())
+    }
+
     fn state(&self, name: &str) -> (String, String) {
-        let row =
-            self.supervisor.rows(&self.view, self.now).into_iter().find(|row| row.worker == name).unwrap();
+        let row = self.rows().into_iter().find(|row| row.worker == name).unwrap();
         (row.state, row.note.unwrap_or_default())
     }
 
@@ -94,7 +97,7 @@ fn at_boot_one_worker_of_a_gpu_starts_at_a_time() {
     world.joins("a", Presence::Joined);
     assert_eq!(world.launches(), ["b"]);
     assert_eq!(world.state("c"), ("starting".to_owned(), "has not joined yet".to_owned()));
-    let rows = world.supervisor.rows(&world.view, world.now);
+    let rows = world.rows();
     let names: Vec<&str> = rows.iter().map(|row| row.worker.as_str()).collect();
     assert_eq!(names, ["b", "c", "asked"], "who has joined is told of by the agent");
 }
