@@ -17,8 +17,9 @@ def join(name: str | None = None, agent: str | os.PathLike[str] | None = None) -
     then says that all is loaded, which the first use says too. Where GPUs are simulated for it alone it does not.
 
     Args:
-        name: what the agent calls this worker: 1 to 64 of ``A-Z a-z 0-9 . _ -``; None: the program and its number. Ranks of a launcher
-            (``RANK``, ``WORLD_SIZE``) are called ``name/RANK``, and are given memory together.
+        name: what the agent calls this worker: 1 to 64 of ``A-Z a-z 0-9 . _ -``; None: ``GLAKE_WORKER``'s, as the agent sets it
+            for those that it starts, else the program and its number. Ranks of a launcher (``RANK``, ``WORLD_SIZE``) are called
+            ``name/RANK``, and are given memory together.
         agent: the path of its socket; None: ``GLAKE_AGENT``'s, else this user's (``XDG_RUNTIME_DIR/glake/agent.sock``).
 
     To join again as the same does nothing else.

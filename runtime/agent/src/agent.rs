@@ -183,6 +183,8 @@ impl Agent {
     }
 
     pub(crate) fn join(&mut self, id: WorkerId, starting: bool, is_silent: bool) {
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        worker.starts_since = starting.then_some(self.now);
         let Some(worker) = self.roster.get(id) else { return };
         let (who, name, gang, ranks) = (worker.who, worker.name.clone(), worker.gang, worker.ranks);
         let size = self.roster.size_of(id).filter(|_| starting);

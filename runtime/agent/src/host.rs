@@ -1,6 +1,6 @@
 //! What the agent asks of its host.
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Whether a process is stopped, or waits in the kernel: it cannot say anything.
 pub(crate) fn is_stopped(pid: u32) -> bool {
@@ -16,11 +16,13 @@ pub(crate) fn epoch() -> u64 {
     u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
 }
 
-/// A worker takes three descriptors.
-pub(crate) fn raise_descriptors() {
-    let mut limit = getrlimit(Resource::Nofile);
+/// A worker takes three descriptors. Answers the limit that was before.
+pub(crate) fn raise_descriptors() -> Rlimit {
+    let before = getrlimit(Resource::Nofile);
+    let mut limit = before;
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(target: "glake::agent", %error, "the limit of open files stays as it is");
     }
+    before
 }

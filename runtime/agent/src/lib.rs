@@ -13,11 +13,15 @@
 //! The agent is one thread. Nothing wakes it while no worker wants anything.
 
 mod agent;
+mod beside;
 mod client;
 mod contexts;
 mod driver;
+mod family;
 mod host;
+mod inherited;
 mod journal;
+mod launch;
 mod link;
 mod listener;
 mod messages;
@@ -29,13 +33,19 @@ mod readings;
 mod roster;
 mod rows;
 mod server;
+mod starts;
+mod supervise;
+mod supervisor;
 mod translate;
 
 pub use agent::{Agent, Broken, Seen};
+pub use beside::{open_private, read_whole, write_whole};
 pub use client::{ClientError, ask};
 pub use contexts::{DriverAsk, Way};
 pub use driver::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
+pub use inherited::close_inherited;
 pub use journal::{Entry, Journalled};
+pub use launch::{LaunchError, Launcher};
 pub use listener::{ListenError, check_folder, private_folder};
 pub use metrics::METRICS;
 pub use peer::{Identity, PeerError};

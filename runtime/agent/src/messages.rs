@@ -49,7 +49,10 @@ impl Agent {
             ToAgent::Refilled { holdings } => {
                 let holdings = self.hold(worker, holdings, Ok(()));
                 // Its first use has been prepared: from then on its context is as large as it gets.
-                let known = self.roster.get_mut(worker);
+                let mut known = self.roster.get_mut(worker);
+                if let Some(worker) = &mut known {
+                    worker.starts_since = None;
+                }
                 if known.is_some_and(|worker| !std::mem::replace(&mut worker.was_refilled, true)) {
                     self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
                 }

@@ -1,4 +1,4 @@
-//! What operators ask: `glake ps`, `shrink`, `refill`, `explain`.
+//! What operators ask: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
 
 use std::io;
 use std::rc::Rc;
@@ -19,7 +19,10 @@ pub(crate) async fn answer(server: &Rc<Server>, ask: Ask, connection: &mut Conne
     let answers = match ask {
         Ask::Ps => {
             server.look();
-            whole(server.ask(Agent::rows).into_iter().map(Answer::Row))
+            let mut rows = server.ask(Agent::rows);
+            rows.extend(server.child_rows());
+            rows.sort_by(|a, b| a.worker.cmp(&b.worker));
+            whole(rows.into_iter().map(Answer::Row))
         }
         Ask::Explain => whole(server.ask(Agent::decisions).into_iter().map(Answer::Decision)),
         Ask::Metrics => {
@@ -37,6 +40,20 @@ pub(crate) async fn answer(server: &Rc<Server>, ask: Ask, connection: &mut Conne
         Ask::Refill { worker } => {
             let done = tokio::select! {
                 done = refill(server, &worker) => done,
+                () = connection.closed() => return Ok(()),
+            };
+            vec![told(done)]
+        }
+        Ask::Start { worker } => {
+            let done = tokio::select! {
+                done = server.start_worker(&worker) => done,
+                () = connection.closed() => return Ok(()),
+            };
+            vec![told(done)]
+        }
+        Ask::Stop { worker } => {
+            let done = tokio::select! {
+                done = server.stop_worker(&worker) => done,
                 () = connection.closed() => return Ok(()),
             };
             vec![told(done)]
@@ -72,6 +89,9 @@ async fn shrink(server: &Rc<Server>, name: &str) -> Result<(), String> {
 }
 
 async fn refill(server: &Rc<Server>, name: &str) -> Result<(), String> {
+    if server.is_startable(name) {
+        server.start_worker(name).await?;
+    }
     let id = server.ask(|agent| agent.find(name))?;
     server.tell(|agent, now| agent.ask_to_refill(id, now))?;
     finish(server, id, name, Agent::refill_progress).await

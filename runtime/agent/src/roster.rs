@@ -71,6 +71,8 @@ pub(crate) struct Worker {
     /// A journal names it, and it has not joined.
     pub(crate) is_silent: bool,
     pub(crate) was_refilled: bool,
+    /// Since when it loads what it will hold; none: its start is over.
+    pub(crate) starts_since: Option<Duration>,
     /// What is said to it.
     pub(crate) conversation: Conversation<ToWorker>,
     /// As its page said last, and when it was idle first; none: nothing is known.
@@ -184,6 +186,7 @@ impl Roster {
                 seen_floors: BTreeMap::new(),
                 is_silent,
                 was_refilled: false,
+                starts_since: None,
                 conversation: Conversation::default(),
                 activity: None,
                 idle_since: None,
@@ -297,7 +300,7 @@ impl Roster {
 }
 
 /// A rank's name without its number.
-fn base(name: &str) -> &str {
+pub(crate) fn base(name: &str) -> &str {
     name.split_once('/').map_or(name, |(base, _)| base)
 }
 

@@ -1,5 +1,6 @@
 //! What operators are told of workers and decisions.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use glake_arbiter::{Activity, Outcome, Why, WorkerId};
@@ -7,7 +8,8 @@ use glake_units::Bytes;
 use glake_wire::{DecisionRow, TakenRow, ToWorker, WorkerRow};
 
 use crate::Agent;
-use crate::roster::Worker;
+use crate::roster::{Worker, base};
+use crate::supervisor::{LONGEST_START, Presence, View};
 use crate::translate::activity;
 
 /// How an operator's command stands.
@@ -49,7 +51,33 @@ impl Agent {
             evicted: worker.holdings.iter().map(|held| held.evicted).sum(),
             idle_s: idle.map(|idle| idle.as_secs_f64()),
             predicted_wake_s: self.arbiter.predicted_wake(id).unwrap_or_default().as_secs_f64(),
+            note: None,
         }
+    }
+
+    /// Who is here, and which GPUs somebody starts on whom the supervisor has not started.
+    pub(crate) fn view(&self, is_started: impl Fn(&str) -> bool, now: Duration) -> View {
+        let mut view = View::default();
+        // How many have joined, of how many, and whether one of them starts.
+        let mut gangs: BTreeMap<&str, (u32, u32, bool)> = BTreeMap::new();
+        for (id, worker) in self.roster.workers() {
+            let name = base(&worker.name);
+            let until = worker.starts_since.map(|since| since + LONGEST_START).filter(|until| now < *until);
+            let (known, ranks, starts) = gangs.entry(name).or_default();
+            view.joined_as.insert(worker.who.peer.pid, worker.name.clone());
+            (*known, *ranks, *starts) = (*known + 1, worker.ranks, *starts || until.is_some());
+            if let Some(until) = until.filter(|_| !is_started(name)) {
+                let of_file = self.roster.size_of(id).map(|(_, gpus)| gpus);
+                let held = || worker.holdings.iter().filter_map(|held| self.roster.gpu(&held.gpu)).collect();
+                view.starts.extend(of_file.unwrap_or_else(held).into_iter().map(|gpu| (gpu, until)));
+            }
+        }
+        let presence = |(known, ranks, starts)| match starts || known < ranks {
+            true => Presence::Starting,
+            false => Presence::Joined,
+        };
+        view.present = gangs.into_iter().map(|(name, of)| (name.to_owned(), presence(of))).collect();
+        view
     }
 
     /// The last decisions, the oldest first.
@@ -76,7 +104,9 @@ impl Agent {
 
     /// Whom an operator means.
     pub(crate) fn find(&self, name: &str) -> Result<WorkerId, String> {
-        self.roster.named(name).ok_or_else(|| {
+        // Ranks have their number in their name: the first of them stands for all.
+        let rank = || self.roster.workers().find(|(_, worker)| base(&worker.name) == name).map(|(id, _)| id);
+        self.roster.named(name).or_else(rank).ok_or_else(|| {
             let known: Vec<&str> = self.roster.workers().map(|(_, worker)| worker.name.as_str()).collect();
             match known.is_empty() {
                 true => format!(

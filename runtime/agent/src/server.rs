@@ -16,6 +16,7 @@ use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, MeterError};
 use glake_units::Bytes;
 use glake_wire::{ActivityView, Hello, Peer, ToAgent};
+use rustix::process::Rlimit;
 use sd_notify::NotifyState;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{UnixListener, UnixStream};
@@ -28,10 +29,12 @@ use crate::agent::{Broken, Seen};
 use crate::driver::Driver;
 use crate::host::{epoch, is_stopped, raise_descriptors};
 use crate::journal::{Journal, Journalled};
+use crate::launch;
 use crate::link;
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
-use crate::{Agent, DriverAsk, DriverCommand, Identity, ListenError};
+use crate::supervise::{self, Children};
+use crate::{Agent, DriverAsk, DriverCommand, Identity, LaunchError, Launcher, ListenError};
 
 /// How soon what others do is looked at again, while somebody waits for their memory.
 const LOOK: Duration = Duration::from_millis(10);
@@ -54,6 +57,8 @@ pub struct Options {
     pub meter: Arc<dyn Meter>,
     /// What asks the driver to checkpoint and restore processes.
     pub driver: DriverCommand,
+    /// How the workers of the file that have a command are started.
+    pub launcher: Launcher,
 }
 
 impl fmt::Debug for Options {
@@ -75,6 +80,9 @@ pub enum ServeError {
     /// Its meter.
     #[error(transparent)]
     Meter(#[from] MeterError),
+    /// A worker that it is to start.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// The operating system's error.
     #[error("the agent cannot go on: {0}")]
     Os(#[from] io::Error),
@@ -108,7 +116,23 @@ impl Options {
             }
             gpus.push((gpu, total));
         }
+        if supervise::started(&self.file).next().is_some() {
+            self.launcher.check_logs(&self.socket)?;
+        }
         if gpus.is_empty() { Err(ServeError::NoGpu) } else { Ok(gpus) }
+    }
+
+    /// Whether the programs are there that the agent is to start. An agent starts all the same: they may come later.
+    ///
+    /// # Errors
+    /// [`LaunchError::Program`], of the first that is not there.
+    pub fn check_commands(&self) -> Result<(), LaunchError> {
+        supervise::started(&self.file).try_for_each(launch::find)
+    }
+
+    /// How many workers of the file the agent starts, and where their logs are.
+    pub fn started(&self) -> (usize, PathBuf) {
+        (supervise::started(&self.file).count(), self.launcher.folder(&self.socket))
     }
 }
 
@@ -118,7 +142,7 @@ impl Options {
 /// [`ServeError`].
 pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<(), ServeError> {
     let gpus = options.check()?;
-    raise_descriptors();
+    let limit = raise_descriptors();
     let activated = listenfd::ListenFd::from_env().take_unix_listener(0).ok().flatten();
     let listener = match activated {
         Some(socket) => Listener::adopt(socket, &options.socket)?,
@@ -128,8 +152,9 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
     let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-        let server = Rc::new(Server::new(options, gpus, &listener));
+        let server = Rc::new(Server::new(options, gpus, &listener, limit));
         server.expect(&Journal::read(&listener.journal()));
+        server.adopt();
         // Before anybody is granted anything.
         for (gpu, name) in server.ask(Agent::gpus) {
             let (begun, read) = (Instant::now(), server.meters.read_now(&name));
@@ -139,6 +164,9 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         spawn_local(server.clone().decide());
         spawn_local(server.clone().accept(socket));
         spawn_local(server.clone().drive());
+        if supervise::started(&options.file).next().is_some() {
+            spawn_local(server.clone().supervise());
+        }
         if options.file.node.checkpoint_after().is_some() {
             spawn_local(server.clone().probe_driver());
         }
@@ -149,12 +177,23 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
             _ = interrupt.recv() => {}
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
+        server.stop_starting();
         server.restore_all().await;
         Ok(())
     });
     // A driver that hangs in a reading of the meter keeps nobody.
     runtime.shutdown_background();
     over
+}
+
+/// Waits for the death of a process.
+pub(crate) async fn dead(pidfd: OwnedFd) -> io::Result<()> {
+    #[expect(
+        deprecated,
+        reason = "what an OwnedFd is of stays open, which the type does not promise of others"
+    )]
+    let pidfd = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)?;
+    pidfd.readable().await.map(drop)
 }
 
 /// The agent, and what its tasks share. All run on one thread: no borrow is held over an await.
@@ -176,6 +215,7 @@ pub(crate) struct Server {
     /// What it is to be asked, and that there is something.
     pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
     pub(crate) driver_asked: Notify,
+    pub(crate) children: Children,
 }
 
 /// A worker's connection.
@@ -187,8 +227,9 @@ pub(crate) struct Link {
 }
 
 impl Server {
-    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener) -> Server {
+    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Server {
         Server {
+            children: Children::new(&options.file, &options.launcher, listener.path.clone(), Some(limit)),
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
             meters: Meters::new(options.meter.clone()),
             begun: Instant::now(),
@@ -371,18 +412,10 @@ impl Server {
         }
         let server = self.clone();
         spawn_local(async move {
-            #[expect(
-                deprecated,
-                reason = "what an OwnedFd is of stays open, which the type does not promise of others"
-            )]
-            let watched = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE);
-            match watched {
-                Ok(pidfd) => drop(pidfd.readable().await),
-                // It cannot be watched: it is taken for dead only when it is.
-                Err(error) => {
-                    tracing::warn!(target: "glake::agent", %error, "a worker's death cannot be waited for");
-                    return;
-                }
+            // It cannot be watched: it is taken for dead only when it is.
+            if let Err(error) = dead(pidfd).await {
+                tracing::warn!(target: "glake::agent", %error, "a worker's death cannot be waited for");
+                return;
             }
             server.watched.borrow_mut().remove(&peer);
             // It may have left before, or joined again since, under another number.

@@ -11,14 +11,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use glake_agent::{ListenError, check_folder, private_folder};
+use glake_agent::{ListenError, check_folder, open_private, private_folder, read_whole, write_whole};
 use glake_units::Bytes;
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::target::Target;
@@ -65,28 +64,13 @@ impl Records {
     /// Writes a process's, whole or not at all.
     pub(crate) fn write(&self, target: &Target, record: &Record) -> io::Result<()> {
         let path = self.path(target);
-        let beside = path.with_extension("new");
-        // Not synced: after a loss of power there are no processes.
-        let written = open(&beside).and_then(|mut file| {
-            file.set_len(0)?;
-            file.write_all(&serde_json::to_vec(record)?)
-        });
-        written.and_then(|()| fs::rename(&beside, &path)).inspect_err(|_| {
-            // What is half written helps nobody.
-            let _ = fs::remove_file(&beside);
-        })
+        write_whole(&path, &path.with_extension("new"), &serde_json::to_vec(record)?)
     }
 
     /// Reads a process's; none: there is none.
     pub(crate) fn read(&self, target: &Target) -> io::Result<Option<Record>> {
-        let path = self.path(target);
-        match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Ok(found) if found.is_file() && found.len() <= LONGEST => {}
-            Ok(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no record")),
-            Err(error) => return Err(error),
-        }
-        Ok(Some(serde_json::from_slice(&fs::read(&path)?)?))
+        let bytes = read_whole(&self.path(target), LONGEST)?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
     }
 
     /// A process runs, or was not checkpointed.
@@ -111,7 +95,7 @@ impl Records {
     /// one was not over within that time.
     pub(crate) fn turn(&self, within: Duration) -> io::Result<Option<File>> {
         let until = Instant::now() + within;
-        let file = open(&self.folder.join("checkpoint.lock"))?;
+        let file = open_private(&self.folder.join("checkpoint.lock"))?;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Some(file)),
@@ -126,12 +110,6 @@ impl Records {
 fn folder_of(socket: &Path) -> Result<&Path, ListenError> {
     let folder = socket.parent().filter(|_| socket.is_absolute());
     folder.ok_or_else(|| ListenError::Relative(socket.to_owned()))
-}
-
-/// A file that this user alone reads and writes; no link is followed.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
-    File::options().create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// Whose a file is, by its name.

@@ -64,6 +64,12 @@ const VARIABLES: &[Variable] = &[
         allowed: "the path of an agent's socket, from the root",
         read: text,
     },
+    Variable {
+        names: &["GLAKE_WORKER"],
+        key: "agent.name",
+        allowed: "1 to 64 of A-Z a-z 0-9 . _ -",
+        read: text,
+    },
     Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a tracing filter", read: text },
     Variable {
         names: &["GLAKE_MULTI_PATH"],

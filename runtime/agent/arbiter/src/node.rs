@@ -1,10 +1,12 @@
 //! The file that names a server's workers: one schema for `glake plan` and `glake serve`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use glake_units::Bytes;
-use serde::Deserialize;
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::Preempt;
 
@@ -75,10 +77,10 @@ pub struct Worker {
     /// predicted to take longer, they are not, until that one has waited for a quarter of its
     /// deadline, 15 s at most.
     pub max_pause: Option<f64>,
-    /// What starts it.
-    #[serde(default)]
+    /// What starts it: a program and its arguments, without a shell.
+    #[serde(default, deserialize_with = "list")]
     pub command: Vec<String>,
-    /// With what in its environment.
+    /// With what in its environment, beside what the agent has in its own.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Which GPUs it uses, by the agent's numbers: its memory is divided equally among them. One that
@@ -90,22 +92,53 @@ pub struct Worker {
     /// Which models it serves.
     #[serde(default)]
     pub models: Vec<String>,
-    /// When it is started.
-    #[serde(default)]
-    pub start: Start,
+    /// When its command is started.
+    pub start: Option<Start>,
 }
 
-/// When a worker is started.
+/// When a worker's command is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Start {
     /// With the agent.
-    Boot,
-    /// With its first request.
     #[default]
+    Boot,
+    /// When somebody asks for it.
     Request,
     /// By others.
     Never,
+}
+
+/// What the agent itself sets in the environment of a worker that it starts: its socket, the worker's name, and the
+/// number of the start, by which processes of that are known.
+pub const STARTED_WITH: [&str; 3] = ["GLAKE_AGENT", "GLAKE_WORKER", "GLAKE_START"];
+
+fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    deserializer.deserialize_any(List)
+}
+
+/// A list of strings, or why it is none.
+struct List;
+
+impl<'de> Visitor<'de> for List {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of strings, without a shell, as [\"python\", \"worker.py\"]")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        Err(E::custom(format_args!("command is a list, for it is started without a shell: write {words:?}")))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
+        let mut words = Vec::new();
+        while let Some(word) = list.next_element()? {
+            words.push(word);
+        }
+        Ok(words)
+    }
 }
 
 fn kv_per_token() -> Bytes {
@@ -230,6 +263,7 @@ impl NodeFile {
                 let (found, allowed) = (format!("{:?}", worker.gpus), "name each GPU once, as [0]");
                 return Err(NodeError::Value { whom: whom(), key: "gpus", found, allowed });
             }
+            worker.check_command()?;
         }
         let value = |key, found: String, allowed| {
             Err(NodeError::Value { whom: "[node]".to_owned(), key, found, allowed })
@@ -291,6 +325,63 @@ impl Worker {
     /// What it has of each of its GPUs.
     pub fn share(&self) -> Bytes {
         self.part(self.weights).saturating_add(self.part(self.kv))
+    }
+
+    /// When its command is started; none: it has none.
+    pub fn start(&self) -> Option<Start> {
+        (!self.command.is_empty()).then(|| self.start.unwrap_or_default())
+    }
+
+    /// Whether it can be started as it says.
+    fn check_command(&self) -> Result<(), NodeError> {
+        let value = |key, found: &dyn fmt::Debug, allowed| {
+            let (whom, found) = (format!("worker {:?}", self.name), format!("{found:?}"));
+            Err(NodeError::Value { whom, key, found, allowed })
+        };
+        let (Some(program), start) = (self.command.first(), self.start.unwrap_or_default()) else {
+            return match self.start {
+                Some(start @ (Start::Boot | Start::Request)) => value(
+                    "start",
+                    &start,
+                    "give its command too, as [\"python\", \"worker.py\"]; or start = \"never\"",
+                ),
+                _ => Ok(()),
+            };
+        };
+        // It joins by that, and its log is called so.
+        let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        if start != Start::Never
+            && !((1..=64).contains(&self.name.len()) && self.name.chars().all(is_allowed))
+        {
+            return value(
+                "name",
+                &self.name,
+                "of a worker with a command it is 1 to 64 of A-Z a-z 0-9 . _ -",
+            );
+        }
+        let has_nul = |text: &String| text.contains('\0');
+        if program.is_empty() || self.command.iter().any(has_nul) {
+            return value(
+                "command",
+                &self.command,
+                "name a program, then its arguments, without the character 0",
+            );
+        }
+        let is_bad = |(key, text): &(&String, &String)| {
+            key.is_empty()
+                || key.contains(['=', '\0'])
+                || has_nul(text)
+                || STARTED_WITH.contains(&key.as_str())
+        };
+        match self.env.iter().find(is_bad) {
+            Some((key, _)) => value(
+                "env",
+                key,
+                "GLAKE_AGENT, GLAKE_WORKER and GLAKE_START are the agent's to set; a name is not empty, and without = \
+                 and the character 0",
+            ),
+            None => Ok(()),
+        }
     }
 
     /// How long its uses may be parked at most.

@@ -10,4 +10,5 @@ mod many;
 mod meter;
 mod processes;
 mod puppet;
+mod started;
 mod together;

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use glake_agent::{DriverCommand, Options, ask, serve};
+use glake_agent::{DriverCommand, Launcher, Options, ask, close_inherited, serve};
 use glake_arbiter::node::NodeFile;
 use glake_meter::Meter as _;
 use glake_units::Bytes;
@@ -26,13 +26,15 @@ const TOTAL: Bytes = Bytes::gib(80);
 #[ignore = "the process that the tests beside it start"]
 fn agent() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    close_inherited();
     let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
     // So many milliseconds.
     let limit = std::fs::read_to_string(folder.join("limit")).ok().and_then(|text| text.parse().ok());
     let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
     let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
-    let options = Options { file, socket: socket(&folder), meter, driver };
+    let launcher = Launcher::default();
+    let options = Options { file, socket: socket(&folder), meter, driver, launcher };
     let thread = std::fs::read_link("/proc/thread-self").unwrap();
     serve(&options, |_| println!("\nserving {}", thread.file_name().unwrap().to_str().unwrap())).unwrap();
     println!("\nended");
@@ -51,6 +53,25 @@ fn worker() {
     let left = words.get(2).map(|left| (left.parse().unwrap(), words[3] == "before"));
     puppet.dies_at(left);
     puppet.run();
+}
+
+/// Not a test: what an agent starts by its file. It says what it was given.
+#[test]
+#[ignore = "the process that an agent starts"]
+fn supervised() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let variable = |name| std::env::var(name).unwrap();
+    let (name, socket) = (variable("GLAKE_WORKER"), PathBuf::from(variable("GLAKE_AGENT")));
+    println!("\nstarted as {name}");
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap) {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        println!("descriptor {} {}", entry.file_name().display(), target.display());
+    }
+    println!("group {}", rustix::process::getpgrp() == rustix::process::getpid());
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    println!("limit {:?}", limit.current);
+    eprintln!("said on the other stream too");
+    Puppet::new(&name, socket, folder.join("meter"), Bytes::gib(1)).run_alone();
 }
 
 pub(crate) fn socket(folder: &Path) -> PathBuf {

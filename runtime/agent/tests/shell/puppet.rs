@@ -44,6 +44,8 @@ pub(crate) struct Puppet {
     link: Option<Link>,
     back_off: Duration,
     again_at: Instant,
+    /// It is told nothing by lines, and ends when its folder is gone.
+    is_alone: bool,
     /// Frames until it kills itself; before or after it deals with the last one.
     left: Option<(u64, bool)>,
 }
@@ -78,6 +80,7 @@ impl Puppet {
             back_off: Duration::from_millis(10),
             again_at: Instant::now(),
             left: None,
+            is_alone: false,
         };
         puppet.count();
         puppet
@@ -85,6 +88,12 @@ impl Puppet {
 
     pub(crate) fn dies_at(&mut self, left: Option<(u64, bool)>) {
         self.left = left;
+    }
+
+    /// It was started by an agent.
+    pub(crate) fn run_alone(&mut self) {
+        self.is_alone = true;
+        self.run();
     }
 
     fn count(&self) {
@@ -115,7 +124,8 @@ impl Puppet {
                 None => self.again_at.saturating_duration_since(Instant::now()),
             };
             let stdin = std::io::stdin();
-            let mut polled = vec![PollFd::new(&stdin, PollFlags::IN)];
+            let lines_come = if self.is_alone { PollFlags::empty() } else { PollFlags::IN };
+            let mut polled = vec![PollFd::new(&stdin, lines_come)];
             let socket = self.link.as_ref().map(|link| link.socket.try_clone().unwrap());
             polled.extend(socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
             let wait =
@@ -207,6 +217,10 @@ impl Puppet {
         self.again_at = Instant::now() + self.back_off;
         self.back_off = (self.back_off * 2).min(Duration::from_millis(200));
         if check_folder(&self.path).is_err() {
+            let folder = self.path.parent().unwrap();
+            if self.is_alone && !folder.exists() {
+                std::process::exit(0);
+            }
             return;
         }
         let Ok(socket) = UnixStream::connect(&self.path) else { return };

@@ -20,6 +20,16 @@ pub enum Ask {
         /// Its name.
         worker: String,
     },
+    /// A worker of the file is to be started; the answer comes when it has joined.
+    Start {
+        /// Its name.
+        worker: String,
+    },
+    /// A worker that the agent has started is to end, and is not started again; the answer comes when it has.
+    Stop {
+        /// Its name.
+        worker: String,
+    },
     /// The last decisions.
     Explain,
     /// The agent's metrics, as Prometheus reads them.
@@ -77,6 +87,8 @@ pub struct WorkerRow {
     pub idle_s: Option<f64>,
     /// How long its memory would take to come back.
     pub predicted_wake_s: f64,
+    /// Of one that the agent starts and that has not joined: how it ended, and what is waited for.
+    pub note: Option<String>,
 }
 
 /// A decision, as `glake explain` shows it.

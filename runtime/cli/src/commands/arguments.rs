@@ -82,16 +82,23 @@ pub enum Command {
     Plan(plan::PlanArguments),
     /// The node agent: decides whose memory is on the GPUs of this server
     ///
-    /// Workers connect to its socket (glake.join(), or GLAKE_AGENT in their environment). Whoever needs memory has
-    /// it: idle workers' memory leaves first, then that of busy ones that can be parked between two steps. The agent
-    /// has no CUDA context and none of the memory; workers go on without it.
+    /// It starts the workers of its file that have a command; others connect to its socket (glake.join(), or GLAKE_AGENT
+    /// in their environment). Whoever needs memory has it: idle workers' memory leaves first, then that of busy ones
+    /// that can be parked between two steps. The agent has no CUDA context and none of the memory; workers go on
+    /// without it.
     Serve(serve::ServeArguments),
     /// The workers of the node agent: what they do, and how much of their memory is where
     Ps(node::PsArguments),
     /// A worker's memory leaves its GPUs, once its uses have ended or stopped between two steps
     Shrink(node::WorkerArguments),
-    /// A worker's memory comes back to its GPUs
+    /// A worker's memory comes back to its GPUs; one of the file that does not run is started
     Refill(node::WorkerArguments),
+    /// A worker of the agent's file is started, unless it runs: ends when it has joined and loaded
+    Start(node::WorkerArguments),
+    /// A worker that the agent has started ends, and is not started again until somebody asks for it
+    ///
+    /// SIGTERM to all its processes, after 10 s SIGKILL: ends when they have.
+    Stop(node::WorkerArguments),
     /// The last decisions of the node agent: who waited, who was chosen, why, predicted and real times
     Explain(node::ExplainArguments),
     /// A process that was shrunk leaves its GPUs wholly, its context too, and comes back
@@ -141,6 +148,8 @@ impl Command {
             | Command::Ps(_)
             | Command::Shrink(_)
             | Command::Refill(_)
+            | Command::Start(_)
+            | Command::Stop(_)
             | Command::Explain(_)
             | Command::Checkpoint(_)
             | Command::Topo(_)

@@ -82,6 +82,8 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Ps(arguments) => node::ps(arguments, &sources.environment, &mut output),
         Command::Shrink(arguments) => node::shrink(arguments, &sources.environment, &mut output),
         Command::Refill(arguments) => node::refill(arguments, &sources.environment, &mut output),
+        Command::Start(arguments) => node::start(arguments, &sources.environment, &mut output),
+        Command::Stop(arguments) => node::stop(arguments, &sources.environment, &mut output),
         Command::Explain(arguments) => node::explain(arguments, &sources.environment, &mut output),
         Command::Checkpoint(arguments) => {
             checkpoint::run(arguments, &config, &sources.environment, &mut output)

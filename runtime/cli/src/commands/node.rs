@@ -1,4 +1,4 @@
-//! The node agent's clients: `glake ps`, `shrink`, `refill`, `explain`.
+//! The node agent's clients: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
 
 use std::path::{Path, PathBuf};
 
@@ -29,10 +29,10 @@ pub struct PsArguments {
     metrics: bool,
 }
 
-/// What `glake shrink` and `glake refill` can be asked.
+/// What `glake shrink`, `refill`, `start` and `stop` can be asked.
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
-    /// Whose memory: a name that glake ps shows
+    /// Which worker: a name that glake ps shows
     #[arg(value_name = "W")]
     worker: String,
     #[command(flatten)]
@@ -61,8 +61,15 @@ State:
   failed              the driver does not restore it, which is lost: end it, and start it again
   silent              it has not joined since the agent was started
 
-JSON fields: worker, pid, tenant, gpus, state, leased, resident, evicted (bytes), idle_s (null: a use
-runs, or nothing is known), predicted_wake_s";
+Of workers that the agent starts, and that have not joined:
+  queued              another worker of its GPUs starts
+  starting            its process runs, and loads; its log: see glake serve
+  ended               the note says how, and when it is started again
+  running             its process runs, and has not joined for 10 minutes, or has left
+  stopping, stopped   by glake stop, or not asked for yet (start = \"request\")
+
+JSON fields: worker, pid (0: none), tenant, gpus, state, leased, resident, evicted (bytes), idle_s
+(null: a use runs, or nothing is known), predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
 JSON fields: ago_s, worker, class, waited_s, needed (bytes), taken (worker, gpu, bytes, why),
@@ -106,10 +113,13 @@ pub(super) fn ps(
     if rows.is_empty() {
         return output.text("no worker has joined");
     }
+    let has_notes = rows.iter().any(|row| row.note.is_some());
     let headers =
-        ["worker", "pid", "tenant", "gpus", "state", "leased", "resident", "evicted", "idle", "wake"];
+        ["worker", "pid", "tenant", "gpus", "state", "leased", "resident", "evicted", "idle", "wake", "note"];
+    let headers = if has_notes { &headers[..] } else { &headers[..headers.len() - 1] };
     let shown = |row: &WorkerRow| {
-        vec![
+        let note = has_notes.then(|| row.note.clone().unwrap_or_default());
+        let mut shown = vec![
             row.worker.clone(),
             row.pid.to_string(),
             row.tenant.clone(),
@@ -120,9 +130,11 @@ pub(super) fn ps(
             row.evicted.to_string(),
             row.idle_s.map_or("-".to_owned(), |idle| format!("{idle:.1} s")),
             format!("{:.2} s", row.predicted_wake_s),
-        ]
+        ];
+        shown.extend(note);
+        shown
     };
-    output.text(&table(5, &headers, &rows.iter().map(shown).collect::<Vec<_>>()))
+    output.text(&table(5, headers, &rows.iter().map(shown).collect::<Vec<_>>()))
 }
 
 pub(super) fn shrink(
@@ -143,6 +155,26 @@ pub(super) fn refill(
     let worker = arguments.worker.clone();
     answer(&arguments.agent, environment, Ask::Refill { worker })?;
     done(arguments, "refilled", output)
+}
+
+pub(super) fn start(
+    arguments: &WorkerArguments,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let worker = arguments.worker.clone();
+    answer(&arguments.agent, environment, Ask::Start { worker })?;
+    done(arguments, "started", output)
+}
+
+pub(super) fn stop(
+    arguments: &WorkerArguments,
+    environment: &Environment,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let worker = arguments.worker.clone();
+    answer(&arguments.agent, environment, Ask::Stop { worker })?;
+    done(arguments, "stopped", output)
 }
 
 fn done(arguments: &WorkerArguments, what: &str, output: &mut Output) -> Result<(), Failure> {

@@ -1,12 +1,13 @@
 //! `glake serve`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use glake_agent::{DriverCommand, Options, ServeError};
+use glake_agent::{DriverCommand, Launcher, Options, ServeError, close_inherited};
 use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
 use glake_runtime::config::{Config, DeviceChoice, Environment};
@@ -30,7 +31,10 @@ pub struct ServeArguments {
     /// and /run/user/UID/glake/agent.sock for others]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Say whether the file, the GPUs and the socket's folder are in order, and end
+    /// Where what workers say is written that the agent starts: NAME.log each [default: beside the socket, agent.logs]
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
+    /// Say whether the file, its commands, the GPUs and the socket's folder are in order, and end
     #[arg(long)]
     check: bool,
 }
@@ -49,11 +53,27 @@ The file (all of it optional, sizes as 23GiB):
               see glake checkpoint) [default: never]
   [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus,
               max_pause (seconds: it is not parked where that is predicted to take longer);
-              its command is not started: start it with GLAKE_AGENT, or call glake.join()
+              command (a list, without a shell), env (a table), start = boot | request | never
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one; those
-              that are checkpointed are restored before, as far as there is room, for 20 s at most
-systemd:      Type=notify; with a .socket unit, connections wait while it restarts";
+Workers with a command are started by the agent, and run on without it:
+  command = [\"python\", \"worker.py\"]            its program calls glake.enable(), and stays in the
+                                               foreground: what it leaves behind is ended
+  env = { CUDA_VISIBLE_DEVICES = \"1\" }         beside the agent's own environment; gpus does not set
+                                               this. GLAKE_AGENT and GLAKE_WORKER, its name, by
+                                               which it joins, are the agent's to set
+  start                                        boot: with the agent [default]; request: at glake
+                                               refill W or glake start W; never: by others
+  One worker of a GPU starts at a time: the next one when it has joined and loaded, or has not
+  within 10 minutes. One that ends is started again after 1 s, then after twice as long each time,
+  60 s at most. It has no input; what it says is added to NAME.log, which may be cut while it runs
+  (truncate -s 0), and which a start moves to NAME.log.1 from 64 MiB on.
+  glake stop W ends one: SIGTERM, after 10 s SIGKILL; it stays so until glake start W.
+
+Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one, which
+              starts none of them again; those that are checkpointed are restored before, as far as
+              there is room, for 20 s at most. To end the workers too: glake stop W, before
+systemd:      Type=notify; with a .socket unit, connections wait while it restarts;
+              KillMode=process, or the workers end with it";
 
 /// What is not to be had of simulated GPUs that are one process's.
 pub(super) const NOT_SHARED: &str = "--device sim: each process would simulate GPUs of its own; name the folder they \
@@ -79,12 +99,16 @@ pub(super) fn run(
         let path = arguments.file.clone().unwrap_or_default();
         fits.map_err(|error| Failure::usage(format_args!("{}: {error}", path.display())))?;
     }
+    // The file may have been one of these; what asks for the GPUs' memory opens more.
+    close_inherited();
     let socket = socket(arguments.socket.as_deref(), environment)?;
-    let options = Options { file, socket, meter: meter(config)?, driver: driver(config) };
+    let launcher = Launcher { logs: arguments.logs.clone(), environment: device(config) };
+    let options = Options { file, socket, meter: meter(config)?, driver: driver(config), launcher };
     if arguments.check {
         if options.file.node.checkpoint_after().is_some() {
             checkpoint::driver(config).map_err(|failure| failure.about("[node] checkpoint_after_s"))?;
         }
+        options.check_commands().map_err(Failure::usage)?;
         return check(&options, output);
     }
     let told = |path: &std::path::Path| {
@@ -103,26 +127,36 @@ fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {
         if output.is_json() {
             output.object(&json!({
                 "gpu": gpu, "total": total, "budget": budget, "reserve": reserve,
-                "socket": options.socket, "workers": options.file.workers.len(), "ok": true,
+                "socket": options.socket, "workers": options.file.workers.len(),
+                "started": options.started().0, "ok": true,
             }))?;
         }
         rows.push([gpu, total.to_string(), budget.to_string(), reserve.to_string()].to_vec());
     }
     output.text(&table(1, &["gpu", "memory", "budget", "reserve"], &rows))?;
     let workers = options.file.workers.len();
-    if options.file.workers.iter().any(|worker| !worker.command.is_empty()) {
-        output.text(
-            "\nno command of the file is started: start the workers with GLAKE_AGENT in their environment",
-        )?;
+    let (started, logs) = options.started();
+    if started > 0 {
+        output.text(&format!(
+            "\n{started} of the workers are started by the agent, logs in {}",
+            logs.display()
+        ))?;
     }
     output.text(&format!("\nin order: {workers} workers in the file, socket {}", options.socket.display()))
 }
 
 fn failure(error: ServeError) -> Failure {
     match error {
-        ServeError::Budget { .. } => Failure::usage(error),
+        ServeError::Budget { .. } | ServeError::Launch(_) => Failure::usage(error),
         _ => Failure::failed(error),
     }
+}
+
+/// What workers are told of the device, where it is simulated: the same one.
+fn device(config: &Config) -> BTreeMap<String, String> {
+    let is_simulated = matches!(config.device.choice, DeviceChoice::Sim { .. });
+    let choice = is_simulated.then(|| ("GLAKE_DEVICE".to_owned(), config.device.choice.to_string()));
+    choice.into_iter().collect()
 }
 
 /// What asks the driver to checkpoint a process: this program, about the same device. An upgrade may have removed the file

@@ -8,7 +8,8 @@ use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 use glake_runtime::config::{Environment, Sources};
 
 /// Our variables; others that begin like them are most likely misspelt.
-const VARIABLES: [&str; 7] = [
+const VARIABLES: [&str; 10] = [
+    "GLAKE_AGENT",
     "GLAKE_CONFIG",
     "GLAKE_DEVICE",
     "GLAKE_LIBRARY",
@@ -16,6 +17,8 @@ const VARIABLES: [&str; 7] = [
     "GLAKE_MULTI_PATH",
     "GLAKE_PRELOAD",
     "GLAKE_SCHEDULES",
+    "GLAKE_START",
+    "GLAKE_WORKER",
 ];
 
 /// What is asked of Python: the version of torch and of its CUDA, and whether our package is there.

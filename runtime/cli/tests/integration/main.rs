@@ -5,3 +5,4 @@ mod command;
 mod page;
 mod product;
 mod run;
+mod supervise;

@@ -1,0 +1,339 @@
+//! The supervisor's processes: started, watched and ended as it says.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::pending;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::rc::Rc;
+use std::time::Duration;
+
+use glake_arbiter::GpuId;
+use glake_arbiter::node::{NodeFile, Start};
+use glake_wire::{Peer, WorkerRow};
+use rustix::process::{Rlimit, Signal, geteuid};
+use tokio::process::Child;
+use tokio::sync::Notify;
+use tokio::task::{spawn_blocking, spawn_local};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use crate::family::Family;
+use crate::host::epoch;
+use crate::launch::{LaunchError, Launcher};
+use crate::peer::start_of;
+use crate::server::{Server, dead};
+use crate::starts::{Started, Starts};
+use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
+use crate::{Agent, Identity};
+
+/// How often one is looked at whose death cannot be waited for.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What the server has for it.
+#[derive(Debug)]
+pub(crate) struct Children {
+    file: NodeFile,
+    launcher: Launcher,
+    socket: PathBuf,
+    supervisor: RefCell<Supervisor>,
+    starts: RefCell<Starts>,
+    families: RefCell<HashMap<String, Family>>,
+    count: Cell<u64>,
+    /// Of open files, as the agent found it.
+    limit: Option<Rlimit>,
+    /// The supervisor was told something.
+    told: Notify,
+}
+
+/// What tells of the end of a worker's first process.
+enum Watch {
+    Child(Child),
+    /// Another agent's.
+    Process(Peer, Option<OwnedFd>),
+    /// It has ended.
+    Gone,
+}
+
+impl Children {
+    pub(crate) fn new(file: &NodeFile, launcher: &Launcher, socket: PathBuf, limit: Option<Rlimit>) -> Self {
+        Children {
+            supervisor: RefCell::new(Supervisor::new(file)),
+            starts: RefCell::new(Starts::read(socket.with_extension("starts"))),
+            file: file.clone(),
+            launcher: launcher.clone(),
+            socket,
+            families: RefCell::default(),
+            count: Cell::new(0),
+            limit,
+            told: Notify::new(),
+        }
+    }
+}
+
+/// The workers of a file that its agent starts.
+pub(crate) fn started(file: &NodeFile) -> impl Iterator<Item = &glake_arbiter::node::Worker> {
+    file.workers.iter().filter(|worker| !matches!(worker.start(), None | Some(Start::Never)))
+}
+
+impl Server {
+    fn tell_supervisor<T>(&self, what: impl FnOnce(&mut Supervisor, Duration) -> T) -> T {
+        let answer = what(&mut self.children.supervisor.borrow_mut(), self.now());
+        self.children.told.notify_one();
+        self.announce();
+        answer
+    }
+
+    fn view(&self) -> View {
+        let supervisor = self.children.supervisor.borrow();
+        self.ask(|agent| agent.view(|name| supervisor.runs(name), self.now()))
+    }
+
+    /// Those workers of the file that have not joined.
+    pub(crate) fn child_rows(&self) -> Vec<WorkerRow> {
+        let view = self.view();
+        let called = |gpu: GpuId| match self.ask(|agent| agent.roster.gpu_name(gpu).to_owned()) {
+            name if name.is_empty() => gpu.0.to_string(),
+            name => name,
+        };
+        self.children.supervisor.borrow().rows(&view, self.now(), called)
+    }
+
+    /// Takes over what the agent before has started.
+    pub(crate) fn adopt(self: &Rc<Self>) {
+        let (started, stopped) = {
+            let starts = self.children.starts.borrow();
+            (starts.started().to_vec(), starts.stopped().clone())
+        };
+        stopped.iter().for_each(|name| self.tell_supervisor(|supervisor, _| supervisor.keep_stopped(name)));
+        for Started { name, mark, peer } in started {
+            let marked = Family { mark: mark.clone(), group: None };
+            let found = || marked.leader().map(|(pid, start)| Peer { pid, start });
+            let peer = peer.or_else(found);
+            let alive = peer.and_then(|peer| Identity::journalled(peer, geteuid().as_raw()));
+            if !self.children.supervisor.borrow().has(&name) {
+                if let Some((who, _)) = alive {
+                    tracing::warn!(target: "glake::agent", worker = %name, pid = who.peer.pid, "an agent before has started this worker, which the file does not have any more: it goes on, and is nobody's to end or to start again");
+                }
+                self.children.starts.borrow_mut().remove(&name);
+                continue;
+            }
+            let pid = peer.map_or(0, |peer| peer.pid);
+            self.tell_supervisor(|supervisor, now| supervisor.adopt(&name, pid, now));
+            let (watch, family) = match alive {
+                Some((who, pidfd)) => {
+                    tracing::info!(target: "glake::agent", worker = %name, pid, "a worker that the agent before has started runs");
+                    let _ = self.children.starts.borrow_mut().put(Started {
+                        name: name.clone(),
+                        mark: mark.clone(),
+                        peer: Some(who.peer),
+                    });
+                    (Watch::Process(who.peer, pidfd), Family { mark, group: Some(pid) })
+                }
+                // Its group may be another one's by now.
+                None => (Watch::Gone, marked),
+            };
+            self.families_insert(&name, family.clone());
+            spawn_local(self.clone().attend(name, family, watch));
+        }
+    }
+
+    fn families_insert(&self, name: &str, family: Family) {
+        self.children.families.borrow_mut().insert(name.to_owned(), family);
+    }
+
+    /// Does what the supervisor says, as long as the agent serves.
+    pub(crate) async fn supervise(self: Rc<Self>) {
+        loop {
+            let change = self.change();
+            let (view, now) = (self.view(), self.now());
+            let (acts, next, looks) = {
+                let mut supervisor = self.children.supervisor.borrow_mut();
+                let acts = supervisor.step(&view, now);
+                (acts, supervisor.next_deadline(&view, now), supervisor.looks())
+            };
+            if !acts.is_empty() {
+                acts.into_iter().for_each(|act| self.act(act));
+                continue;
+            }
+            let next = next.map(|at| Instant::now() + at.saturating_sub(now));
+            tokio::select! {
+                () = self.children.told.notified() => {}
+                () = change, if looks => {}
+                () = async { match next { Some(at) => sleep_until(at).await, None => pending().await } } => {}
+            }
+        }
+    }
+
+    fn act(self: &Rc<Self>, act: Act) {
+        match act {
+            Act::Launch { name } => {
+                let launched = self.launch(&name);
+                let launched = launched.map_err(|why| why.to_string());
+                match &launched {
+                    Ok(pid) => {
+                        tracing::info!(target: "glake::agent", worker = %name, pid, "a worker is started")
+                    }
+                    Err(why) => {
+                        tracing::warn!(target: "glake::agent", worker = %name, %why, "a worker is not started");
+                    }
+                }
+                let act = self.tell_supervisor(|supervisor, now| supervisor.launched(&name, launched, now));
+                act.into_iter().for_each(|act| self.act(act));
+            }
+            Act::Terminate { name } => self.signal(&name, Signal::TERM),
+            Act::Kill { name } => {
+                tracing::warn!(target: "glake::agent", worker = %name, "a worker that was asked to end has not: it is killed");
+                self.signal(&name, Signal::KILL);
+            }
+        }
+    }
+
+    fn signal(&self, name: &str, signal: Signal) {
+        let Some(family) = self.children.families.borrow().get(name).cloned() else { return };
+        drop(spawn_blocking(move || family.signal(signal)));
+    }
+
+    /// Starts a worker; what it is started as is written down before.
+    fn launch(self: &Rc<Self>, name: &str) -> Result<u32, LaunchError> {
+        let Children { file, launcher, socket, starts, count, limit, .. } = &self.children;
+        let worker = file.workers.iter().find(|worker| worker.name == name);
+        let worker = worker.ok_or_else(|| LaunchError::Record(std::io::ErrorKind::NotFound.into()))?;
+        count.set(count.get() + 1);
+        let mark = format!("{}-{}", epoch(), count.get());
+        let mut start = Started { name: name.to_owned(), mark: mark.clone(), peer: None };
+        starts.borrow_mut().put(start.clone()).map_err(LaunchError::Record)?;
+        let child = launcher.spawn(worker, socket, &mark, *limit).inspect_err(|_| {
+            starts.borrow_mut().remove(name);
+        })?;
+        let pid = child.id().unwrap_or_default();
+        start.peer = start_of(pid).map(|start| Peer { pid, start });
+        if let Err(error) = starts.borrow_mut().put(start) {
+            // It is found by the number of its start.
+            tracing::warn!(target: "glake::agent", worker = %name, %error, "the process of a worker cannot be written down");
+        }
+        let family = Family { mark, group: Some(pid) };
+        self.families_insert(name, family.clone());
+        spawn_local(self.clone().attend(name.to_owned(), family, Watch::Child(child)));
+        Ok(pid)
+    }
+
+    /// Waits for a worker's end, and ends what it has left behind: that has memory of GPUs, and the next one needs it.
+    async fn attend(self: Rc<Self>, name: String, family: Family, watch: Watch) {
+        let how = match watch {
+            Watch::Child(mut child) => match child.wait().await {
+                Ok(status) => told(status),
+                Err(error) => format!("how it ended is not known: {error}"),
+            },
+            Watch::Process(peer, pidfd) => {
+                let is_watched = match pidfd {
+                    Some(pidfd) => dead(pidfd).await.is_ok(),
+                    None => false,
+                };
+                while !is_watched && start_of(peer.pid) == Some(peer.start) {
+                    sleep(LOOK).await;
+                }
+                "how it ended is not known".to_owned()
+            }
+            Watch::Gone => "it ended while there was no agent".to_owned(),
+        };
+        tracing::warn!(target: "glake::agent", worker = %name, %how, "a worker that was started has ended");
+        self.tell_supervisor(|supervisor, now| supervisor.exited(&name, how, now));
+        end(&name, family).await;
+        self.children.families.borrow_mut().remove(&name);
+        self.children.starts.borrow_mut().remove(&name);
+        self.tell_supervisor(|supervisor, now| supervisor.gone(&name, now));
+    }
+
+    /// Nothing is started any more.
+    pub(crate) fn stop_starting(&self) {
+        self.tell_supervisor(|supervisor, _| supervisor.end());
+    }
+
+    fn note_stopped(&self) {
+        let stopped = self.children.supervisor.borrow().stopped();
+        self.children.starts.borrow_mut().set_stopped(stopped);
+    }
+
+    /// An operator asks for a worker: answers when it has joined, and its start is over.
+    pub(crate) async fn start_worker(&self, name: &str) -> Result<(), String> {
+        if self.ask(|agent| agent.find(name)).is_ok() && !self.children.supervisor.borrow().has(name) {
+            return Ok(());
+        }
+        self.tell_supervisor(|supervisor, now| supervisor.ask(name, now))?;
+        self.note_stopped();
+        loop {
+            let change = self.change();
+            let presence = self.view().present.get(name).copied();
+            let progress = self.children.supervisor.borrow().progress(name, presence);
+            match progress {
+                StartProgress::Done => return Ok(()),
+                StartProgress::Failed(why) => return Err(why),
+                StartProgress::UnderWay => change.await,
+            }
+        }
+    }
+
+    /// An operator ends a worker: answers when all of it has ended.
+    pub(crate) async fn stop_worker(self: &Rc<Self>, name: &str) -> Result<(), String> {
+        let is_down = self.children.supervisor.borrow().is_down(name);
+        if let (true, Ok(id)) = (is_down, self.ask(|agent| agent.find(name))) {
+            let pid = self.ask(|agent| agent.roster.get(id).map_or(0, |worker| worker.who.peer.pid));
+            return Err(format!(
+                "{name} is process {pid}, which this agent did not start: end that process (kill {pid})"
+            ));
+        }
+        let act = self.tell_supervisor(|supervisor, now| supervisor.stop(name, now))?;
+        self.note_stopped();
+        act.into_iter().for_each(|act| self.act(act));
+        loop {
+            let change = self.change();
+            if self.children.supervisor.borrow().is_down(name) {
+                return Ok(());
+            }
+            change.await;
+        }
+    }
+
+    /// Whether a worker can be started that has not joined.
+    pub(crate) fn is_startable(&self, name: &str) -> bool {
+        self.children.supervisor.borrow().has(name) && self.ask(|agent: &Agent| agent.find(name)).is_err()
+    }
+}
+
+/// Asks the processes of a start to end, and kills those that do not.
+async fn end(name: &str, family: Family) {
+    let (mut signal, mut until) = (Signal::TERM, Instant::now() + GRACE);
+    loop {
+        let those = family.clone();
+        let deaths = spawn_blocking(move || those.signal(signal)).await.unwrap_or_default();
+        if deaths.is_empty() {
+            return;
+        }
+        tracing::info!(target: "glake::agent", worker = %name, processes = deaths.len(), ?signal, "what a worker has left behind is ended");
+        let all = async {
+            for pidfd in deaths {
+                let _ = dead(pidfd).await;
+            }
+        };
+        let is_late = timeout_at(until, all).await.is_err() || until <= Instant::now();
+        match (is_late, signal) {
+            (false, _) => {}
+            (true, Signal::TERM) => (signal, until) = (Signal::KILL, Instant::now() + GRACE),
+            // The kernel holds it, as where a driver hangs; it may still have memory of a GPU.
+            (true, _) => {
+                tracing::warn!(target: "glake::agent", worker = %name, "what a worker has left behind was killed and does not end: the worker is not started again before");
+                until = Instant::now() + GRACE;
+            }
+        }
+    }
+}
+
+fn told(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}

@@ -1,0 +1,261 @@
+//! In virtual time: two workers of GPU 0, one of GPU 1, one for requests, one that others start.
+
+use super::*;
+
+const FILE: &str = r#"
+[[worker]]
+name = "a"
+command = ["a"]
+[[worker]]
+name = "b"
+command = ["b"]
+[[worker]]
+name = "c"
+command = ["c"]
+gpus = [1]
+[[worker]]
+name = "asked"
+command = ["d"]
+gpus = [2]
+start = "request"
+[[worker]]
+name = "never"
+command = ["e"]
+start = "never"
+[[worker]]
+name = "by-hand"
+"#;
+
+fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A supervisor, what it looks at, and the time.
+struct World {
+    supervisor: Supervisor,
+    view: View,
+    now: Duration,
+}
+
+impl World {
+    fn new() -> World {
+        let supervisor = Supervisor::new(&NodeFile::parse(FILE).unwrap());
+        World { supervisor, view: View::default(), now: s(100) }
+    }
+
+    /// Who is launched now.
+    fn launches(&mut self) -> Vec<String> {
+        let acts = self.supervisor.step(&self.view, self.now).into_iter();
+        acts.map(|act| if let Act::Launch { name } = act { name } else { panic!("{act:?}") }).collect()
+    }
+
+    fn up(&mut self, name: &str) {
+        assert_eq!(self.supervisor.launched(name, Ok(7), self.now), None);
+    }
+
+    fn joins(&mut self, name: &str, presence: Presence) {
+        self.view.present.insert(name.to_owned(), presence);
+    }
+
+    /// It joins and has started.
+    fn runs(&mut self, name: &str) {
+        self.up(name);
+        self.joins(name, Presence::Joined);
+    }
+
+    fn ends(&mut self, name: &str) {
+        self.view.present.remove(name);
+        self.supervisor.exited(name, "exit 1".to_owned(), self.now);
+        assert_eq!(self.launches(), [""; 0], "not before all of it is gone");
+        self.supervisor.gone(name, self.now);
+    }
+
+    fn rows(&self) -> Vec<WorkerRow> {
+        self.supervisor.rows(&self.view, self.now, |gpu| gpu.0.to_string())
+    }
+
+    fn state(&self, name: &str) -> (String, String) {
+        let row = self.rows().into_iter().find(|row| row.worker == name).unwrap();
+        (row.state, row.note.unwrap_or_default())
+    }
+
+    fn due(&self) -> Option<Duration> {
+        self.supervisor.next_deadline(&self.view, self.now)
+    }
+}
+
+#[test]
+fn at_boot_one_worker_of_a_gpu_starts_at_a_time() {
+    let mut world = World::new();
+    assert_eq!(world.launches(), ["a", "c"]);
+    assert_eq!(world.launches(), [""; 0], "they are being made");
+    world.up("a");
+    world.up("c");
+    assert_eq!((world.launches(), world.state("b").0), (vec![], "queued".to_owned()));
+    world.joins("a", Presence::Starting);
+    assert_eq!(world.launches(), [""; 0], "it loads");
+    world.joins("a", Presence::Joined);
+    assert_eq!(world.launches(), ["b"]);
+    assert_eq!(world.state("c"), ("starting".to_owned(), "has not joined yet".to_owned()));
+    let rows = world.rows();
+    let names: Vec<&str> = rows.iter().map(|row| row.worker.as_str()).collect();
+    assert_eq!(names, ["b", "c", "asked"], "who has joined is told of by the agent");
+}
+
+#[test]
+fn starts_of_others_are_waited_for_as_long_as_they_may_take() {
+    let mut world = World::new();
+    world.view.starts.insert(GpuId(0), s(150));
+    assert_eq!((world.launches(), world.due()), (vec!["c".to_owned()], Some(s(150))));
+    world.now = s(150);
+    assert_eq!(world.launches(), ["a"]);
+}
+
+#[test]
+fn a_name_that_is_known_is_not_started_again() {
+    let mut world = World::new();
+    world.joins("a", Presence::Joined);
+    assert_eq!(world.launches(), ["b", "c"]);
+    world.runs("b");
+    world.view.present.remove("a");
+    assert_eq!(world.launches(), ["a"], "that one has ended");
+}
+
+#[test]
+fn who_ends_is_started_again_later_and_later() {
+    let mut world = World::new();
+    world.launches();
+    for wait in [1, 2, 4, 8, 16, 32, 60, 60, 60] {
+        world.up("c");
+        world.ends("c");
+        let (state, note) = world.state("c");
+        assert_eq!((state, note), ("ended".to_owned(), format!("exit 1; started again in {wait} s")));
+        assert_eq!(world.due(), Some(world.now + s(wait)));
+        world.now += s(wait) - Duration::from_millis(1);
+        assert_eq!(world.launches(), [""; 0]);
+        world.now += Duration::from_millis(1);
+        assert_eq!(world.launches(), ["c"]);
+    }
+    // It lived for long: from the beginning.
+    world.runs("c");
+    world.now += LONGEST_BACK_OFF;
+    world.ends("c");
+    assert!(world.state("c").1.ends_with("again in 1 s"));
+}
+
+#[test]
+fn what_cannot_be_started_is_tried_again_and_holds_nobody_up() {
+    let mut world = World::new();
+    assert_eq!(world.launches(), ["a", "c"]);
+    world.supervisor.launched("a", Err("no program".to_owned()), world.now);
+    assert_eq!(world.state("a"), ("ended".to_owned(), "no program; started again in 1 s".to_owned()));
+    assert_eq!(world.launches(), ["b"]);
+    world.runs("b");
+    world.now += s(1);
+    assert_eq!(world.launches(), ["a"]);
+    world.supervisor.launched("a", Err("no program".to_owned()), world.now);
+    assert!(world.state("a").1.ends_with("again in 2 s"));
+}
+
+#[test]
+fn one_that_never_joins_holds_others_up_for_a_time() {
+    let mut world = World::new();
+    world.launches();
+    world.up("a");
+    world.runs("c");
+    assert_eq!((world.launches(), world.due()), (vec![], Some(s(100) + LONGEST_START)));
+    world.now += LONGEST_START;
+    assert_eq!(world.launches(), ["b"]);
+    assert_eq!(world.state("a").0, "running");
+    assert!(
+        matches!(world.supervisor.progress("a", None), StartProgress::Failed(why) if why.contains("not joined"))
+    );
+}
+
+#[test]
+fn one_that_gives_itself_another_name_holds_nobody_up() {
+    let mut world = World::new();
+    world.launches();
+    world.up("a");
+    world.view.joined_as.insert(7, "other".to_owned());
+    assert_eq!(world.launches(), ["b"]);
+    assert_eq!(world.state("a"), ("running".to_owned(), "has joined as other".to_owned()));
+}
+
+#[test]
+fn one_for_requests_is_started_when_it_is_asked_for() {
+    let mut world = World::new();
+    assert_eq!(world.launches(), ["a", "c"]);
+    assert_eq!(world.state("asked").0, "stopped");
+    world.supervisor.ask("asked", world.now).unwrap();
+    assert_eq!(world.launches(), ["asked"]);
+    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    world.runs("asked");
+    assert_eq!(world.supervisor.progress("asked", Some(Presence::Starting)), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", Some(Presence::Joined)), StartProgress::Done);
+    world.ends("asked");
+    assert!(
+        matches!(world.supervisor.progress("asked", None), StartProgress::Failed(why) if why.contains("exit 1"))
+    );
+    // Whoever asks does not wait for the back-off.
+    world.supervisor.ask("asked", world.now).unwrap();
+    assert_eq!(world.launches(), ["asked"]);
+    for (name, says) in
+        [("never", "start it yourself"), ("by-hand", "start it yourself"), ("other", "has a, b, c, asked")]
+    {
+        let error = world.supervisor.ask(name, world.now).unwrap_err();
+        assert!(error.contains(says), "{error}");
+        assert!(
+            world.supervisor.stop(name, world.now).unwrap_err().contains("was not started by this agent")
+        );
+    }
+}
+
+#[test]
+fn who_is_ended_by_hand_stays_down_until_it_is_asked_for() {
+    let mut world = World::new();
+    world.launches();
+    world.runs("c");
+    world.launches();
+    let act = world.supervisor.stop("c", world.now).unwrap();
+    assert_eq!(act, Some(Act::Terminate { name: "c".to_owned() }));
+    assert_eq!(world.supervisor.stop("c", world.now).unwrap(), None, "it was asked already");
+    assert!(!world.supervisor.is_down("c"));
+    world.now += GRACE;
+    assert_eq!(world.supervisor.step(&world.view, world.now), [Act::Kill { name: "c".to_owned() }]);
+    assert_eq!(world.launches(), [""; 0], "it is killed once");
+    world.ends("c");
+    assert!(world.supervisor.is_down("c"));
+    assert_eq!(world.state("c"), ("stopped".to_owned(), "exit 1".to_owned()));
+    world.now += s(1000);
+    world.launches();
+    assert!(world.supervisor.is_down("c") && world.supervisor.stopped() == ["c".to_owned()].into());
+    world.supervisor.ask("c", world.now).unwrap();
+    assert!(world.launches().contains(&"c".to_owned()));
+    assert!(world.supervisor.stopped().is_empty());
+    // While it is made.
+    assert_eq!(world.supervisor.stop("c", world.now).unwrap(), None);
+    let act = world.supervisor.launched("c", Ok(8), world.now);
+    assert_eq!(act, Some(Act::Terminate { name: "c".to_owned() }));
+}
+
+#[test]
+fn the_next_agent_knows_who_runs_and_who_was_ended() {
+    let mut world = World::new();
+    world.supervisor.adopt("b", 7, world.now);
+    world.supervisor.adopt("asked", 8, world.now);
+    world.supervisor.keep_stopped("c");
+    assert_eq!(world.launches(), [""; 0], "b may be starting");
+    world.joins("b", Presence::Joined);
+    assert_eq!(world.launches(), ["a"]);
+    world.ends("asked");
+    world.now += s(1);
+    assert_eq!(world.launches(), ["asked"], "it was asked for before");
+}
+
+#[test]
+fn an_agent_that_ends_starts_nobody() {
+    let mut world = World::new();
+    world.supervisor.end();
+    assert_eq!((world.launches(), world.due(), world.supervisor.looks()), (vec![], None, false));
+}

@@ -1,0 +1,248 @@
+//! Workers that the agent starts by its file.
+
+use std::path::{Path, PathBuf};
+
+use glake_units::Bytes;
+use glake_wire::{Ask, WorkerRow};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::processes::Node;
+
+const BUDGET: Bytes = Bytes::gib(24);
+const JOINED: [&str; 3] = ["idle", "resident", "asleep"];
+
+/// An entry of the file whose command is a worker of these tests.
+fn worker(name: &str, lines: &str) -> String {
+    let own = std::env::current_exe().unwrap();
+    let arguments = "\"--exact\", \"processes::supervised\", \"--ignored\", \"--nocapture\"";
+    format!(
+        "[[worker]]\nname = {name:?}\ncommand = [{own:?}, {arguments}]\nenv = {{ GLAKE_TEST_AGENT_FLOOR = \"512\" }}\n{lines}\n"
+    )
+}
+
+/// An entry whose command is a script.
+fn script(name: &str, script: &str) -> String {
+    format!("[[worker]]\nname = {name:?}\ncommand = [\"sh\", \"-c\", {script:?}]\n")
+}
+
+fn node(workers: &[String]) -> Node {
+    Node::with(BUDGET, 512, &workers.concat())
+}
+
+fn row<'a>(rows: &'a [WorkerRow], name: &str) -> Option<&'a WorkerRow> {
+    rows.iter().find(|row| row.worker == name)
+}
+
+fn has_joined(rows: &[WorkerRow], name: &str) -> bool {
+    row(rows, name).is_some_and(|row| JOINED.contains(&row.state.as_str()))
+}
+
+/// The processes of these, once all have joined.
+fn joined(node: &Node, names: &[&str]) -> Vec<u32> {
+    let rows = node.until("they join", |rows| names.iter().all(|name| has_joined(rows, name)));
+    names.iter().map(|name| row(&rows, name).unwrap().pid).collect()
+}
+
+fn log(node: &Node, name: &str) -> PathBuf {
+    node.folder.path().join(format!("glake/agent.logs/{name}.log"))
+}
+
+fn said(node: &Node, name: &str) -> String {
+    std::fs::read_to_string(log(node, name)).unwrap()
+}
+
+fn kill(pid: u32) {
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), Signal::KILL).unwrap();
+}
+
+fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    test_kill_process(pid).is_ok() && !stat.contains(") Z ")
+}
+
+#[test]
+fn workers_of_the_file_are_started_and_have_nothing_of_the_agent_s() {
+    let node = node(&[worker("a", ""), worker("b", "")]);
+    let pids = joined(&node, &["a", "b"]);
+    for (name, pid) in ["a", "b"].into_iter().zip(pids) {
+        let said = said(&node, name);
+        assert!(said.contains(&format!("started as {name}\n")), "{said}");
+        assert!(said.contains("said on the other stream too\n") && said.contains("group true\n"), "{said}");
+        let log = log(&node, name).display().to_string();
+        let descriptors = said.lines().filter_map(|line| line.strip_prefix("descriptor "));
+        let descriptors: Vec<&str> = descriptors.collect();
+        for descriptor in &descriptors {
+            let (number, target) = descriptor.split_once(' ').unwrap();
+            let expected = match number {
+                "0" => "/dev/null".to_owned(),
+                "1" | "2" => log.clone(),
+                _ => format!("/proc/{pid}/fd"),
+            };
+            assert_eq!(target, expected, "{descriptors:?}");
+        }
+        assert_eq!(descriptors.len(), 4, "{descriptors:?}");
+        let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        assert!(said.contains(&format!("limit {own:?}\n")), "{said}");
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&log(&node, "a")), mode(log(&node, "a").parent().unwrap())), (0o600, 0o700));
+}
+
+#[test]
+fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
+    let mut node = node(&[worker("a", ""), worker("b", "")]);
+    let pids = joined(&node, &["a", "b"]);
+    for is_killed in [true, false] {
+        if is_killed {
+            node.agent.kill();
+        } else {
+            node.agent.signal(Signal::TERM);
+            node.agent.hear("ended").unwrap();
+            assert!(node.agent.child.wait().unwrap().success());
+        }
+        assert!(pids.iter().all(|pid| lives(*pid)));
+        node.restart();
+        assert_eq!(joined(&node, &["a", "b"]), pids);
+    }
+    // It died between a start and what it wrote down of its process.
+    node.agent.kill();
+    let starts = node.folder.path().join("glake/agent.starts");
+    let text = std::fs::read_to_string(&starts).unwrap();
+    let cut = |text: &str| {
+        let mut written: serde_json::Value = serde_json::from_str(text).unwrap();
+        let all = written["started"].as_array_mut().unwrap().iter_mut();
+        all.for_each(|start| start["peer"] = serde_json::Value::Null);
+        written.to_string()
+    };
+    assert_ne!(cut(&text), text);
+    std::fs::write(&starts, cut(&text)).unwrap();
+    std::fs::remove_file(node.folder.path().join("glake/agent.journal")).unwrap();
+    node.restart();
+    assert_eq!(joined(&node, &["a", "b"]), pids);
+    for name in ["a", "b"] {
+        assert_eq!(said(&node, name).matches("started as").count(), 1);
+    }
+}
+
+#[test]
+fn a_number_that_is_another_process_s_by_now_is_nobody_s() {
+    let mut node = node(&[worker("a", "")]);
+    let pids = joined(&node, &["a"]);
+    node.agent.kill();
+    kill(pids[0]);
+    // This process has its number, so to say.
+    let started = format!(
+        "{{\"started\":[{{\"name\":\"a\",\"mark\":\"1-1\",\"peer\":{{\"pid\":{},\"start\":1}}}}],\"stopped\":[]}}",
+        std::process::id()
+    );
+    std::fs::write(node.folder.path().join("glake/agent.starts"), started).unwrap();
+    node.restart();
+    let again = node.until("it is started", |rows| has_joined(rows, "a") && rows[0].pid != pids[0]);
+    assert_ne!(again[0].pid, std::process::id());
+}
+
+#[test]
+fn who_dies_is_started_again_after_a_while() {
+    let mut node = node(&[worker("a", ""), worker("b", "")]);
+    let pids = joined(&node, &["a", "b"]);
+    kill(pids[0]);
+    let ended = |rows: &[WorkerRow]| {
+        let note = row(rows, "a").and_then(|row| row.note.clone());
+        note.is_some_and(|note| note.contains("signal 9; started again in"))
+    };
+    node.until("its end is told", ended);
+    let again =
+        node.until("it joins", |rows| has_joined(rows, "a") && row(rows, "a").unwrap().pid != pids[0]);
+    assert_eq!(row(&again, "b").unwrap().pid, pids[1]);
+    // Also one that the agent before has started.
+    node.agent.kill();
+    kill(pids[1]);
+    node.restart();
+    node.until("it joins", |rows| has_joined(rows, "b") && row(rows, "b").unwrap().pid != pids[1]);
+    assert_eq!(said(&node, "b").matches("started as").count(), 2, "the log goes on");
+}
+
+#[test]
+fn what_cannot_be_started_is_told_and_others_run() {
+    let bad = "[[worker]]\nname = \"bad\"\ncommand = [\"no-such-program-here\"]\n";
+    let node = node(&[bad.to_owned(), script("short", "echo once; exit 3"), worker("a", "")]);
+    joined(&node, &["a"]);
+    let told = |rows: &[WorkerRow], name: &str, what: &str| {
+        row(rows, name).and_then(|row| row.note.as_ref()).is_some_and(|note| note.contains(what))
+    };
+    node.until("why is told", |rows| {
+        told(rows, "bad", "starts \"no-such-program-here\", and no folder of PATH has it")
+            && told(rows, "short", "exit 3; started again in")
+    });
+    assert!(said(&node, "short").starts_with("once\n"));
+    let error = node.ask(Ask::Refill { worker: "bad".to_owned() }).unwrap_err();
+    assert!(error.contains("bad was started, and ended"), "{error}");
+}
+
+#[test]
+fn workers_are_started_and_ended_by_hand() {
+    let mut node = node(&[
+        worker("asked", "start = \"request\""),
+        worker("never", "start = \"never\""),
+        worker("boot", "gpus = [1]"),
+    ]);
+    let of = |name: &str| name.to_owned();
+    joined(&node, &["boot"]);
+    let rows = node.ps();
+    assert_eq!((row(&rows, "asked").unwrap().state.as_str(), row(&rows, "never")), ("stopped", None));
+    node.ask(Ask::Refill { worker: of("asked") }).unwrap();
+    let resident = node.ps().into_iter().find(|row| row.worker == "asked").unwrap();
+    assert_eq!(resident.resident, Bytes::gib(1));
+    let error = node.ask(Ask::Start { worker: of("never") }).unwrap_err();
+    assert!(error.contains("start it yourself"), "{error}");
+    node.ask(Ask::Stop { worker: of("boot") }).unwrap();
+    node.ask(Ask::Stop { worker: of("asked") }).unwrap();
+    assert!(!lives(resident.pid));
+    node.agent.kill();
+    node.restart();
+    let stopped = |rows: &[WorkerRow]| rows.len() == 2 && rows.iter().all(|row| row.state == "stopped");
+    node.until("they stay so", stopped);
+    node.ask(Ask::Start { worker: of("boot") }).unwrap();
+    let pid = joined(&node, &["boot"])[0];
+    node.ask(Ask::Start { worker: of("boot") }).unwrap();
+    assert_eq!(joined(&node, &["boot"]), [pid]);
+    node.agent.kill();
+    node.restart();
+    assert_eq!(joined(&node, &["boot"]), [pid], "and is not ended by hand any more");
+}
+
+#[test]
+fn one_that_others_have_started_keeps_its_name_and_is_not_ended() {
+    let mut node = node(&[worker("never", "start = \"never\"")]);
+    let first = node.joined("a 1GiB");
+    let path = node.folder.path().join("node.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text + &worker("a", "")).unwrap();
+    node.agent.kill();
+    node.restart();
+    assert_eq!(joined(&node, &["a"]), [first.child.id()]);
+    let error = node.ask(Ask::Stop { worker: "a".to_owned() }).unwrap_err();
+    assert!(error.contains("which this agent did not start"), "{error}");
+    drop(first);
+    let rows =
+        node.until("it is started in its place", |rows| has_joined(rows, "a") && log(&node, "a").exists());
+    assert_ne!(rows[0].pid, 0);
+}
+
+#[test]
+fn what_a_worker_leaves_behind_is_ended_before_it_is_started_again() {
+    // It goes into the background, once in its group and once in a session of its own.
+    let node = node(&[script("daemon", "sleep 300 & echo left $!; setsid sleep 300 & echo left $!; exit 0")]);
+    let twice = |rows: &[WorkerRow]| {
+        let _ = rows;
+        std::fs::read_to_string(log(&node, "daemon")).unwrap_or_default().matches("left").count() >= 4
+    };
+    node.until("it is started again", twice);
+    let said = said(&node, "daemon");
+    let left: Vec<u32> =
+        said.lines().filter_map(|line| line.strip_prefix("left ")?.parse().ok()).take(2).collect();
+    assert!(left.iter().all(|pid| !lives(*pid)), "{left:?}");
+    node.ask(Ask::Stop { worker: "daemon".to_owned() }).unwrap();
+}
