@@ -991,6 +991,26 @@ int32_t glake_offload_site_create(uint64_t *site);
 // `GLAKE_INVALID`: it was released before, or never made.
 int32_t glake_offload_site_release(uint64_t site);
 
+// What plans of a site are for, from its next pass on: `preset` 0 the least time under the budget, 1 the least memory without computing
+// anything again (as where nothing was asked), 2 the least memory at which no copy is waited for, 3 as 0, but of a layer that is computed
+// again leaves may be stored one by one. `budget` is what the GPU may show of the process, contexts included, in bytes; 0: anything.
+//
+// `GLAKE_INVALID`: there is no such site, device or preset.
+int32_t glake_offload_ask(uint64_t site, int32_t device, uint64_t budget, int32_t preset);
+
+// Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
+// and memory has room as it had. A shape is a number of the caller's, one for all forwards that save the same.
+//
+// `GLAKE_INVALID`: there is no such site, or a pass of that shape was above its budget, and needs what the text says.
+//
+// # Safety
+// `needs` is null or may be written; null is refused.
+int32_t glake_offload_needs(uint64_t site, uint64_t shape, bool *needs);
+
+// What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
+// step. Null on failure; to be given to `glake_string_free`.
+char *glake_offload_site_json(uint64_t site, bool course);
+
 // The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `verdict` whether they are to stay
 // (0), to be offloaded (1), or not to be stored, as their layer computes them again (2, of leaves alone: nobody drops such an item).
 // `begin` has room for `room` items and gets those whose reloads are to begin first, in this order; `count` how many these are. Those that
