@@ -99,16 +99,17 @@ class Stores(_Inside):
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        # Leaves that are not trusted yet: what each gave, and a copy.
-        self._watched: list[tuple[Leaf, Any, Any]] = []
+        # Leaves that are not trusted yet: what each gave, at which version, and a copy.
+        self._watched: list[tuple[Leaf, Any, int, Any]] = []
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)
         watched, self._watched = self._watched, []
         if kind is None:
-            for leaf, output, copy in watched:
-                # Kernels may write without counting it as a change.
-                leaf.found.append(_bits.are_same(output, copy))
+            for leaf, output, version, copy in watched:
+                # Kernels may write without counting it as a change. One that is counted is seen when it is to be handed out.
+                if output._version == version:
+                    leaf.found.append(_bits.are_same(output, copy))
 
     def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         replay = self._scope.replay
@@ -164,7 +165,7 @@ class Stores(_Inside):
         if not leaf.is_trusted:
             record.is_compared = True
             if leaf.is_read:
-                self._watched.append((leaf, output.detach(), output.detach().clone()))
+                self._watched.append((leaf, output.detach(), output._version, output.detach().clone()))
         return output
 
 
