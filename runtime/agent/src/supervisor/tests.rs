@@ -259,3 +259,85 @@ fn an_agent_that_ends_starts_nobody() {
     world.supervisor.end();
     assert_eq!((world.launches(), world.due(), world.supervisor.looks()), (vec![], None, false));
 }
+
+/// What a worker of the random walk is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Is {
+    Down,
+    Up { joined: bool, since: Duration },
+    Ending,
+}
+
+#[test]
+fn whatever_happens_nobody_is_started_twice_and_two_of_a_gpu_do_not_start_at_once() {
+    let names = ["a", "b", "c", "asked"];
+    let gpu = |name: &str| if name == "b" { "a" } else { name }.to_owned();
+    for seed in 0..200_u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % below as u64).unwrap()
+        };
+        let (mut world, mut is) = (World::new(), BTreeMap::from(names.map(|name| (name, Is::Down))));
+        for _ in 0..300 {
+            let name = names[random(names.len())];
+            match (is[name], random(6)) {
+                (Is::Up { since, .. }, 0 | 1) => {
+                    world.joins(name, Presence::Joined);
+                    is.insert(name, Is::Up { joined: true, since });
+                }
+                (Is::Up { .. }, 2) => {
+                    world.view.present.remove(name);
+                    world.supervisor.exited(name, "exit 1".to_owned(), world.now);
+                    is.insert(name, Is::Ending);
+                }
+                (Is::Ending, _) => {
+                    world.supervisor.gone(name, world.now);
+                    is.insert(name, Is::Down);
+                }
+                // Started by others, and gone again.
+                (Is::Down, 0) => world.joins(name, Presence::Joined),
+                (Is::Down, 1) => drop(world.view.present.remove(name)),
+                (_, 3) => world.supervisor.ask(name, world.now).unwrap(),
+                (_, 4) => drop(world.supervisor.stop(name, world.now).unwrap()),
+                _ => world.now += Duration::from_millis(1 << random(18)),
+            }
+            for act in world.supervisor.step(&world.view, world.now) {
+                let Act::Launch { name } = act else { continue };
+                let known = names.into_iter().find(|known| *known == name).unwrap();
+                assert!(is[known] == Is::Down && !world.view.present.contains_key(known), "{known} {is:?}");
+                assert!(!world.supervisor.stopped().contains(known));
+                let starts = |of: &Is| matches!(of, Is::Up { joined: false, since } if *since + LONGEST_START > world.now);
+                let beside = is.iter().filter(|(other, of)| gpu(other) == gpu(known) && starts(of));
+                assert_eq!(beside.count(), 0, "{known} {is:?}");
+                if random(4) == 0 {
+                    world.supervisor.launched(known, Err("no".to_owned()), world.now);
+                } else {
+                    world.supervisor.launched(known, Ok(7), world.now);
+                    is.insert(known, Is::Up { joined: false, since: world.now });
+                }
+            }
+            assert!(names.iter().all(|name| world.supervisor.is_down(name) == (is[name] == Is::Down)));
+        }
+        // Nobody is forgotten: all that are to run do so once others have gone on.
+        for name in names {
+            if is[name] == Is::Ending {
+                world.supervisor.gone(name, world.now);
+            }
+            world.view.present.remove(name);
+            world.supervisor.ask(name, world.now).unwrap();
+        }
+        for _ in 0..8 {
+            world.now += LONGEST_START;
+            for act in world.supervisor.step(&world.view, world.now) {
+                if let Act::Launch { name } = act {
+                    world.supervisor.launched(&name, Ok(7), world.now);
+                    world.joins(&name, Presence::Joined);
+                }
+            }
+        }
+        assert!(names.iter().all(|name| world.supervisor.runs(name)), "{seed}");
+    }
+}
