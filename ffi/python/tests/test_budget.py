@@ -55,18 +55,19 @@ class Offloads(OfTorch):
             out = glake.offload.report()["bytes_out"]
             lengths = [1600 + 400 * (step * 7 % 5) for step in range(passes)]
             plain, model = self.model(10), self.model(10)
-            handle = self.offload(model, "24MiB", preset)
+            handle = self.offload(model, "18MiB", preset)
             for step, rows in enumerate(lengths):
                 torch.manual_seed(step)
                 expected = self.step(plain, rows)
                 torch.manual_seed(step)
                 for mine, other in zip(self.step(model, rows), expected):
                     self.assertTrue(torch.equal(mine, other), preset)
-                self.assertLessEqual(glake.memory_stats(0)["reserved_bytes.all.current"], 24 << 20, (preset, step))
+                self.assertLessEqual(glake.memory_stats(0)["reserved_bytes.all.current"], 18 << 20, (preset, step))
             told = handle.told()
             self.assertEqual((told["preset"], told["above_budget"], told["unplanned"]), (preset, 0, None))
             self.assertGreater(told["passes"], 3)
-            self.assertGreater(handle.report()["bytes_out"], out, preset)
+            if preset in ("fit", "memory"):
+                self.assertGreater(handle.report()["bytes_out"], out, preset)
             handle.remove()
 
     def test_where_everything_fits_there_are_no_hooks_until_shapes_change(self):
