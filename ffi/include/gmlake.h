@@ -996,7 +996,10 @@ int32_t glake_offload_site_release(uint64_t site);
 // again leaves may be stored one by one. `budget` is what the GPU may show of the process, contexts included, in bytes; 0: anything.
 //
 // `GLAKE_INVALID`: there is no such site, device or preset.
-int32_t glake_offload_ask(uint64_t site, int32_t device, uint64_t budget, int32_t preset);
+int32_t glake_offload_ask(uint64_t site,
+                          int32_t device,
+                          uint64_t budget,
+                          int32_t preset);
 
 // Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
 // and memory has room as it had. A shape is a number of the caller's, one for all forwards that save the same.
@@ -1005,11 +1008,14 @@ int32_t glake_offload_ask(uint64_t site, int32_t device, uint64_t budget, int32_
 //
 // # Safety
 // `needs` is null or may be written; null is refused.
-int32_t glake_offload_needs(uint64_t site, uint64_t shape, bool *needs);
+int32_t glake_offload_needs(uint64_t site,
+                            uint64_t shape,
+                            bool *needs);
 
 // What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
 // step. Null on failure; to be given to `glake_string_free`.
-char *glake_offload_site_json(uint64_t site, bool course);
+char *glake_offload_site_json(uint64_t site,
+                              bool course);
 
 // The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `verdict` whether they are to stay
 // (0), to be offloaded (1), or not to be stored, as their layer computes them again (2, of leaves alone: nobody drops such an item).

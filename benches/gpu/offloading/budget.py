@@ -2,7 +2,7 @@
 
 import json, random, statistics, time
 
-from .models import chunked_loss, llama
+from .models import chunked_loss, layers_of, llama
 from .steps import MIB, Measured, Skipped, said, started
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -34,7 +34,7 @@ def varying(a):
         layers = model.get_base_model().model.layers
         handles = [glake.offload.activations(layer) for layer in layers[: round(len(layers) * a.fraction)]]
     else:
-        handles = [glake.offload(model, budget=f"{a.budget // MIB}MiB")]
+        handles = [glake.offload(layers_of(model), budget=f"{a.budget // MIB}MiB")]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     rounds, cycle, failed = (1 if by_hand else ROUNDS), lengths(a), None
     begin = time.perf_counter()

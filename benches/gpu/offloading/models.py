@@ -30,12 +30,17 @@ def gpt2(a, torch):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **small)).to(a.device, torch.bfloat16).train()
 
 
+def layers_of(model):
+    """The module whose forward passes save what is to leave: ``chunked_loss`` calls it, and not the whole model."""
+    return model.get_base_model().model
+
+
 def chunked_loss(torch, model, ids):
     """The same for all: logits of 1,024 tokens at a time, which are made again in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
     inner = model.get_base_model()
-    hidden = inner.model(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
+    hidden = layers_of(model)(input_ids=ids).last_hidden_state[:, :-1].flatten(0, 1)
     labels = ids[:, 1:].flatten()
     part = lambda rows, wanted: torch.nn.functional.cross_entropy(inner.lm_head(rows).float(), wanted, reduction="sum")
     parts = zip(hidden.split(1024), labels.split(1024))

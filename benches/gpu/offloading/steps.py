@@ -5,7 +5,7 @@ import contextlib, json, statistics, time
 from sharing.meter import Watch, meter
 
 from .baselines import THEIRS, Blind, Skipped, recomputes
-from .models import Unique, chunked_loss, gpt2, llama
+from .models import Unique, chunked_loss, gpt2, layers_of, llama
 
 MIB = 1 << 20
 # Ours: whether layers are recomputed by the program, and the preset; None is `activations` alone.
@@ -74,7 +74,7 @@ def _one(a):
         if is_recomputed:
             recomputes(model)
         if preset:
-            handle = glake.offload(model, budget=f"{a.budget // MIB}MiB", preset=preset)
+            handle = glake.offload(layers_of(model), budget=f"{a.budget // MIB}MiB", preset=preset)
         else:
             # One site for all steps: it learns from the first.
             site = glake.offload.activations()

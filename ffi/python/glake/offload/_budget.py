@@ -51,14 +51,9 @@ class Offloaded(Activations):
             raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
         if module is None:
             raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
-        bytes_of = parsed(budget)
-        device = _device_of(module)
-        if bytes_of is None and preset != "memory" and isinstance(memory or Cuda(), Cuda):
-            bytes_of = _all_of(device)
+        self._bytes, self._preset = parsed(budget), preset
         super().__init__(module, least, memory, replay=preset == "hybrid")
-        self._asked = (module, budget, preset)
-        self._packer.site.ask(device, bytes_of, preset)
-        self._ahead = threading.Thread(target=_pin_ahead, args=(weakref.ref(self), device), name="glake-offload-pin", daemon=True)
+        self._ask(_device_of(module))
         self._has_begun = False
 
     def __deepcopy__(self, _memo: Any) -> Activations:
@@ -67,6 +62,13 @@ class Offloaded(Activations):
     def __reduce__(self) -> tuple[Any, ...]:
         return Activations, (None, self._packer.least)
 
+    def _ask(self, device: int) -> None:
+        bytes_of = self._bytes
+        if bytes_of is None and self._preset != "memory" and isinstance(self._packer.memory, Cuda):
+            bytes_of = _all_of(device)
+        self._packer.site.ask(device, bytes_of, self._preset)
+        self._device = device
+
     def report(self, plot: str | None = None) -> _report.Report:
         """As ``glake.offload.report``, of this module alone."""
         return _report.of([self], plot)
@@ -74,6 +76,9 @@ class Offloaded(Activations):
     def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
         import torch
 
+        if not self._has_begun and _device_of(module) != self._device:
+            # It was moved to its GPU since.
+            self._ask(_device_of(module))
         # Only where hooks are to be pushed at all is anything asked.
         is_outer = torch.is_grad_enabled() and not self._stack() and torch._C._current_graph_task_id() == -1
         if is_outer and not self._packer.site.needs(_shape(module, inputs, named)):
@@ -81,7 +86,7 @@ class Offloaded(Activations):
             return
         if not self._has_begun:
             self._has_begun = True
-            self._ahead.start()
+            threading.Thread(target=_pin_ahead, args=(weakref.ref(self), self._device), name="glake-offload-pin", daemon=True).start()
         super()._before(module, inputs, named)
 
     def _is_first_pass(self) -> bool:

@@ -104,6 +104,8 @@ def _ms(micros: float) -> str:
 def _lines(site: dict[str, Any]) -> list[str]:
     budget = "" if site["budget"] is None else f" under {_size(site['budget'])} ({_size(site['beside_bytes'])} of it beside the pool)"
     lines = [f'a site, "{site["preset"]}"{budget}: {site["passes"]} passes, {site["diverged"]} not as their plan']
+    if not site["passes"]:
+        lines.append("  no pass has ended: is this the module whose forward the program calls?")
     if site["above_budget"]:
         lines.append(f"  requests above the budget: {site['above_budget']}")
     if site["unplanned"]:
