@@ -199,7 +199,7 @@ impl Offload {
         let passes = planned.site.passes();
         if passes >= planned.due {
             planned.due = if passes < 8 { passes + 1 } else { passes + 16 };
-            self.look(planned, asked, passes < 8 || passes.is_power_of_two() || passes % 256 == 0);
+            self.look(planned, asked, passes < 8 || passes.is_power_of_two() || passes.is_multiple_of(256));
         }
         let Some(pool) = self.measures.pool(asked.device) else { return };
         if let Some(budget) = asked.budget {

@@ -64,7 +64,7 @@ fn plan_of(plan: &Plan, planned: &Planned, course: bool) -> Value {
         "expected_exposed_us": micros(plan.exposed()),
         "recompute_us": micros(plan.recompute()),
         // What it would be over the links of other GPUs too.
-        "all_links_us": over_all(plan, planned).map(|time| micros(time)),
+        "all_links_us": over_all(plan, planned).map(micros),
     });
     if course {
         told["course"] = steps(plan, planned);

@@ -2,7 +2,7 @@
 
 use glake_device::{Fault, Injected, When};
 
-use super::super::{CheckState, SaveId};
+use super::super::{CheckState, Pack, SaveId};
 use super::*;
 
 /// What a program has at some moment.
@@ -63,7 +63,7 @@ fn pass(scene: &Scene, held: &mut Held) -> Result<()> {
         let written = Written { address: scene.malloc_on(scene.own, size)?, size, seed, skipped: 0 };
         held.blocks.push(written.address);
         scene.write_on(scene.own, written, US(10));
-        let (item, _) = scene.offload.sites().packed(site, size, &mut begin)?;
+        let (item, _) = scene.offload.packed(site, Pack::new(size), scene.own, &mut begin)?;
         let save = SaveId { site, save: seed };
         let id = match scene.offload.check_state(save) {
             CheckState::Due => scene.offload.offload_checked(scene.own, written.address, size, save)?,
@@ -80,12 +80,12 @@ fn pass(scene: &Scene, held: &mut Held) -> Result<()> {
         packed.push((item, id, now));
     }
     for (item, id, written) in packed.into_iter().rev() {
-        scene.offload.sites().unpacked(site, item.item, &mut begin)?;
+        scene.offload.unpacked(site, item.item, &mut begin)?;
         let back = Written { address: scene.malloc_on(scene.own, size)?, ..written };
         held.blocks.push(back.address);
         scene.offload.reload(id, scene.own, back.address)?;
         scene.check_on(scene.own, back, US(10));
-        scene.offload.sites().dropped(site, item.item)?;
+        scene.offload.dropped(site, item.item)?;
     }
     scene.stats();
     Ok(())
