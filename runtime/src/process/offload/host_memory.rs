@@ -10,14 +10,14 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use glake_device::owned::{OwnedEvent, Span};
 use glake_tiers::{HostBlock, HostPool, Reclaim};
 use glake_units::Bytes;
 
-use super::super::Result;
+use super::super::{ProcessError, Result};
 use super::chunks::{ChunkSizes, MOST};
 use super::ranges::{Ranges, Taken, rounded};
 use crate::sync::Mutex;
@@ -85,15 +85,15 @@ pub(super) struct HostMemory {
     pool: Arc<HostPool>,
     chunks: ChunkSizes,
     memory: Mutex<Memory>,
-    /// Somebody pins ahead: what is free is not given up meanwhile, to be taken again.
-    is_preparing: AtomicBool,
+    /// So many take more: what is free is not given up meanwhile, to be taken again.
+    growing: AtomicUsize,
 }
 
 impl HostMemory {
     /// Of a pool with arenas of this size.
     pub(super) fn new(pool: &Arc<HostPool>, arena: Bytes) -> Arc<HostMemory> {
-        let (chunks, (memory, is_preparing)) = (ChunkSizes::of(arena), Default::default());
-        let host = Arc::new(HostMemory { pool: pool.clone(), chunks, memory, is_preparing });
+        let (chunks, (memory, growing)) = (ChunkSizes::of(arena), Default::default());
+        let host = Arc::new(HostMemory { pool: pool.clone(), chunks, memory, growing });
         pool.add_reclaimer(&host);
         host
     }
@@ -103,6 +103,7 @@ impl HostMemory {
     /// # Errors
     /// [`ProcessError::Host`](super::ProcessError::Host).
     pub(super) fn take(&self, size: Bytes) -> Result<HostRange> {
+        let mut is_short = false;
         loop {
             let mut memory = self.memory.lock();
             if let Some(range) = memory.take(size) {
@@ -110,7 +111,15 @@ impl HostMemory {
             }
             let missing = memory.ranges.missing(size.get()).map_or(size, Bytes::new);
             drop(memory);
-            self.grow(missing, self.chunks.next(missing, self.bytes().0))?;
+            if is_short {
+                // What is free here is too small to be of use beside others: it may go for a range that is large enough.
+                self.grow(size, size)?;
+                continue;
+            }
+            match self.keeping(|| self.grow(missing, self.chunks.next(missing, self.bytes().0))) {
+                Err(ProcessError::Host(error)) if error.is_shortage() => is_short = true,
+                grown => grown?,
+            }
         }
     }
 
@@ -130,19 +139,24 @@ impl HostMemory {
     /// # Errors
     /// As [`HostMemory::take`]; what was had by then stays.
     pub(super) fn prepare(&self, size: Bytes) -> Result<()> {
-        self.is_preparing.store(true, Relaxed);
-        let prepared = loop {
-            let free = Bytes::new(self.memory.lock().ranges.total());
-            if free >= size {
-                break Ok(());
+        self.keeping(|| {
+            loop {
+                let free = Bytes::new(self.memory.lock().ranges.total());
+                if free >= size {
+                    return Ok(());
+                }
+                let missing = size.saturating_sub(free);
+                self.grow(missing.min(MOST), self.chunks.ahead(missing))?;
             }
-            let missing = size.saturating_sub(free);
-            if let Err(error) = self.grow(missing.min(MOST), self.chunks.ahead(missing)) {
-                break Err(error);
-            }
-        };
-        self.is_preparing.store(false, Relaxed);
-        prepared
+        })
+    }
+
+    /// Does something that takes more of the pool, which has nothing of this back for it.
+    fn keeping<T>(&self, grow: impl FnOnce() -> T) -> T {
+        self.growing.fetch_add(1, Relaxed);
+        let grown = grow();
+        self.growing.fetch_sub(1, Relaxed);
+        grown
     }
 
     /// Gives up chunks that are free as a whole, so much or all; returns how much.
@@ -206,6 +220,6 @@ impl Memory {
 
 impl Reclaim for HostMemory {
     fn reclaim(&self, wanted: Bytes) -> Bytes {
-        if self.is_preparing.load(Relaxed) { Bytes::ZERO } else { self.give_up(wanted) }
+        if self.growing.load(Relaxed) > 0 { Bytes::ZERO } else { self.give_up(wanted) }
     }
 }
