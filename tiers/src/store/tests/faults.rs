@@ -172,8 +172,8 @@ fn a_disk_that_is_full() {
     assert!(matches!(source, RegionError::File(FileError::DiskFull { .. })), "{source}");
     assert_sound(&fixture);
     let out = fixture.residencies().iter().filter(|found| matches!(found, Residency::Evicted { .. })).count();
+    // How much went before the disk was full is a matter of turns: on a machine that is busy it may be nothing.
     assert_eq!(fixture.files.statistics().files, out as u64, "no half file is left");
-    assert!(out > 0);
     fixture.shrink(To::Host, true).unwrap();
     assert_eq!(fixture.used(GPU), Bytes::ZERO);
     fixture.refill(true).unwrap();
