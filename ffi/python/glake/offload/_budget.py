@@ -69,6 +69,12 @@ class Offloaded(Activations):
         self._packer.site.ask(device, bytes_of, self._preset)
         self._device = device
 
+    def remove(self) -> None:
+        """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
+        if self._handles:
+            self._packer.site.ask(self._device, None, "memory")
+        super().remove()
+
     def report(self, plot: str | None = None) -> _report.Report:
         """As ``glake.offload.report``, of this module alone."""
         return _report.of([self], plot)

@@ -76,6 +76,9 @@ class Scope:
 class _Inside:
     """What a thread is inside of. A checkpoint whose function raised is left late: when the traceback goes."""
 
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
     def __enter__(self) -> Any:
         self.before, self.is_over, self._thread = current.scope, False, threading.get_ident()
         current.scope = self
@@ -91,6 +94,15 @@ class _Inside:
         current.scope = inside
 
     def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_over or kind.is_cheap(args, self._scope.replay.least_inner):
+            return function(*args, **kwargs)
+        current.scope = None
+        try:
+            return self._leaf(kind, function, args, kwargs)
+        finally:
+            current.scope = self
+
+    def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
 
@@ -98,7 +110,7 @@ class Stores(_Inside):
     """The forward pass of a checkpoint."""
 
     def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+        super().__init__(scope)
         # Leaves that are not trusted yet: what each gave, at which version, and a copy.
         self._watched: list[tuple[Leaf, Any, int, Any]] = []
 
@@ -110,16 +122,6 @@ class Stores(_Inside):
                 # Kernels may write without counting it as a change. One that is counted is seen when it is to be handed out.
                 if output._version == version:
                     leaf.found.append(_bits.are_same(output, copy))
-
-    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        replay = self._scope.replay
-        if self.is_over or kind.is_cheap(args, replay.least_inner):
-            return function(*args, **kwargs)
-        current.scope = None
-        try:
-            return self._leaf(kind, function, args, kwargs)
-        finally:
-            current.scope = self
 
     def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         scope = self._scope
@@ -173,17 +175,8 @@ class Replays(_Inside):
     """A checkpoint that is computed again, once."""
 
     def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+        super().__init__(scope)
         self._turn, self._is_other = 0, False
-
-    def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        if self.is_over or kind.is_cheap(args, self._scope.replay.least_inner):
-            return function(*args, **kwargs)
-        current.scope = None
-        try:
-            return self._leaf(kind, function, args, kwargs)
-        finally:
-            current.scope = self
 
     def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         records, turn = self._scope.records, self._turn

@@ -145,6 +145,11 @@ impl Site {
             }
             Follows::Demand | Follows::Nothing => (demanded, Vec::new()),
         };
+        // Nothing is recomputed then that a leaf can give, in a pass that turns out to be another one neither.
+        let verdict = match verdict {
+            Verdict::Recompute if self.request.preset == Preset::Memory => Verdict::Offload,
+            verdict => verdict,
+        };
         let is_offloaded = verdict == Verdict::Offload;
         self.stored.push(Stored { is_offloaded, is_away: is_offloaded });
         let reloads = self.told(reloads);
@@ -368,8 +373,6 @@ impl Site {
         let half = base.saturating_add(Bytes::new(budget.saturating_sub(base).get() / 2));
         match Verdict::unplanned(pack) {
             Verdict::Offload if keeps && now <= half => Verdict::Keep,
-            // Nothing is recomputed then that a leaf can give.
-            Verdict::Recompute if self.request.preset == Preset::Memory => Verdict::Offload,
             verdict => verdict,
         }
     }

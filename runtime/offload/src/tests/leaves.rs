@@ -105,3 +105,16 @@ fn a_pass_of_leaves_alone_ends_with_its_last_replay_or_before_the_next_pack() {
         assert_eq!((item, site.passes()), (ItemId::new(0), 1));
     }
 }
+
+#[test]
+fn where_nothing_is_to_be_recomputed_leaves_of_a_pass_that_turns_out_to_be_another_are_offloaded() {
+    let mut site = site(Bytes::gib(1), Preset::Memory);
+    pass(&mut site);
+    let outputs: Vec<_> = (0..LAYERS).map(|layer| site.packed(output(layer))).collect();
+    assert!(outputs.iter().all(|(_, verdict, _)| *verdict == Verdict::Offload), "{outputs:?}");
+    for (item, ..) in outputs {
+        assert_eq!(site.unpacked(item).unwrap(), [item]);
+        site.dropped(item).unwrap();
+    }
+    assert_eq!(site.passes(), 2);
+}
