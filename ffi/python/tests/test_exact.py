@@ -84,8 +84,11 @@ class Unsaid(OfTorch):
         api.stream_synchronize(0, 0)
         after = glake.offload.report()
         self.assertEqual((after["changed"] - before["changed"], after["copies_out"] - before["copies_out"]), (1, 3))
-        with self.assertWarnsRegex(RuntimeWarning, "a kernel writes in place|A kernel writes in place"):
+        # assertWarns looks into every module that is imported, and transformers then imports what is not installed.
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             self.step(site, values, write=True)
+        self.assertRegex(" ".join(str(each.message) for each in told), "A kernel writes in place")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             self.step(site, values, write=True)

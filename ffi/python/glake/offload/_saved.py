@@ -231,12 +231,15 @@ class Packer:
 
     def leaf_begins(self, like: Any) -> None:
         """A leaf is about to be computed, on the current stream of a tensor."""
-        self._site.leaf_begins(self.memory.stream(like))
+        # A part of a model may be elsewhere.
+        if self.memory.owns(like):
+            self._site.leaf_begins(self.memory.stream(like))
 
     def replays(self, scope: int, device: Any, begins: bool) -> None:
         """A checkpoint is computed again from here, or until here."""
-        if device is not None:
-            self._site.replays(scope, self.memory.stream(self._like(None, device)), begins)
+        like = None if device is None else self._like(None, device)
+        if like is not None and self.memory.owns(like):
+            self._site.replays(scope, self.memory.stream(like), begins)
 
     def _pack(self, tensor: Any, scope: int, is_leaf: bool) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
