@@ -101,7 +101,7 @@ impl HostMemory {
     /// Memory for so many bytes.
     ///
     /// # Errors
-    /// [`ProcessError::Host`](super::ProcessError::Host).
+    /// [`ProcessError::Host`].
     pub(super) fn take(&self, size: Bytes) -> Result<HostRange> {
         let mut is_short = false;
         loop {
