@@ -1001,7 +1001,7 @@ class Installed(OfReplay):
         self.assertEqual(self.functions(), before)
 
     def test_by_itself(self):
-        from glake.offload._saved import Packer
+        from glake.offload._packer import Packer
 
         torch.manual_seed(0)
         model, batch = Layered([Block() for _ in range(2)], True), self.inputs()

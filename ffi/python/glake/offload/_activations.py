@@ -12,7 +12,8 @@ from typing import Any
 from . import _report
 from ._memory import Cuda, Memory
 from ._others import Others
-from ._saved import Kept, Packer
+from ._packer import Packer
+from ._saved import Kept
 
 LEAST = 256 << 10
 

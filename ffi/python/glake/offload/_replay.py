@@ -14,7 +14,7 @@ import torch
 from . import _bits, _interception, _report
 from ._interception import current
 from ._memory import Cuda
-from ._saved import Packer
+from ._packer import Packer
 from ._scope import Leaf, Scope
 
 _logger = logging.getLogger("glake")
