@@ -30,16 +30,18 @@ class Memory(Protocol):
 class Cuda:
     """GPUs, by way of torch."""
 
-    def owns(self, tensor: Any) -> bool:
+    def __init__(self) -> None:
         import torch
 
-        return tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        self._is_capturing = torch.cuda.is_current_stream_capturing
+        # As torch.compile's code asks: torch.cuda.current_stream makes an object each time, for 3 us.
+        self._raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+    def owns(self, tensor: Any) -> bool:
+        return tensor.is_cuda and not self._is_capturing()
 
     def stream(self, tensor: Any) -> int:
-        import torch
-
-        # As torch.compile's code asks: torch.cuda.current_stream makes an object each time, for 3 us.
-        return int(torch._C._cuda_getCurrentRawStream(tensor.device.index))
+        return int(self._raw_stream(tensor.get_device()))
 
     def address(self, storage: Any) -> int:
         return int(storage.data_ptr())

@@ -21,6 +21,8 @@ from ._unsharded import Unsharded
 KEEP, OFFLOAD, RECOMPUTE = range(3)
 # What is known of a save: it is to be checked; its bytes changed.
 _DUE, _CHANGED = 0, 2
+# What autograd calls the operation of a cast.
+_CAST = "ToCopyBackward0"
 # How often it is looked anew whose storages a module has.
 _LOOK_AGAIN = 128
 
@@ -40,9 +42,11 @@ class Packer:
         self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
         self._lock = threading.RLock()
         self.site = self._site = _library.api().Site()
-        # Of the pass that is under way, by item; and by storage, range and version.
-        self._items: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
-        self._known: weakref.WeakValueDictionary[tuple[Any, ...], Entry] = weakref.WeakValueDictionary()
+        self._copy_out = _library.api().offload_begin
+        # Of the pass that is under way, by item; and by storage, range, version and form. What is gone is not taken out before the next
+        # pass: that would cost each pack more.
+        self._items: dict[int, ref[Entry]] = {}
+        self._known: dict[tuple[Any, ...], ref[Entry]] = {}
         self._proofs = Proofs()
         self._is_told = False
         self._empty: dict[Any, Any] = {}
@@ -88,26 +92,33 @@ class Packer:
         # The cheapest questions first: most of what is saved is small.
         if type(tensor) is not self._tensor or tensor.is_nested or tensor.is_sparse or tensor.nbytes < self.least:
             return Kept(tensor)
-        if tensor.numel() == 0 or not self._may_leave(tensor):
+        base = tensor._base
+        source = tensor if base is None else base
+        function = source.grad_fn
+        maker = None if function is None else function.name()
+        if tensor.numel() == 0 or not self._may_leave(tensor, source) or (maker == _CAST and self._is_of_parameter(function)):
             return Kept(tensor)
         storage = tensor.untyped_storage()
-        if storage._cdata in self._stays or storage._cdata in self.unsharded.storages:
+        cdata = storage._cdata
+        if cdata in self._stays or cdata in self.unsharded.storages:
             return Kept(tensor)
-        each = tensor.element_size()
+        each, whole, version = tensor.element_size(), storage.nbytes(), tensor._version
         first = tensor.storage_offset() * each
-        start, size, whole, is_shared = first, tensor.nbytes, storage.nbytes(), False
+        start, size, is_shared = first, tensor.nbytes, False
         if not _is_dense(tensor):
             size = (sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1) * each
             if 4 * tensor.nbytes >= whole:
                 # Its neighbours are often saved too, as parts of one projection are.
                 start, size, is_shared = 0, whole, True
         with self._lock:
-            entry = self._find(storage, 0, whole, tensor._version) or self._find(storage, start, size, tensor._version)
+            entry = self._find(cdata, 0, whole, version)
+            if entry is None and size != whole:
+                entry = self._find(cdata, start, size, version)
             form = None if entry is not None or is_shared else form_of(tensor, start, size)
             if form is not None and form.key is not None:
-                entry = self._find(storage, start, size, tensor._version, form.key)
+                entry = self._find(cdata, start, size, version, form.key)
             if entry is None:
-                entry = self._add(tensor, storage, start, size, form, scope, is_leaf)
+                entry = self._add(tensor, storage, start, size, form, maker, scope, is_leaf)
                 if entry is None:
                     return None
             else:
@@ -121,73 +132,80 @@ class Packer:
             self._begin(self._site.unpacked(saved.entry.item))
             return saved.read()
 
-    def _may_leave(self, tensor: Any) -> bool:
+    def _may_leave(self, tensor: Any, source: Any) -> bool:
         """Whether what is saved of a tensor is bytes of its own that can be copied and laid under the same tensor again."""
         if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or not self.memory.owns(tensor):
             return False
-        source = tensor._base if tensor._is_view() else tensor
-        if isinstance(source, self._parameter):
-            return False
-        # A cast of a parameter that autocast made: it is kept for the pass anyway.
-        function = source.grad_fn
-        if function is None or function.name() != "ToCopyBackward0":
-            return True
-        before = function.next_functions
-        return not before or not isinstance(getattr(before[0][0], "variable", None), self._parameter)
+        return type(source) is self._tensor or not isinstance(source, self._parameter)
 
-    def _find(self, storage: Any, start: int, size: int, version: int, form: Any = None) -> Entry | None:
-        entry = self._known.get((storage._cdata, start, size, version, form))
+    def _is_of_parameter(self, cast: Any) -> bool:
+        """Whether autocast made a cast of a parameter: it is kept for the pass anyway."""
+        before = cast.next_functions
+        return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
+
+    def _find(self, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
+        known = self._known.get((cdata, start, size, version, form))
+        entry = None if known is None else known()
         return None if entry is None or entry.is_dropped else entry
 
-    def _add(self, tensor: Any, storage: Any, start: int, size: int, form: Form | None, scope: int, is_leaf: bool) -> Entry | None:
-        """The next item of the pass. None: it is a leaf's, and to be computed again."""
+    def _add(
+        self, tensor: Any, storage: Any, start: int, size: int, form: Form | None, maker: str | None, scope: int, is_leaf: bool
+    ) -> Entry | None:
+        """The next item of the pass, made by an operation. None: it is a leaf's, and to be computed again."""
         stream = self.memory.stream(tensor)
         item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, is_leaf, stream)
-        entry = self._items[item] = Entry(self._site, item, self.memory, start, size)
-        self._begin(begins)
         if item == 0:
+            self._items.clear()
+            self._known.clear()
             self._proofs.settle()
+        entry = Entry(self._site, item, self.memory, start, size)
+        self._items[item] = known = ref(entry)
+        if begins:
+            self._begin(begins)
         if verdict == RECOMPUTE:
             return None
         if verdict == OFFLOAD:
-            self._offload(entry, tensor, storage, form)
+            # The same in each pass, and seldom another's.
+            save = hash((item, tensor.dtype, tensor.dim(), maker)) & (1 << 64) - 1
+            self._offload(entry, tensor, storage, stream, form, save)
         if entry.packed is None:
             entry.kept = storage
         else:
-            entry.storage, entry.like = self._weak(storage), self._alias(tensor)
+            entry.storage, entry.like = self._weak(storage), self._like(tensor.dtype, tensor.device)
             entry.place = storage.data_ptr(), storage.nbytes()
         key = None if entry.form is None else entry.form.key
-        self._known[storage._cdata, start, size, tensor._version, key] = entry
+        self._known[storage._cdata, start, size, tensor._version, key] = known
         return entry
 
-    def _offload(self, entry: Entry, tensor: Any, storage: Any, form: Form | None) -> None:
+    def _offload(self, entry: Entry, tensor: Any, storage: Any, stream: int, form: Form | None, save: int) -> None:
         """Copies what an item has, unless it is to stay."""
-        import torch
-
-        function = (tensor._base if tensor._is_view() else tensor).grad_fn
-        # The same in each pass, and seldom another's.
-        save = hash((entry.item, tensor.dtype, tensor.dim(), None if function is None else function.name())) & (1 << 64) - 1
         state = self._site.check(save)
         if state == _CHANGED:
             self._tell(tensor, entry.item)
             return
-        stream = self.memory.stream(tensor)
         if state == _DUE:
             entry.packed = self._site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
             if form is not None:
                 self._proofs.look(save, form, storage, entry.start)
-        elif form is not None and self._proofs.hold(save):
-            try:
-                narrow = form.pack(storage, entry.start).untyped_storage()
-            except torch.OutOfMemoryError:
-                form = None
-            else:
-                entry.packed = _library.api().offload_begin(stream, self.memory.address(narrow), form.size)
-                entry.form = None if entry.packed is None else form
-                _report.counts.narrowed += 0 if entry.packed is None else entry.size - form.size
-        if entry.packed is None and state != _DUE and entry.form is None:
-            entry.packed = _library.api().offload_begin(stream, self.memory.address(storage) + entry.start, entry.size)
+        else:
+            if form is not None and self._proofs.hold(save):
+                self._narrow(entry, storage, stream, form)
+            if entry.packed is None:
+                entry.packed = self._copy_out(stream, self.memory.address(storage) + entry.start, entry.size)
         _report.counts.stayed += entry.packed is None
+
+    def _narrow(self, entry: Entry, storage: Any, stream: int, form: Form) -> None:
+        """Copies what an item has in another form, where there is memory for it."""
+        import torch
+
+        try:
+            narrow = form.pack(storage, entry.start).untyped_storage()
+        except torch.OutOfMemoryError:
+            return
+        entry.packed = self._copy_out(stream, self.memory.address(narrow), form.size)
+        if entry.packed is not None:
+            entry.form = form
+            _report.counts.narrowed += entry.size - form.size
 
     def _tell(self, tensor: Any, item: int) -> None:
         if not self._is_told:
@@ -203,7 +221,8 @@ class Packer:
         import torch
 
         for item in items:
-            entry = self._items.get(item)
+            known = self._items.get(item)
+            entry = None if known is None else known()
             if entry is not None and not entry.is_dropped:
                 try:
                     entry.begin()

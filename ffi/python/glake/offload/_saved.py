@@ -47,25 +47,25 @@ class Kept:
 class Entry:
     """A range of bytes of a storage, as it was at one time: one item of the pass, for all that saved it."""
 
+    # What it is until something is done with it: each is packed in a few microseconds.
+    is_dropped = False
+    # What it is read from where it stays; else what was offloaded, in which form, and a tensor of its kind.
+    kept: Any = None
+    packed: Any = None
+    form: Form | None = None
+    like: Any = None
+    # Held weakly, so that its number is no other storage's; and where it lies.
+    storage: Any = None
+    place: tuple[int, int] = (0, 0)
+    saves, _reads = 0, 0
+    # What it comes back to, and on which stream that was taken; what it is read from, and where it begins there.
+    _coming: Any = None
+    _stream = 0
+    _found: tuple[Any, int] | None = None
+
     def __init__(self, site: Any, item: int, memory: Memory, start: int, size: int) -> None:
         self._site, self.item, self._memory = site, item, memory
         self.start, self.size = start, size
-        self.is_dropped = False
-        # It comes back with the alignment that it had: kernels are chosen by that.
-        self._pad = start % ALIGNMENT
-        # What it is read from where it stays; else what was offloaded, in which form, and a tensor of its kind.
-        self.kept: Any = None
-        self.packed: Any = None
-        self.form: Form | None = None
-        self.like: Any = None
-        # Held weakly, so that its number is no other storage's; and where it lies.
-        self.storage: Any = None
-        self.place: tuple[int, int] = (0, 0)
-        self.saves, self._reads = 0, 0
-        # What it comes back to, and on which stream that was taken; what it is read from, and where it begins there.
-        self._coming: Any = None
-        self._stream = 0
-        self._found: tuple[Any, int] | None = None
 
     def __del__(self) -> None:
         # Another thread may find it as long as it is not gone.
@@ -80,7 +80,8 @@ class Entry:
         if storage is not None:
             self._found = storage, self.start
             return
-        pad, size = (self._pad, self.size) if self.form is None else (0, self.form.size)
+        # It comes back with the alignment that it had: kernels are chosen by that.
+        pad, size = (self.start % ALIGNMENT, self.size) if self.form is None else (0, self.form.size)
         coming, address = self._memory.take(self.like, pad + size)
         self._stream = self._memory.stream(self.like)
         self.packed.begin(self._stream, address + pad)
@@ -107,16 +108,17 @@ class Entry:
         return found
 
     def _arrive(self, stream: int) -> tuple[Any, int]:
+        pad = self.start % ALIGNMENT
         self._memory.wait(self.packed, stream)
         if stream != self._stream:
             self._memory.use(self.like, self._coming)
         if self.form is None:
             # Each stream that reads it waits.
-            return self._coming, self._pad
-        storage, _ = self._memory.take(self.like, self._pad + self.size)
-        self.form.unpack(self._coming, storage, self._pad)
+            return self._coming, pad
+        storage, _ = self._memory.take(self.like, pad + self.size)
+        self.form.unpack(self._coming, storage, pad)
         self._coming, self._stream = None, stream
-        return storage, self._pad
+        return storage, pad
 
     def _still_there(self) -> Any:
         """The storage itself, which somebody else has kept: it has what autograd would have read, whatever wrote to it."""
