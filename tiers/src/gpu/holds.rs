@@ -13,6 +13,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use glake_device::owned::{OwnedEvent, Span};
 use glake_device::{Address, DriverError};
@@ -35,26 +37,40 @@ pub struct BlockId {
     pub stream: StreamKey,
 }
 
+/// So many holds at least are not asked for while nothing is freed.
+const LEAST: usize = 32;
+
 /// The events of holds.
 #[derive(Debug, Default)]
-pub(super) struct HoldEvents(Mutex<BTreeMap<HoldId, Arc<OwnedEvent>>>);
+pub(super) struct HoldEvents {
+    events: Mutex<BTreeMap<HoldId, Arc<OwnedEvent>>>,
+    /// How many had not passed when they were asked for last.
+    left: AtomicUsize,
+}
 
 impl HoldEvents {
     /// The event of a hold; `None`: it has passed.
     pub(super) fn event(&self, hold: HoldId) -> Option<Arc<OwnedEvent>> {
-        self.0.lock().get(&hold).cloned()
+        self.events.lock().get(&hold).cloned()
     }
 
-    fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>) {
-        self.0.lock().insert(hold, event.clone());
+    /// Returns whether there are twice as many now as when they were asked for last.
+    fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>) -> bool {
+        let mut events = self.events.lock();
+        events.insert(hold, event.clone());
+        events.len() > self.left.load(Relaxed).max(LEAST) * 2
     }
 
     fn oldest(&self) -> Option<(HoldId, Arc<OwnedEvent>)> {
-        self.0.lock().first_key_value().map(|(hold, event)| (*hold, event.clone()))
+        self.events.lock().first_key_value().map(|(hold, event)| (*hold, event.clone()))
     }
 
     fn remove(&self, hold: HoldId) {
-        self.0.lock().remove(&hold);
+        self.events.lock().remove(&hold);
+    }
+
+    fn count(&self) -> usize {
+        self.events.lock().len()
     }
 }
 
@@ -69,6 +85,7 @@ impl Core {
             allocator.pass_hold(hold);
             self.holds().remove(hold);
         }
+        self.holds().left.store(self.holds().count(), Relaxed);
         Ok(())
     }
 }
@@ -110,7 +127,13 @@ impl ReadHolds<'_> {
         let hold = allocator.hold(offset, block.generation);
         let (device, address) = (self.core.device(), block.address);
         let hold = hold.ok_or(PoolError::UnknownAddress { device, address })?;
-        self.core.holds().add(hold, event);
+        let are_many = self.core.holds().add(hold, event);
+        drop(allocator);
+        // Completion points ask for them where something is freed. Where nothing is, somebody has to.
+        if are_many && let Err(error) = self.core.poll_holds() {
+            // Whoever waits for one of them hears of it.
+            tracing::debug!(target: "glake::completion", %error, "read holds were not asked for");
+        }
         Ok(hold)
     }
 
@@ -136,6 +159,6 @@ impl ReadHolds<'_> {
 
     /// How many holds are not known to have passed.
     pub fn count(&self) -> usize {
-        self.core.holds().0.lock().len()
+        self.core.holds().count()
     }
 }

@@ -60,7 +60,10 @@ impl Holds {
         let live = self.live.get_mut(&block).filter(|live| live.generation == generation)?;
         self.given += 1;
         let id = HoldId(self.given);
-        live.holds.retain(|held| self.pending.contains_key(held));
+        // Now and then, so that many on one block cost no more than a few.
+        if live.holds.len().is_power_of_two() {
+            live.holds.retain(|held| self.pending.contains_key(held));
+        }
         live.holds.push(id);
         self.pending.insert(id, SmallVec::new());
         Some(id)

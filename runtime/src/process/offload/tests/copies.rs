@@ -187,3 +187,19 @@ fn host_memory_is_pinned_ahead_and_given_up_to_who_needs_it() {
     assert!(matches!(scene.offload.prepare(7, Bytes::mib(1)), Err(ProcessError::NoSuchDevice { .. })));
     scene.end();
 }
+
+/// One block that stays live and is offloaded again and again: nothing is freed that would have anybody ask what has passed.
+#[test]
+fn a_live_block_is_held_by_no_more_than_is_under_way() {
+    let scene = Scene::new();
+    let written = scene.written(Bytes::kib(64), 3);
+    for round in 0..1000 {
+        let id = scene.offload.offload(scene.own, written.address, written.size).unwrap();
+        scene.run_dry();
+        scene.offload.release(id).unwrap();
+        let held = scene.pool().read_holds().count();
+        assert!(held < 100, "{held} after {round}");
+    }
+    scene.free(written.address);
+    scene.end();
+}
