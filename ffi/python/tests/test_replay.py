@@ -174,6 +174,27 @@ class Exact(OfReplay):
         finally:
             _leaf.Attention.most_beside = most
 
+    def test_attention_as_gpus_have_it(self):
+        """It saves a generator's seed and offset too, which nobody sets where nothing is dropped."""
+        original, unset = functional.scaled_dot_product_attention, iter(range(1 << 20))
+
+        class Seeded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, found):
+                ctx.save_for_backward(torch.tensor(next(unset)), torch.tensor([next(unset)] * 2, dtype=torch.uint64))
+                return found.view_as(found)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                assert len(ctx.saved_tensors) == 2
+                return gradient
+
+        functional.scaled_dot_product_attention = lambda *args, **named: Seeded.apply(original(*args, **named))
+        try:
+            self.same(lambda on: Layered([Block() for _ in range(2)], on))
+        finally:
+            functional.scaled_dot_product_attention = original
+
     def test_masks(self):
         for mask in (
             lambda length: torch.ones(length, length).tril().bool(),

@@ -67,6 +67,10 @@ class Function:
     def weight(self, args: Any) -> Any:
         return None
 
+    def sets(self, saved: Any, call: Call) -> bool:
+        """Whether the bytes of what a call saves beside its output are its own doing."""
+        return True
+
     def probe(self, function: Any, zeros: Any) -> Any:
         raise NotImplementedError
 
@@ -127,6 +131,10 @@ class Attention(Function):
                 return None
         return call
 
+    def sets(self, saved: Any, call: Call) -> bool:
+        # Seed and offset of a generator that it does not draw from are whatever memory had.
+        return call.draws or saved.dtype in _TYPES
+
     def probe(self, function: Any, zeros: Any) -> Any:
         return function(*[zeros(1, 1, 1, 8) for _ in range(3)])
 
@@ -140,6 +148,9 @@ class Adapted:
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
+
+    def sets(self, saved: Any, call: Call) -> bool:
+        return True
 
     def is_cheap(self, args: Any, least_inner: int) -> bool:
         return bool(args[1].size(-1) < least_inner)

@@ -161,6 +161,8 @@ class Record:
         elif self._sketch.reads_output:
             output = self._output.read()
         for place, (tensor, save) in enumerate(zip(saved, self._sketch.saves)):
+            if save[0] == _STORED and not self.kind.sets(tensor, call):
+                continue
             found.append(_bits.are_same(tensor, self._saved(place, save, call, output)))
         return found
 
