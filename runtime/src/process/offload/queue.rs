@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The time between a copy's two events is the time that it ran: a copy that waits for a program's work, or for a fence, does so before the
-//! first. Copies of one queue follow each other, so their sum is the time that the queue had something to move.
+//! first. Copies of one queue follow each other, so their sum is the time that the queue had something to move. To ask how long a copy took
+//! costs the host more than to enqueue it: of small ones a few are timed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,6 +28,9 @@ use crate::sync::Mutex;
 
 /// So many copies are timed at once; of those beyond, bytes are counted and no time.
 const MOST: usize = 4096;
+/// Copies of fewer bytes are small: one in so many of them is timed.
+const SMALL: Bytes = Bytes::mib(4);
+const ONE_IN: u64 = 8;
 /// So many events are looked at before another is made: there are then few more than are in use at a time.
 const LOOKS: usize = 8;
 
@@ -168,9 +172,9 @@ impl Queue {
 
     /// One copy, in parts: each to the first from the second.
     fn copy(&mut self, parts: &[(Span, Span)]) -> Result<(Arc<OwnedEvent>, Vec<CopyHandle>)> {
-        self.poll();
-        let (start, end) = (self.event()?, self.event()?);
-        start.record(self.on.raw)?;
+        let size: Bytes = parts.iter().map(|(to, _)| to.size()).sum();
+        let start = self.start(size)?;
+        let end = self.event()?;
         let copies =
             parts.iter().map(|(to, from)| self.engine.copy(to, from, self.on, CopyOptions::default()));
         let copied: std::result::Result<Vec<CopyHandle>, _> = copies.collect();
@@ -185,13 +189,26 @@ impl Queue {
                 return Err(error);
             }
         };
-        let size = parts.iter().map(|(to, _)| to.size()).sum();
         self.moved.copies += 1;
         self.moved.bytes = self.moved.bytes.saturating_add(size);
-        if self.running.len() < MOST {
+        if let Some(start) = start {
             self.running.push_back(Running { start, end: end.clone(), size });
         }
         Ok((end, handles))
+    }
+
+    /// Marks where a copy of so many bytes starts, if it is timed.
+    fn start(&mut self, size: Bytes) -> Result<Option<Arc<OwnedEvent>>> {
+        if size < SMALL && !self.moved.copies.is_multiple_of(ONE_IN) {
+            return Ok(None);
+        }
+        self.poll();
+        if self.running.len() >= MOST {
+            return Ok(None);
+        }
+        let start = self.event()?;
+        start.record(self.on.raw)?;
+        Ok(Some(start))
     }
 
     /// An event that nobody else has.
