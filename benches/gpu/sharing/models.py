@@ -118,6 +118,13 @@ class Llama:
             x = x + (functional.silu(gate) * wanted) @ down.T
         return x
 
+    def shapes(self):
+        """Prompts that are answered together, so that each shape of a computation was there once: rows of a chunk by
+        four, each number of chunks, steps of some requests."""
+        yield from ([rows + 1] for rows in range(1, self.CHUNK + 1, 4))
+        yield from ([chunks * self.CHUNK + rows] for chunks in range(1, 16) for rows in (1, self.CHUNK // 2))
+        yield from ([2] * count for count in range(2, 9))
+
     def prefill(self, slot, context):
         """Reads all of a prompt but its last token, and stops after each chunk."""
         torch = self.torch
@@ -220,6 +227,9 @@ class Simulated:
 
     def make_kv(self):
         self.kv = self.api.alloc(0, self.kv_size)
+
+    def shapes(self):
+        return [[300, 2]]
 
     def _compute(self, seconds):
         fcntl.flock(self.lock, fcntl.LOCK_EX)

@@ -6,23 +6,25 @@ from .agents import command
 
 
 def contention(measured):
-    """Whether workers that run slow each other down, as two at once did beside one alone."""
-    return "on" if measured["pair_ms"] >= 1.5 * measured["decode_ms"] else "off"
+    """Whether workers that compute slow each other down, as two at once without pace did beside one alone: how much of
+    a GPU each of them needs is in the calibration."""
+    return "on" if measured["unpaced_pair_ms"] >= 1.5 * measured["unpaced_ms"] else "off"
 
 
 def calibration(rows, setup, names):
     """The text of a calibration's file: the row of `calibrate`, and other policies' runs where there are some."""
     (measured,) = [row for row in rows if row.get("run") == "calibrate"][-1:]
     gib, moved = 1 << 30, measured["weight_bytes"] / 1e9
-    # A switch is a shrink and a refill, each with what it takes whatever its size.
-    fixed = max(measured["switch_s"] - measured["refill_s"] - measured["clean_s"], 5e-4)
+    # A switch is a shrink and then a refill, each with what it takes whatever its size.
+    fixed = 5e-4
     link = moved / max(measured["refill_s"] - fixed, 1e-3)
+    leaving = measured["switch_s"] - measured["refill_s"] - fixed
     parked = measured["parked_s"] - measured["switch_s"]
     text = {
         "refill_gbps": link,
         "shrink_gbps": link,
         "switch_ms": fixed * 1e3,
-        "clean_ms_per_gib": max((measured["clean_s"] - fixed) * 1e3, 0.1) / (measured["share_bytes"] / gib),
+        "clean_ms_per_gib": max(leaving * 1e3, 0.1) / (measured["share_bytes"] / gib),
         "park_ms": max(parked * 1e3 - measured["decode_ms"] / 2, 1.0),
     }
     for row in rows:
@@ -43,6 +45,7 @@ def calibration(rows, setup, names):
             f"[worker.{name}]",
             f"prefill_tok_s = {measured['prefill_tok_s']:.6g}",
             f"decode_ms = {measured['decode_ms']:.6g}",
+            f"step_ms = {min(measured['unpaced_ms'], measured['decode_ms']):.6g}",
         ]
     # TOML wants a decimal point in a float.
     return (

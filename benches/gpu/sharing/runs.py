@@ -248,12 +248,14 @@ class Runs:
         for name in (two, one):
             self.agent.do("refill", name)
         row = {"decode_ms": alone(), "pair_ms": pair()}
-        fleet.pace(0)
-        row.update(unpaced_ms=alone(), unpaced_pair_ms=pair())
-        fleet.pace(self.setup.decode_ms)
         context = sorted(round(context * self.a.lengths) for context, _ in self.lengths)[len(self.lengths) // 2]
-        read = planned.median([self.solo(fleet, one, context, 2).ttft for _ in range(5)])
-        row["prefill_tok_s"] = context / max(read - row["decode_ms"] / 1e3, 1e-3)
+        read = lambda: planned.median([self.solo(fleet, one, context, 2).ttft for _ in range(5)])
+        # The pace of a step would hide a part of its prompt.
+        fleet.pace(0)
+        row.update(unpaced_ms=alone(), unpaced_pair_ms=pair(), read_s=read())
+        fleet.pace(self.setup.decode_ms)
+        row["prefill_tok_s"] = context / max(row["read_s"] - row["unpaced_ms"] / 1e3, 1e-3)
+        row["read_beside_s"] = self.beside(fleet, two, read)
         resident = planned.median([self.solo(fleet, one, 16, 2).ttft for _ in range(5)])
         clean, back = [], []
         for _ in range(5):
@@ -295,6 +297,16 @@ class Runs:
         self.keep_decisions("calibrate")
         self.calibration().write_text(planned.calibration(self.rows, self.setup, self.setup.names))
 
+    def beside(self, fleet, name, work):
+        """What that answers while a worker answers a long request."""
+        long = Asked(name, 16, 250, time.monotonic())
+        fleet.workers[name].port.send(long)
+        try:
+            time.sleep(0.2)
+            return work()
+        finally:
+            long.over.wait(60)
+
     def switches(self, fleet):
         """Seconds to the first token of workers for which an idle one gives its memory back; and of those for which one
         that answers a request is parked."""
@@ -326,7 +338,10 @@ class Runs:
     def plan(self):
         """Of the same load as the runs', by the calibration that was written before them; where none is, of an H200.
         A seed of it is as long as the runs that are pooled: a 99th percentile is then of as many requests."""
-        workers = text(self.folder / "plan.toml", self.setup.node(kv_per_token=self.per_token))
+        measured = [row for row in self.rows if row["run"] == "calibrate"]
+        # What a context takes an agent sees, and a plan is told.
+        floor = max(measured[-1]["residue_bytes"] // self.setup.count, 1) if measured else FLOOR
+        workers = text(self.folder / "plan.toml", self.setup.node(kv_per_token=self.per_token, floor=floor))
         options = {
             "assign": f"zipf:{self.a.zipf}",
             "rate": self.a.rate,
@@ -334,7 +349,6 @@ class Runs:
             "lengths": self.a.lengths,
             **PLAN_SEEDS,
         }
-        measured = [row for row in self.rows if row["run"] == "calibrate"]
         options["contention"] = planned.contention(measured[-1]) if measured else "on"
         if self.calibration().exists():
             options["calibration"] = self.calibration()

@@ -65,9 +65,9 @@ class Setup:
         """Workers that are resident together beside the contexts of all."""
         return max((self.budget_bytes(budget) - self.reserve - FLOOR * self.count) // self.share, 1)
 
-    def node(self, preempt="step", budget=None, kv_per_token=None, link_gbps=None):
-        """The file for `glake serve` and `glake plan`."""
-        lines = ["[node]", f"budget = {self.budget_bytes(budget)}", f"reserve = {self.reserve}", f"floor = {FLOOR}"]
+    def node(self, preempt="step", budget=None, kv_per_token=None, link_gbps=None, floor=FLOOR):
+        """The file for `glake serve`, which measures floors, and `glake plan`, which does not."""
+        lines = ["[node]", f"budget = {self.budget_bytes(budget)}", f"reserve = {self.reserve}", f"floor = {floor}"]
         if link_gbps:
             lines.append(f"link_gbps = {link_gbps:.3f}")
         for name in self.names:

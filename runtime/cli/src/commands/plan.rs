@@ -65,7 +65,7 @@ pub struct PlanArguments {
 /// Whether workers contend for the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Contention {
-    /// They share it in time
+    /// They share it, each as far as its steps compute
     On,
     /// They do not slow each other down
     Off,
@@ -86,6 +86,16 @@ Policies:
   drain             the same at our speeds
   glake-no-preempt  GLake's arbiter, where no worker is parked
   glake             GLake's arbiter: busy workers are parked between two steps
+
+Calibration (each key has the value of one H200 where it is not given):
+  refill_gbps, shrink_gbps  host to GPU, and back
+  clean_ms_per_gib          for what leaves and has a copy
+  switch_ms                 of a shrink or a refill, beside its bytes
+  park_ms                   from the end of a step
+  start_s, start_gbps, stop_s, per_tensor_refill_gbps, per_tensor_shrink_gbps, per_tensor_switch_ms
+                            of the policies start-stop and drain-per-tensor
+  [worker.NAME]             prefill_tok_s and decode_ms in place of the file's; step_ms: the part of
+                            a step in which the GPU computes, where it waits in the rest
 
 Figures:
   Times are in seconds. TTFT is the time to the first token, from when a request came; low and high

@@ -11,14 +11,13 @@ use super::load::Request;
 use super::model::{Gate, Model};
 use super::policy::Policy;
 use super::speeds::{Calibration, Speeds};
+use super::steps::{HAIR, equal_part};
 use crate::node::NodeFile;
 use crate::predictions::over;
 use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};
 
 /// What a victim says that it gave back at once.
 const CREDIT: Bytes = Bytes::mib(512);
-/// Compute that two sums of the same figures may differ by.
-const HAIR: f64 = 1e-7;
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What comes to pass later.
@@ -43,6 +42,8 @@ struct Machine<'a> {
     known: u64,
     actions: VecDeque<Action>,
     now: Duration,
+    /// Until when memory of a GPU is unmapped: nothing is mapped and copied there meanwhile.
+    unmaps: BTreeMap<GpuId, Duration>,
     open: usize,
     tally: Tally,
 }
@@ -57,7 +58,7 @@ pub fn run(
 ) -> Tally {
     let speeds = policy.speeds(calibration);
     let mut machine = Machine {
-        arbiter: Arbiter::new(policy.settings(&speeds)),
+        arbiter: Arbiter::new(policy.settings(&speeds, &file.node)),
         speeds,
         contention,
         requests,
@@ -66,6 +67,7 @@ pub fn run(
         known: 0,
         actions: VecDeque::new(),
         now: Duration::ZERO,
+        unmaps: BTreeMap::new(),
         open: requests.len(),
         tally: Tally::default(),
     };
@@ -102,7 +104,8 @@ impl Machine<'_> {
             let gpus = worker.gpus.iter().map(|gpu| GpuId(*gpu));
             let fits = gpus.clone().all(|gpu| free.get(&gpu).is_some_and(|free| *free >= needs));
             let resident = fits && (policy != Policy::One || place == 0);
-            let model = Model::new(calibration.paced(worker), floor, &self.speeds, resident);
+            let (paced, step_ms) = calibration.paced(worker);
+            let model = Model::new(paced, step_ms, floor, &self.speeds, resident);
             for gpu in gpus.filter(|_| resident) {
                 free.entry(gpu).and_modify(|free| *free = free.saturating_sub(needs));
             }
@@ -135,7 +138,7 @@ impl Machine<'_> {
             let Some(next) = [later, compute, deadline].into_iter().flatten().min() else { break };
             let passed = next.saturating_sub(self.now).as_secs_f64();
             for (model, rate) in self.models.iter_mut().zip(&rates) {
-                model.progress += rate.map_or(0.0, |rate| rate * passed);
+                model.steps.pass(rate.map_or(0.0, |rate| rate * passed));
             }
             self.now = self.now.max(next);
             for (place, rate) in rates.into_iter().enumerate() {
@@ -157,16 +160,20 @@ impl Machine<'_> {
         self.tally.denied += self.open;
     }
 
-    /// How fast each worker computes that does.
-    #[allow(clippy::cast_precision_loss)] // counts of workers
+    /// How fast each worker computes that does: those that share a GPU have equal parts of it, and none more than it can
+    /// use.
     fn rates(&self) -> Vec<Option<f64>> {
-        let mut running: BTreeMap<u16, usize> = BTreeMap::new();
-        for gpu in self.models.iter().filter(|model| model.runs()).flat_map(|model| &model.spec.gpus) {
-            *running.entry(*gpu).or_default() += 1;
+        let mut demands: BTreeMap<u16, Vec<f64>> = BTreeMap::new();
+        for model in self.models.iter().filter(|model| self.contention && model.runs()) {
+            for gpu in &model.spec.gpus {
+                demands.entry(*gpu).or_default().push(model.steps.demand());
+            }
         }
+        let parts: BTreeMap<u16, f64> =
+            demands.into_iter().map(|(gpu, all)| (gpu, equal_part(all))).collect();
         let rate = |model: &Model| {
-            let most = model.spec.gpus.iter().filter_map(|gpu| running.get(gpu)).max().copied().unwrap_or(1);
-            model.runs().then_some(if self.contention { 1.0 / most as f64 } else { 1.0 })
+            let parts = model.spec.gpus.iter().filter_map(|gpu| parts.get(gpu));
+            model.runs().then(|| parts.fold(1.0, |rate: f64, part| rate.min(part / model.steps.demand())))
         };
         self.models.iter().map(rate).collect()
     }
@@ -209,6 +216,7 @@ impl Machine<'_> {
                 if model.gate != Gate::Parking || model.parks != parks {
                     return;
                 }
+                model.steps.go_on();
                 (model.gate, model.parked_at) = (Gate::Closed, Some(self.now));
                 let (worker, waits) = (WorkerId(place as u64), model.waits());
                 self.does(place, false);
@@ -257,7 +265,8 @@ impl Machine<'_> {
                 held.lease = held.lease.saturating_add(bytes);
                 if !self.speeds.restarts {
                     let takes = over(copied, self.speeds.refill);
-                    held.copied_by = held.copied_by.max(self.now) + takes;
+                    let unmaps = self.unmaps.get(&gpu).copied().unwrap_or_default();
+                    held.copied_by = held.copied_by.max(self.now).max(unmaps) + takes;
                     self.carries(copied, takes);
                 }
             }
@@ -282,8 +291,8 @@ impl Machine<'_> {
                 let rate = self.rates()[place];
                 let model = &mut self.models[place];
                 (model.gate, model.parks) = (Gate::Parking, model.parks + 1);
-                // A step is under way, half of it on the average.
-                let step = rate.map_or(0.0, |rate| model.step() / 2.0 / rate);
+                let left = model.steps.stop();
+                let step = rate.map_or(0.0, |rate| left / rate);
                 let (at, parks) = (self.now + self.speeds.park + Duration::from_secs_f64(step), model.parks);
                 self.later(at, Happening::Parked(place, parks));
             }
@@ -306,8 +315,14 @@ impl Machine<'_> {
         let (leaves, copied) = model.evict(gpu, bytes);
         model.shrinks += 1;
         let clean = self.speeds.clean_gib.mul_f64(leaves.as_gib());
-        let takes = over(copied, self.speeds.shrink) + clean;
-        let begin = self.now + self.speeds.shrink_fixed;
+        let takes = over(copied, self.speeds.shrink);
+        let mut begin = self.now + self.speeds.shrink_fixed;
+        if !self.speeds.restarts {
+            // What has a copy is unmapped before any of it is another's, and of one worker after the other.
+            let unmaps = self.unmaps.entry(gpu).or_default();
+            begin = begin.max(*unmaps) + clean;
+            *unmaps = begin;
+        }
         let parts = u32::try_from(bytes.get().div_ceil(CREDIT.get())).unwrap_or(u32::MAX).max(1);
         let mut left = bytes;
         for part in 1..=parts {
@@ -339,6 +354,7 @@ impl Machine<'_> {
     /// Uses may run: those that were parked, and those that waited.
     fn opens(&mut self, place: usize) {
         let model = &mut self.models[place];
+        model.steps.go_on();
         model.gate = Gate::Open;
         if let Some(parked_at) = model.parked_at.take() {
             let pause = self.now.saturating_sub(parked_at).as_secs_f64() + model.step();
@@ -370,7 +386,7 @@ impl Machine<'_> {
     fn answer(&mut self, place: usize, rate: f64) {
         let now = self.now;
         let model = &mut self.models[place];
-        let (progress, step) = (model.progress + HAIR, model.step() / rate);
+        let (progress, step) = (model.steps.progress + HAIR, model.step() / rate);
         let before = model.active.len();
         for running in &mut model.active {
             if running.ttft.is_none() && running.first_at <= progress {

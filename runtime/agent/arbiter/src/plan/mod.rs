@@ -5,10 +5,13 @@
 //! Trace ─► Load (seed) ─► requests ┘  workers, a link, a shared GPU
 //! ```
 //!
-//! A request is held until its worker's memory is there, then read at `prefill_tok_s` and answered at `decode_ms` a
-//! token; requests of one worker run beside each other for nothing, as far as its KV cache has room. Workers that run
-//! share a GPU in time, or do not contend at all: what is true lies between. Left out: limits of batching, kernels that
-//! copies slow down, host memory, sampling.
+//! A request is held until its worker's memory is there and the worker's step has ended; then its prompt is read at
+//! `prefill_tok_s`, one after the other and no token meanwhile, and it is answered at `decode_ms` a token, beside the
+//! worker's other requests for nothing, as far as its KV cache has room. Workers that run share a GPU, each as far as its
+//! steps compute, or do not contend at all. What memory has a copy is unmapped before any of it is another's. The arbiter
+//! is told what an agent is told: a worker's whole cache, for which of it is dead is known at a shrink, and the file's
+//! link. Left out: limits of batching, kernels that copies slow down, how long an agent takes to see that a worker is
+//! idle (10 ms at most), host memory, sampling.
 
 mod density;
 mod figures;
@@ -17,6 +20,7 @@ mod machine;
 mod model;
 mod policy;
 mod speeds;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod trace;

@@ -7,6 +7,7 @@ use glake_units::Bytes;
 
 use super::load::Request;
 use super::speeds::Speeds;
+use super::steps::{HAIR, Steps};
 use crate::node::Worker;
 use crate::{GpuId, Holding};
 
@@ -51,8 +52,7 @@ pub(super) struct Model {
     pub(super) held: Vec<Held>,
     pub(super) active: Vec<Running>,
     pub(super) queue: VecDeque<Request>,
-    /// Seconds of compute that it has had.
-    pub(super) progress: f64,
+    pub(super) steps: Steps,
     pub(super) parked_at: Option<Duration>,
     /// Parks that were taken back do not come to pass.
     pub(super) parks: u32,
@@ -65,7 +65,7 @@ pub(super) struct Model {
 
 impl Model {
     /// One that has its memory, or has none of it.
-    pub(super) fn new(spec: Worker, floor: Bytes, speeds: &Speeds, resident: bool) -> Self {
+    pub(super) fn new(spec: Worker, step_ms: f64, floor: Bytes, speeds: &Speeds, resident: bool) -> Self {
         let (mut weights, kv) = (spec.part(spec.weights), spec.part(spec.kv));
         if speeds.restarts {
             weights = weights.saturating_add(floor);
@@ -81,22 +81,22 @@ impl Model {
         });
         Model {
             held: held.collect(),
-            spec,
             gate: if resident { Gate::Open } else { Gate::Closed },
             active: Vec::new(),
             queue: VecDeque::new(),
-            progress: 0.0,
+            steps: Steps::new(spec.decode_ms, step_ms),
             parked_at: None,
             parks: 0,
             shrinks: 0,
             busy: false,
             floor: if speeds.restarts { Bytes::ZERO } else { floor },
             copies_out: speeds.copies_out,
+            spec,
         }
     }
 
     pub(super) fn runs(&self) -> bool {
-        self.gate != Gate::Closed && !self.active.is_empty()
+        self.gate != Gate::Closed && !self.active.is_empty() && !self.steps.stands()
     }
 
     pub(super) fn waits(&self) -> bool {
@@ -112,15 +112,16 @@ impl Model {
     }
 
     pub(super) fn step(&self) -> f64 {
-        self.spec.decode_ms / 1e3
+        self.steps.length
     }
 
     /// Live KV cache on each GPU.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // tokens
     fn live(&self) -> Bytes {
         let tokens = |running: &Running| {
-            let answered = ((self.progress - running.first_at).max(0.0) / self.step()) as u64;
-            let read = if self.progress > running.begun_at { u64::from(running.asked.context) } else { 0 };
+            let answered = ((self.steps.progress - running.first_at).max(0.0) / self.step()) as u64;
+            let read =
+                if self.steps.progress > running.begun_at { u64::from(running.asked.context) } else { 0 };
             read + answered.min(u64::from(running.asked.generated))
         };
         self.room_of(self.active.iter().map(tokens).sum())
@@ -131,12 +132,11 @@ impl Model {
     }
 
     pub(super) fn holdings(&self) -> Vec<Holding> {
-        let live = self.live();
-        self.held.iter().map(|held| held.holding(self.floor, live.min(held.kv), self.copies_out)).collect()
+        self.held.iter().map(|held| held.holding(self.floor, self.copies_out)).collect()
     }
 
-    /// Takes so many bytes away from a GPU: leased and not made first, then the KV cache, then weights. Says how many
-    /// left, and how many of them are copied.
+    /// Takes so many bytes away from a GPU: leased and not made first, then weights, of which there are copies, then the
+    /// KV cache. Says how many left, and how many of them are copied.
     pub(super) fn evict(&mut self, gpu: GpuId, bytes: Bytes) -> (Bytes, Bytes) {
         let (live, copies_out) = (self.live(), self.copies_out);
         let Some(held) = self.held.iter_mut().find(|held| held.gpu == gpu) else {
@@ -145,8 +145,8 @@ impl Model {
         let live = live.min(held.kv);
         let before = held.live_out(live);
         let leaves = bytes.saturating_sub(held.lease.saturating_sub(held.resident()));
-        let kv = leaves.min(held.kv.saturating_sub(held.kv_out));
-        let weights = leaves.saturating_sub(kv).min(held.weights.saturating_sub(held.weights_out));
+        let weights = leaves.min(held.weights.saturating_sub(held.weights_out));
+        let kv = leaves.saturating_sub(weights).min(held.kv.saturating_sub(held.kv_out));
         held.kv_out = held.kv_out.saturating_add(kv);
         held.weights_out = held.weights_out.saturating_add(weights);
         let live_left = held.live_out(live).saturating_sub(before);
@@ -168,20 +168,30 @@ impl Model {
         self.held.iter_mut().for_each(|held| (held.weights_out, held.kv_out) = (Bytes::ZERO, Bytes::ZERO));
     }
 
-    /// Begins the requests that its KV cache has room for.
+    /// Begins the requests that its KV cache has room for: their prompts are read one after the other once the step ends
+    /// that is under way, and no token is answered meanwhile.
     pub(super) fn begin(&mut self) {
         let tokens = |request: &Request| u64::from(request.context) + u64::from(request.generated);
         let room = self.spec.part(self.spec.kv);
-        while let Some(next) = self.queue.front() {
-            let taken = self.active.iter().map(|running| tokens(&running.asked)).sum::<u64>() + tokens(next);
+        while let Some(next) = self.queue.front().copied() {
+            let taken = self.active.iter().map(|running| tokens(&running.asked)).sum::<u64>() + tokens(&next);
             if !self.active.is_empty() && self.room_of(taken) > room {
                 break;
             }
-            let prefill = f64::from(next.context) / self.spec.prefill_tok_s;
-            let first_at = self.progress + prefill + self.step();
+            let is_idle = self.active.is_empty();
+            let read = self.steps.read(f64::from(next.context) / self.spec.prefill_tok_s, is_idle);
+            for running in self.active.iter_mut().filter(|running| running.done_at > read.from + HAIR) {
+                running.done_at += read.later;
+                if running.first_at > read.from + HAIR {
+                    running.first_at += read.later;
+                } else {
+                    running.longest_gap = running.longest_gap.max(read.gap);
+                }
+            }
+            let first_at = self.steps.read_by();
             self.active.push(Running {
-                asked: *next,
-                begun_at: self.progress,
+                asked: next,
+                begun_at: read.from,
                 first_at,
                 done_at: first_at + f64::from(next.generated.saturating_sub(1)) * self.step(),
                 ttft: None,
@@ -191,12 +201,13 @@ impl Model {
         }
     }
 
-    /// How much compute the next token or end is away.
+    /// How much compute the next token or end is away, or what else becomes different.
     pub(super) fn next(&self) -> Option<f64> {
         let next =
             |running: &Running| if running.ttft.is_none() { running.first_at } else { running.done_at };
         let next = self.active.iter().map(next).min_by(f64::total_cmp)?;
-        Some((next - self.progress).max(0.0))
+        let next = self.steps.turns().fold(next, f64::min);
+        Some((next - self.steps.progress).max(0.0))
     }
 }
 
@@ -211,19 +222,19 @@ impl Held {
         self.kv_out.saturating_sub(self.kv.saturating_sub(live))
     }
 
-    fn holding(&self, floor: Bytes, live: Bytes, copies_out: bool) -> Holding {
-        let live_out = self.live_out(live);
-        let live_here = live.saturating_sub(live_out);
+    /// Which of a KV cache is dead a worker says when it is asked to give memory back, and not before: all of it counts.
+    fn holding(&self, floor: Bytes, copies_out: bool) -> Holding {
+        let here = if copies_out { (self.weights, self.weights_out) } else { (self.kv, self.kv_out) };
         Holding {
             gpu: self.gpu,
             floor,
             lease: self.lease,
             resident: self.resident(),
             fixed: Bytes::ZERO,
-            evicted: self.weights_out.saturating_add(live_out),
-            room: self.kv_out.saturating_sub(live_out),
-            dirty: if copies_out { self.weights.saturating_sub(self.weights_out) } else { live_here },
-            discardable: self.kv.saturating_sub(self.kv_out).saturating_sub(live_here),
+            evicted: self.weights_out.saturating_add(self.kv_out),
+            room: Bytes::ZERO,
+            dirty: here.0.saturating_sub(here.1),
+            discardable: Bytes::ZERO,
             hosted: Bytes::ZERO,
         }
     }

@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::speeds::{Calibration, Speeds};
+use super::speeds::{Calibration, Speeds, rate};
+use crate::node::Node;
 use crate::{Preempt, Settings};
 
 /// A policy.
@@ -59,7 +60,7 @@ impl Policy {
         }
     }
 
-    pub(super) fn settings(self, speeds: &Speeds) -> Settings {
+    pub(super) fn settings(self, speeds: &Speeds, node: &Node) -> Settings {
         let preempt = match self {
             Policy::Static => Preempt::Never,
             Policy::Glake => Preempt::Step,
@@ -72,7 +73,12 @@ impl Policy {
             _ => Settings::default().least_late,
         };
         let exclusive = self == Policy::One;
-        Settings { link: speeds.refill, preempt, partial, exclusive, least_late, ..Settings::default() }
+        let link = match self {
+            Policy::StartStop | Policy::DrainPerTensor => speeds.refill,
+            // An agent knows what its file says, and no calibration.
+            _ => node.link_gbps.map_or(Settings::default().link, rate),
+        };
+        Settings { link, preempt, partial, exclusive, least_late, ..Settings::default() }
     }
 
     pub(super) fn speeds(self, calibration: &Calibration) -> Speeds {

@@ -16,11 +16,11 @@ pub struct Calibration {
     pub refill_gbps: f64,
     /// GPU to host, in GB/s.
     pub shrink_gbps: f64,
-    /// What a clean GiB costs to leave, in milliseconds.
+    /// What a clean GiB costs to leave, in milliseconds: none of it is another's before.
     pub clean_ms_per_gib: f64,
     /// What a shrink or a refill costs beside its bytes, in milliseconds.
     pub switch_ms: f64,
-    /// From the wish to the next safe point, beside a step of the worker, in milliseconds.
+    /// From the end of a step until it is parked, in milliseconds.
     pub park_ms: f64,
     /// The algorithm that copies tensor by tensor: host to GPU, in GB/s.
     pub per_tensor_refill_gbps: f64,
@@ -39,13 +39,15 @@ pub struct Calibration {
 }
 
 /// What a worker does alone.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pace {
     /// In place of the worker's own.
     pub prefill_tok_s: Option<f64>,
     /// In place of the worker's own.
     pub decode_ms: Option<f64>,
+    /// The part of a step in which the GPU computes, where it waits for something else in the rest; else all of it.
+    pub step_ms: Option<f64>,
 }
 
 impl Default for Calibration {
@@ -138,7 +140,11 @@ impl Calibration {
         ];
         let own = own.map(|(key, value)| (key.to_owned(), value));
         let paces = read.worker.iter().flat_map(|(name, pace)| {
-            let figures = [("prefill_tok_s", pace.prefill_tok_s), ("decode_ms", pace.decode_ms)];
+            let figures = [
+                ("prefill_tok_s", pace.prefill_tok_s),
+                ("decode_ms", pace.decode_ms),
+                ("step_ms", pace.step_ms),
+            ];
             figures.into_iter().filter_map(move |(key, value)| Some((format!("worker.{name}.{key}"), value?)))
         });
         if let Some((key, found)) = own.into_iter().chain(paces).find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
@@ -150,14 +156,13 @@ impl Calibration {
         }
     }
 
-    /// A worker as it was measured.
-    pub(super) fn paced(&self, worker: &Worker) -> Worker {
-        let pace = self.worker.get(&worker.name);
-        Worker {
-            prefill_tok_s: pace.and_then(|pace| pace.prefill_tok_s).unwrap_or(worker.prefill_tok_s),
-            decode_ms: pace.and_then(|pace| pace.decode_ms).unwrap_or(worker.decode_ms),
-            ..worker.clone()
-        }
+    /// A worker as it was measured, and how many milliseconds of each step its GPU computes.
+    pub(super) fn paced(&self, worker: &Worker) -> (Worker, f64) {
+        let pace = self.worker.get(&worker.name).copied().unwrap_or_default();
+        let decode_ms = pace.decode_ms.unwrap_or(worker.decode_ms);
+        let prefill_tok_s = pace.prefill_tok_s.unwrap_or(worker.prefill_tok_s);
+        let step_ms = pace.step_ms.unwrap_or(decode_ms).min(decode_ms);
+        (Worker { prefill_tok_s, decode_ms, ..worker.clone() }, step_ms)
     }
 
     pub(super) fn ours(&self) -> Speeds {
@@ -197,7 +202,7 @@ impl Calibration {
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // above 0, and far below 2^64
-fn rate(gbps: f64) -> Bytes {
+pub(super) fn rate(gbps: f64) -> Bytes {
     Bytes::new((gbps * 1e9) as u64)
 }
 

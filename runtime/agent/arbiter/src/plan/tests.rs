@@ -35,7 +35,7 @@ fn parking_cuts_the_tail_and_every_request_is_answered() {
     assert!(all.iter().all(|figures| figures.requests == requests), "{all:#?}");
     let p99 =
         |name: &str| all.iter().find(|figures| figures.policy == name).and_then(|f| f.ttft_p99_s).unwrap();
-    assert!(p99("glake") <= 1.5, "{}", p99("glake"));
+    assert!(p99("glake") <= 1.6, "{}", p99("glake"));
     assert!(p99("glake-no-preempt") >= 2.5 * p99("glake"));
     assert!(p99("drain-per-tensor") >= 3.0 * p99("glake"));
     assert!(p99("start-stop") >= 20.0 * p99("glake"));
@@ -55,6 +55,74 @@ fn a_plan_says_the_same_again_and_follows_the_trace() {
     assert_eq!(first.requests, Trace::parse(REQUESTS).unwrap().rows.len());
     let alone = figures(&file, load, Policy::Glake, 1, false);
     assert!(alone.e2e_p50_s < first.e2e_p50_s, "workers that do not contend are faster");
+}
+
+/// Two workers of 8 GiB and 1 GiB of cache in room for `budget`, and the runs that were measured of them.
+fn pair(budget: &str, step_ms: &str) -> (NodeFile, Calibration) {
+    let worker = |name| format!("[[worker]]\nname = \"{name}\"\nweights = \"8GiB\"\nkv = \"1GiB\"\n");
+    let file = format!("[node]\nbudget = \"{budget}\"\n{}{}", worker("a"), worker("b"));
+    let pace = |name| format!("[worker.{name}]\nprefill_tok_s = 50000.0\ndecode_ms = 12.0\n{step_ms}\n");
+    let calibration =
+        "refill_gbps = 50.0\nshrink_gbps = 50.0\nswitch_ms = 0.5\nclean_ms_per_gib = 1.5\npark_ms = 1.0\n";
+    let calibration = format!("{calibration}{}{}", pace("a"), pace("b"));
+    let file = NodeFile::parse(&file).unwrap();
+    let calibration = Calibration::parse(&calibration, &file.workers).unwrap();
+    (file, calibration)
+}
+
+/// What came of requests (at, worker, context, generated), in the order of their ends.
+fn first_tokens(of: &(NodeFile, Calibration), requests: &[(f64, usize, u32, u32)], policy: Policy) -> Tally {
+    let request = |&(at, worker, context, generated): &(f64, usize, u32, u32)| Request {
+        at: Duration::from_secs_f64(at),
+        worker,
+        context,
+        generated,
+    };
+    run(&of.0, &of.1, &requests.iter().map(request).collect::<Vec<_>>(), policy, true)
+}
+
+fn near(found: &[f64], wanted: &[f64]) {
+    let same = |(found, wanted): (&f64, &f64)| (found - wanted).abs() < 5e-5;
+    assert!(found.len() == wanted.len() && found.iter().zip(wanted).all(same), "{found:?} is not {wanted:?}");
+}
+
+#[test]
+fn a_plan_of_what_was_calibrated_says_what_was_measured() {
+    let of = pair("11GiB", "");
+    let link = f64::from(8 << 20) * 1024.0 / 50e9;
+    // What leaves is all of the other, but for what is free beside it.
+    let free = of.0.node.capacity().as_gib() - 2.0 * of.0.node.floor().as_gib() - 9.0;
+    let switch = 5e-4 + 1.5e-3 * (9.0 - free) + link + 5e-4;
+    let step = 0.012;
+    let idle = first_tokens(&of, &[(0.0, 0, 500, 10), (5.0, 1, 1000, 1)], Policy::Glake);
+    near(&idle.ttft, &[0.01 + step, switch + 0.02 + step]);
+    // A step of the other's is under way for 4 ms, and ends before it parks.
+    let parked = first_tokens(&of, &[(0.0, 0, 500, 500), (1.0, 1, 1000, 1)], Policy::Glake);
+    let steps = ((1.0 - 0.01) / step).ceil() * step + 0.01 - 1.0;
+    assert!(parked.ttft[0] >= 0.02 + step + switch - 1e-4, "{:?}", parked.ttft);
+    assert!(parked.ttft[0] <= steps + 1e-3 + switch + 0.02 + step + 1e-4, "{:?}", parked.ttft);
+}
+
+#[test]
+fn prompts_of_a_worker_wait_for_each_other_and_for_its_step() {
+    let of = pair("24GiB", "");
+    // The third comes when the step has 8 ms left.
+    let asked = [(0.0, 0, 500, 3), (0.0, 0, 1000, 3), (0.046, 0, 500, 1)];
+    let found = first_tokens(&of, &asked, Policy::Glake);
+    near(&found.ttft, &[0.042, 0.042, 0.008 + 0.01 + 0.012]);
+    near(&found.gaps, &[0.022, 0.022, 0.0]);
+}
+
+#[test]
+fn workers_share_what_each_computes_of_a_gpu() {
+    let beside = [(0.0, 0, 500, 100), (0.4, 1, 1000, 10)];
+    // Steps that wait for something else in two thirds of their time leave them to a prompt, which waits for a half at most.
+    let paced = first_tokens(&pair("24GiB", "step_ms = 4.0"), &beside, Policy::Glake);
+    let longest = paced.e2e.iter().copied().fold(0.0, f64::max);
+    near(&[longest], &[0.01 + 100.0 * 0.012 - 0.008]);
+    assert!(paced.ttft[0] > 0.02 + 0.004 && paced.ttft[0] < 1.5 * 0.024 + 1e-3, "{:?}", paced.ttft);
+    let busy = first_tokens(&pair("24GiB", ""), &beside, Policy::Glake);
+    near(&busy.ttft[..1], &[2.0 * (0.02 + 0.012)]);
 }
 
 #[test]
