@@ -287,20 +287,21 @@ class Trl(Program):
             # A step whose losses are not all ln 2, as the first is.
             more = {"learning_rate": 1e-2, **more}
         torch.manual_seed(5)
-        model, others = llama() if kind != "Reward" else rewards(), {}
+        model, others = make(llama() if kind != "Reward" else rewards()), {}
         if adapters:
             import peft
 
             task = "SEQ_CLS" if kind == "Reward" else "CAUSAL_LM"
             others["peft_config"] = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.1, task_type=task)
         elif kind in ("DPO", "KTO"):
+            # With hooks of its own, where the model has some.
             others["ref_model"] = copy.deepcopy(model)
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             arguments = getattr(trl, f"{kind}Config")(output_dir=folder, max_length=16, activation_offloading=offloads, **more)
             rows = datasets.Dataset.from_list(rows_of(kind))
             torch.manual_seed(5)
             make_trainer = getattr(trl, f"{kind}Trainer")
-            trainer = make_trainer(make(model), args=arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=[Looks()], **others)
+            trainer = make_trainer(model, args=arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=[Looks()], **others)
             if offloads:
                 context = trainer.maybe_activation_offload_context
                 self.assertIsInstance(context, glake.offload.OffloadActivations)
@@ -841,6 +842,35 @@ class Careless(Program):
         before = glake.offload.report()["bytes_out"]
         model(torch.randn(4, 16)).sum().backward()
         self.assertEqual((glake.offload.report()["bytes_out"], handles), (before, []))
+
+    def test_transforms_of_functions_around_it_and_where_hooks_are_off(self):
+        from torch.func import functional_call, grad, jvp, vmap
+
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+        x, weights = torch.randn(4, 16), dict(model.named_parameters())
+
+        def computes():
+            loss = lambda weights, x: functional_call(model, weights, (x,)).square().sum()
+            found = [*grad(loss)(weights, x).values(), *vmap(grad(loss), in_dims=(None, 0))(weights, x[:, None]).values()]
+            found += [jvp(lambda x: model(x), (x,), (x,))[1]]
+            model.zero_grad()
+            vmap(model)(x).square().sum().backward()
+            found += gradients(model)
+            model.zero_grad()
+            with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+                model(x).square().sum().backward()
+            return found + gradients(model)
+
+        plain = computes()
+        replays, budgets = lambda model: Activations(model, 0, self.memory, True), lambda model: Offloaded(model, "1GiB", "memory", 0, self.memory)
+        for make in (self.activations, replays, budgets):
+            handle = make(model)
+            for mine, theirs in zip(computes(), plain, strict=True):
+                self.assertTrue(torch.equal(mine, theirs))
+            before = glake.offload.report()["bytes_out"]
+            model(x).sum().backward()
+            self.assertGreater(glake.offload.report()["bytes_out"], before)
+            handle.remove()
 
     def test_without_parameters_frozen_in_evaluation_and_two_models(self):
         empty = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.5))

@@ -36,6 +36,25 @@ def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+# Whether it was told in this process.
+_is_foreign_told = False
+
+
+def _tell_foreign(address: int) -> None:
+    """Where a tensor stayed because its memory is not GLake's, and not for want of host memory, that is told once."""
+    global _is_foreign_told
+    if _is_foreign_told:
+        return
+    try:
+        _library.api().generation(address)
+    except Error:
+        _is_foreign_told = True
+        _warn(
+            "a saved tensor's memory is not GLake's, and stays on the GPU: glake.enable() has to be called before the first use of CUDA "
+            "(glake.offload.report() counts such tensors in 'stayed')"
+        )
+
+
 def _modified(alias: Any, saved: int, shape: Any) -> RuntimeError:
     return RuntimeError(_MODIFIED.format(kind=alias.type(), shape=list(shape), found=alias._version, saved=saved))
 
@@ -272,7 +291,7 @@ class Packer:
             return Away(tensor, self._alias(tensor), entry, first - entry.start)
 
     def unpack(self, saved: Kept | Away) -> Any:
-        if type(saved) is Kept:
+        if isinstance(saved, Kept):
             return saved.read()
         with self._lock:
             self._begin(self._site.unpacked(saved.entry.item))
@@ -344,7 +363,9 @@ class Packer:
                 _report.counts.narrowed += 0 if entry.packed is None else entry.size - form.size
         if entry.packed is None and state != _DUE and entry.form is None:
             entry.packed = _library.api().offload_begin(stream, self.memory.address(storage) + entry.start, entry.size)
-        _report.counts.stayed += entry.packed is None
+        if entry.packed is None:
+            _report.counts.stayed += 1
+            _tell_foreign(self.memory.address(storage))
 
     def _tell(self, tensor: Any, item: int) -> None:
         if not self._is_told:
