@@ -17,7 +17,7 @@ def bars(rows):
     for row in rows:
         if row["run"] in ("exact", "exact-ranks"):
             if row["plain_agrees"]:
-                yield f"exact: {row['case']}", float(row["same"]), 1.0, False
+                yield f"exact: {row['case']}{': ' * bool(row['why'])}{row['why']}", float(row["same"]), 1.0, False
             else:
                 yield f"exact: {row['case']}: left out, {row['why']}", 0.0, None, False
         if row["run"] == "calls":

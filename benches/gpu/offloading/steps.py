@@ -121,7 +121,9 @@ def started(a):
 
 
 def said(a, error):
-    print(json.dumps({"run": a.one, "skipped": str(error)}), flush=True)
+    # Once, of several ranks.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(json.dumps({"run": a.one, "skipped": str(error)}), flush=True)
 
 
 def ranked(torch, a):

@@ -49,6 +49,14 @@ class Program(OfTorch):
         # Tensors are small: other tests may have the cores.
         torch.set_num_threads(1)
 
+    @contextlib.contextmanager
+    def warns(self, text):
+        """assertWarns looks into every module that is imported, and transformers then imports what is not installed."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield
+        self.assertRegex(" ".join(str(each.message) for each in told), text)
+
     def assertSame(self, plain, mine):
         self.assertEqual(len(plain), len(mine))
         for step, ((loss, one), (other_loss, other)) in enumerate(zip(plain, mine)):
@@ -190,7 +198,7 @@ class HuggingFace(Program):
         for _ in range(3):
             model(input_ids=ids, labels=ids).loss.backward()
         model.gradient_checkpointing_enable(offload=True)
-        with self.assertWarnsRegex(UserWarning, "takes its place"):
+        with self.warns("takes its place"):
             model(input_ids=ids, labels=ids).loss.backward()
         model.gradient_checkpointing_disable()
         handle.remove()
@@ -357,11 +365,8 @@ class Trl(Program):
     def test_recomputed_layers_whose_inputs_its_base_would_copy(self):
         plain = self.trainer(False, **self.RECOMPUTES)
         asked = {**self.RECOMPUTES, "gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True}}
-        # assertWarns looks into every module that is imported, and transformers then imports what is not installed.
-        with glake.offload.patch_trl(), warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with glake.offload.patch_trl(), self.warns("takes its place"):
             self.assertSame(plain, self.trainer(True, **asked))
-        self.assertRegex(" ".join(str(each.message) for each in told), "takes its place")
 
     def test_whoever_took_the_names_before_has_ours_and_theirs_come_back(self):
         import sys
