@@ -2,6 +2,7 @@
 
 Needs torch; every test is skipped without it."""
 
+import collections
 import importlib.util
 import os
 import tempfile
@@ -16,6 +17,7 @@ torch = None
 if importlib.util.find_spec("torch"):
     import torch
 
+    from glake.offload import _budget
     from glake.offload._budget import Offloaded, parsed
 
 
@@ -101,6 +103,38 @@ class Offloads(OfTorch):
             with self.assertRaisesRegex(TypeError, "torch.nn.Module"):
                 glake.offload(wrong, budget="1GiB")
         self.assertFalse(model._forward_pre_hooks or model._forward_hooks)
+
+    def test_forwards_that_are_given_what_has_no_sizes(self):
+        class Padded(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(8, 8)
+
+            def forward(self, x, **_more):
+                x = torch.nn.functional.gelu(self.layer(x))
+                return torch.nested.to_padded_tensor(x, 0.0) if x.is_nested else x
+
+        class Raises:
+            @property
+            def shape(self):
+                raise RuntimeError("there is none")
+
+        class Odd:
+            shape = [1, [2]]
+
+        endless = []
+        endless.append(endless)
+        model = Padded()
+        handle = self.offload(model, "1GiB")
+        nested = lambda layout: torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
+        for x in (nested(torch.strided), nested(torch.jagged), torch.randn(2, 8)):
+            for more in (None, Raises(), Odd(), endless, {"a": [torch.randn(2)]}, collections.UserDict(a=torch.randn(2)), torch.randn(2).to_sparse()):
+                model(x, more=more).sum().backward()
+        handle.remove()
+        # The sizes within whatever maps count, and those of nested tensors.
+        shape = lambda value: _budget._shape(model, (value,), None)
+        self.assertNotEqual(shape(collections.UserDict(a=torch.ones(2))), shape(collections.UserDict(a=torch.ones(3))))
+        self.assertNotEqual(shape(nested(torch.strided)), shape(torch.nested.nested_tensor([torch.ones(1, 8)])))
 
     def test_copies_and_pickles_have_the_same_budget_and_hooks_that_are_succeeded(self):
         import copy

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from .. import _library
@@ -22,6 +23,8 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k
 _AHEAD = 1 << 30
 # How often that is looked at, in seconds.
 _EVERY = 0.005
+# Of what is within what a forward is given, sizes are looked at so far.
+_DEPTH = 8
 
 
 def parsed(budget: int | float | str | None) -> int | None:
@@ -153,16 +156,14 @@ def _shape(module: Any, inputs: Any, named: Any) -> int:
     return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _sizes(found: list[Any], value: Any) -> None:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        found.append(tuple(shape))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _sizes(found, part)
-    elif isinstance(value, dict):
-        for key in value:
-            _sizes(found, value[key])
+def _sizes(found: list[Any], value: Any, depth: int = 0) -> None:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        found.append(value.numel() if value.is_nested else tuple(value.shape))
+    elif depth < _DEPTH and isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _sizes(found, part, depth + 1)
 
 
 def _take_off(module: Any, keeps: Offloaded) -> None:
