@@ -16,10 +16,18 @@ in chunks, AdamW:
     multi-path    the same over every link (glake.multi_path)
     hybrid        glake.offload(model, preset="hybrid") at 1.03 of checkpoint's memory; hybrid-multi-path over every link
     blind         nothing leaves, beside blind copies of as many bytes: the limit; blind-multi-path over every link
+    ddp-checkpoint, ddp-hybrid, ddp-hybrid-multi-path    the same on two GPUs at once, a rank of DDP each
     fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none
     budget        200 steps of varying length under a budget, beside 40 each of five fractions of the layers set by hand
-    exact         tiny models for 20 steps with and without: losses and gradients to the bit; needs a GPU
+    exact         tiny models for 50 steps with and without: losses and gradients to the bit; needs a GPU
+    exact-ranks   the same of DDP and FSDP2 on two GPUs
     calls         microseconds of a pack that keeps, and of one that offloads, on the host
+
+Each part has a step before those that count, with layers recomputed by torch and no hooks, after which the allocator's free memory
+goes back: what torch's own cold start costs is no part of "first step". `keep` has its cold first step there, told without a bar.
+
+Of 131,072 tokens: --tokens 131072 --length 131072 --steps 3, a part takes four steps of about a minute; checkpoint has about 73 GiB on
+the GPU with 32 layers (on one of 80 GB take --layers 24), and 1 GiB a layer goes to the host.
 
 A part takes what it needs from those before it in the list: the bytes of blind copies, and budgets. What a machine cannot
 run is said and passed over. Memory is the GPU's, of all processes, every 50 ms, above what was used before. Writes
@@ -33,9 +41,11 @@ from offloading import bars, budget, exact, steps
 
 PARTS = [
     "keep", "checkpoint", "save-on-cpu", "hf-offload", "trl", "trl-inputs", "torchtune", "offload", "inputs", "multi-path",
-    "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "fit", "budget", "exact", "calls",
+    "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "fit", "budget",
+    "exact", "exact-ranks", "calls",
 ]
-CHILDREN = {"exact": exact.exact, "calls": exact.calls, "fit": steps.fit, "budget": budget.varying}
+RANKED = ("ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "exact-ranks")
+CHILDREN = {"exact": exact.exact, "exact-ranks": exact.ranks, "calls": exact.calls, "fit": steps.fit, "budget": budget.varying}
 
 
 def arguments():
@@ -89,10 +99,10 @@ class Runs:
         if name.startswith("blind"):
             wide = name.endswith("multi-path")
             of = self._of("hybrid-multi-path", "multi-path") if wide else self._of("hybrid", "offload")
-            size = self.a.blind_bytes or int(of.get("step_bytes") or self._of("keep").get("unique_bytes", 0))
+            size = self.a.blind_bytes or int(of.get("step_bytes", 0) or self._of("keep").get("unique_bytes", 0))
             return ["--blind-bytes", gib(size)] if size else []
-        if name.startswith("hybrid"):
-            size = self.a.budget or int(1.03 * self._of("checkpoint").get("most_bytes", 0))
+        if "hybrid" in name:
+            size = self.a.budget or int(1.03 * self._of("ddp-checkpoint" if name in RANKED else "checkpoint").get("most_bytes", 0))
             return ["--budget", gib(size)] if size else []
         if name == "budget":
             # Half way between all that stays and all that leaves.
@@ -104,8 +114,10 @@ class Runs:
     def _missing(self, name):
         if name.startswith("blind") and not self._needs(name):
             return "how many bytes: --blind-bytes, or the part keep before it"
-        if name.startswith("hybrid") and not self._needs(name):
-            return "under which budget: --budget, or the part checkpoint before it on a GPU"
+        if name in RANKED and self.a.device == "cuda" and len(launch.gpus()) < 2:
+            return "two ranks need two GPUs"
+        if "hybrid" in name and not self._needs(name):
+            return "under which budget: --budget, or the part of checkpointing before it on a GPU"
         if name == "budget" and not self._needs(name):
             return "under which budget: --budget, or a GPU on which the fractions ran"
         return None
@@ -114,8 +126,9 @@ class Runs:
         a = self.a
         told = ["--layers", a.layers, "--hidden", a.hidden, "--tokens", a.tokens, "--length", a.length, "--steps", a.steps]
         told += ["--device", a.device, "--time-limit", max(self.clock.left(), 1), *more]
-        names = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if name == "exact" else {}
-        rows, error = launch.call([sys.executable, __file__, "--one", name, *map(str, told)], None, self.clock.left(), names)
+        names = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if name.startswith("exact") else {}
+        ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKED else []
+        rows, error = launch.call([sys.executable, *ranks, __file__, "--one", name, *map(str, told)], None, self.clock.left(), names)
         for row in rows:
             said = f"SKIPPED: {row['skipped']}" if "skipped" in row else "  ".join(
                 f"{key} {value:.4g}" for key, value in row.items() if isinstance(value, (int, float)))

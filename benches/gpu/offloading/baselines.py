@@ -2,7 +2,7 @@
 
 One that this machine cannot run raises Skipped with the reason."""
 
-import contextlib
+import contextlib, inspect
 
 
 class Skipped(Exception):
@@ -10,8 +10,10 @@ class Skipped(Exception):
 
 
 def recomputes(model, offload=False):
-    more = {"offload": True} if offload else {}
-    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False}, **more)
+    enable = model.get_base_model().gradient_checkpointing_enable
+    if offload and "offload" not in inspect.signature(enable).parameters:
+        raise Skipped("this version of transformers has no offload=True")
+    enable({"use_reentrant": False}, **({"offload": True} if offload else {}))
     model.enable_input_require_grads()
 
 
@@ -70,7 +72,7 @@ def torchtune(torch, model, a):
 
 THEIRS = {
     "keep": keep, "checkpoint": checkpoint, "save-on-cpu": save_on_cpu, "hf-offload": hf_offload, "trl": trl,
-    "trl-inputs": trl_inputs, "torchtune": torchtune,
+    "trl-inputs": trl_inputs, "torchtune": torchtune, "ddp-checkpoint": checkpoint,
 }
 
 

@@ -3,7 +3,7 @@
 import json, random, statistics, time
 
 from .models import chunked_loss, layers_of, llama
-from .steps import MIB, Measured, Skipped, said, started
+from .steps import MIB, Measured, Skipped, Step, said, started, warmed
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Lengths come again after so many steps: each fraction sees all of them, and ours five times as many steps.
@@ -20,6 +20,7 @@ def lengths(a):
 def varying(a):
     """`--fraction F`: 40 steps with the first F of the layers offloaded; without it 200 under `--budget`."""
     by_hand = a.fraction is not None
+    measured = Measured(a)
     try:
         # Nothing is offloaded with a fraction of 0: that runs on the CPU too.
         glake = started(a) if a.device == "cuda" or a.fraction != 0.0 else None
@@ -27,28 +28,24 @@ def varying(a):
         return said(a, error)
     import torch
 
-    measured = Measured(a)
     model, vocabulary = llama(a, torch)
-    handles = []
+    step, rows, handles = Step(torch, model, lambda ids: chunked_loss(torch, model, ids)), max(a.tokens // min(a.tokens, a.length), 1), []
+    cycle = lengths(a)
+    batch = lambda length: torch.randint(0, vocabulary, (rows, length), device=a.device)
+    warmed(torch, a, model, step, batch(max(cycle)))
     if by_hand:
         layers = model.get_base_model().model.layers
         handles = [glake.offload.activations(layer) for layer in layers[: round(len(layers) * a.fraction)]]
     else:
         handles = [glake.offload(layers_of(model), budget=f"{a.budget // MIB}MiB")]
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    rounds, cycle, failed = (1 if by_hand else ROUNDS), lengths(a), None
+    rounds, failed = (1 if by_hand else ROUNDS), None
     begin = time.perf_counter()
     try:
-        for step in range(-2, rounds * len(cycle)):
+        for number in range(-2, rounds * len(cycle)):
             # Two before, of the most: what a first step costs is not compared.
-            length = max(cycle) if step < 0 else cycle[step % len(cycle)]
-            ids = torch.randint(0, vocabulary, (max(a.tokens // min(a.tokens, a.length), 1), length), device=a.device)
+            ids = batch(max(cycle) if number < 0 else cycle[number % len(cycle)])
             with measured.step():
-                loss = chunked_loss(torch, model, ids)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                measured.losses.append(loss.item())
+                measured.losses.append(step(ids))
             if time.perf_counter() - begin > a.time_limit:
                 break
     except torch.OutOfMemoryError as error:

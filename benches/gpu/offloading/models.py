@@ -1,21 +1,21 @@
 """The models of all parts, of random weights, one loss for all, and a count of what autograd saves."""
 
 
-def llama(a, torch):
+def llama(a, torch, dropout=0.0):
     import peft, transformers
 
     heads = max(a.hidden // 128, 1)
     config = transformers.LlamaConfig(
         hidden_size=a.hidden, intermediate_size=a.hidden * 7 // 2, num_hidden_layers=a.layers, num_attention_heads=heads,
         num_key_value_heads=max(heads // 4, 1), vocab_size=128256 if a.hidden >= 2048 else 512,
-        max_position_embeddings=8192, use_cache=False, attn_implementation="sdpa",
+        max_position_embeddings=max(8192, a.length), use_cache=False, attn_implementation="sdpa",
     )
     torch.manual_seed(0)
     with torch.device(a.device):
         torch.set_default_dtype(torch.bfloat16)
         model = transformers.LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
-    lora = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")
     model = peft.get_peft_model(model, lora, autocast_adapter_dtype=False)
     model.train()
     return model, config.vocab_size
@@ -45,6 +45,20 @@ def chunked_loss(torch, model, ids):
     part = lambda rows, wanted: torch.nn.functional.cross_entropy(inner.lm_head(rows).float(), wanted, reduction="sum")
     parts = zip(hidden.split(1024), labels.split(1024))
     return sum(checkpoint(part, rows, wanted, use_reentrant=False) for rows, wanted in parts) / labels.numel()
+
+
+def whole(torch, model):
+    """A module whose forward is the loss: DDP learns of a backward pass from its own module's forward."""
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids):
+            return chunked_loss(torch, self.model, ids)
+
+    return Loss()
 
 
 class Unique:

@@ -1,23 +1,25 @@
 """A part's steps, each part in a process of its own: one JSON line."""
 
-import contextlib, json, statistics, time
+import contextlib, json, os, statistics, time
 
 from sharing.meter import Watch, meter
 
 from .baselines import THEIRS, Blind, Skipped, recomputes
-from .models import Unique, chunked_loss, gpt2, layers_of, llama
+from .models import Unique, chunked_loss, gpt2, layers_of, llama, whole
 
 MIB = 1 << 20
 # Ours: whether layers are recomputed by the program, and the preset; None is `activations` alone.
 OURS = {
     "offload": (False, None), "multi-path": (False, None), "inputs": (True, None),
-    "hybrid": (True, "hybrid"), "hybrid-multi-path": (True, "hybrid"),
+    "hybrid": (True, "hybrid"), "hybrid-multi-path": (True, "hybrid"), "ddp-hybrid": (True, "hybrid"), "ddp-hybrid-multi-path": (True, "hybrid"),
 }
 BLIND = ("blind", "blind-multi-path")
+# Steps that are not steady: in the first nothing is known, in the second saves are checked once more.
+FIRST = 2
 
 
 class Measured:
-    """Times, losses and the most memory of some steps, above what all processes used before."""
+    """Times, losses and the most memory of some steps, above what all processes used before: it is made before the first use of CUDA."""
 
     def __init__(self, a):
         self.meter = meter("cuda") if a.device == "cuda" else None
@@ -34,9 +36,78 @@ class Measured:
         self.most = max(self.most, getattr(watch, "most", 0))
 
     def row(self, a):
-        steady = statistics.median(self.times[2:] or self.times)
-        return {"run": a.one, "device": a.device, "tokens": a.tokens, "layers": a.layers, "first_s": self.times[0], "step_s": steady,
+        return {"run": a.one, "device": a.device, "tokens": a.tokens, "layers": a.layers, "first_s": self.times[0], "step_s": steady(self.times),
                 "most_bytes": self.most, "losses": self.losses}
+
+
+class Moved:
+    """What each step moved and did not have to, and host memory when the most is away: at the end of a forward."""
+
+    def __init__(self, glake):
+        self.glake, self.live, self.pinned = glake, 0, 0
+        self.out, self.narrowed = [], []
+        self.before = glake.offload.report()
+
+    def forward_ended(self):
+        told = self.glake.offload.report()
+        if told["host_bytes"] > self.live:
+            self.live, self.pinned = told["host_bytes"], told["host_pinned_bytes"]
+
+    def step_ended(self):
+        told, before = self.glake.offload.report(), self.before
+        self.out.append(told["bytes_out"] - before["bytes_out"])
+        self.narrowed.append(told["narrowed"] - before["narrowed"])
+        self.before = told
+
+    def row(self):
+        return {"step_bytes": steady(self.out), "narrowed_bytes": steady(self.narrowed), "live_host_bytes": self.live, "pinned_host_bytes": self.pinned}
+
+
+class Step:
+    """A step of training; what a part has around it comes with the call."""
+
+    def __init__(self, torch, model, loss_of):
+        self.loss_of = loss_of
+        self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+
+    def __call__(self, ids, around=contextlib.nullcontext, is_backward_within=False, blind=None, forward_ended=lambda: None):
+        with around():
+            if blind:
+                blind.out()
+            loss = self.loss_of(ids)
+            forward_ended()
+            if is_backward_within:
+                loss.backward()
+        if blind:
+            blind.back()
+        if not is_backward_within:
+            loss.backward()
+        if blind:
+            blind.end()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+def steady(values):
+    return statistics.median(values[FIRST:] or values)
+
+
+def warmed(torch, a, model, step, ids):
+    """One step before those that count, without hooks: torch loads kernels and cuBLAS in it. Its layers are recomputed, but for `keep`'s, which
+    is as cold as a program's first step is. In seconds."""
+    base = model.get_base_model()
+    if a.one != "keep":
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    begin = time.perf_counter()
+    step(ids)
+    took = time.perf_counter() - begin
+    if a.one != "keep":
+        base.gradient_checkpointing_disable()
+    if a.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    return took
 
 
 def started(a):
@@ -50,7 +121,18 @@ def started(a):
 
 
 def said(a, error):
-    print(json.dumps({"run": a.one, "skipped": str(error)}), flush=True)
+    # Once, of several ranks.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(json.dumps({"run": a.one, "skipped": str(error)}), flush=True)
+
+
+def ranked(torch, a):
+    """This rank's number, of several that torchrun started: each has a GPU of its own."""
+    rank = int(os.environ["LOCAL_RANK"])
+    if a.device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl" if a.device == "cuda" else "gloo")
+    return rank
 
 
 def one(a):
@@ -61,11 +143,19 @@ def one(a):
 
 
 def _one(a):
+    measured = Measured(a)
     glake = started(a) if a.one in (*OURS, BLIND[1]) else None
     import torch
 
-    measured = Measured(a)
+    is_ranked = a.one.startswith("ddp-")
+    rank = ranked(torch, a) if is_ranked else 0
     model, vocabulary = llama(a, torch)
+    loss_of = torch.nn.parallel.DistributedDataParallel(whole(torch, model)) if is_ranked else lambda ids: chunked_loss(torch, model, ids)
+    torch.manual_seed(1 + rank)
+    length = min(a.tokens, a.length)
+    ids = torch.randint(0, vocabulary, (a.tokens // length, length), device=a.device)
+    step = Step(torch, model, loss_of)
+    cold = warmed(torch, a, model, step, ids)
     if a.one.endswith("multi-path"):
         glake.multi_path()
     handle, blind, around = None, None, contextlib.nullcontext
@@ -83,39 +173,31 @@ def _one(a):
         blind = Blind(torch, a, a.blind_bytes, glake)
     else:
         around = THEIRS[a.one](torch, model, a)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    length = min(a.tokens, a.length)
-    ids = torch.randint(0, vocabulary, (a.tokens // length, length), device=a.device)
     unique = Unique(torch, model)
-    for step in range(a.steps):
+    moved = Moved(glake) if a.one in OURS else None
+    # Its trainers have the backward within the block.
+    options = {"is_backward_within": a.one.startswith("trl"), "blind": blind}
+    if moved:
+        options["forward_ended"] = moved.forward_ended
+    for number in range(a.steps):
+        counted = (lambda: unique.hooks) if a.one == "keep" and number == 0 else around
         with measured.step():
-            with unique.hooks if a.one == "keep" and step == 0 else around():
-                if blind:
-                    blind.out()
-                loss = chunked_loss(torch, model, ids)
-                if a.one.startswith("trl"):
-                    # Its trainers have the backward within the block.
-                    loss.backward()
-            if blind:
-                blind.back()
-            if not a.one.startswith("trl"):
-                loss.backward()
-            if blind:
-                blind.end()
-            optimizer.step()
-            optimizer.zero_grad()
-            measured.losses.append(loss.item())
-    row = measured.row(a)
+            measured.losses.append(step(ids, counted, **options))
+        if moved:
+            moved.step_ended()
+    row = {**measured.row(a), "cold_s": cold}
     if a.one == "keep":
         row.update(unique_bytes=unique.bytes, saved_bytes=unique.saved)
     if blind:
         row.update(blind_bytes=a.blind_bytes)
-    if a.one in OURS:
-        told = glake.offload.report()
-        row.update(report=told, step_bytes=told["bytes_out"] / a.steps, budget=a.budget if OURS[a.one][1] else None)
+    if moved:
+        row.update(report=glake.offload.report(), budget=a.budget if OURS[a.one][1] else None, **moved.row())
     if handle:
         handle.remove()
-    print(json.dumps(row, default=str), flush=True)
+    if rank == 0:
+        print(json.dumps(row, default=str), flush=True)
+    if is_ranked:
+        torch.distributed.destroy_process_group()
 
 
 def fit(a):

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import random
 import unittest
+import warnings
 
 os.environ["GLAKE_DEVICE"] = "sim"
 
@@ -274,6 +275,23 @@ class Saves(OfTorch):
         finally:
             _library.api = api_of
         self.assertGreater(glake.offload.report()["stayed"], stayed)
+
+    def test_memory_that_is_not_ours_stays_and_is_told_once(self):
+        class Foreign(Laid):
+            def address(self, storage):
+                return storage.data_ptr()
+
+        self.memory, stayed = Foreign(), glake.offload.report()["stayed"]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                x = torch.full((500,), 0.5, requires_grad=True)
+                with self.activations():
+                    z = torch.exp(x * 1.0).sum()
+                z.backward()
+                del z
+        self.assertGreater(glake.offload.report()["stayed"], stayed)
+        self.assertEqual([text.count("glake.enable()") for text in (str(each.message) for each in told)], [1])
 
     def test_torchtunes_names(self):
         from glake.offload import NoOpManager, OffloadActivations

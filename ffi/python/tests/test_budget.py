@@ -2,6 +2,7 @@
 
 Needs torch; every test is skipped without it."""
 
+import collections
 import importlib.util
 import os
 import tempfile
@@ -16,6 +17,7 @@ torch = None
 if importlib.util.find_spec("torch"):
     import torch
 
+    from glake.offload import _budget
     from glake.offload._budget import Offloaded, parsed
 
 
@@ -24,7 +26,7 @@ class Budgets(unittest.TestCase):
         for text, expected in (("60GiB", 60 << 30), ("1.5 GiB", 3 << 29), ("512mib", 512 << 20), ("80GB", 80 * 10**9), ("1000", 1000), (1 << 20, 1 << 20), (2e9, 2 * 10**9)):
             self.assertEqual(self.of(text), expected)
         self.assertIsNone(self.of(None))
-        for wrong in ("", "GiB", "60 GiBs", "-1GiB", 0, -5, True, float("nan"), "0"):
+        for wrong in ("", "GiB", "60 GiBs", "-1GiB", 0, -5, True, float("nan"), "0", [1], b"1GiB", {}, 1j, float("inf")):
             with self.assertRaises(ValueError, msg=repr(wrong)):
                 self.of(wrong)
 
@@ -92,11 +94,90 @@ class Offloads(OfTorch):
         self.assertFalse(first._handles)
         self.assertEqual(second.told()["preset"], "fit")
         second.remove()
-        for wrong in ({"preset": "best"}, {"budget": "much"}, {"least": -1}):
+        for wrong in ({"preset": "best"}, {"preset": ["fit"]}, {"budget": "much"}, {"least": -1}, {"least": "1MiB"}):
             with self.assertRaises(ValueError, msg=str(wrong)):
                 glake.offload(model, **wrong)
         with self.assertRaises(ValueError):
             glake.offload(None, budget="1GiB")
+        for wrong in ("model", 3, torch.nn.Linear, torch.optim.SGD(model.parameters(), lr=1)):
+            with self.assertRaisesRegex(TypeError, "torch.nn.Module"):
+                glake.offload(wrong, budget="1GiB")
+        self.assertFalse(model._forward_pre_hooks or model._forward_hooks)
+
+    def test_forwards_that_are_given_what_has_no_sizes(self):
+        class Padded(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(8, 8)
+
+            def forward(self, x, **_more):
+                x = torch.nn.functional.gelu(self.layer(x))
+                return torch.nested.to_padded_tensor(x, 0.0) if x.is_nested else x
+
+        class Raises:
+            @property
+            def shape(self):
+                raise RuntimeError("there is none")
+
+        class Odd:
+            shape = [1, [2]]
+
+        endless = []
+        endless.append(endless)
+        model = Padded()
+        handle = self.offload(model, "1GiB")
+        nested = lambda layout: torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
+        for x in (nested(torch.strided), nested(torch.jagged), torch.randn(2, 8)):
+            for more in (None, Raises(), Odd(), endless, {"a": [torch.randn(2)]}, collections.UserDict(a=torch.randn(2)), torch.randn(2).to_sparse()):
+                model(x, more=more).sum().backward()
+        handle.remove()
+        # The sizes within whatever maps count, and those of nested tensors.
+        shape = lambda value: _budget._shape(model, (value,), None)
+        self.assertNotEqual(shape(collections.UserDict(a=torch.ones(2))), shape(collections.UserDict(a=torch.ones(3))))
+        self.assertNotEqual(shape(nested(torch.strided)), shape(torch.nested.nested_tensor([torch.ones(1, 8)])))
+
+    def test_copies_and_pickles_have_the_same_budget_and_hooks_that_are_succeeded(self):
+        import copy
+        import pickle
+
+        def told():
+            return [(site["preset"], site["budget"]) for site in glake.offload.report()["sites"]]
+
+        plain, model = self.model(), self.model()
+        handle = self.offload(model, "1GiB", "hidden")
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for another in copies:
+            another.eval()
+            with torch.no_grad():
+                another(torch.randn(2, 64))
+            for step in range(3):
+                torch.manual_seed(step)
+                expected = self.step(plain, 32)
+                torch.manual_seed(step)
+                for mine, other in zip(self.step(another, 32), expected):
+                    self.assertTrue(torch.equal(mine, other))
+        self.assertEqual(told(), [("hidden", 1 << 30)] * 3)
+        for another in copies:
+            second = glake.offload(another, budget="2GiB", preset="memory")
+            self.assertEqual(len(another._forward_pre_hooks), len(model._forward_pre_hooks))
+            second.remove()
+            self.assertFalse(another._forward_pre_hooks or another._forward_hooks)
+            self.assertFalse(another._forward_pre_hooks_with_kwargs or another._forward_hooks_always_called)
+        self.step(model, 32)
+        handle.remove()
+        self.assertFalse(model._forward_pre_hooks or model._forward_hooks)
+
+    def test_a_module_of_which_nothing_is_packed_has_no_thread_that_waits_for_a_pass(self):
+        import threading
+
+        model = self.model(1)
+        handle = self.offload(model, "1GiB", "memory", least=1 << 30)
+        self.step(model, 4)
+        for thread in threading.enumerate():
+            if thread.name == "glake-offload-pin":
+                thread.join(10)
+                self.assertFalse(thread.is_alive())
+        handle.remove()
 
     def test_a_report_prints_and_draws(self):
         model = self.model()

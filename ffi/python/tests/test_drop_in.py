@@ -16,6 +16,10 @@ import glake
 import test_activations
 from test_activations import OfTorch, torch
 
+if torch:
+    from glake.offload._activations import Activations
+    from glake.offload._budget import Offloaded
+
 
 def needs(*names):
     missing = [name for name in names if importlib.util.find_spec(name) is None]
@@ -44,6 +48,14 @@ class Program(OfTorch):
     def setUpClass(cls):
         # Tensors are small: other tests may have the cores.
         torch.set_num_threads(1)
+
+    @contextlib.contextmanager
+    def warns(self, text):
+        """assertWarns looks into every module that is imported, and transformers then imports what is not installed."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield
+        self.assertRegex(" ".join(str(each.message) for each in told), text)
 
     def assertSame(self, plain, mine):
         self.assertEqual(len(plain), len(mine))
@@ -186,7 +198,7 @@ class HuggingFace(Program):
         for _ in range(3):
             model(input_ids=ids, labels=ids).loss.backward()
         model.gradient_checkpointing_enable(offload=True)
-        with self.assertWarnsRegex(UserWarning, "takes its place"):
+        with self.warns("takes its place"):
             model(input_ids=ids, labels=ids).loss.backward()
         model.gradient_checkpointing_disable()
         handle.remove()
@@ -254,8 +266,19 @@ def loop(model, batch, steps=3):
 
 @needs("trl", "datasets", "transformers")
 class Trl(Program):
-    def trainer(self, offloads, patched=True, **changed):
-        """What TRL's trainer computes."""
+    KINDS = ("SFT", "DPO", "KTO", "Reward")
+    RECOMPUTES = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+    def setUp(self):
+        super().setUp()
+        import datasets
+
+        datasets.disable_progress_bars()
+        for name in ("transformers", "transformers.trainer", "trl"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+    def trainer(self, offloads, kind="SFT", make=lambda model: model, adapters=False, **changed):
+        """What one of TRL's trainers computes."""
         import datasets
         import transformers
         import trl
@@ -267,35 +290,82 @@ class Trl(Program):
                 found.append([None, gradients(model)])
 
         settings = {"max_steps": 5, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True, "seed": 3, "bf16": False, **changed}
-        with tempfile.TemporaryDirectory() as folder:
-            more = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False, **settings}
-            arguments = trl.SFTConfig(output_dir=folder, max_length=16, activation_offloading=offloads, **more)
-            rows = datasets.Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in sentences()])
+        more = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "gradient_checkpointing": False, **settings}
+        if kind in ("DPO", "KTO"):
+            # A step whose losses are not all ln 2, as the first is.
+            more = {"learning_rate": 1e-2, **more}
+        torch.manual_seed(5)
+        model, others = make(llama() if kind != "Reward" else rewards()), {}
+        if adapters:
+            import peft
+
+            task = "SEQ_CLS" if kind == "Reward" else "CAUSAL_LM"
+            others["peft_config"] = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.1, task_type=task)
+        elif kind in ("DPO", "KTO"):
+            # With hooks of its own, where the model has some.
+            others["ref_model"] = copy.deepcopy(model)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            arguments = getattr(trl, f"{kind}Config")(output_dir=folder, max_length=16, activation_offloading=offloads, **more)
+            rows = datasets.Dataset.from_list(rows_of(kind))
             torch.manual_seed(5)
-            trainer = trl.SFTTrainer(llama(), args=arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=[Looks()])
+            make_trainer = getattr(trl, f"{kind}Trainer")
+            trainer = make_trainer(model, args=arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=[Looks()], **others)
             if offloads:
                 context = trainer.maybe_activation_offload_context
                 self.assertIsInstance(context, glake.offload.OffloadActivations)
-                context._packer.memory = self.memory
+                context._packer.memory, context._packer.least = self.memory, 0
             trainer.train()
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         return [(loss, after) for loss, (_, after) in zip(losses, found)]
 
-    def test_supervised_fine_tuning(self):
-        for changed in ({}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}):
-            with self.subTest(**changed):
-                plain = self.trainer(False, **changed)
-                self.assertEqual(len(plain), 5)
-                out = glake.offload.report()["bytes_out"]
-                with glake.offload.patch_trl():
-                    self.assertSame(plain, self.trainer(True, **changed))
-                self.assertGreater(glake.offload.report()["bytes_out"], out)
+    def unchanged_under(self, kind, ways, **changed):
+        """What a trainer computes, twice without, and with: TRL's own option, and a model that is hooked in some ways."""
+        plain = self.trainer(False, kind, **changed)
+        self.assertEqual(len(plain), 5)
+        self.assertGreater(len({loss for loss, _ in plain}), 1)
+        self.assertSame(plain, self.trainer(False, kind, **changed))
+        for way in ways:
+            handles = []
+
+            def make(model):
+                if way == "option":
+                    return model
+                # The budget leaves no room for all that the passes save.
+                handle = Activations(model, 0, self.memory, True) if way == "replay" else Offloaded(model, "1MiB", way, 0, self.memory)
+                if handle._replay is not None:
+                    # Products are small.
+                    handle._replay.least_inner = 0
+                handles.append(handle)
+                return model
+
+            before = glake.offload.report()
+            with self.subTest(kind=kind, way=way, **changed), glake.offload.patch_trl() if way == "option" else contextlib.nullcontext():
+                self.assertSame(plain, self.trainer(way == "option", kind, make, **changed))
+                after = glake.offload.report()
+                # What stays is torch's own here, and none of the budget: other presets may have nothing leave.
+                moved = after["bytes_out"] - before["bytes_out"]
+                self.assertTrue(way not in ("option", "memory", "replay") or moved, "nothing was offloaded")
+                self.assertTrue(way != "replay" or after["replayed"] > before["replayed"], "nothing was replayed")
+            for handle in handles:
+                handle.remove()
+
+    def test_all_trainers(self):
+        for kind in self.KINDS:
+            self.unchanged_under(kind, ("option", "fit", "memory"), gradient_accumulation_steps=2)
+
+    def test_all_trainers_that_recompute(self):
+        for kind in self.KINDS:
+            self.unchanged_under(kind, ("option", "hidden", "replay"), **self.RECOMPUTES)
+
+    @needs("peft")
+    def test_all_trainers_of_adapters(self):
+        for kind in self.KINDS:
+            self.unchanged_under(kind, ("option", "hybrid", "replay"), adapters=True, gradient_accumulation_steps=2, **self.RECOMPUTES)
 
     def test_recomputed_layers_whose_inputs_its_base_would_copy(self):
-        asked = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-        plain = self.trainer(False, **asked)
-        asked["gradient_checkpointing_kwargs"] = {"use_reentrant": False, "offload": True}
-        with glake.offload.patch_trl(), self.assertWarnsRegex(UserWarning, "takes its place"):
+        plain = self.trainer(False, **self.RECOMPUTES)
+        asked = {**self.RECOMPUTES, "gradient_checkpointing_kwargs": {"use_reentrant": False, "offload": True}}
+        with glake.offload.patch_trl(), self.warns("takes its place"):
             self.assertSame(plain, self.trainer(True, **asked))
 
     def test_whoever_took_the_names_before_has_ours_and_theirs_come_back(self):
@@ -374,12 +444,32 @@ class WithoutTrl(unittest.TestCase):
                 glake.offload.patch_trl()
 
 
+def rewards():
+    """A model that gives a number."""
+    import transformers
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    settings = transformers.LlamaConfig(**shape, num_key_value_heads=1, use_cache=False, num_labels=1, pad_token_id=1)
+    return transformers.LlamaForSequenceClassification(settings)
+
+
+def rows_of(kind):
+    """What one of TRL's trainers learns from."""
+    said = [" ".join(str(number) for number in row["input_ids"].tolist()) + " " for row in sentences(16, 5)]
+    if kind == "SFT":
+        return [{"input_ids": row["input_ids"].tolist()} for row in sentences()]
+    if kind == "KTO":
+        return [{"prompt": prompt, "completion": said[-1 - place], "label": place % 2 == 0} for place, prompt in enumerate(said)]
+    return [{"prompt": prompt, "chosen": said[-1 - place], "rejected": said[place - 3]} for place, prompt in enumerate(said)]
+
+
 def tokenizer():
     """One whose words are numbers."""
     import tokenizers
     import transformers
 
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(number): number for number in range(64)}, unk_token="0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0", pad_token="1", eos_token="2")
 
 
@@ -757,6 +847,35 @@ class Careless(Program):
         before = glake.offload.report()["bytes_out"]
         model(torch.randn(4, 16)).sum().backward()
         self.assertEqual((glake.offload.report()["bytes_out"], handles), (before, []))
+
+    def test_transforms_of_functions_around_it_and_where_hooks_are_off(self):
+        from torch.func import functional_call, grad, jvp, vmap
+
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+        x, weights = torch.randn(4, 16), dict(model.named_parameters())
+
+        def computes():
+            loss = lambda weights, x: functional_call(model, weights, (x,)).square().sum()
+            found = [*grad(loss)(weights, x).values(), *vmap(grad(loss), in_dims=(None, 0))(weights, x[:, None]).values()]
+            found += [jvp(lambda x: model(x), (x,), (x,))[1]]
+            model.zero_grad()
+            vmap(model)(x).square().sum().backward()
+            found += gradients(model)
+            model.zero_grad()
+            with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+                model(x).square().sum().backward()
+            return found + gradients(model)
+
+        plain = computes()
+        replays, budgets = lambda model: Activations(model, 0, self.memory, True), lambda model: Offloaded(model, "1GiB", "memory", 0, self.memory)
+        for make in (self.activations, replays, budgets):
+            handle = make(model)
+            for mine, theirs in zip(computes(), plain, strict=True):
+                self.assertTrue(torch.equal(mine, theirs))
+            before = glake.offload.report()["bytes_out"]
+            model(x).sum().backward()
+            self.assertGreater(glake.offload.report()["bytes_out"], before)
+            handle.remove()
 
     def test_without_parameters_frozen_in_evaluation_and_two_models(self):
         empty = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.5))

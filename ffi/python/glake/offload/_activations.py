@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import numbers
 import sys
 import threading
 import weakref
@@ -22,8 +23,8 @@ class Activations:
     """What ``glake.offload.activations`` answers: a context manager, and what takes the hooks of a module off again."""
 
     def __init__(self, module: Any, least: int, memory: Memory | None = None, replay: bool = False) -> None:
-        if least < 0:
-            raise ValueError(f"least is {least}: a number of bytes, and not below 0")
+        if not is_number(least) or not least >= 0:
+            raise ValueError(f"least is {least!r}: a number of bytes, and not below 0")
         import torch
 
         self._packer = packer = Packer(least, memory or Cuda())
@@ -46,7 +47,7 @@ class Activations:
         self._model: weakref.ref[Any] | None = None
         if module is not None:
             if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"activations(module) was given a {type(module).__name__}: give it the torch.nn.Module, or nothing and use `with`")
+                raise TypeError(f"module is a {type(module).__name__}: give the torch.nn.Module, or nothing to activations() and use `with`")
             self._handles = [
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
                 module.register_forward_hook(self._after, always_call=True),
@@ -94,7 +95,8 @@ class Activations:
     def _stack(self) -> list[tuple[str, Any]]:
         if not hasattr(self._entered, "hooks"):
             self._entered.hooks = []
-        return self._entered.hooks
+        stack: list[tuple[str, Any]] = self._entered.hooks
+        return stack
 
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
@@ -126,7 +128,7 @@ class Activations:
         # checkpoint's are in the forward pass, these have what is saved, both times.
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         is_others = top is not None and top[0] not in _ours
-        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or is_others:
+        if is_others or not may_hook():
             if is_others and torch.is_grad_enabled() and not self._others.is_harmless(top):
                 self._others.told(top[0], module)
             self._stack().append(("module", None))
@@ -146,9 +148,24 @@ class Activations:
         """What else offloads there is found whether this forward offloads or not."""
         import torch
 
-        if not self._stack() and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+        if not self._stack() and may_hook():
             if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
                 self._others.look(module)
+
+
+def may_hook() -> bool:
+    """Whether what is saved now may be given hooks: not without gradients, within a backward pass, in a transform of ``torch.func``, nor where
+    the program has turned them off."""
+    import torch
+
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+def is_number(value: Any) -> bool:
+    """Whether it counts something: numpy's numbers too, and no truth."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _compiles() -> bool:

@@ -7,12 +7,13 @@ import re
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from .. import _library
 from ..errors import Error
 from . import _report
-from ._activations import LEAST, Activations
+from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
 
 PRESETS = ("fit", "memory", "hidden", "hybrid")
@@ -22,6 +23,8 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k
 _AHEAD = 1 << 30
 # How often that is looked at, in seconds.
 _EVERY = 0.005
+# Of what is within what a forward is given, sizes are looked at so far.
+_DEPTH = 8
 
 
 def parsed(budget: int | float | str | None) -> int | None:
@@ -38,7 +41,7 @@ def parsed(budget: int | float | str | None) -> int | None:
         if found is None or unit is None:
             raise ValueError(f'budget is {budget!r}: a number of bytes, or a text like "60GiB"')
         budget = float(found[1]) * unit
-    if isinstance(budget, bool) or not 1 <= budget < 1 << 63:
+    if not is_number(budget) or not 1 <= budget < 1 << 63:
         raise ValueError(f'budget is {budget!r}: a number of bytes above 0, or a text like "60GiB"')
     return int(budget)
 
@@ -49,18 +52,24 @@ class Offloaded(Activations):
     def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
         if preset not in PRESETS:
             raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
-        if module is None:
-            raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
         self._bytes, self._preset = parsed(budget), preset
+        # The GPU that the budget is of, from when it was asked for until it is taken off.
+        self._device: int | None = None
+        self._has_begun = self._has_ended = False
         super().__init__(module, least, memory, replay=preset == "hybrid")
-        self._ask(_device_of(module))
-        self._has_begun = False
+        if module is not None:
+            try:
+                self._ask(_device_of(module))
+            except BaseException:
+                super().remove()
+                raise
 
     def __deepcopy__(self, _memo: Any) -> Activations:
-        return Activations(None, self._packer.least, self._packer.memory)
+        # Its first forward says on which GPU it is.
+        return Offloaded(None, self._bytes, self._preset, self._packer.least, self._packer.memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Activations, (None, self._packer.least)
+        return Offloaded, (None, self._bytes, self._preset, self._packer.least)
 
     def _ask(self, device: int) -> None:
         bytes_of = self._bytes
@@ -71,8 +80,9 @@ class Offloaded(Activations):
 
     def remove(self) -> None:
         """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
-        if self._handles:
-            self._packer.site.ask(self._device, None, "memory")
+        device, self._device = self._device, None
+        if device is not None:
+            self._packer.site.ask(device, None, "memory")
         super().remove()
 
     def report(self, plot: str | None = None) -> _report.Report:
@@ -80,23 +90,25 @@ class Offloaded(Activations):
         return _report.of([self], plot)
 
     def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
-        import torch
-
         if not self._has_begun and _device_of(module) != self._device:
             # It was moved to its GPU since.
             self._ask(_device_of(module))
         # Only where hooks are to be pushed at all is anything asked.
-        is_outer = torch.is_grad_enabled() and not self._stack() and torch._C._current_graph_task_id() == -1
+        is_outer = not self._stack() and may_hook()
         if is_outer and not self._packer.site.needs(_shape(module, inputs, named)):
             self._stack().append(("module", None))
             return
-        if not self._has_begun:
+        if is_outer and not self._has_begun:
             self._has_begun = True
             threading.Thread(target=_pin_ahead, args=(weakref.ref(self), self._device), name="glake-offload-pin", daemon=True).start()
         super()._before(module, inputs, named)
 
+    def _after(self, module: Any, inputs: Any, output: Any) -> None:
+        super()._after(module, inputs, output)
+        self._has_ended = self._has_ended or (self._has_begun and not self._stack())
+
     def _is_first_pass(self) -> bool:
-        return bool(self._handles) and json.loads(self._packer.site.told_json())["passes"] == 0
+        return self._device is not None and json.loads(self._packer.site.told_json())["passes"] == 0
 
 
 def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
@@ -107,9 +119,13 @@ def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
             own = handle()
             if own is None or not own._is_first_pass():
                 return
+            has_ended = own._has_ended
             del own
             # As much again as is offloaded by now.
             offloaded = json.loads(api.offload_stats_json())["host_bytes"]
+            if has_ended and offloaded == 0:
+                # Nothing was: the module is on no GPU, say, and no pass of it will end.
+                return
             if offloaded > 0:
                 api.offload_prepare(device, min(offloaded, _AHEAD))
             time.sleep(_EVERY)
@@ -140,20 +156,29 @@ def _shape(module: Any, inputs: Any, named: Any) -> int:
     return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _sizes(found: list[Any], value: Any) -> None:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        found.append(tuple(shape))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _sizes(found, part)
-    elif isinstance(value, dict):
-        for key in value:
-            _sizes(found, value[key])
+def _sizes(found: list[Any], value: Any, depth: int = 0) -> None:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        found.append(value.numel() if value.is_nested else tuple(value.shape))
+    elif depth < _DEPTH and isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            _sizes(found, part, depth + 1)
 
 
-# Of each module, who offloads for it.
-_handles: weakref.WeakKeyDictionary[Any, weakref.ref[Offloaded]] = weakref.WeakKeyDictionary()
+def _take_off(module: Any, keeps: Offloaded) -> None:
+    """Takes a module's budgets off with their hooks, but for one: those too that came with the module as it was copied."""
+    kinds = (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+    )
+    for hooks, *how in kinds:
+        for key, hook in list(hooks.items()):
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, Offloaded) and owner is not keeps:
+                owner.remove()
+                for each in (hooks, *how):
+                    each.pop(key, None)
 
 
 def offload(
@@ -187,10 +212,8 @@ def offload(
         ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with the
             least budget that is enough.
     """
-    known = _handles.get(module) if module is not None else None
-    before = known() if known is not None else None
+    if module is None:
+        raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
     handle = Offloaded(module, budget, preset, least)
-    if before is not None:
-        before.remove()
-    _handles[module] = weakref.ref(handle)
+    _take_off(module, handle)
     return handle

@@ -117,8 +117,6 @@ class Gathered:
         return self._spread(storage, start).clone(memory_format=torch.contiguous_format)
 
     def unpack(self, narrow: Any, into: Any, start: int) -> None:
-        import torch
-
         count = functools.reduce(lambda product, size: product * size, self._sizes, 1)
         self._spread(into, start).copy_(_flat(narrow, 0, self._dtype, count).view(self._sizes))
 
@@ -187,7 +185,7 @@ def _casts_keep_payloads(device: Any) -> bool:
 
     with torch.no_grad():
         wide = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.int16).view(torch.float16).float()
-        return torch.equal(_half(wide).float().view(torch.int32), wide.view(torch.int32))
+        return bool(torch.equal(_half(wide).float().view(torch.int32), wide.view(torch.int32)))
 
 
 @functools.cache

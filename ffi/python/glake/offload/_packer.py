@@ -31,6 +31,25 @@ def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+# Whether it was told in this process.
+_is_foreign_told = False
+
+
+def _tell_foreign(address: int) -> None:
+    """Where a tensor stayed because its memory is not GLake's, and not for want of host memory, that is told once."""
+    global _is_foreign_told
+    if _is_foreign_told:
+        return
+    try:
+        _library.api().generation(address)
+    except Error:
+        _is_foreign_told = True
+        _warn(
+            "a saved tensor's memory is not GLake's, and stays on the GPU: glake.enable() has to be called before the first use of CUDA "
+            "(glake.offload.report() counts such tensors in 'stayed')"
+        )
+
+
 class Packer:
     """The hooks of one site."""
 
@@ -126,7 +145,7 @@ class Packer:
             return Away(tensor, self._alias(tensor), entry, first - entry.start)
 
     def unpack(self, saved: Kept | Away) -> Any:
-        if type(saved) is Kept:
+        if isinstance(saved, Kept):
             return saved.read()
         with self._lock:
             self._begin(self._site.unpacked(saved.entry.item))
@@ -192,7 +211,9 @@ class Packer:
                 self._narrow(entry, storage, stream, form)
             if entry.packed is None:
                 entry.packed = self._copy_out(stream, self.memory.address(storage) + entry.start, entry.size)
-        _report.counts.stayed += entry.packed is None
+        if entry.packed is None:
+            _report.counts.stayed += 1
+            _tell_foreign(self.memory.address(storage))
 
     def _narrow(self, entry: Entry, storage: Any, stream: int, form: Form) -> None:
         """Copies what an item has in another form, where there is memory for it."""

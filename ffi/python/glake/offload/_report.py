@@ -44,7 +44,7 @@ class Report(dict[str, Any]):
             busy, timed = self[f"busy_us_{way}"], self[f"timed_bytes_{way}"]
             rate = f", at {timed / busy / 1e3:.1f} GB/s" if busy else ""
             lines.append(f"{name}: {_size(self[f'bytes_{way}'])}{rate}")
-        lines.append(f"saves merged: {self['merged']}, stayed for want of host memory: {self['stayed']}")
+        lines.append(f"saves merged: {self['merged']}, stayed for want of host memory, or in memory that is not GLake's: {self['stayed']}")
         for site in self["sites"]:
             lines += _lines(site)
         return "\n".join(lines)
@@ -105,7 +105,7 @@ def _lines(site: dict[str, Any]) -> list[str]:
     budget = "" if site["budget"] is None else f" under {_size(site['budget'])} ({_size(site['beside_bytes'])} of it beside the pool)"
     lines = [f'a site, "{site["preset"]}"{budget}: {site["passes"]} passes, {site["diverged"]} not as their plan']
     if not site["passes"]:
-        lines.append("  no pass has ended: is this the module whose forward the program calls?")
+        lines.append("  no pass has ended: is this the module whose forward the program calls, and is it on a GPU?")
     if site["above_budget"]:
         lines.append(f"  requests above the budget: {site['above_budget']}")
     if site["unplanned"]:

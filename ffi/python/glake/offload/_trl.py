@@ -7,7 +7,6 @@ import inspect
 import sys
 import threading
 from types import ModuleType
-from typing import Any
 
 from .. import errors
 from .._patch import Patches
