@@ -12,8 +12,11 @@ in chunks, AdamW:
     hf-offload    each layer is recomputed, with transformers' offload=True
     trl           TRL's OffloadActivations; trl-inputs: each layer is recomputed too
     torchtune     torchtune's OffloadActivations
-    offload       glake.offload.activations over the GPU's own link; inputs: each layer is recomputed too
-    multi-path    the same over every link (glake.multi_path)
+    offload       glake.offload.activations over the GPU's own link, with all the memory there is; multi-path: over every link
+    inputs        glake.offload(model, preset="memory") at the least memory of trl-inputs and hf-offload, each layer recomputed too;
+                  without these two at that of checkpoint, from 131,072 tokens on at 0.74 of it
+    memory        glake.offload(model, preset="memory") at 1.04 of the least memory of save-on-cpu, trl and torchtune;
+                  memory-multi-path: over every link
     hybrid        glake.offload(model, preset="hybrid") at 1.03 of checkpoint's memory; hybrid-multi-path over every link
     blind         nothing leaves, beside blind copies of as many bytes: the limit; blind-multi-path over every link
     ddp-checkpoint, ddp-hybrid, ddp-hybrid-multi-path    the same on two GPUs at once, a rank of DDP each
@@ -41,9 +44,11 @@ from offloading import bars, budget, exact, steps
 
 PARTS = [
     "keep", "checkpoint", "save-on-cpu", "hf-offload", "trl", "trl-inputs", "torchtune", "offload", "inputs", "multi-path",
-    "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "fit", "budget",
+    "memory", "memory-multi-path", "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "fit", "budget",
     "exact", "exact-ranks", "calls",
 ]
+# Ours beside those that offload all that is saved.
+MEMORY, WHOLE = ("memory", "memory-multi-path"), ("save-on-cpu", "trl", "torchtune")
 RANKED = ("ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "exact-ranks")
 CHILDREN = {"exact": exact.exact, "exact-ranks": exact.ranks, "calls": exact.calls, "fit": steps.fit, "budget": budget.varying}
 
@@ -56,7 +61,7 @@ def arguments():
     p.add_argument("--tokens", type=int, default=8192, help="in sequences of --length")
     p.add_argument("--length", type=int, default=4096)
     p.add_argument("--steps", type=int, default=6)
-    p.add_argument("--budget", type=float, help="GiB, for hybrid and budget; else of what was measured before")
+    p.add_argument("--budget", type=float, help="GiB, for parts that have one; else of what was measured before")
     p.add_argument("--blind-bytes", type=float, help="GiB; else what ours moved, or the unique bytes of keep")
     p.add_argument("--device", default="cuda")
     p.add_argument("--out", default="bench-results")
@@ -90,6 +95,15 @@ class Runs:
     def rows(self):
         return [row for row in self.log.rows if "error" not in row and "skipped" not in row]
 
+    def _least(self, *names):
+        """The least memory of parts."""
+        return min((row["most_bytes"] for row in self.rows() if row["run"] in names), default=0)
+
+    def _least_of_inputs(self):
+        """That of others who offload the inputs of recomputed layers; without them what is asked for of long sequences."""
+        part = 0.74 if self.a.tokens >= 131072 else 1.0
+        return self._least("trl-inputs", "hf-offload") or part * self._of("checkpoint").get("most_bytes", 0)
+
     def _of(self, *names):
         return next((row for name in names for row in self.rows() if row["run"] == name), {})
 
@@ -103,6 +117,9 @@ class Runs:
             return ["--blind-bytes", gib(size)] if size else []
         if "hybrid" in name:
             size = self.a.budget or int(1.03 * self._of("ddp-checkpoint" if name in RANKED else "checkpoint").get("most_bytes", 0))
+            return ["--budget", gib(size)] if size else []
+        if name in ("inputs", *MEMORY):
+            size = self.a.budget or int(self._least_of_inputs() if name == "inputs" else 1.04 * self._least(*WHOLE))
             return ["--budget", gib(size)] if size else []
         if name == "budget":
             # Half way between all that stays and all that leaves.
@@ -118,6 +135,8 @@ class Runs:
             return "two ranks need two GPUs"
         if "hybrid" in name and not self._needs(name):
             return "under which budget: --budget, or the part of checkpointing before it on a GPU"
+        if name in ("inputs", *MEMORY) and not self._needs(name):
+            return "under which budget: --budget, or a part before it whose memory it is to have"
         if name == "budget" and not self._needs(name):
             return "under which budget: --budget, or a GPU on which the fractions ran"
         return None

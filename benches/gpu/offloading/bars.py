@@ -42,7 +42,7 @@ def of_ours(name, by):
         yield f"{name}: step, of keeping", ours["step_s"] / keep["step_s"], None, True
         yield f"{name}: most memory, of keeping", memory(ours, keep), None, True
         yield f"{name}: losses differ by", max(abs(x - y) for x, y in zip(ours["losses"], keep["losses"])), None, True
-    if name in ("offload", "multi-path"):
+    if name in ("memory", "memory-multi-path"):
         for theirs, faster in (("save-on-cpu", 2.5), ("trl", 1.3), ("torchtune", 1.3)):
             if theirs in by:
                 yield f"{name}: steps, of {theirs}", by[theirs]["step_s"] / ours["step_s"], faster if wide else None, False

@@ -10,7 +10,8 @@ from .models import Unique, chunked_loss, gpt2, layers_of, llama, whole
 MIB = 1 << 20
 # Ours: whether layers are recomputed by the program, and the preset; None is `activations` alone.
 OURS = {
-    "offload": (False, None), "multi-path": (False, None), "inputs": (True, None),
+    "offload": (False, None), "multi-path": (False, None), "inputs": (True, "memory"),
+    "memory": (False, "memory"), "memory-multi-path": (False, "memory"),
     "hybrid": (True, "hybrid"), "hybrid-multi-path": (True, "hybrid"), "ddp-hybrid": (True, "hybrid"), "ddp-hybrid-multi-path": (True, "hybrid"),
 }
 BLIND = ("blind", "blind-multi-path")
