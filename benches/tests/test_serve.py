@@ -155,15 +155,18 @@ class Parts(unittest.TestCase):
             "pause_s": 0.22,
             "decode_ms": 12.0,
             "pair_ms": 13.0,
+            "unpaced_ms": 4.0,
+            "unpaced_pair_ms": 5.0,
             "prefill_tok_s": 30000.0,
         }
         text = planned.calibration([row], None, ["w01"])
-        self.assertIn("refill_gbps = 53.687", text)
-        self.assertIn("switch_ms = 4.0", text)
+        self.assertIn("refill_gbps = 52.5378", text)
+        self.assertIn("clean_ms_per_gib = 1.94444", text)
         self.assertIn("park_ms = 30.0", text)
         self.assertIn("[worker.w01]", text)
+        self.assertIn("step_ms = 4.0", text)
         self.assertEqual(planned.contention(row), "off")
-        self.assertEqual(planned.contention({**row, "pair_ms": 20.0}), "on")
+        self.assertEqual(planned.contention({**row, "unpaced_pair_ms": 8.0}), "on")
 
     def test_a_front_drains_and_serves_the_oldest_first(self):
         told, ports = [], queue.Queue()
