@@ -105,7 +105,8 @@ impl Server {
         if starts || !found.short.is_zero() {
             return self.deny_growth(&growth);
         }
-        let (victims, patience) = self.take(&found.takes);
+        let (victims, first) = self.take(&found.takes);
+        let patience = self.late(first);
         (growth.victims, growth.late_at, growth.patience) = (victims, self.now + patience, patience);
         self.growths.push(growth);
     }

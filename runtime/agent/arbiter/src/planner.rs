@@ -156,11 +156,12 @@ impl Planner<'_> {
     }
 
     fn begin(&mut self, id: GangId, takes: &[Take]) {
-        let (victims, patience) = self.server.take(takes);
+        let (victims, first) = self.server.take(takes);
+        let patience = self.server.late(first);
         let now = self.server.now;
         let Some(gang) = self.server.gangs.get(&id) else { return };
         let copied = gang.copied().0;
-        let predicted = self.server.wake(gang) + patience / self.server.settings.late.max(1);
+        let predicted = self.server.wake(gang) + first;
         self.server.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         let starting = gang.members.iter().filter(|(_, member)| member.starting).map(|(worker, _)| *worker);
@@ -224,7 +225,8 @@ impl Planner<'_> {
             }
             takes.extend(found.takes);
         }
-        let (victims, patience) = self.server.take(&takes);
+        let (victims, first) = self.server.take(&takes);
+        let patience = self.server.late(first);
         if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
             refill.victims.extend(victims);
             (refill.by, refill.patience) = (now + patience, patience);

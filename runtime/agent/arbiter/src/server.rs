@@ -125,7 +125,8 @@ impl Server {
         let class = Some(i64::from(gang.profile.priority));
         for (gpu, grown) in more.into_iter().filter(|(_, grown)| !grown.is_zero()) {
             let found = self.choose(gpu, grown.saturating_sub(self.free(gpu)), class, Some(id));
-            let (victims, patience) = self.take(&found.takes);
+            let (victims, first) = self.take(&found.takes);
+            let patience = self.late(first);
             if let Some(Gang { state: State::Refilling(refill), .. }) = self.gangs.get_mut(&id) {
                 refill.victims.extend(victims);
                 refill.by = refill.by.max(now + patience);
@@ -198,7 +199,7 @@ impl Server {
         .choose(short)
     }
 
-    /// Commands what was chosen. Says who, and how long the first bytes may take.
+    /// Commands what was chosen. Says who, and how long the first bytes are predicted to take.
     pub(crate) fn take(&mut self, takes: &[Take]) -> (BTreeSet<GangId>, Duration) {
         let victims: BTreeSet<GangId> = takes.iter().map(|take| take.gang).collect();
         let mut first = Duration::ZERO;
@@ -223,11 +224,11 @@ impl Server {
                 self.park(victim, takes);
             }
         }
-        (victims, self.late(first))
+        (victims, first)
     }
 
     /// When what is predicted to take so long is late.
-    fn late(&self, predicted: Duration) -> Duration {
+    pub(crate) fn late(&self, predicted: Duration) -> Duration {
         predicted.saturating_mul(self.settings.late).max(self.settings.least_late)
     }
 

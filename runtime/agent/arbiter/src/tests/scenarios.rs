@@ -55,6 +55,24 @@ fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
 }
 
 #[test]
+fn what_a_decision_is_predicted_to_take_is_no_patience() {
+    let mut world = six(3);
+    for (id, victim) in [(0, false), (1, false), (2, true)] {
+        let refill = world.arbiter.predicted_wake(WorkerId(id)).unwrap();
+        world.want(WorkerId(id), None);
+        let decision = world.arbiter.decisions().last().unwrap();
+        assert_eq!(!decision.taken.is_empty(), victim);
+        let first = decision.predicted.saturating_sub(refill);
+        assert!(
+            if victim { first > MS(0) && first < MS(30) } else { first == MS(0) },
+            "{first:?} of worker {id}"
+        );
+        world.answer(WorkerId(id));
+        world.pass(MS(1_000));
+    }
+}
+
+#[test]
 fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
     let mut world = six(0);
     for (id, most) in [(0, Some(MS(500))), (1, None), (2, None)] {
