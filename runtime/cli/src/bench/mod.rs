@@ -43,8 +43,6 @@ use pool::PoolUnderTest;
 use program::{Program, Sizes};
 pub use shrink::{ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier, shrink, shrink_steps};
 
-/// Pairs a round.
-const PAIRS: usize = 100_000;
 /// Rounds of which the best counts: what disturbs a round makes it slower, never faster.
 const ROUNDS: usize = 20;
 /// Rounds before those at most, until some need no driver call and no memory from the heap: tables have their size then.
@@ -63,6 +61,8 @@ pub struct AllocOptions {
     pub free_ranges: u32,
     /// With how many streams, one measurement each.
     pub streams: Vec<u32>,
+    /// Pairs of a malloc and a free a round.
+    pub pairs: usize,
     /// The library's file; `None`: the one beside the program.
     pub library: Option<PathBuf>,
 }
@@ -206,7 +206,8 @@ fn measure_one(
 ) -> Result<AllocReport, BenchError> {
     let settings = machine.settings(&config.pool);
     let memory = settings.limit.min(settings.memory).get();
-    let program = Program::new(sizes, options.live_blocks, options.free_ranges, PAIRS, streams, memory);
+    let program =
+        Program::new(sizes, options.live_blocks, options.free_ranges, options.pairs, streams, memory);
     let mut set = Run::new(OrderedSet::bare(memory), &program)?;
     let mut dutiful = Run::new(OrderedSet::new(memory, streams), &program)?;
     // One after the other: a device need not hold the program twice.

@@ -81,6 +81,7 @@ fn alloc(
         live_blocks: arguments.live_blocks,
         free_ranges: arguments.free_ranges,
         streams: arguments.streams.clone(),
+        pairs: 100_000,
         library,
     };
     let reports = bench::alloc(super::found(config)?, config, &options).map_err(|error| match error {
