@@ -2,7 +2,7 @@
 
 One that this machine cannot run raises Skipped with the reason."""
 
-import contextlib, inspect
+import contextlib, importlib.util, inspect, logging, pathlib, sys, types, unittest.mock
 
 
 class Skipped(Exception):
@@ -55,15 +55,36 @@ def trl_inputs(torch, model, a):
     return trl(torch, model, a)
 
 
+def torchtunes_file():
+    """The one file of torchtune's hooks. What it asks of the rest, and of torchao, stands in for it: it is not used here, and needs more than
+    most machines have."""
+    spec = importlib.util.find_spec("torchtune")
+    if spec is None:
+        raise Skipped("torchtune is not there")
+    path = pathlib.Path(spec.submodule_search_locations[0]) / "training/_activation_offloading.py"
+    stand_ins = {
+        "torchao": {"__version__": "0.18.0"}, "torchao.dtypes": {}, "torchao.dtypes.nf4tensor": {"NF4Tensor": type("NF4Tensor", (), {})},
+        "torchtune": {}, "torchtune.modules": {"TiedLinear": type("TiedLinear", (), {})}, "torchtune.utils": {"get_logger": logging.getLogger},
+    }
+    modules = {name: types.ModuleType(name) for name in stand_ins}
+    for name, module in modules.items():
+        vars(module).update(stand_ins[name])
+    own = importlib.util.spec_from_file_location("torchtune_activation_offloading", path)
+    file = importlib.util.module_from_spec(own)
+    try:
+        with unittest.mock.patch.dict(sys.modules, modules):
+            own.loader.exec_module(file)
+    except (ImportError, OSError) as error:
+        raise Skipped(f"torchtune's hooks cannot be loaded: {error}") from error
+    return file
+
+
 def torchtune(torch, model, a):
     """torchtune's hooks, a manager each step as its recipes have one for all; the head is no part of its blocks here."""
     if a.device != "cuda":
         raise Skipped("torchtune's hooks use CUDA's streams")
-    try:
-        from torchtune.training import NoOpManager, OffloadActivations
-    except (ImportError, RuntimeError) as error:
-        raise Skipped(f"torchtune is not there: {error}") from error
-    around, nothing = OffloadActivations(), NoOpManager()
+    file = torchtunes_file()
+    around, nothing = file.OffloadActivations(), file.NoOpManager()
     head = model.get_base_model().lm_head
     head.register_forward_pre_hook(lambda *_: nothing.__enter__())
     head.register_forward_hook(lambda *_: nothing.__exit__(), always_call=True)
