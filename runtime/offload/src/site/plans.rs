@@ -40,6 +40,16 @@ struct Known {
     bytes: Bytes,
 }
 
+impl Known {
+    /// Whether it was made for something else than what is asked now, or for other memory.
+    fn is_old(&self, request: &Request, base: Bytes) -> bool {
+        let (more, less) = (base.saturating_sub(self.base), self.base.saturating_sub(base));
+        self.request != *request
+            || self.plan.peak().saturating_add(more) > request.budget.max(self.plan.peak())
+            || less > Bytes::new(request.budget.get() / FREED)
+    }
+}
+
 impl Plans {
     /// Why the last pass that was looked at has no plan.
     pub(super) fn unplanned(&self) -> Option<&PlanError> {
@@ -71,13 +81,19 @@ impl Plans {
             // The first of several that are as large.
             _ => like.reduce(|best, other| if other.1.bytes > best.1.bytes { other } else { best }),
         }?;
-        let (more, less) = (base.saturating_sub(known.base), known.base.saturating_sub(base));
-        let is_old = known.request != *request
-            || known.plan.peak().saturating_add(more) > request.budget.max(known.plan.peak())
-            || less > Bytes::new(request.budget.get() / FREED);
-        if !is_old {
+        if !known.is_old(request, base) {
             return Some(known.plan.clone());
         }
+        self.renew(at, request, base)
+    }
+
+    /// A plan that holds for what is asked now, of passes like this one.
+    pub(super) fn renewed(&mut self, plan: &Arc<Plan>, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
+        let at = self.known.iter().position(|known| Arc::ptr_eq(&known.plan, plan))?;
+        if self.known[at].is_old(request, base) { self.renew(at, request, base) } else { Some(plan.clone()) }
+    }
+
+    fn renew(&mut self, at: usize, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
         let known = self.known.remove(at)?;
         self.make_from(Tape::clone(known.plan.tape()), request, known.base, base).then_some(())?;
         self.last().cloned()

@@ -275,6 +275,11 @@ impl Site {
         self.passes
     }
 
+    /// Whether the last one was as its plan.
+    pub fn has_followed(&self) -> bool {
+        self.followed
+    }
+
     /// How many of them were not as their plan.
     pub fn diverged(&self) -> u64 {
         self.diverged
@@ -387,8 +392,11 @@ impl Site {
         }
         self.tries += 1;
         let own = clock.plan().clone();
-        let others = self.plans.all().filter(|plan| !Arc::ptr_eq(plan, &own));
-        let found = others.filter_map(|plan| follow(plan, &self.steps)).next();
+        let is_like = |plan: &&Arc<Plan>| !Arc::ptr_eq(plan, &own) && follow(plan, &self.steps).is_some();
+        let like = self.plans.all().find(is_like).cloned();
+        // What was asked may be another thing than when that plan was made.
+        let like = like.and_then(|plan| self.plans.renewed(&plan, &self.request, self.memory.0));
+        let found = like.and_then(|plan| follow(&plan, &self.steps));
         let Some((clock, mut begun)) = found else { return reloads };
         self.follows = Follows::Plan(Box::new(clock));
         begun.extend(reloads);

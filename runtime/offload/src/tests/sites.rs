@@ -88,6 +88,27 @@ fn kinds_of_pass_that_begin_alike_are_told_apart_where_they_part() {
     assert_eq!(site.diverged(), 1, "the second kind, when it was new");
 }
 
+#[test]
+fn a_pass_that_turns_out_to_be_another_one_follows_a_plan_for_what_is_asked_now() {
+    let links = Links::new(Bandwidth(50.0), Bandwidth(50.0));
+    let asked = |budget| Request::new(Bytes::mib(budget), links);
+    let mut site = Site::new(asked(400));
+    let small: (&[u64], &[usize]) = (&[8, 16, 16, 16, 16, 16], &[5, 4, 3, 2, 1, 0]);
+    let large: (&[u64], &[usize]) = (&[8, 32, 32, 32, 32, 32], &[5, 4, 3, 2, 1, 0]);
+    for (packs, order) in [small, large, small, large] {
+        pass(&mut site, packs, order);
+    }
+    site.ask(asked(80));
+    for (packs, order) in [large, small] {
+        let diverged = site.diverged();
+        let (_, kept) = pass(&mut site, packs, order);
+        assert_eq!(site.diverged(), diverged, "{packs:?}");
+        assert!(kept < packs.len(), "{packs:?}");
+        let peak = site.plan().unwrap().peak();
+        assert!(peak <= Bytes::mib(80), "{peak} for {packs:?}");
+    }
+}
+
 /// How many items were back before they were read, of a pass that is reloaded by whoever asks first.
 fn ahead(site: &mut Site, packs: &[u64], order: &[usize]) -> usize {
     let mut there = vec![false; packs.len()];

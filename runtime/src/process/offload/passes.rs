@@ -11,8 +11,6 @@ use super::measures::Measures;
 use super::sites::{Asked, PackedItem, Planned};
 use super::{Offload, Position};
 
-/// A pool rounds blocks up and leaves gaps: so much of a budget plans leave alone.
-const ROUNDING: u64 = 128;
 /// Rates, and room of the host, count anew once they differ by such a part.
 const CHANGED: f64 = 0.2;
 /// A pass in so many is timed for the report alone.
@@ -28,7 +26,7 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.asked = Some(Asked { device, budget, preset });
-        (planned.due, planned.shapes) = (0, Default::default());
+        (planned.due, planned.shapes, planned.spare) = Default::default();
         self.checks.again(site);
         if planned.is_measured().is_none() {
             self.measures.set_budget(site, None);
@@ -209,7 +207,7 @@ impl Offload {
             let budget = budget.unwrap_or(Bytes::MAX);
             planned.passed = passed;
             let request = *planned.site.request();
-            planned.site.ask(Request { budget: planned_of(budget), ..request });
+            planned.site.ask(Request { budget: planned.spare.planned_of(budget), ..request });
             if pool.reserved() > budget
                 && let Err(error) = pool.trim(budget)
             {
@@ -297,6 +295,10 @@ impl Offload {
                 let (budget, passed) = pool.budget();
                 passed > planned.passed || budget.is_some_and(|budget| pool.reserved() > budget)
             });
+        let is_passed = asked.budget.is_some() && pool.is_some_and(|pool| pool.budget().1 > planned.passed);
+        if is_passed && planned.site.has_followed() {
+            planned.spare.grow();
+        }
         let kept = planned.site.kept_all();
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         for shape in shapes {
@@ -314,14 +316,9 @@ impl Offload {
     pub(super) fn below(&self, planned: &Planned, error: PlanError) -> ProcessError {
         let PlanError::BelowFloor { minimum, host_room, .. } = error else { return error.into() };
         let budget = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
-        let minimum = Bytes::new(minimum.get() + minimum.get() / (ROUNDING - 1) + 1);
+        let minimum = planned.spare.budget_of(minimum);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
     }
-}
-
-/// What plans have of a pool's budget.
-fn planned_of(budget: Bytes) -> Bytes {
-    Bytes::new(budget.get() - budget.get() / ROUNDING)
 }
 
 /// What became of the items of a plan.

@@ -26,6 +26,11 @@ pub struct Sites {
     given: AtomicU64,
 }
 
+/// What of a budget plans leave alone: a pool rounds blocks up, and leaves gaps that nothing fits in. How much is seen only as passes go
+/// above their budget that were as planned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spare(u64);
+
 /// What a program asks of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
@@ -56,6 +61,8 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
+    /// What of the budget plans leave alone.
+    pub(super) spare: Spare,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
 }
@@ -78,6 +85,35 @@ pub struct PackedItem {
     pub item: ItemId,
     /// Whether they stay, are to be offloaded, or are not to be stored.
     pub verdict: Verdict,
+}
+
+impl Spare {
+    /// It is counted in such parts of a budget, and is at most so many of them.
+    const PARTS: u64 = 128;
+    const MOST: u64 = 32;
+
+    /// More than it was.
+    pub(super) fn grow(&mut self) {
+        self.0 = (self.0 * 2).min(Spare::MOST);
+    }
+
+    /// What plans have of a budget.
+    pub(super) fn planned_of(self, budget: Bytes) -> Bytes {
+        Bytes::new(budget.get() - budget.get() / Spare::PARTS * self.0)
+    }
+
+    /// The least budget of which plans have so much.
+    pub(super) fn budget_of(self, planned: Bytes) -> Bytes {
+        let left = Spare::PARTS - self.0;
+        Bytes::new(planned.get().saturating_add(planned.get() / left * self.0).saturating_add(Spare::PARTS))
+    }
+}
+
+impl Default for Spare {
+    /// A thirty-second: what pools lose on most programs.
+    fn default() -> Self {
+        Spare(4)
+    }
 }
 
 impl Sites {
@@ -118,6 +154,7 @@ impl Planned {
             shapes: Shapes::default(),
             real: None,
             passed: 0,
+            spare: Spare::default(),
             due: 0,
         }
     }
