@@ -40,7 +40,7 @@ DIR/offload.jsonl; ends with 1 if a bar was missed.
 import argparse, sys
 
 import launch
-from offloading import bars, budget, exact, steps
+from offloading import bars, baselines, budget, exact, steps
 
 PARTS = [
     "keep", "checkpoint", "save-on-cpu", "hf-offload", "trl", "trl-inputs", "torchtune", "offload", "inputs", "multi-path",
@@ -160,7 +160,10 @@ class Runs:
 def main():
     a = arguments()
     if a.one:
-        return CHILDREN.get(a.one, steps.one)(a)
+        try:
+            return CHILDREN.get(a.one, steps.one)(a)
+        except baselines.Skipped as error:
+            return steps.said(a, error)
     if a.device == "cuda":
         launch.needs_gpus("offload.py")
     runs = Runs(a)

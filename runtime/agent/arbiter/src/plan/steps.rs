@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! progress ──┬── step ──┬── step ──┬─ prompt ─ prompt ─┬── step ──┬──►      in the worker's own seconds of compute
-//!            from                  reads_from          from       read_by
+//!            steps_from            reads_from          steps_from read_by
 //! ```
 
 /// Compute that two sums of the same figures may differ by.
 pub(super) const HAIR: f64 = 1e-7;
 
+/// Where a worker is in its steps and prompts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
     /// Seconds of compute that it has had.
@@ -16,10 +17,11 @@ pub(super) struct Steps {
     pub(super) length: f64,
     /// The part of it in which the GPU computes.
     computes: f64,
-    /// When prompts were read last, or will be, and how long that takes; steps follow, one after the other.
+    /// When prompts were read last, or will be, and how long that takes.
     reads_from: f64,
     reads: f64,
-    from: f64,
+    /// From when on steps follow that, one after the other.
+    steps_from: f64,
     /// Where it is to stop: at the next safe point, once it is to park.
     stops_at: Option<f64>,
 }
@@ -38,7 +40,7 @@ pub(super) struct Read {
 impl Steps {
     pub(super) fn new(decode_ms: f64, step_ms: f64) -> Self {
         let (length, computes) = (decode_ms / 1e3, step_ms / 1e3);
-        Steps { progress: 0.0, length, computes, reads_from: 0.0, reads: 0.0, from: 0.0, stops_at: None }
+        Steps { progress: 0.0, length, computes, reads_from: 0.0, reads: 0.0, steps_from: 0.0, stops_at: None }
     }
 
     /// So much compute later, or where it stops.
@@ -49,7 +51,7 @@ impl Steps {
     /// It is to stop at its next safe point: after the step that is under way, or between two parts of a prompt. Says how
     /// far that is.
     pub(super) fn stop(&mut self) -> f64 {
-        let is_reading = self.progress + HAIR < self.from;
+        let is_reading = self.progress + HAIR < self.steps_from;
         let at = if is_reading { self.progress } else { self.step_ends().max(self.progress) };
         self.stops_at = Some(at);
         at - self.progress
@@ -80,22 +82,22 @@ impl Steps {
 
     /// When the step ends before which prompts are read.
     pub(super) fn read_by(&self) -> f64 {
-        self.from + self.length
+        self.steps_from + self.length
     }
 
     /// A prompt that takes so long: it is read after the step that is under way, and after others that are; at once where
     /// nothing is answered.
     pub(super) fn read(&mut self, prompt: f64, is_idle: bool) -> Read {
         if is_idle {
-            (self.reads_from, self.reads, self.from) = (self.progress, 0.0, self.progress);
+            (self.reads_from, self.reads, self.steps_from) = (self.progress, 0.0, self.progress);
         } else if self.progress > self.reads_from + HAIR {
-            let is_reading = self.progress + HAIR < self.from;
+            let is_reading = self.progress + HAIR < self.steps_from;
             let end = if is_reading { self.read_by() } else { self.step_ends() };
-            (self.reads_from, self.reads, self.from) = (end, 0.0, end);
+            (self.reads_from, self.reads, self.steps_from) = (end, 0.0, end);
         }
         let before = self.delay();
         self.reads += prompt;
-        self.from = self.reads_from + self.delay();
+        self.steps_from = self.reads_from + self.delay();
         Read { from: self.reads_from, later: self.delay() - before, gap: self.length + self.delay() }
     }
 
@@ -107,19 +109,19 @@ impl Steps {
 
     /// The end of the step that is under way.
     fn step_ends(&self) -> f64 {
-        let steps = ((self.progress - self.from - HAIR) / self.length).ceil();
-        self.from + steps.max(0.0) * self.length
+        let steps = ((self.progress - self.steps_from - HAIR) / self.length).ceil();
+        self.steps_from + steps.max(0.0) * self.length
     }
 }
 
 /// The most that one has of what all share, whose demands these are, so that none has less than an equal part of what
 /// others leave.
-#[allow(clippy::cast_precision_loss)] // counts of workers
 pub(super) fn equal_part(mut demands: Vec<f64>) -> f64 {
     demands.sort_by(f64::total_cmp);
-    let (mut left, count) = (1.0, demands.len());
-    for (place, demand) in demands.into_iter().enumerate() {
-        let equal = left / (count - place) as f64;
+    let count = u32::try_from(demands.len()).unwrap_or(u32::MAX);
+    let mut left = 1.0;
+    for (demand, sharing) in demands.into_iter().zip((1..=count).rev()) {
+        let equal = left / f64::from(sharing);
         if demand > equal {
             return equal;
         }
