@@ -40,7 +40,15 @@ pub(super) struct Read {
 impl Steps {
     pub(super) fn new(decode_ms: f64, step_ms: f64) -> Self {
         let (length, computes) = (decode_ms / 1e3, step_ms / 1e3);
-        Steps { progress: 0.0, length, computes, reads_from: 0.0, reads: 0.0, steps_from: 0.0, stops_at: None }
+        Steps {
+            progress: 0.0,
+            length,
+            computes,
+            reads_from: 0.0,
+            reads: 0.0,
+            steps_from: 0.0,
+            stops_at: None,
+        }
     }
 
     /// So much compute later, or where it stops.
