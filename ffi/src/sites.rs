@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use glake_abi::Pack;
-use glake_runtime::process::{ItemId, Preset, ScopeId, Verdict};
+use glake_runtime::process::{ItemId, LeafPart, Preset, ScopeId, Verdict};
 use glake_units::Bytes;
 
 use crate::stats::string;
@@ -90,7 +90,7 @@ pub extern "C" fn glake_offload_site_json(site: u64, course: bool) -> *mut c_cha
 /// `begin` has room for `room` items and gets those whose reloads are to begin first, in this order; `count` how many these are. Those that
 /// find no room come with the next call of the site.
 ///
-/// `GLAKE_INVALID`: there is no such site.
+/// `GLAKE_INVALID`: there is no such site, or no such `leaf`.
 ///
 /// # Safety
 /// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn glake_offload_packed(
         // SAFETY: the caller's promise.
         let begin = unsafe { room_of(begin, room) }?;
         let (packed, begun) =
-            library::process()?.offload().packed(site, saved(pack), block::stream(pack.stream), begin)?;
+            library::process()?.offload().packed(site, saved(pack)?, block::stream(pack.stream), begin)?;
         let given = match packed.verdict {
             Verdict::Keep => 0,
             Verdict::Offload => 1,
@@ -140,6 +140,14 @@ pub unsafe extern "C" fn glake_offload_packed(
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_leaf_begins(site: u64, stream: *mut c_void) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().leaf_begins(site, block::stream(stream))?))
+}
+
+/// Times of the pass that is under way do not count: it computes what later ones will not, to compare it with what is stored.
+///
+/// `GLAKE_INVALID`: there is no such site.
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_offload_untimed(site: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.offload().untimed(site)?))
 }
 
 /// A layer is computed again on a stream: from here on (`begins`), or until here. Reloads that are to begin come with the next call that
@@ -209,11 +217,19 @@ unsafe fn room_of<'a>(begin: *mut u64, room: usize) -> Result<&'a mut [u64], Fai
     }
 }
 
-fn saved(pack: &Pack) -> glake_runtime::process::Pack {
+fn saved(pack: &Pack) -> Result<glake_runtime::process::Pack, Failure> {
     let size = Bytes::new(pack.size);
     let moved = if pack.link_size == 0 { size } else { Bytes::new(pack.link_size).min(size) };
     let scope = u32::try_from(pack.scope).ok().map(ScopeId);
-    glake_runtime::process::Pack { bytes: size, link_bytes: moved, scope, is_leaf: pack.is_leaf }
+    let leaf = match pack.leaf {
+        0 => None,
+        1 => Some(LeafPart::Output),
+        2 => Some(LeafPart::Beside),
+        other => {
+            return Err(Failure::invalid(format_args!("leaf is {other}: give a number from 0 to 2")));
+        }
+    };
+    Ok(glake_runtime::process::Pack { bytes: size, link_bytes: moved, scope, leaf })
 }
 
 fn number(item: u64) -> ItemId {

@@ -86,8 +86,9 @@ pub struct Pack {
     pub link_size: u64,
     /// The layer that saves them, by a number that the pass gives to one run of it; below 0: none.
     pub scope: i64,
-    /// Whether they are the output of a leaf of that layer, which can be computed again.
-    pub is_leaf: bool,
+    /// What they are to a leaf of that layer, which can be computed again: 1 its output; 2 saved beside the output that was told before
+    /// them, and not stored where that is not; 0 nothing.
+    pub leaf: u8,
     /// The stream that makes them.
     pub stream: *mut c_void,
 }

@@ -116,11 +116,13 @@ class Site:
 
     def told_json(self, course: bool = False) -> str: ...
     def packed(
-        self, size: int, link_size: int | None = None, scope: int = -1, leaf: bool = False, stream: int = 0
+        self, size: int, link_size: int | None = None, scope: int = -1, leaf: int = 0, stream: int = 0
     ) -> tuple[int, int, list[int]]:
         """The next item of the pass; whether it stays (0), is to be offloaded (1), or is a leaf's output that is not to be stored, which nobody
         drops (2); and items whose reloads are to begin first, in this order."""
 
+    def untimed(self) -> None:
+        """Times of the pass that is under way do not count."""
     def leaf_begins(self, stream: int = 0) -> None:
         """A leaf is computed from here on, until its output is packed."""
 

@@ -55,20 +55,20 @@ impl Site {
         written(py, |symbols| unsafe { (symbols.glake_offload_site_json)(self.id, course) })
     }
 
-    #[pyo3(signature = (size, link_size=None, scope=-1, leaf=false, stream=0))]
+    #[pyo3(signature = (size, link_size=None, scope=-1, leaf=0, stream=0))]
     fn packed(
         &self,
         py: Python<'_>,
         size: u64,
         link_size: Option<u64>,
         scope: i64,
-        leaf: bool,
+        leaf: u8,
         stream: usize,
     ) -> PyResult<(u64, i32, Vec<u64>)> {
         let (mut item, mut verdict, mut begin, mut count) = (0, 0, [0; ROOM], 0);
         checked(py, |symbols| {
             let (link_size, stream) = (link_size.unwrap_or(0), pointer(stream));
-            let pack = Pack { size, link_size, scope, is_leaf: leaf, stream };
+            let pack = Pack { size, link_size, scope, leaf, stream };
             // SAFETY: it reads and writes places that are ours, and writes the list as often as is said; a stream is a name to it.
             unsafe {
                 (symbols.glake_offload_packed)(
@@ -89,6 +89,11 @@ impl Site {
     fn leaf_begins(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         // SAFETY: it takes a number; a stream is a name to it.
         checked(py, |symbols| unsafe { (symbols.glake_offload_leaf_begins)(self.id, pointer(stream)) })
+    }
+
+    fn untimed(&self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: it takes a number.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_untimed)(self.id) })
     }
 
     fn replays(&self, py: Python<'_>, scope: u32, stream: usize, begins: bool) -> PyResult<()> {

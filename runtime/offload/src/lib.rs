@@ -46,4 +46,4 @@ pub use clock::{Clock, Orders};
 pub use ids::{ItemId, Position, ScopeId};
 pub use plan::{Links, Plan, PlanError, Preset, Request, Verdict};
 pub use site::{Measured, Site};
-pub use tape::{Follower, Item, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};
+pub use tape::{Follower, Item, LeafPart, Pack, Recompute, Recorder, ShapeClass, Step, Tape, TapeError};

@@ -19,6 +19,8 @@ from ._unsharded import Unsharded
 
 # What a site says of an item: it stays, leaves, or is computed again.
 KEEP, OFFLOAD, RECOMPUTE = range(3)
+# What an item is to a leaf: nothing, what it gave, or what it saved beside an output that was packed just before.
+NO_LEAF, OUTPUT, BESIDE = range(3)
 # What is known of a save: it is to be checked; its bytes changed.
 _DUE, _CHANGED = 0, 2
 # What autograd calls the operation of a cast.
@@ -72,6 +74,8 @@ class Packer:
         self._stays: frozenset[int] = frozenset()
         self.unsharded = Unsharded()
         self._looks = 0
+        # How many items the site was told of.
+        self.added = 0
 
     def enter(self, module: Any = None) -> None:
         """A forward begins. Between two forwards bytes may have changed in ways that no version counts, and a module's parameters may be in
@@ -86,14 +90,17 @@ class Packer:
                 self._looks += 1
 
     def pack(self, tensor: Any) -> Kept | Away:
-        # What is no leaf is never computed again.
-        return self._pack(tensor, -1, False)  # type: ignore[return-value]
+        # What is no leaf's is never computed again.
+        return self._pack(tensor, -1, NO_LEAF)  # type: ignore[return-value]
 
-    def store(self, tensor: Any, scope: int, is_leaf: bool) -> Stored | None:
-        """Of a checkpoint, by its number in the pass, what one of its leaves gave; or what that saved beside, which is no leaf's item. None:
-        nothing is stored, it is to be computed again."""
-        saved = self._pack(tensor, scope, is_leaf)
+    def store(self, tensor: Any, scope: int, part: int) -> Stored | None:
+        """Of a checkpoint, by its number in the pass, a part of one of its leaves. None: it is not stored, the leaf is to be computed again."""
+        saved = self._pack(tensor, scope, part)
         return None if saved is None else Stored(self, saved)
+
+    def untimed(self) -> None:
+        """This pass computes what later ones will not."""
+        self._site.untimed()
 
     def leaf_begins(self, like: Any) -> None:
         """A leaf is about to be computed, on the current stream of a tensor."""
@@ -107,7 +114,7 @@ class Packer:
         if like is not None and self.memory.owns(like):
             self._site.replays(scope, self.memory.stream(like), begins)
 
-    def _pack(self, tensor: Any, scope: int, is_leaf: bool) -> Kept | Away | None:
+    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
         if type(tensor) is not self._tensor or tensor.is_nested or tensor.is_sparse or tensor.nbytes < self.least:
             return Kept(tensor)
@@ -137,7 +144,7 @@ class Packer:
             if form is not None and form.key is not None:
                 entry = self._find(cdata, start, size, version, form.key)
             if entry is None:
-                entry = self._add(tensor, storage, start, size, form, maker, scope, is_leaf)
+                entry = self._add(tensor, storage, start, size, form, maker, scope, part)
                 if entry is None:
                     return None
             else:
@@ -168,11 +175,12 @@ class Packer:
         return None if entry is None or entry.is_dropped else entry
 
     def _add(
-        self, tensor: Any, storage: Any, start: int, size: int, form: Form | None, maker: str | None, scope: int, is_leaf: bool
+        self, tensor: Any, storage: Any, start: int, size: int, form: Form | None, maker: str | None, scope: int, part: int
     ) -> Entry | None:
         """The next item of the pass, made by an operation. None: it is a leaf's, and to be computed again."""
         stream = self.memory.stream(tensor)
-        item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, is_leaf, stream)
+        item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, part, stream)
+        self.added += 1
         if item == 0:
             self._items.clear()
             self._known.clear()

@@ -8,6 +8,7 @@ import torch
 
 from . import _bits
 from ._leaf import Call, is_kept_by_autocast, is_plain
+from ._packer import BESIDE, NO_LEAF, OUTPUT
 
 # What a saved tensor is: of an input or of the output, a cast of an input that autocast made, or stored by itself.
 _INPUT, _OUTPUT, _CAST, _STORED = range(4)
@@ -90,7 +91,7 @@ class Sketch:
 class Record:
     """Of one call: what was stored of it."""
 
-    __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "is_compared", "kind", "leaf")
+    __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "is_compared", "is_stored", "kind", "leaf")
 
     def __init__(self, kind: Any, leaf: Any, sketch: Sketch, before: Draws | None, after: Draws | None) -> None:
         self.kind, self.leaf, self._sketch = kind, leaf, sketch
@@ -98,21 +99,22 @@ class Record:
         self._output: Any = None
         self._beside: dict[int, Any] = {}
         self._requires_grad = False
+        # Whether what is needed of what the leaf gave and saved is stored.
+        self.is_stored = False
         # Whether it is computed again this once, beside what is stored, and both are compared.
         self.is_compared = False
 
-    def store(self, output: Any, saved: list[Any], packer: Any, scope: int) -> bool:
-        """Whether what is needed of what the leaf gave and saved is stored."""
-        self._requires_grad = output.requires_grad
+    def store(self, output: Any, saved: list[Any], packer: Any, scope: int) -> None:
+        """Stores what the site says. It is told of the same items whatever it says: else no pass would be like the one before."""
+        self._requires_grad, self.is_stored, part = output.requires_grad, True, NO_LEAF
         if self.leaf.is_read or self._sketch.reads_output:
-            self._output = packer.store(output, scope, True)
-            if self._output is None:
-                return False
+            before = packer.added
+            self._output = packer.store(output, scope, OUTPUT)
+            self.is_stored = self._output is not None
+            part = NO_LEAF if packer.added == before else BESIDE
         for place in self._sketch.beside:
-            stored = self._beside[place] = packer.store(saved[place], scope, False)
-            if stored is None:
-                return False
-        return True
+            stored = self._beside[place] = packer.store(saved[place], scope, part)
+            self.is_stored = self.is_stored and stored is not None
 
     def is_of(self, kind: Any, call: Call) -> bool:
         """Whether this is the call that it was made by."""
@@ -124,6 +126,8 @@ class Record:
 
     def hindrance(self) -> str | None:
         """Why it cannot stand for the computation now."""
+        if not self.is_stored:
+            return "planned"
         if self._output is not None and not self._output.is_intact():
             return "changed"
         if self._beside and not all(stored.is_intact() for stored in self._beside.values()):

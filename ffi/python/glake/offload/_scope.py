@@ -56,7 +56,7 @@ class Scope:
         self.replay, self.number, self.place = replay, number, place
         # Whether its checkpoint sets generators back: else other values may be dropped when it is computed again.
         self._sets_back = sets_back
-        # By turn; None: it is computed again.
+        # By turn; None: it is computed again, whatever plans say.
         self.records: list[Record | None] = []
         # By the weight that came last, how many leaves came.
         self._last = 0
@@ -156,16 +156,16 @@ class Stores(_Inside):
                     saved.clear()
                     return output
         record = Record(kind, leaf, sketch, before, Draws(call.inputs[0].device) if call.draws else None)
-        is_stored = record.store(output, saved, replay.packer, scope.number)
+        # Its replay is told there, also where nothing of it is stored: the site's pass waits for that.
+        scope.device, scope.records[turn] = output.device, record
+        record.store(output, saved, replay.packer, scope.number)
         # The hooks that are on hold the list.
         saved.clear()
-        if not is_stored:
+        if not record.is_stored:
             replay.computes_again(kind.name, "planned")
-            return output
-        scope.records[turn] = record
-        scope.device = output.device
-        if not leaf.is_trusted:
+        elif not leaf.is_trusted:
             record.is_compared = True
+            replay.packer.untimed()
             if leaf.is_read:
                 self._watched.append((leaf, output.detach(), output._version, output.detach().clone()))
         return output
@@ -205,7 +205,8 @@ class Replays(_Inside):
             if why == "changed":
                 # It would be again: nothing is stored of it from then on.
                 record.leaf.reason = why
-            replay.computes_again(kind.name, why)
+            if why != "planned":
+                replay.computes_again(kind.name, why)
             return output
         if record.is_compared:
             return self._compare(record, call, top)

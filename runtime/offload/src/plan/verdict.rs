@@ -15,8 +15,8 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Where there is no plan: a leaf is computed again, everything else offloaded.
+    /// Where there is no plan: leaves are computed again, everything else is offloaded.
     pub(crate) fn unplanned(pack: &Pack) -> Self {
-        if pack.is_leaf { Verdict::Recompute } else { Verdict::Offload }
+        if pack.leaf.is_some() { Verdict::Recompute } else { Verdict::Offload }
     }
 }

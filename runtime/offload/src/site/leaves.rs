@@ -34,6 +34,11 @@ impl Leaves {
         self.outputs.push(Output { item, scope, is_stored: !held, held });
     }
 
+    /// Whether what was packed last is stored.
+    pub(super) fn is_last_stored(&self) -> bool {
+        self.outputs.last().is_some_and(|output| output.is_stored)
+    }
+
     /// A scope is computed again: its outputs.
     pub(super) fn replays(&mut self, scope: ScopeId) -> Vec<ItemId> {
         self.replayed = true;

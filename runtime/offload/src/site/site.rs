@@ -11,7 +11,7 @@ use super::leaves::Leaves;
 use super::measured::Measured;
 use super::plans::Plans;
 use crate::{
-    Clock, ItemId, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId, TapeError,
+    Clock, ItemId, LeafPart, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId, TapeError,
     Verdict,
 };
 
@@ -122,10 +122,10 @@ impl Site {
     }
 
     /// Bytes are packed that this pass has not: which item they are, what becomes of them, and which reloads are to begin
-    /// before, in this order. A leaf's output that is to be recomputed has no handle: its scope holds it.
+    /// before, in this order. What is to be recomputed of a leaf has no handle: its scope holds it.
     pub fn packed(&mut self, pack: Pack) -> (ItemId, Verdict, Vec<ItemId>) {
         // A leaf that no scope computes again is none.
-        let pack = Pack { is_leaf: pack.is_leaf && pack.scope.is_some(), ..pack };
+        let pack = Pack { leaf: pack.leaf.filter(|_| pack.scope.is_some()), ..pack };
         self.end_if_over();
         let item = self.recorder.packed(pack);
         self.held.step();
@@ -150,12 +150,17 @@ impl Site {
             Verdict::Recompute if self.request.preset == Preset::Memory => Verdict::Offload,
             verdict => verdict,
         };
+        let verdict = match (pack.leaf, self.leaves.is_last_stored()) {
+            (Some(LeafPart::Beside), false) => Verdict::Recompute,
+            (Some(LeafPart::Beside), true) if verdict == Verdict::Recompute => Verdict::Offload,
+            _ => verdict,
+        };
         let is_offloaded = verdict == Verdict::Offload;
         self.stored.push(Stored { is_offloaded, is_away: is_offloaded });
         let reloads = self.told(reloads);
         self.held.packed(item, &pack, verdict);
         self.held.reloaded(&reloads);
-        if let Some(scope) = pack.scope.filter(|_| pack.is_leaf) {
+        if let Some(scope) = pack.scope.filter(|_| pack.leaf.is_some()) {
             self.leaves.packed(item, scope, verdict);
         }
         (item, verdict, reloads)

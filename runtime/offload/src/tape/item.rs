@@ -23,8 +23,17 @@ pub struct Pack {
     pub link_bytes: Bytes,
     /// The layer that packs it.
     pub scope: Option<ScopeId>,
-    /// Whether it is a leaf's output: a replay of its scope computes it again where it was not stored.
-    pub is_leaf: bool,
+    /// What it is to a leaf of its scope; `None`: nothing, and no replay makes it again.
+    pub leaf: Option<LeafPart>,
+}
+
+/// What a leaf leaves behind: a replay of its scope computes the leaf again where this was not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LeafPart {
+    /// What it gave.
+    Output,
+    /// What it saved beside the output, which is packed before it: stored where that is, as neither is of use without the other.
+    Beside,
 }
 
 /// How an item comes to be again when its scope's forward is run once more.
@@ -91,7 +100,7 @@ impl Item {
 impl Pack {
     /// An item of `bytes`, all of which go over a link, in no scope.
     pub const fn new(bytes: Bytes) -> Self {
-        Pack { bytes, link_bytes: bytes, scope: None, is_leaf: false }
+        Pack { bytes, link_bytes: bytes, scope: None, leaf: None }
     }
 
     /// The same, of which `link_bytes` go over a link.
@@ -111,7 +120,19 @@ impl Pack {
     /// The same, as the output of a leaf.
     #[must_use]
     pub const fn leaf(mut self) -> Self {
-        self.is_leaf = true;
+        self.leaf = Some(LeafPart::Output);
         self
+    }
+
+    /// The same, as what the leaf saved whose output was packed before.
+    #[must_use]
+    pub const fn beside(mut self) -> Self {
+        self.leaf = Some(LeafPart::Beside);
+        self
+    }
+
+    /// Whether it is a leaf's output.
+    pub const fn is_output(&self) -> bool {
+        matches!(self.leaf, Some(LeafPart::Output))
     }
 }

@@ -22,7 +22,7 @@ mod times;
 
 pub use error::TapeError;
 pub use follower::Follower;
-pub use item::{Item, Pack, Recompute};
+pub use item::{Item, LeafPart, Pack, Recompute};
 pub use recorder::Recorder;
 pub use shape::ShapeClass;
 pub use tape::{Step, Tape};

@@ -174,7 +174,7 @@ impl Recorder {
             let released = open.released.unwrap_or(last_packs[index]).min(dropped);
             Item {
                 pack: open.pack,
-                recompute: open.recompute.or(open.pack.is_leaf.then(|| untimed(open.pack))),
+                recompute: open.recompute.or(open.pack.is_output().then(|| untimed(open.pack))),
                 packed: open.packed,
                 released: released.max(Position(open.packed.0 + 1)),
                 unpacks: open.unpacks,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use glake_units::Bytes;
 
-use super::{Pack, Step, Tape};
+use super::{LeafPart, Pack, Step, Tape};
 
 /// Stable over processes and versions: passes of one order, whose sizes lie in the same buckets, have the same.
 ///
@@ -28,8 +28,12 @@ impl ShapeClass {
         for step in tape.steps() {
             match *step {
                 Step::Pack(item) => {
-                    let Pack { bytes, link_bytes, scope, is_leaf } = tape.items()[item.index()].pack;
-                    eat(if is_leaf { 2 } else { 0 });
+                    let Pack { bytes, link_bytes, scope, leaf } = tape.items()[item.index()].pack;
+                    eat(match leaf {
+                        None => 0,
+                        Some(LeafPart::Output) => 2,
+                        Some(LeafPart::Beside) => 3,
+                    });
                     eat(bucket(bytes));
                     eat(bucket(link_bytes));
                     eat(scope.map_or(u64::MAX, |scope| u64::from(scope.0)));

@@ -124,7 +124,7 @@ impl Item {
     pub(crate) fn admits(&self, pack: &Pack) -> bool {
         let mine = self.pack;
         pack.scope == mine.scope
-            && pack.is_leaf == mine.is_leaf
+            && pack.leaf == mine.leaf
             && pack.bytes <= mine.bytes
             && pack.link_bytes <= mine.link_bytes
             && bucket(pack.bytes) == bucket(mine.bytes)

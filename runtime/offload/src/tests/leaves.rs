@@ -118,3 +118,39 @@ fn where_nothing_is_to_be_recomputed_leaves_of_a_pass_that_turns_out_to_be_anoth
     }
     assert_eq!(site.passes(), 2);
 }
+
+/// Passes of layers whose leaves save something beside their output, under a plan that computes some of them again.
+#[test]
+fn what_a_leaf_saved_beside_is_stored_where_its_output_is() {
+    let links = Links::new(Bandwidth(0.001), Bandwidth(0.001));
+    let mut site = Site::new(Request::new(Bytes::mib(70), links).preset(Preset::Hybrid));
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let layer = |layer| {
+            let leaf = |site: &mut Site| {
+                let (output, verdict, _) = site.packed(output(layer));
+                let (beside, its, _) =
+                    site.packed(Pack::new(Bytes::mib(1)).within(ScopeId(layer)).beside());
+                assert_eq!(verdict == Verdict::Recompute, its == Verdict::Recompute);
+                (verdict, [output, beside])
+            };
+            [leaf(&mut site), leaf(&mut site), leaf(&mut site)]
+        };
+        let layers: Vec<_> = (0..LAYERS).map(layer).collect();
+        seen.extend(layers.iter().flatten().map(|(verdict, _)| *verdict));
+        for (scope, leaves) in (0..LAYERS).map(ScopeId).zip(layers).rev() {
+            site.replays(scope);
+            let stored = leaves.into_iter().filter(|(verdict, _)| *verdict != Verdict::Recompute);
+            for item in stored.flat_map(|(_, items)| items) {
+                site.unpacked(item).unwrap();
+                site.dropped(item).unwrap();
+            }
+            site.replayed(scope);
+        }
+        assert_eq!(site.diverged(), 0);
+    }
+    assert_eq!(site.passes(), 4);
+    assert!(seen[..12].iter().all(|verdict| *verdict == Verdict::Recompute));
+    let later = &seen[36..];
+    assert!(later.contains(&Verdict::Recompute) && later.contains(&Verdict::Keep), "{later:?}");
+}

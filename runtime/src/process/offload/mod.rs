@@ -63,7 +63,7 @@ pub use checks::{CheckState, SaveId};
 use checks::{Checks, Watch};
 use entries::{Away, Entries, Entry, Load};
 use glake_offload::Position;
-pub use glake_offload::{ItemId, Pack, Preset, ScopeId, Verdict};
+pub use glake_offload::{ItemId, LeafPart, Pack, Preset, ScopeId, Verdict};
 use host_memory::HostMemory;
 use measures::Measures;
 use queue::Queues;

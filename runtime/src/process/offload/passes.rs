@@ -99,7 +99,7 @@ impl Offload {
         let (item, verdict, reloads) = planned.site.packed(pack);
         if is_first {
             self.time(&mut planned, stream);
-        } else if pack.is_leaf
+        } else if pack.is_output()
             && let Some(timer) = &planned.timer
         {
             timer.lock().leaf_ends(item);
@@ -114,6 +114,17 @@ impl Offload {
     pub fn leaf_begins(&self, site: u64, _stream: Stream) -> Result<()> {
         if let Some(timer) = &self.sites.of(site)?.lock().timer {
             timer.lock().leaf_begins();
+        }
+        Ok(())
+    }
+
+    /// Times of the pass that is under way do not count: it computes what later ones will not.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn untimed(&self, site: u64) -> Result<()> {
+        if let Some(timer) = self.sites.of(site)?.lock().timer.take() {
+            self.timers.end(&timer);
         }
         Ok(())
     }
