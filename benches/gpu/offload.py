@@ -19,7 +19,7 @@ in chunks, AdamW:
                   memory-multi-path: over every link
     hybrid        glake.offload(model, preset="hybrid") at 1.03 of checkpoint's memory; hybrid-multi-path over every link
     blind         nothing leaves, beside blind copies of as many bytes: the limit; blind-multi-path over every link
-    ddp-checkpoint, ddp-hybrid, ddp-hybrid-multi-path    the same on two GPUs at once, a rank of DDP each
+    ddp-checkpoint, ddp-hybrid    the same on two GPUs at once, a rank of DDP each, over its own link
     fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none
     budget        200 steps of varying length under a budget, beside 40 each of five fractions of the layers set by hand
     exact         tiny models for 50 steps with and without: losses and gradients to the bit; needs a GPU
@@ -32,24 +32,24 @@ goes back: what torch's own cold start costs is no part of "first step". `keep` 
 Of 131,072 tokens: --tokens 131072 --length 131072 --steps 3, a part takes four steps of about a minute; checkpoint has about 73 GiB on
 the GPU with 32 layers (on one of 80 GB take --layers 24), and 1 GiB a layer goes to the host.
 
-A part takes what it needs from those before it in the list: the bytes of blind copies, and budgets. What a machine cannot
+A part takes what it needs from those before it in the list, or in --beside's rows: the bytes of blind copies, and budgets. What a machine cannot
 run is said and passed over. Memory is the GPU's, of all processes, every 50 ms, above what was used before. Writes
 DIR/offload.jsonl; ends with 1 if a bar was missed.
 """
 
-import argparse, sys
+import argparse, pathlib, sys
 
 import launch
 from offloading import bars, baselines, budget, exact, steps
 
 PARTS = [
     "keep", "checkpoint", "save-on-cpu", "hf-offload", "trl", "trl-inputs", "torchtune", "offload", "inputs", "multi-path",
-    "memory", "memory-multi-path", "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "fit", "budget",
+    "memory", "memory-multi-path", "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "ddp-checkpoint", "ddp-hybrid", "fit", "budget",
     "exact", "exact-ranks", "calls",
 ]
 # Ours beside those that offload all that is saved.
 MEMORY, WHOLE = ("memory", "memory-multi-path"), ("save-on-cpu", "trl", "torchtune")
-RANKED = ("ddp-checkpoint", "ddp-hybrid", "ddp-hybrid-multi-path", "exact-ranks")
+RANKED = ("ddp-checkpoint", "ddp-hybrid", "exact-ranks")
 CHILDREN = {"exact": exact.exact, "exact-ranks": exact.ranks, "calls": exact.calls, "fit": steps.fit, "budget": budget.varying}
 
 
@@ -63,12 +63,15 @@ def arguments():
     p.add_argument("--steps", type=int, default=6)
     p.add_argument("--budget", type=float, help="GiB, for parts that have one; else of what was measured before")
     p.add_argument("--blind-bytes", type=float, help="GiB; else what ours moved, or the unique bytes of keep")
+    p.add_argument("--beside", type=pathlib.Path, help="rows of an earlier call of the same shape on the same machine: they count as this call's")
     p.add_argument("--device", default="cuda")
     p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=540)
     p.add_argument("--one", help=argparse.SUPPRESS)
     p.add_argument("--fraction", type=float, help=argparse.SUPPRESS)
     a = p.parse_args()
+    if a.beside and not a.beside.is_file():
+        p.error(f"--beside: there is no file {a.beside}")
     a.only = launch.chosen(p, a.only, PARTS)
     a.budget, a.blind_bytes = (None if value is None else int(value * (1 << 30)) for value in (a.budget, a.blind_bytes))
     return a
@@ -80,6 +83,7 @@ class Runs:
     def __init__(self, a):
         self.a, self.clock, self.failed = a, launch.Clock(a.time_limit), 0
         self.log = launch.Log(a.out, "offload.jsonl", self.clock)
+        self.before = launch.rows_of(a.beside.read_text()) if a.beside else []
 
     def part(self, name):
         """Runs it."""
@@ -93,7 +97,9 @@ class Runs:
             self._run(name, *self._needs(name))
 
     def rows(self):
-        return [row for row in self.log.rows if "error" not in row and "skipped" not in row]
+        """Of parts: an earlier call's file has its bars and its machine too."""
+        done = [row for row in self.before + self.log.rows if "run" in row]
+        return [row for row in done if "error" not in row and "skipped" not in row]
 
     def _least(self, *names):
         """The least memory of parts."""

@@ -10,7 +10,7 @@ def bars(rows):
             yield from of_ours(name, by)
     if "keep" in by:
         yield "keep: first step, cold, of a steady one", by["keep"]["cold_s"] / by["keep"]["step_s"], None, True
-    for name in ("inputs", "hybrid", "hybrid-multi-path", "ddp-hybrid", "ddp-hybrid-multi-path"):
+    for name in ("inputs", "hybrid", "hybrid-multi-path", "ddp-hybrid"):
         theirs = "ddp-checkpoint" if name.startswith("ddp-") else "checkpoint"
         if name in by and theirs in by:
             yield from beside_recomputing(name, theirs, by)

@@ -12,7 +12,7 @@ MIB = 1 << 20
 OURS = {
     "offload": (False, None), "multi-path": (False, None), "inputs": (True, "memory"),
     "memory": (False, "memory"), "memory-multi-path": (False, "memory"),
-    "hybrid": (True, "hybrid"), "hybrid-multi-path": (True, "hybrid"), "ddp-hybrid": (True, "hybrid"), "ddp-hybrid-multi-path": (True, "hybrid"),
+    "hybrid": (True, "hybrid"), "hybrid-multi-path": (True, "hybrid"), "ddp-hybrid": (True, "hybrid"),
 }
 BLIND = ("blind", "blind-multi-path")
 # Steps that are not steady: in the first nothing is known, in the second saves are checked once more.
@@ -38,7 +38,7 @@ class Measured:
 
     def row(self, a):
         return {"run": a.one, "device": a.device, "tokens": a.tokens, "layers": a.layers, "first_s": self.times[0], "step_s": steady(self.times),
-                "most_bytes": self.most, "losses": self.losses}
+                "most_bytes": self.most, "times": self.times, "losses": self.losses}
 
 
 class Moved:

@@ -19,8 +19,9 @@ from ._memory import Cuda, Memory
 PRESETS = ("fit", "memory", "hidden", "hybrid")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-# So much host memory is pinned ahead in a first pass at most.
-_AHEAD = 1 << 30
+# So much host memory is pinned ahead in a first pass: a part of what is offloaded by then, which is lost where it turns out to be all.
+_AHEAD = 32
+_LEAST_AHEAD, _MOST_AHEAD = 64 << 20, 1 << 30
 # How often that is looked at, in seconds.
 _EVERY = 0.005
 # Of what is within what a forward is given, sizes are looked at so far.
@@ -121,13 +122,12 @@ def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
                 return
             has_ended = own._has_ended
             del own
-            # As much again as is offloaded by now.
             offloaded = json.loads(api.offload_stats_json())["host_bytes"]
             if has_ended and offloaded == 0:
                 # Nothing was: the module is on no GPU, say, and no pass of it will end.
                 return
             if offloaded > 0:
-                api.offload_prepare(device, min(offloaded, _AHEAD))
+                api.offload_prepare(device, max(_LEAST_AHEAD, min(offloaded // _AHEAD, _MOST_AHEAD)))
             time.sleep(_EVERY)
     except Error:
         # Whoever needs memory hears why there is none.
