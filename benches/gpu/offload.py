@@ -60,7 +60,7 @@ def arguments():
     p.add_argument("--hidden", type=int, default=4096)
     p.add_argument("--tokens", type=int, default=8192, help="in sequences of --length")
     p.add_argument("--length", type=int, default=4096)
-    p.add_argument("--steps", type=int, default=6)
+    p.add_argument("--steps", type=int, default=12, help="the first six are no steady ones")
     p.add_argument("--budget", type=float, help="GiB, for parts that have one; else of what was measured before")
     p.add_argument("--blind-bytes", type=float, help="GiB; else what ours moved, or the unique bytes of keep")
     p.add_argument("--beside", type=pathlib.Path, help="rows of an earlier call of the same shape on the same machine: they count as this call's")

@@ -62,6 +62,8 @@ pub struct Site {
     tries: u32,
     passes: u64,
     diverged: u64,
+    /// In so many passes more one may come that has no times.
+    wanting: usize,
     /// Whether the last pass was as its plan.
     followed: bool,
 }
@@ -117,6 +119,7 @@ impl Site {
             tries: 0,
             passes: 0,
             diverged: 0,
+            wanting: MOST_OVER,
             followed: false,
         }
     }
@@ -326,10 +329,11 @@ impl Site {
         self.recorder.position()
     }
 
-    /// Whether times of a pass that begins are of use: it has no plan, or may become like one whose plan was made without.
+    /// Whether times of a pass that begins are of use: it has no plan, or may become like one whose plan was made without, as one of the
+    /// last passes did.
     pub fn may_want_times(&self) -> bool {
-        let untimed = self.plans.all().take(MOST_OVER).any(|plan| !plan.tape().is_timed());
-        self.wants_times() || untimed && self.request.preset != Preset::Memory
+        let untimed = || self.plans.all().take(MOST_OVER).any(|plan| !plan.tape().is_timed());
+        self.wants_times() || self.wanting > 0 && untimed() && self.request.preset != Preset::Memory
     }
 
     /// Whether times of the pass that is under way are of use: it has no plan, or one that was made without.
@@ -422,6 +426,7 @@ impl Site {
         let (leaves, base) = (std::mem::take(&mut self.leaves), self.memory.0);
         let mut recorder = std::mem::take(&mut self.recorder);
         let wanted = self.wants_times();
+        self.wanting = if wanted { MOST_OVER } else { self.wanting.saturating_sub(1) };
         let tape = if wanted { recorder.clone().finish() } else { std::mem::take(&mut recorder).finish() };
         if wanted {
             self.over.push_back(Over { pass: self.passes, recorder, leaves, base });

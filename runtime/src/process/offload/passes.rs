@@ -11,8 +11,12 @@ use super::measures::Measures;
 use super::sites::{Asked, PackedItem, Planned};
 use super::{Offload, Position};
 
-/// Rates, and room of the host, count anew once they differ by such a part.
+/// Rates, and room of the host, count anew once they differ by such a part; a rate that fell once it fell by such a part: who waits for a
+/// link that is slower than planned waits for all that is behind.
 const CHANGED: f64 = 0.2;
+const FELL: f64 = 0.03;
+/// After so many passes whatever they do is what passes do.
+const LEARNED: u64 = 16;
 /// A pass in so many is timed for the report alone.
 const TOLD: u64 = 64;
 
@@ -118,12 +122,17 @@ impl Offload {
         Ok(())
     }
 
-    /// Times of the pass that is under way do not count: it computes what later ones will not.
+    /// Times of the pass that is under way do not count: it computes or copies what later ones will not. Where that is so in every pass, it
+    /// is what passes take.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
     pub fn untimed(&self, site: u64) -> Result<()> {
-        if let Some(timer) = self.sites.of(site)?.lock().timer.take() {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        if planned.site.passes() < LEARNED
+            && let Some(timer) = planned.timer.take()
+        {
             self.timers.end(&timer);
         }
         Ok(())
@@ -239,7 +248,9 @@ impl Offload {
         let differs = |left: f64, right: f64| (left - right).abs() > CHANGED * right.abs();
         #[allow(clippy::cast_precision_loss)] // compared roughly
         let amount = |bytes: Bytes| bytes.get() as f64;
-        let is_other = differs(links.out.0, before.links.out.0) || differs(links.into.0, before.links.into.0);
+        let is_other = |now: f64, before: f64| differs(now, before) || now < (1.0 - FELL) * before;
+        let is_other =
+            is_other(links.out.0, before.links.out.0) || is_other(links.into.0, before.links.into.0);
         let has_room = differs(amount(host_room), amount(before.host_room));
         planned.site.ask(Request {
             budget: if asked.budget.is_none() { Bytes::MAX } else { before.budget },

@@ -17,8 +17,8 @@ use glake_units::Bytes;
 
 use crate::sync::Mutex;
 
-/// So many marks a pass at most; and so many waits.
-const MOST: usize = 384;
+/// So many marks a pass at most; and so many waits. A step behind the last mark is as long as all others there.
+const MOST: usize = 8192;
 /// So many bytes are packed or unpacked between two marks at least.
 const BETWEEN: Bytes = Bytes::mib(1);
 
