@@ -17,7 +17,7 @@ in chunks, AdamW:
                   without these two at that of checkpoint, from 131,072 tokens on at 0.74 of it
     memory        glake.offload(model, preset="memory") at 1.04 of the least memory of save-on-cpu, trl and torchtune;
                   memory-multi-path: over every link
-    hybrid        glake.offload(model, preset="hybrid") at 1.03 of checkpoint's memory; hybrid-multi-path over every link
+    hybrid        glake.offload(model, preset="hybrid") at 1.02 of checkpoint's memory; hybrid-multi-path over every link
     blind         nothing leaves, beside blind copies of as many bytes: the limit; blind-multi-path over every link
     ddp-checkpoint, ddp-hybrid    the same on two GPUs at once, a rank of DDP each, over its own link
     fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none
@@ -122,7 +122,7 @@ class Runs:
             size = self.a.blind_bytes or int(of.get("step_bytes", 0) or self._of("keep").get("unique_bytes", 0))
             return ["--blind-bytes", gib(size)] if size else []
         if "hybrid" in name:
-            size = self.a.budget or int(1.03 * self._of("ddp-checkpoint" if name in RANKED else "checkpoint").get("most_bytes", 0))
+            size = self.a.budget or int(1.02 * self._of("ddp-checkpoint" if name in RANKED else "checkpoint").get("most_bytes", 0))
             return ["--budget", gib(size)] if size else []
         if name in ("inputs", *MEMORY):
             size = self.a.budget or int(self._least_of_inputs() if name == "inputs" else 1.04 * self._least(*WHOLE))

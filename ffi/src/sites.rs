@@ -142,8 +142,7 @@ pub extern "C" fn glake_offload_leaf_begins(site: u64, stream: *mut c_void) -> i
     guard::answer(|| Ok(library::process()?.offload().leaf_begins(site, block::stream(stream))?))
 }
 
-/// Times of the pass that is under way do not count: it computes or copies what later ones will not, to compare
-/// it with what is stored.
+/// Times of the pass that is under way do not count: it computes what later ones will not, to compare it with what is stored.
 ///
 /// `GLAKE_INVALID`: there is no such site.
 #[unsafe(no_mangle)]

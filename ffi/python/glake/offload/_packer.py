@@ -99,7 +99,7 @@ class Packer:
         return None if saved is None else Stored(self, saved)
 
     def untimed(self) -> None:
-        """This pass computes or copies what later ones will not."""
+        """This pass computes what later ones will not."""
         self._site.untimed()
 
     def leaf_begins(self, like: Any) -> None:
@@ -211,8 +211,6 @@ class Packer:
             self._tell(tensor, entry.item)
             return
         if state == _DUE:
-            # It is copied twice.
-            self.untimed()
             entry.packed = self._site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
             if form is not None:
                 self._proofs.look(save, form, storage, entry.start)

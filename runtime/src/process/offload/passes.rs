@@ -8,15 +8,13 @@ use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::measures::Measures;
-use super::sites::{Asked, PackedItem, Planned};
+use super::sites::{Asked, LEARNED, PackedItem, Planned};
 use super::{Offload, Position};
 
 /// Rates, and room of the host, count anew once they differ by such a part; a rate that fell once it fell by such a part: who waits for a
 /// link that is slower than planned waits for all that is behind.
 const CHANGED: f64 = 0.2;
-const FELL: f64 = 0.03;
-/// After so many passes whatever they do is what passes do.
-const LEARNED: u64 = 16;
+const FELL: f64 = 0.06;
 /// A pass in so many is timed for the report alone.
 const TOLD: u64 = 64;
 
@@ -98,7 +96,9 @@ impl Offload {
             // Of a pass that is over.
             planned.reloads.clear();
             self.begins(site, &mut planned);
+            (planned.packed, planned.checked) = Default::default();
         }
+        planned.packed = planned.packed.saturating_add(pack.bytes);
         self.step(site, &mut planned, pack.bytes);
         let (item, verdict, reloads) = planned.site.packed(pack);
         if is_first {
@@ -122,8 +122,8 @@ impl Offload {
         Ok(())
     }
 
-    /// Times of the pass that is under way do not count: it computes or copies what later ones will not. Where that is so in every pass, it
-    /// is what passes take.
+    /// Times of the pass that is under way do not count: it computes what later ones will not. Where that is so in every pass, it is what
+    /// passes take.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -244,6 +244,7 @@ impl Offload {
         let (links, all_links) = self.measures.links(asked.device, &self.queues);
         planned.all_links = all_links;
         let before = *planned.site.request();
+        let links = if planned.was_checked() { before.links } else { links };
         let host_room = self.host_room(asked).unwrap_or(before.host_room);
         let differs = |left: f64, right: f64| (left - right).abs() > CHANGED * right.abs();
         #[allow(clippy::cast_precision_loss)] // compared roughly
@@ -303,7 +304,7 @@ impl Offload {
         let over = planned.site.passes();
         if let Some(timer) = planned.timer.take() {
             self.timers.end(&timer);
-            if !self.registry.is_stopped() {
+            if !self.registry.is_stopped() && !planned.was_checked() {
                 timer.lock().end();
                 planned.timed.push_back((over, timer));
                 planned.timed.truncate(4);

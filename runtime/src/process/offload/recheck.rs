@@ -21,6 +21,10 @@ impl Offload {
     /// # Errors
     /// As [`Offload::offload`].
     pub fn offload_checked(&self, raw: Stream, address: Address, size: Bytes, save: SaveId) -> Result<u64> {
+        if let Ok(site) = self.sites.of(save.site) {
+            let mut site = site.lock();
+            site.checked = site.checked.saturating_add(size);
+        }
         self.copy_out(raw, address, size, Some(save))
     }
 

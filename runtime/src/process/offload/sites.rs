@@ -56,6 +56,9 @@ pub(super) struct Planned {
     pub(super) timer: Option<Arc<Mutex<PassTimer>>>,
     /// Of passes that are over, with their numbers: to be read once their work is done.
     pub(super) timed: VecDeque<(u64, Arc<Mutex<PassTimer>>)>,
+    /// Bytes that the pass under way, or the last one, packed; and those of them that are copied twice, to be checked.
+    pub(super) packed: Bytes,
+    pub(super) checked: Bytes,
     pub(super) shapes: Shapes,
     /// How long the last pass took that was timed, and for how much of it copies were waited for.
     pub(super) real: Option<(Duration, Duration)>,
@@ -86,6 +89,11 @@ pub struct PackedItem {
     /// Whether they stay, are to be offloaded, or are not to be stored.
     pub verdict: Verdict,
 }
+
+/// What is copied twice is much where it is more than such a part of what was packed.
+const CHECKED: u64 = 32;
+/// After so many passes whatever they do is what passes do.
+pub(super) const LEARNED: u64 = 16;
 
 impl Spare {
     /// It is counted in such parts of a budget, and is at most so many of them.
@@ -151,6 +159,8 @@ impl Planned {
             all_links: links,
             timer: None,
             timed: VecDeque::new(),
+            packed: Bytes::ZERO,
+            checked: Bytes::ZERO,
             shapes: Shapes::default(),
             real: None,
             passed: 0,
@@ -162,6 +172,13 @@ impl Planned {
     /// Whether what memory holds, and how long steps take, is of use.
     pub(super) fn is_measured(&self) -> Option<Asked> {
         self.asked.filter(|asked| asked.preset != Preset::Memory || asked.budget.is_some())
+    }
+
+    /// Whether so much of the last pass was copied twice that neither its times nor the links' rates in it are those of later ones. Where
+    /// that is so in every pass, it is what passes are.
+    pub(super) fn was_checked(&self) -> bool {
+        let is_much = self.checked.get().saturating_mul(CHECKED) > self.packed.get();
+        is_much && self.site.passes() < LEARNED
     }
 
     /// Fills `begin` with reloads that are to begin, as far as there is room, and says how many these are.
