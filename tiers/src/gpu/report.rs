@@ -1,6 +1,9 @@
 //! What a pool tells about its blocks and its memory.
 
-use glake_device::Address;
+use std::ops::Range;
+use std::time::Duration;
+
+use glake_device::{Address, Stream};
 use glake_stitch::{Allocator, DomainId, Segment, StreamKey};
 use glake_units::Bytes;
 
@@ -64,6 +67,16 @@ impl Report<'_> {
     /// Starts the peaks from what is now.
     pub fn reset_peaks(&self) {
         self.core.lock().reset_peaks();
+    }
+
+    /// How many such waits there ever were: the number of the next.
+    pub fn gpu_waits_made(&self) -> u64 {
+        self.waits.made()
+    }
+
+    /// How long a stream stood still in those of these numbers that are over; the last few thousand are known.
+    pub fn gpu_wait_time(&self, stream: Stream, numbers: &Range<u64>) -> Duration {
+        self.waits.time_of(stream, numbers)
     }
 
     /// Starts the totals and the counters from zero, and what was noted of lags and waits.

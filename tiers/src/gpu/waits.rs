@@ -7,6 +7,8 @@
 //! Streams of a capture neither lend nor borrow, so no event of a pair is ever recorded into one. Measuring never fails a
 //! request: a wait that cannot be measured is counted and not timed.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use super::retry::retry;
 
 /// So many waits are timed at once; beyond, they are counted only.
 const MOST: usize = 256;
+/// So many that are over are known one by one.
+const LOG: usize = 4096;
 
 /// The waits of takers for lenders and holds, until the pool last looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +37,8 @@ pub struct GpuWaits {
 /// Two timed events around the waits of one grant.
 #[derive(Debug)]
 pub(super) struct Pair {
+    number: u64,
+    stream: Stream,
     before: OwnedEvent,
     after: OwnedEvent,
 }
@@ -43,6 +49,10 @@ struct WaitTimes {
     idle: Vec<Pair>,
     open: Vec<Pair>,
     told: GpuWaits,
+    /// How many there ever were: the number of the next.
+    made: u64,
+    /// Those that are over, with their numbers and streams.
+    log: VecDeque<(u64, Stream, Duration)>,
 }
 
 impl WaitTimes {
@@ -53,8 +63,13 @@ impl WaitTimes {
                 Ok(false) => self.open.push(pair),
                 Ok(true) => {
                     if let Ok(micros) = pair.after.since(&pair.before) {
+                        let time = Duration::from_secs_f64(micros.max(0.0) / 1e6);
                         self.told.timed += 1;
-                        self.told.time += Duration::from_secs_f64(micros.max(0.0) / 1e6);
+                        self.told.time += time;
+                        self.log.push_back((pair.number, pair.stream, time));
+                        if self.log.len() > LOG {
+                            self.log.pop_front();
+                        }
                     }
                     self.idle.push(pair);
                 }
@@ -89,27 +104,42 @@ impl WaitTimer {
         self.times.lock().poll();
     }
 
+    /// How many there ever were.
+    pub(super) fn made(&self) -> u64 {
+        self.times.lock().made
+    }
+
+    /// How long a stream stood still in those of these numbers that are over and known.
+    pub(super) fn time_of(&self, stream: Stream, numbers: &Range<u64>) -> Duration {
+        let mut times = self.times.lock();
+        times.poll();
+        let of = |(number, on, _): &&(u64, Stream, Duration)| *on == stream && numbers.contains(number);
+        times.log.iter().filter(of).map(|(_, _, time)| *time).sum()
+    }
+
     pub(super) fn reset(&self) {
         self.times.lock().told = GpuWaits::default();
     }
 
     /// Counts a wait that `stream` is about to make, and begins to time it.
     pub(super) fn begin(&self, stream: Stream) -> Option<Pair> {
-        let idle = {
+        let (idle, number) = {
             let mut times = self.times.lock();
             times.told.count += 1;
+            let number = times.made;
+            times.made += 1;
             if times.open.len() >= MOST {
                 times.poll();
             }
             if times.open.len() >= MOST {
                 return None;
             }
-            times.idle.pop()
+            (times.idle.pop(), number)
         };
         let event = || OwnedEvent::new(&self.driver, self.device, EventKind::Timed);
         let pair = match idle {
-            Some(pair) => pair,
-            None => Pair { before: event().ok()?, after: event().ok()? },
+            Some(pair) => Pair { number, stream, ..pair },
+            None => Pair { number, stream, before: event().ok()?, after: event().ok()? },
         };
         retry(|| pair.before.record(stream)).ok().map(|()| pair)
     }
@@ -157,5 +187,8 @@ mod tests {
         stream.synchronize().unwrap();
         let told = timer.told();
         assert!(told.timed == 1 && told.time >= time, "{told:?}");
+        assert_eq!((timer.made(), timer.time_of(stream.id(), &(0..1))), (1, told.time));
+        let none = [timer.time_of(stream.id(), &(1..2)), timer.time_of(Stream(7), &(0..1))];
+        assert_eq!(none, [Duration::ZERO; 2]);
     }
 }

@@ -50,6 +50,11 @@ impl Measures {
         self.memory(device)?.started().map(|started| &started.pool)
     }
 
+    /// How often streams waited for memory of a device that something else still used.
+    pub(super) fn waits_for_memory(&self, device: DeviceId) -> u64 {
+        self.pool(device).map_or(0, |pool| pool.report().gpu_waits_made())
+    }
+
     fn memory(&self, device: DeviceId) -> Option<&DeviceMemory> {
         self.registry.device(device.0.into()).ok()
     }

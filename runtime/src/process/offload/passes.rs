@@ -209,7 +209,13 @@ impl Offload {
     fn begins(&self, site: u64, planned: &mut Planned) {
         let Some(asked) = planned.is_measured().filter(|_| !self.registry.is_stopped()) else { return };
         while let Some((pass, timer)) = planned.timed.front().cloned() {
-            let Some((measured, total)) = timer.lock().read() else { break };
+            let Some((mut measured, total)) = timer.lock().read() else { break };
+            if let Some(pool) = self.measures.pool(asked.device) {
+                let (timer, report) = (timer.lock(), pool.report());
+                let (stream, waits) = timer.memory_waits();
+                let times = waits.iter().map(|(at, numbers)| (*at, report.gpu_wait_time(stream, numbers)));
+                measured.waits.extend(times);
+            }
             planned.real = Some((total, measured.waited()));
             planned.site.measured(pass, &measured);
             planned.timed.pop_front();
@@ -274,8 +280,10 @@ impl Offload {
         {
             planned.site.sampled(now, most);
         }
-        if let Some(timer) = &planned.timer {
-            timer.lock().step(bytes);
+        if let Some(timer) = &planned.timer
+            && let Some(asked) = planned.asked
+        {
+            timer.lock().step(bytes, self.measures.waits_for_memory(asked.device));
         }
     }
 
@@ -294,7 +302,7 @@ impl Offload {
         {
             planned.timer = self.timers.begin(self.registry.completion_events.driver(), on);
             if let Some(timer) = &planned.timer {
-                timer.lock().step(Bytes::ZERO);
+                timer.lock().step(Bytes::ZERO, self.measures.waits_for_memory(asked.device));
             }
         }
     }

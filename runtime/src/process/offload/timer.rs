@@ -5,6 +5,7 @@
 //! events:  begin            mark       before     the copy's end      mark
 //! ```
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -36,6 +37,10 @@ pub(super) struct PassTimer {
     waits: Vec<(Position, Stretch)>,
     leaves: Vec<(ItemId, Stretch)>,
     replays: Vec<(Position, ScopeId, Stretch)>,
+    /// Waits of the stream for memory, by their numbers.
+    memory: Vec<(Position, Range<u64>)>,
+    /// How many of these there were.
+    made: u64,
     leaf: Option<Arc<OwnedEvent>>,
     replay: Vec<(ScopeId, Arc<OwnedEvent>)>,
     /// How many steps were done.
@@ -86,6 +91,8 @@ impl Timers {
             waits: Vec::new(),
             leaves: Vec::new(),
             replays: Vec::new(),
+            memory: Vec::new(),
+            made: 0,
             leaf: None,
             replay: Vec::new(),
             steps: 0,
@@ -118,8 +125,12 @@ impl Timers {
 }
 
 impl PassTimer {
-    /// A step begins that packs or unpacks so much.
-    pub(super) fn step(&mut self, bytes: Bytes) {
+    /// A step begins that packs or unpacks so much, after so many waits for memory in all.
+    pub(super) fn step(&mut self, bytes: Bytes, made: u64) {
+        let before = std::mem::replace(&mut self.made, made);
+        if self.steps > 0 && made > before {
+            self.memory.push((Position(self.steps - 1), before..made));
+        }
         self.since = self.since.saturating_add(bytes);
         if self.steps > 0 && self.since >= BETWEEN && self.marks.len() < MOST {
             self.mark();
@@ -162,6 +173,11 @@ impl PassTimer {
             let at = Position(self.steps.saturating_sub(1));
             self.replays.push((at, scope, (begin, event)));
         }
+    }
+
+    /// On which stream it is, and its waits for memory before each step.
+    pub(super) fn memory_waits(&self) -> (Stream, &[(Position, Range<u64>)]) {
+        (self.on.raw, &self.memory)
     }
 
     fn waits(&mut self, device: DeviceId, raw: Stream, copied: &Arc<OwnedEvent>) {

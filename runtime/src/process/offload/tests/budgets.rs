@@ -24,6 +24,8 @@ struct Program<'s> {
     own: Vec<Address>,
     /// The most that was reserved.
     most: std::cell::Cell<Bytes>,
+    /// What something else does on the queue out before each copy.
+    beside: Duration,
 }
 
 struct Saved {
@@ -39,7 +41,7 @@ impl<'s> Program<'s> {
         let site = scene.offload.sites().create();
         let own = (0..own).map(|_| scene.malloc(UNIT)).collect();
         scene.offload.ask(site, 0, Some(budget), preset).unwrap();
-        Program { scene, site, own, most: Bytes::ZERO.into() }
+        Program { scene, site, own, most: Bytes::ZERO.into(), beside: NONE }
     }
 
     fn look(&self) {
@@ -76,6 +78,9 @@ impl<'s> Program<'s> {
             let (packed, count) = offload.packed(self.site, Pack::new(size), scene.own, &mut begins).unwrap();
             let mut one = Saved { item: packed.item, written, id: None, back: None };
             if packed.verdict == Verdict::Offload {
+                if self.beside > NONE {
+                    scene.delay(Direction::FromGpu, self.beside);
+                }
                 one.id = Some(offload.offload(scene.own, written.address, size).unwrap());
                 scene.free(written.address);
             }
@@ -203,6 +208,26 @@ fn times_that_come_late_are_planned_with_when_they_come() {
 }
 
 #[test]
+fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
+    let scene = small();
+    let mut program = Program::new(&scene, 2, units(14), Preset::Fit);
+    program.beside = US(2000);
+    for _ in 0..8 {
+        program.pass(20);
+        scene.run_dry();
+    }
+    assert!(scene.pool().counters().hold_waits > 8, "blocks are asked for before they have left");
+    let told = program.told();
+    let plan = |key: &str| told["plan"][key].as_u64().unwrap();
+    assert!(told["plan"]["is_timed"].as_bool().unwrap(), "{told}");
+    // Kernels of 16 us a layer, and whatever nothing was waited for: a wait alone takes up to 2,000.
+    assert!(plan("expected_us") - plan("expected_exposed_us") < 2000, "{told}");
+    assert!(told["real_exposed_us"].as_u64().unwrap() > 2000, "{told}");
+    program.end();
+    scene.end();
+}
+
+#[test]
 fn links_are_as_fast_as_they_were_measured() {
     let scene = small();
     let program = Program::new(&scene, 2, units(10), Preset::Fit);
@@ -270,7 +295,7 @@ fn a_budget_is_kept_by_what_has_many_sizes() {
         above.push(program.told()["above_budget"].as_u64().unwrap());
     }
     // What pools lose to gaps is seen, and plans are made anew that leave it alone.
-    assert_eq!(above[29], above[59], "{above:?}");
+    assert!(above[39] == above[59] && above[59] <= 3, "{above:?}");
     let most = budget.saturating_add(Bytes::mib(4));
     assert!(program.most.get() <= most, "{} of {budget}: {above:?}", program.most.get());
     program.end();
