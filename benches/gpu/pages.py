@@ -221,7 +221,7 @@ class Pages:
             if not header.get("commit"):
                 raise SystemExit(f"pages: a run in {name}.jsonl names no commit: --commit NAME writes it there")
             lines.append(f"{header['machine']}; {header['date']}; commit {header['commit']}: `{header['command']}`.")
-        wrap = lambda line: textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        wrap = lambda line: textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=True, break_on_hyphens=False)
         return [f"Rows: [{name}.jsonl](results/{name}.jsonl). Measured on", "", *[wrap(f"- {line}") for line in dict.fromkeys(lines)]]
 
     def part(self, page, name, view, files):
