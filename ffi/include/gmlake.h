@@ -185,8 +185,9 @@ typedef struct {
     uint64_t link_size;
     // The layer that saves them, by a number that the pass gives to one run of it; below 0: none.
     int64_t scope;
-    // Whether they are the output of a leaf of that layer, which can be computed again.
-    bool is_leaf;
+    // What they are to a leaf of that layer, which can be computed again: 1 its output; 2 saved beside the output that was told before
+    // them, and not stored where that is not; 0 nothing.
+    uint8_t leaf;
     // The stream that makes them.
     void *stream;
 } glake_pack;
@@ -1022,7 +1023,7 @@ char *glake_offload_site_json(uint64_t site,
 // `begin` has room for `room` items and gets those whose reloads are to begin first, in this order; `count` how many these are. Those that
 // find no room come with the next call of the site.
 //
-// `GLAKE_INVALID`: there is no such site.
+// `GLAKE_INVALID`: there is no such site, or no such `leaf`.
 //
 // # Safety
 // `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
@@ -1039,6 +1040,11 @@ int32_t glake_offload_packed(uint64_t site,
 // `GLAKE_INVALID`: there is no such site.
 int32_t glake_offload_leaf_begins(uint64_t site,
                                   void *stream);
+
+// Times of the pass that is under way do not count: it computes what later ones will not, to compare it with what is stored.
+//
+// `GLAKE_INVALID`: there is no such site.
+int32_t glake_offload_untimed(uint64_t site);
 
 // A layer is computed again on a stream: from here on (`begins`), or until here. Reloads that are to begin come with the next call that
 // tells any.

@@ -75,7 +75,9 @@ use history::Action;
 use imports::Imports;
 pub use leases::Leases;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
-pub use offload::{CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, Verdict};
+pub use offload::{
+    CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, Verdict,
+};
 pub use pools::Pools;
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;

@@ -11,8 +11,8 @@ use super::leaves::Leaves;
 use super::measured::Measured;
 use super::plans::Plans;
 use crate::{
-    Clock, ItemId, LeafPart, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId, TapeError,
-    Verdict,
+    Clock, ItemId, LeafPart, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId,
+    TapeError, Verdict,
 };
 
 /// So many passes are known that are over and whose times are not told yet.

@@ -129,8 +129,7 @@ fn what_a_leaf_saved_beside_is_stored_where_its_output_is() {
         let layer = |layer| {
             let leaf = |site: &mut Site| {
                 let (output, verdict, _) = site.packed(output(layer));
-                let (beside, its, _) =
-                    site.packed(Pack::new(Bytes::mib(1)).within(ScopeId(layer)).beside());
+                let (beside, its, _) = site.packed(Pack::new(Bytes::mib(1)).within(ScopeId(layer)).beside());
                 assert_eq!(verdict == Verdict::Recompute, its == Verdict::Recompute);
                 (verdict, [output, beside])
             };
