@@ -132,6 +132,24 @@ fn what_was_measured_is_planned_with_once() {
     site.measured(2, &measured);
 }
 
+/// A kind of passes that comes once is not asked for its times for ever.
+#[test]
+fn passes_are_timed_while_one_of_them_may_be_one_without_times() {
+    let mut site = site(OWN.saturating_add(Bytes::mib(50)));
+    pass(&mut site, OWN, &[9; 6]);
+    let measured =
+        Measured { marks: vec![(Position(20), Duration::from_millis(400))], ..Measured::default() };
+    let mut wants = Vec::new();
+    for number in 2..12 {
+        pass(&mut site, OWN, &[10; 10]);
+        if number == 2 {
+            site.measured(number, &measured);
+        }
+        wants.push(site.may_want_times());
+    }
+    assert_eq!(wants, [true, true, true, true, false, false, false, false, false, false]);
+}
+
 #[test]
 fn what_leaves_take_is_measured_and_their_replays_are_no_time_of_the_pass() {
     let mut site = Site::new(Request::new(Bytes::gib(1), links()).preset(Preset::Hybrid));
