@@ -84,6 +84,9 @@ class Runs:
         self.a, self.clock, self.failed = a, launch.Clock(a.time_limit), 0
         self.log = launch.Log(a.out, "offload.jsonl", self.clock)
         self.before = launch.rows_of(a.beside.read_text()) if a.beside else []
+        others = {(row["layers"], row["tokens"]) for row in self.before if "layers" in row} - {(a.layers, a.tokens)}
+        if others:
+            sys.exit(f"offload.py: {a.beside} has rows of (layers, tokens) {sorted(others)}: they are not beside {a.layers}, {a.tokens}")
 
     def part(self, name):
         """Runs it."""

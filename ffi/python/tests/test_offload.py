@@ -46,6 +46,15 @@ class Offload(unittest.TestCase):
         self.assertEqual(ctypes.string_at(address, size), expected)
         api.free(address)
 
+    def test_parts_of_leaves_have_known_numbers(self):
+        site = api.Site()
+        site.untimed()
+        # Without a layer that computes it again a leaf's output is offloaded as anything else.
+        for item, part in enumerate(range(3)):
+            self.assertEqual(site.packed(MIB, leaf=part)[:2], (item, 1))
+        with self.assertRaisesRegex(glake.InvalidError, "leaf is 3: give a number from 0 to 2"):
+            site.packed(MIB, leaf=3)
+
     def test_there_and_back(self):
         for size in (1, 4096, 300_001, 5 * MIB):
             sent = block(size, 3)

@@ -17,7 +17,7 @@ from test_activations import torch  # noqa: E402
 
 if torch:
     from glake.offload import _interception, _leaf
-    from replays import Block, Layered
+    from replays import Block, Layered, Silent
     from torch import nn
     from torch.nn import functional
     from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -91,16 +91,6 @@ class Changes(OfReplay):
                 self.same(make, reasons=[] if early else ["changed"], steps=5)
 
     def test_writes_that_nothing_counts(self):
-        class Silent(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                x.data.mul_(2)
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient * 2
-
         kept = lambda model: self.keeping(self.replays(model))
         for handle_of in (self.replays, kept):
             make = self.inner(Silent.apply)
@@ -166,16 +156,6 @@ class Orders(OfReplay):
         self.same(lambda on: Drops([Block(after=0.1) for _ in range(4)], on), steps=12)
 
     def test_trust_does_not_pass_from_one_layer_to_another(self):
-        class Silent(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                x.data.mul_(2)
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient * 2
-
         class Layer(nn.Module):
             def __init__(self, after):
                 super().__init__()

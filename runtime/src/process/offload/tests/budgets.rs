@@ -220,7 +220,7 @@ fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
     let told = program.told();
     let plan = |key: &str| told["plan"][key].as_u64().unwrap();
     assert!(told["plan"]["is_timed"].as_bool().unwrap(), "{told}");
-    // Kernels of 16 us a layer, and whatever nothing was waited for: a wait alone takes up to 2,000.
+    // The kernels of a layer take 16 us; one wait for a copy out takes up to 2,000.
     assert!(plan("expected_us") - plan("expected_exposed_us") < 2000, "{told}");
     assert!(told["real_exposed_us"].as_u64().unwrap() > 2000, "{told}");
     program.end();

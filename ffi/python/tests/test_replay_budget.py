@@ -1,0 +1,83 @@
+"""Leaf replay under a budget: a plan says which leaves are stored, on CPU tensors laid over simulated GPUs' memory.
+
+Needs torch; every test is skipped without it."""
+
+import os
+import unittest
+
+os.environ["GLAKE_DEVICE"] = "sim"
+
+from replays import OfReplay  # noqa: E402
+from test_activations import torch  # noqa: E402
+
+if torch:
+    from glake.offload import _report
+    from glake.offload._budget import Offloaded
+    from replays import Layered
+    from torch import nn
+    from torch.nn import functional
+
+    class Saving(nn.Module):
+        """Attention that saves beside its output, as GPUs' kernels do, before and after a product."""
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, q, k, v):
+                weights = (q @ k.transpose(-1, -2)).softmax(-1)
+                ctx.save_for_backward(q, k, v, weights)
+                return weights @ v
+
+            @staticmethod
+            def backward(ctx, gradient):
+                q, k, v, weights = ctx.saved_tensors
+                given = gradient @ v.transpose(-1, -2)
+                scores = weights * (given - (given * weights).sum(-1, keepdim=True))
+                return scores @ k, scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ gradient
+
+        def __init__(self, size):
+            super().__init__()
+            self.into, self.out = nn.Linear(size, size), nn.Linear(size, size)
+
+        def forward(self, x):
+            q = self.into(x).unsqueeze(1)
+            return x + 0.1 * self.out(functional.scaled_dot_product_attention(q, q, q).squeeze(1))
+
+
+class Budget(OfReplay):
+    """`hybrid`: a plan says which leaves are stored."""
+
+    def setUp(self):
+        super().setUp()
+        self.original, functional.scaled_dot_product_attention = functional.scaled_dot_product_attention, lambda q, k, v: Saving.Function.apply(q, k, v)
+
+    def tearDown(self):
+        functional.scaled_dot_product_attention = self.original
+        super().tearDown()
+
+    def test_passes_are_as_their_plans_whatever_is_stored(self):
+        for budget in ("1GiB", "18MiB"):
+            make = lambda on: Layered([Saving(64) for _ in range(30)], on)
+            inputs = lambda: torch.randn(16, 60, 64)
+            handles = []
+
+            def handle_of(model):
+                handles.append(Offloaded(model, budget, "hybrid", 0, self.memory))
+                handles[-1]._replay.least_inner = 0
+                return handles[-1]
+
+            plain = self.steps(make, True, None, inputs=inputs, steps=10)[0]
+            before = _report.counts.recomputed
+            self.equal(plain, self.steps(make, True, handle_of, inputs=inputs, steps=10)[0])
+            told = handles[0].told()
+            # Where all is kept nothing is asked any more.
+            self.assertGreaterEqual(told["passes"], 3 if budget == "1GiB" else 10)
+            # What the first pass showed is followed from the third on: which outputs are not read again is known then.
+            self.assertLessEqual(told["diverged"], 1, budget)
+            if budget == "1GiB":
+                # Two products and attention a layer, of which the last product is not read.
+                self.assertLessEqual(_report.counts.recomputed - before, 2 * 30 * 3)
+        self.assertGreater(self.replayed(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
