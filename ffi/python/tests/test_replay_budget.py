@@ -3,6 +3,7 @@
 Needs torch; every test is skipped without it."""
 
 import os
+import types
 import unittest
 
 os.environ["GLAKE_DEVICE"] = "sim"
@@ -13,6 +14,7 @@ from test_activations import torch  # noqa: E402
 if torch:
     from glake.offload import _report
     from glake.offload._budget import Offloaded
+    from glake.offload._record import Record
     from replays import Layered
     from torch import nn
     from torch.nn import functional
@@ -53,6 +55,19 @@ class Budget(OfReplay):
     def tearDown(self):
         functional.scaled_dot_product_attention = self.original
         super().tearDown()
+
+    def test_what_could_not_be_stored_is_computed_again(self):
+        class Fails:
+            added = 0
+
+            def store(self, *_args):
+                raise MemoryError
+
+        leaf, sketch = types.SimpleNamespace(is_read=True), types.SimpleNamespace(reads_output=True, beside=[])
+        record = Record(None, leaf, sketch, None, None)
+        with self.assertRaises(MemoryError):
+            record.store(torch.ones(2), [], Fails(), 0)
+        self.assertEqual(record.hindrance(), "planned")
 
     def test_passes_are_as_their_plans_whatever_is_stored(self):
         for budget in ("1GiB", "18MiB"):

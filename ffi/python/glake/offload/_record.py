@@ -106,15 +106,17 @@ class Record:
 
     def store(self, output: Any, saved: list[Any], packer: Any, scope: int) -> None:
         """Stores what the site says. It is told of the same items whatever it says: else no pass would be like the one before."""
-        self._requires_grad, self.is_stored, part = output.requires_grad, True, NO_LEAF
+        self._requires_grad, is_stored, part = output.requires_grad, True, NO_LEAF
         if self.leaf.is_read or self._sketch.reads_output:
             before = packer.added
             self._output = packer.store(output, scope, OUTPUT)
-            self.is_stored = self._output is not None
+            is_stored = self._output is not None
             part = NO_LEAF if packer.added == before else BESIDE
         for place in self._sketch.beside:
             stored = self._beside[place] = packer.store(saved[place], scope, part)
-            self.is_stored = self.is_stored and stored is not None
+            is_stored = is_stored and stored is not None
+        # Only now: one of them may have raised.
+        self.is_stored = is_stored
 
     def is_of(self, kind: Any, call: Call) -> bool:
         """Whether this is the call that it was made by."""
