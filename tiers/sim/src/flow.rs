@@ -20,6 +20,12 @@ pub(super) struct Load {
     pub(super) cap: f64,
 }
 
+impl Load {
+    pub(super) fn is_in(&self, pipe: usize) -> bool {
+        self.route.iter().any(|(through, _)| *through == pipe)
+    }
+}
+
 #[derive(Debug)]
 struct Flow {
     load: Load,
@@ -54,6 +60,11 @@ impl FlowNet {
             rate: 0.0,
         }));
         self.share();
+    }
+
+    /// Whether anything goes through a pipe.
+    pub(super) fn is_in(&self, pipe: usize) -> bool {
+        self.flows.iter().any(|flow| flow.load.is_in(pipe))
     }
 
     /// When the next flow ends.

@@ -148,7 +148,7 @@ impl Memory {
         Ok(())
     }
 
-    pub(super) fn set_access(&mut self, start: u64, size: u64, access: &[Access]) -> Checked<()> {
+    pub(super) fn set_access(&mut self, start: u64, size: u64, access: &[Access]) -> Checked<usize> {
         for one in access {
             self.device(one.device)?;
         }
@@ -167,7 +167,7 @@ impl Memory {
                 extent.kind = kind;
             }
             let mapped = self.map(start.0, size, handle);
-            let mapped = mapped.and_then(|()| self.space.set_access(start.0, size, &access));
+            let mapped = mapped.and_then(|()| self.space.set_access(start.0, size, &access)).map(|_| ());
             self.release(handle).and(mapped)
         });
         if let Err(denial) = filled {

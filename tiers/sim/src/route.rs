@@ -127,6 +127,11 @@ impl Plumbing {
         self.capacity.clone()
     }
 
+    /// The pipe of what leaves a GPU over its link.
+    pub(super) fn link_from(&self, gpu: usize) -> Option<usize> {
+        self.gpus.get(gpu).map(|pipes| pipes.link.from_gpu)
+    }
+
     /// The route of a copy enqueued on a stream of GPU `by`, and the most that it can do by itself.
     pub(super) fn route(&self, from: End, to: End, by: usize) -> (Route, f64) {
         let mut pipes = Vec::with_capacity(6);

@@ -164,9 +164,10 @@ impl AddressSpace {
         Ok(extents)
     }
 
-    /// Says who may touch whole mappings.
-    pub(super) fn set_access(&mut self, start: u64, size: u64, access: &[Access]) -> Checked<()> {
+    /// Says who may touch whole mappings; how many these are.
+    pub(super) fn set_access(&mut self, start: u64, size: u64, access: &[Access]) -> Checked<usize> {
         let starts = self.tiles(start, size)?;
+        let count = starts.len();
         let mut changes = Vec::with_capacity(starts.len());
         for at in starts {
             let Some(mapping) = self.mappings.get(&at) else { continue };
@@ -192,7 +193,7 @@ impl AddressSpace {
                 }
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     /// The mapping that an address lies in, and where that starts.

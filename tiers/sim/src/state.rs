@@ -9,7 +9,7 @@ use super::route::Plumbing;
 use super::stream::Streams;
 use super::timeline::{Point, Timeline};
 use super::world::World;
-use glake_device::{Address, Refusal, Stream};
+use glake_device::{Access, Address, Refusal, Stream};
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -37,6 +37,12 @@ impl State {
             Some(now) => self.timeline.advance(now, &mut self.world),
             None => self.timeline.settle(&mut self.world),
         }
+    }
+
+    /// Whether a copy leaves one of these GPUs over its link.
+    pub(super) fn is_any_leaving(&self, access: &[Access]) -> bool {
+        let link = |one: &Access| self.plumbing.link_from(one.device.0 as usize);
+        access.iter().filter_map(link).any(|pipe| self.timeline.is_in(pipe))
     }
 
     /// The lane of a stream.

@@ -149,6 +149,17 @@ impl<E: Effects> Timeline<E> {
         }
     }
 
+    /// Whether anything goes through a pipe now, or is about to: it has begun.
+    pub(super) fn is_in(&self, pipe: usize) -> bool {
+        let begins = |lane: &Lane<E>| match lane.queue.front() {
+            Some(Item { cost: Cost::Flow(_, loads), .. }) => {
+                lane.phase == Phase::Delayed && loads.iter().any(|load| load.is_in(pipe))
+            }
+            _ => false,
+        };
+        self.net.is_in(pipe) || self.lanes.values().any(begins)
+    }
+
     /// The end of all work of a lane so far.
     pub(super) fn last(&self, lane: u64) -> Point {
         Point { lane, n: self.lanes.get(&lane).map_or(0, |lane| lane.issued) }

@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use glake_units::Bytes;
 
@@ -18,6 +19,10 @@ use glake_device::{
     EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource, Place,
     PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Usage, Verb,
 };
+
+/// What opening one mapping takes while copies leave the GPU over its link, whatever the mapping's size: it waits until what they wrote
+/// has arrived. 1.06 ms on an H100; .02 where nothing leaves.
+const FLUSH: Duration = Duration::from_micros(1060);
 
 impl Driver for Simulator {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
@@ -69,7 +74,15 @@ impl Driver for Simulator {
     }
 
     unsafe fn set_access(&self, start: Address, size: Bytes, access: &[Access]) -> Result<()> {
-        self.ask(Verb::SetAccess, |state| state.world.memory.set_access(start.0, size.get(), access))
+        let set = |state: &mut State| state.world.memory.set_access(start.0, size.get(), access);
+        let mappings = self.ask(Verb::SetAccess, set)?;
+        for _ in 0..mappings {
+            if !self.locked().is_any_leaving(access) {
+                break;
+            }
+            self.advance(FLUSH);
+        }
+        Ok(())
     }
 
     fn export(&self, handle: Handle) -> Result<OwnedFd> {

@@ -199,3 +199,39 @@ fn times_alone_are_those_of_copies_that_move_bytes() {
     let (moved, alone) = (took(false), took(true));
     assert_eq!((moved.0, moved.1, alone.1), (alone.0, 0, 1));
 }
+
+#[test]
+fn memory_is_opened_late_while_copies_leave_over_the_link() {
+    let sim = model("h200x4");
+    let host = pinned(&sim, 8);
+    let own = mapped(&sim, 64, &gpus(2));
+    let extents = [(); 3].map(|()| sim.create(Bytes::mib(2), properties()).unwrap());
+    let start = sim.reserve(Bytes::mib(6)).unwrap();
+    let opens = |gpu: DeviceId| {
+        let before = sim.now();
+        // SAFETY: the simulator refuses what would be undefined.
+        unsafe {
+            for (at, extent) in (0..).zip(extents) {
+                sim.map(Address(start.0 + at * 2 * MIB), Bytes::mib(2), extent).unwrap();
+            }
+            sim.set_access(start, Bytes::mib(6), &[access(gpu)]).unwrap();
+            let time = sim.now() - before;
+            sim.context_synchronize(GPU).unwrap();
+            sim.unmap(start, Bytes::mib(6)).unwrap();
+            time
+        }
+    };
+    let copy = |to: Address, from: Address| {
+        let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
+        // SAFETY: as above.
+        unsafe { sim.copy(GPU, CopyRequest { to, from, size: FOUR }, stream) }.unwrap();
+    };
+    assert_eq!(opens(GPU), Duration::ZERO);
+    copy(own, host[0]);
+    assert_eq!(opens(GPU), Duration::ZERO, "what comes in holds nothing up");
+    copy(host[0], own);
+    assert_eq!(opens(PEER), Duration::ZERO, "it leaves another GPU");
+    copy(host[0], own);
+    // It takes .6 ms: of three mappings the first waits for it.
+    assert_eq!(opens(GPU), US(1060));
+}
