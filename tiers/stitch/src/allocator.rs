@@ -43,8 +43,6 @@ pub struct Allocator {
     heap: Heap,
     aliases: Aliases,
     plans: Plans,
-    /// What evicted memory may come back up to, whatever new memory may be made.
-    limit: Bytes,
 }
 
 impl Allocator {
@@ -59,7 +57,6 @@ impl Allocator {
             heap: Heap::new(&settings),
             aliases: Aliases::new(Zone::new(ALIAS_START * memory, ALIAS_SPACE * memory)),
             plans: Plans::default(),
-            limit: settings.limit,
             settings,
         };
         allocator.add_domain(DomainOptions::default());
@@ -122,13 +119,12 @@ impl Allocator {
 
     /// Changes the most that may be reserved; what is reserved above stays until it is trimmed.
     pub fn set_limit(&mut self, limit: Bytes) {
-        self.limit = limit.min(self.settings.memory);
-        self.settings.limit = self.limit;
+        self.settings.limit = limit.min(self.settings.memory);
     }
 
     /// Changes the most that may be reserved for requests, below the limit: what was evicted may come back up to that.
     pub fn set_budget(&mut self, most: Bytes) {
-        self.settings.limit = most.min(self.limit);
+        self.settings.budget = most;
     }
 
     /// The completion point that frees belong to now, where there are frees that no recorded event covers.
@@ -276,7 +272,7 @@ impl Allocator {
     /// Counts a request that is refused, and says how memory stands: also where what [`Outcome::Wait`] asks for cannot be waited for.
     pub fn refuse(&mut self, wanted: Bytes) -> StitchError {
         self.heap.tallies.counters.ooms += 1;
-        self.heap.out_of_memory(wanted, self.settings.limit)
+        self.heap.out_of_memory(wanted, self.settings.most())
     }
 
     /// Driver work that releases free memory until at most `keep` is reserved, or nothing is left to release. Idle
@@ -372,7 +368,7 @@ impl Allocator {
 
     /// Extents that leave and come back.
     pub fn evictions(&mut self) -> Evictions<'_> {
-        Evictions { heap: &mut self.heap, limit: self.limit }
+        Evictions { heap: &mut self.heap, limit: self.settings.limit }
     }
 
     /// The extents in which the last live block was freed while they were not resident, since the last call: what was kept of
@@ -446,7 +442,7 @@ impl Allocator {
     /// # Errors
     /// The first one that is broken.
     pub fn check(&self) -> Result<(), Broken> {
-        let limit = self.limit.get();
+        let limit = self.settings.limit.get();
         Audit { heap: &self.heap, aliases: &self.aliases, plans: &self.plans, limit }.check()
     }
 

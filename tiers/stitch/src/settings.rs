@@ -46,6 +46,8 @@ pub struct Settings {
     pub max_mappings: u64,
     /// Reserved memory stays at or below.
     pub limit: Bytes,
+    /// Reserved memory stays at or below for requests, below the limit. It asks for no tight packing.
+    pub budget: Bytes,
     /// Reuse across streams.
     pub borrow: Borrow,
 }
@@ -68,6 +70,7 @@ impl Settings {
             idle_aliases: Bytes::gib(1000),
             max_mappings: 400_000,
             limit: memory,
+            budget: memory,
             borrow: Borrow::Completed,
         }
     }

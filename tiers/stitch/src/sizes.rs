@@ -33,7 +33,7 @@ impl Settings {
     /// there they are small only where others do not fit.
     pub(crate) fn extent_sizes(&self, missing: u64, own: Option<Bytes>, reserved: u64) -> Vec<u64> {
         let (full, small) = (self.extent_size(own), self.extent_near_limit.get());
-        let near = if own.is_some() { self.limit.get() } else { self.small_from() };
+        let near = if own.is_some() { self.most().get() } else { self.small_from() };
         if reserved + missing.next_multiple_of(full) > near {
             return side_by_side(missing, small.min(full));
         }
@@ -45,16 +45,22 @@ impl Settings {
         sizes
     }
 
-    /// Where extents become small: a limit that was set asks for tight packing long before the device itself does.
+    /// Where extents become small: a limit that was set asks for tight packing long before the device itself does, or a budget.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn small_from(&self) -> u64 {
-        let part = if self.limit < self.memory { self.near_limit } else { self.near_full };
-        (self.limit.get() as f64 * part) as u64
+        let of = |whole: Bytes, part: f64| (whole.get() as f64 * part) as u64;
+        let near = of(self.limit, if self.limit < self.memory { self.near_limit } else { self.near_full });
+        if self.budget < self.limit { near.min(of(self.budget, self.near_full)) } else { near }
+    }
+
+    /// What requests may have at most.
+    pub(crate) fn most(&self) -> Bytes {
+        self.budget.min(self.limit)
     }
 
     /// Whether the limit allows new extents, where so much is reserved.
     pub(crate) fn allows(&self, sizes: &[u64], reserved: u64) -> bool {
-        reserved + sizes.iter().sum::<u64>() <= self.limit.get()
+        reserved + sizes.iter().sum::<u64>() <= self.most().get()
     }
 
     /// The longest alias that a request of this size uses again.
@@ -116,5 +122,13 @@ mod tests {
         let settings = Settings { limit: Bytes::mib(512), ..Settings::for_memory(Bytes::gib(1)) };
         assert_eq!(settings.extent_sizes(MIB, None, 64 * MIB), [16 * MIB]);
         assert_eq!(settings.extent_sizes(MIB, None, 120 * MIB), [2 * MIB]);
+    }
+
+    #[test]
+    fn a_budget_makes_extents_small_near_its_end_alone() {
+        let settings = Settings { budget: Bytes::mib(512), ..Settings::for_memory(Bytes::gib(1)) };
+        assert_eq!(settings.extent_sizes(MIB, None, 400 * MIB), [16 * MIB]);
+        assert_eq!(settings.extent_sizes(MIB, None, 460 * MIB), [2 * MIB]);
+        assert!(settings.allows(&[2 * MIB], 510 * MIB) && !settings.allows(&[2 * MIB], 511 * MIB));
     }
 }

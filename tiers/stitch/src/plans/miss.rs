@@ -1,9 +1,12 @@
 //! The slow path: nothing that is free fits as it lies. What can be joined, reused, stitched, borrowed or grown?
 //!
 //! ```text
-//! reuse an alias ─ join ─ borrow ─ stitch ─ grow ─ stitch smaller pieces ─ take back ─ what is held ─ wait ─ refuse
-//! └───────── Ready ────────────┘   └──────────────── Work ──────────────────────┘   Ready, Work   Wait
+//! reuse an alias ─ join ─ what is held ─ borrow ─ stitch ─ grow ─ stitch smaller pieces ─ take back ─ more that is held ─ wait ─ refuse
+//! └────────────── Ready ───────────────┘   └──────────────── Work ──────────────────────┘   Ready, Work        Wait
 //! ```
+//!
+//! What is held comes first where there is no room to grow: a copy that leaves the GPU reads it, and while copies leave, each extent that
+//! is mapped costs the host about a millisecond (`docs/lab/mapping-while-copies-leave.md`). A wait of the stream for one of them is shorter.
 //!
 //! Two ways to grow for a large block are compared, and the one that reserves less is taken (at home where they are equal):
 //!
@@ -32,6 +35,10 @@ use crate::want::{Runs, Want};
 
 /// So many extents of the free slabs are not stitched into large blocks.
 const KEPT_SLAB_EXTENTS: u64 = 2;
+
+/// What is held is waited for before anything is mapped if it is longer than asked for by such a part at most: cut up, it would serve
+/// nothing of its size any more.
+const FITTING: u64 = 8;
 
 /// An alias completed by growth is worth its mappings if for each of them it saves so much of an extent: making one
 /// costs about as much as mapping one more time.
@@ -95,6 +102,12 @@ impl<'a> Miss<'a> {
         let mine = self.runs(false);
         if let Some(grant) = self.take_from_runs(&mine) {
             return Ok(Answer::Ready(grant));
+        }
+        if !self.may_grow()
+            && let Some(run) =
+                self.held_piece().filter(|run| run.size() <= self.want.size + self.want.size / FITTING)
+        {
+            return Ok(Answer::Ready(self.heap.take_run(&self.want, &run)));
         }
         if self.settings.borrow == Borrow::Wait
             && let Some(answer) = self.borrowed()
@@ -169,13 +182,26 @@ impl<'a> Miss<'a> {
         stitched.map(Answer::Work)
     }
 
+    /// Whether all of it could be new memory.
+    fn may_grow(&self) -> bool {
+        self.grow && self.fits(&self.extent_sizes(self.want.size))
+    }
+
+    fn is_any_held(&self) -> bool {
+        self.heap.home.lists[self.want.lists.held].bytes > 0 && self.want.size > SMALL_LIMIT.get()
+    }
+
+    /// The piece that holds keep from the stream and that fits best.
+    fn held_piece(&self) -> Option<run::Run> {
+        if self.is_any_held() { self.heap.held_piece(&self.want) } else { None }
+    }
+
     /// What holds keep from the stream: one piece, several that touch, or several stitched or continued with what may be grown.
     fn held(&mut self) -> Option<Answer> {
-        let held = &self.heap.home.lists[self.want.lists.held];
-        if held.bytes == 0 || self.want.size <= SMALL_LIMIT.get() {
+        if !self.is_any_held() {
             return None;
         }
-        if let Some(run) = self.heap.held_piece(&self.want) {
+        if let Some(run) = self.held_piece() {
             return Some(Answer::Ready(self.heap.take_run(&self.want, &run)));
         }
         let all = self.heap.held_runs(&self.want, KEPT_SLAB_EXTENTS * self.settings.extent.get());
@@ -346,6 +372,6 @@ impl<'a> Miss<'a> {
             return Ok(Answer::Wait(point));
         }
         self.heap.tallies.counters.ooms += 1;
-        Err(self.heap.out_of_memory(Bytes::new(self.want.requested), self.settings.limit))
+        Err(self.heap.out_of_memory(Bytes::new(self.want.requested), self.settings.most()))
     }
 }

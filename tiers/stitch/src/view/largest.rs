@@ -114,7 +114,7 @@ impl Largest<'_> {
 
     /// How much new memory there can be, where so much is given back first.
     fn growth_with(&self, returned: u64) -> u64 {
-        let limit = (self.settings.limit.get() + returned).saturating_sub(self.heap.tallies.committed());
+        let limit = (self.settings.most().get() + returned).saturating_sub(self.heap.tallies.committed());
         let room = limit.min(self.device_free.get().saturating_add(returned));
         room - room % self.settings.granularity.get()
     }

@@ -126,6 +126,27 @@ fn several_holds_on_one_block_are_all_waited_for() {
 }
 
 #[test]
+fn at_the_limit_what_is_held_comes_before_what_has_to_be_mapped() {
+    for (extents, waits) in [(6, true), (8, false)] {
+        let mut core = core(extents);
+        let parts = [8, 8, 8, 8, 16].map(|mib| ask(&mut core, &request(mib, 1)).unwrap());
+        let held = hold(&mut core, &parts[4]);
+        for index in [0, 2, 4] {
+            core.free(parts[index].offset).unwrap();
+        }
+        let before = core.counters();
+        let again = ask(&mut core, &request(16, 1)).unwrap();
+        if waits {
+            assert_eq!((again.offset, &again.waits[..]), (parts[4].offset, &[Wait::Hold(held)][..]));
+            assert_eq!(core.counters().extent_maps, before.extent_maps, "nothing is mapped");
+        } else {
+            assert!(again.waits.is_empty(), "there is other memory: {again:?}");
+        }
+        core.check().unwrap();
+    }
+}
+
+#[test]
 fn held_pieces_are_stitched_and_joined_with_what_is_free() {
     let mut core = core(4);
     let blocks: Vec<Grant> = (0..4).map(|_| ask(&mut core, &request(8, 1)).unwrap()).collect();
