@@ -11,6 +11,13 @@ use crate::{Pack, Plan, PlanError, Request, ShapeClass, Tape};
 const MOST: usize = 32;
 /// By what part of the budget memory must have become free to be planned with.
 const FREED: u64 = 32;
+/// What part of the budget a plan leaves, if there is one that does: memory that has as much more when a pass begins is no reason for
+/// another plan, which would offload, and check, other items.
+const SLACK: u64 = 128;
+/// A plan's times come from so many passes.
+const SAMPLES: u32 = 3;
+/// Other times make another plan where a pass takes less by more than such a part.
+const FASTER: u32 = 64;
 
 /// The plans, the last used first.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +33,7 @@ struct Unplanned {
     tape: Tape,
     request: Request,
     base: Bytes,
+    samples: u32,
 }
 
 /// A plan, and what it was made for.
@@ -38,14 +46,17 @@ struct Known {
     base: Bytes,
     /// Of its items.
     bytes: Bytes,
+    /// How many passes its times come from.
+    samples: u32,
 }
 
 impl Known {
     /// Whether it was made for something else than what is asked now, or for other memory.
     fn is_old(&self, request: &Request, base: Bytes) -> bool {
         let (more, less) = (base.saturating_sub(self.base), self.base.saturating_sub(base));
-        self.request != *request
-            || self.plan.peak().saturating_add(more) > request.budget.max(self.plan.peak())
+        let less = less.saturating_add(request.budget.saturating_sub(self.request.budget));
+        Request { budget: request.budget, ..self.request } != *request
+            || self.plan.peak().saturating_add(more) > request.budget
             || less > Bytes::new(request.budget.get() / FREED)
     }
 }
@@ -71,8 +82,8 @@ impl Plans {
     pub(super) fn begin(&mut self, first: &Pack, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
         let admits = |tape: &Tape| tape.items().first().is_some_and(|item| item.admits(first));
         let is_asked_again = |of: &mut Unplanned| of.request != *request && admits(&of.tape);
-        if let Some(Unplanned { tape, base: before, .. }) = self.unplanned.take_if(is_asked_again) {
-            self.make_from(tape, request, before, base);
+        if let Some(Unplanned { tape, base: before, samples, .. }) = self.unplanned.take_if(is_asked_again) {
+            self.make_from(tape, request, before, base, samples);
         }
         let begins = |(_, known): &(usize, &Known)| admits(known.plan.tape());
         let mut like = self.known.iter().enumerate().filter(begins);
@@ -95,7 +106,8 @@ impl Plans {
 
     fn renew(&mut self, at: usize, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
         let known = self.known.remove(at)?;
-        self.make_from(Tape::clone(known.plan.tape()), request, known.base, base).then_some(())?;
+        self.make_from(Tape::clone(known.plan.tape()), request, known.base, base, known.samples)
+            .then_some(())?;
         self.last().cloned()
     }
 
@@ -104,9 +116,9 @@ impl Plans {
         let Some(at) = self.known.iter().position(|known| Arc::ptr_eq(&known.plan, plan)) else { return };
         if plan.peak_with(tape) > request.budget.max(plan.peak()) {
             let mut wider = Tape::clone(plan.tape());
-            self.known.remove(at);
+            let samples = self.known.remove(at).map_or(0, |known| known.samples);
             wider.widen(tape);
-            self.make(wider, request, base);
+            self.make(wider, request, base, samples);
         } else if let Some(known) = self.known.remove(at) {
             self.known.push_front(known);
         }
@@ -115,24 +127,43 @@ impl Plans {
     /// A pass had no plan, or was not as it.
     pub(super) fn was_new(&mut self, mut tape: Tape, request: &Request, base: Bytes) {
         // Of one class the largest counts: a plan for it holds for all.
+        let mut samples = 0;
         if let Some(known) = self.take(tape.class()) {
             tape.widen(known.plan.tape());
+            samples = known.samples;
         }
-        self.make(tape, request, base);
+        self.make(tape, request, base, samples);
     }
 
     /// The times of a pass are known, and what memory had beside items while it was as ever.
     pub(super) fn was_timed(&mut self, tape: Tape, request: &Request, base: Bytes) {
-        let tape = match self.take(tape.class()) {
-            Some(known) => {
-                let mut wider = Tape::clone(known.plan.tape());
-                wider.forget_rest();
-                wider.widen(&tape);
-                wider
-            }
-            None => tape,
+        let Some(mut known) = self.take(tape.class()) else {
+            self.make(tape, request, base, 1);
+            return;
         };
-        self.make(tape, request, base);
+        let before = known.plan.tape();
+        let mut wider = Tape::clone(before);
+        wider.forget_rest();
+        wider.widen(&tape);
+        known.samples += 1;
+        let is_as_before = before.is_timed()
+            && before.time().saturating_sub(wider.time()) <= before.time() / FASTER
+            && !known.is_old(request, base);
+        if is_as_before {
+            self.known.push_front(known);
+        } else {
+            self.make(wider, request, base, known.samples);
+        }
+    }
+
+    /// Whether times of another pass are of use to a plan.
+    pub(super) fn wants_times(&self, plan: &Arc<Plan>) -> bool {
+        self.known.iter().any(|known| Arc::ptr_eq(&known.plan, plan) && known.samples < SAMPLES)
+    }
+
+    /// Whether they are to one of the plans that were used last.
+    pub(super) fn want_times(&self, count: usize) -> bool {
+        self.known.iter().take(count).any(|known| known.samples < SAMPLES)
     }
 
     fn take(&mut self, class: ShapeClass) -> Option<Known> {
@@ -141,27 +172,39 @@ impl Plans {
     }
 
     /// As `make`, where memory had something else when the pass began.
-    fn make_from(&mut self, mut tape: Tape, request: &Request, before: Bytes, base: Bytes) -> bool {
+    fn make_from(
+        &mut self,
+        mut tape: Tape,
+        request: &Request,
+        before: Bytes,
+        base: Bytes,
+        samples: u32,
+    ) -> bool {
         tape.shift(before, base);
-        self.make(tape, request, base)
+        self.make(tape, request, base, samples)
     }
 
     /// Whether there is a plan, which is the first one then.
-    fn make(&mut self, tape: Tape, request: &Request, base: Bytes) -> bool {
+    fn make(&mut self, tape: Tape, request: &Request, base: Bytes, samples: u32) -> bool {
         let (class, bytes) = (tape.class(), tape.items().iter().map(|item| item.pack().bytes).sum());
         let (tape, request) = (Arc::new(tape), *request);
-        match Plan::new(&tape, &request) {
+        let tighter = Request { budget: less_a_little(request.budget), ..request };
+        match Plan::new(&tape, &tighter).or_else(|_| Plan::new(&tape, &request)) {
             Ok(plan) => {
-                self.known.push_front(Known { class, plan: Arc::new(plan), request, base, bytes });
+                self.known.push_front(Known { class, plan: Arc::new(plan), request, base, bytes, samples });
                 self.known.truncate(MOST);
                 self.unplanned = None;
                 true
             }
             Err(error) => {
                 let tape = Arc::unwrap_or_clone(tape);
-                self.unplanned = Some(Unplanned { error, tape, request, base });
+                self.unplanned = Some(Unplanned { error, tape, request, base, samples });
                 false
             }
         }
     }
+}
+
+fn less_a_little(budget: Bytes) -> Bytes {
+    if budget == Bytes::MAX { budget } else { Bytes::new(budget.get() - budget.get() / SLACK) }
 }

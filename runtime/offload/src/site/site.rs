@@ -332,14 +332,14 @@ impl Site {
     /// Whether times of a pass that begins are of use: it has no plan, or may become like one whose plan was made without, as one of the
     /// last passes did.
     pub fn may_want_times(&self) -> bool {
-        let untimed = || self.plans.all().take(MOST_OVER).any(|plan| !plan.tape().is_timed());
+        let untimed = || self.plans.want_times(MOST_OVER);
         self.wants_times() || self.wanting > 0 && untimed() && self.request.preset != Preset::Memory
     }
 
-    /// Whether times of the pass that is under way are of use: it has no plan, or one that was made without.
+    /// Whether times of the pass that is under way are of use: it has no plan, or one that was made with those of few passes.
     fn wants_times(&self) -> bool {
         let untimed = match &self.follows {
-            Follows::Plan(clock) => !clock.plan().tape().is_timed(),
+            Follows::Plan(clock) => self.plans.wants_times(clock.plan()),
             Follows::Demand => true,
             Follows::Nothing => false,
         };

@@ -52,6 +52,16 @@ impl Recompute {
             Recompute::Leaf(time) | Recompute::Inner(time) => time,
         }
     }
+
+    /// As `now` says, in the lesser time of both; no time is one that nobody measured.
+    pub(super) fn lesser(self, now: Recompute) -> Recompute {
+        let measured = [self.time(), now.time()].into_iter().filter(|time| !time.is_zero());
+        let time = measured.min().unwrap_or_default();
+        match now {
+            Recompute::Leaf(_) => Recompute::Leaf(time),
+            Recompute::Inner(_) => Recompute::Inner(time),
+        }
+    }
 }
 
 /// An item of a tape: where in the recorded order it was packed, used and unpacked.

@@ -82,26 +82,53 @@ impl Tape {
     }
 
     /// Takes what is larger of `other`, a pass of the same class, so that a plan for this tape holds for both: bytes,
-    /// the rest, and how long the forward holds an item. Recomputing and times become `other`'s where that was timed.
-    /// Whether it is of the same class; nothing has changed if not.
+    /// the rest, and how long the forward holds an item. Of times, and of what recomputing takes, the least counts: a step takes longer
+    /// where the host is late, or where something was waited for that nobody told of. Whether it is of the same class; nothing has
+    /// changed if not.
     pub fn widen(&mut self, other: &Tape) -> bool {
         if self.class() != other.class() {
             return false;
         }
+        let (own, others) = (self.bytes(), other.bytes());
+        let are_timed = self.timed && other.timed;
         for (mine, other) in self.items.iter_mut().zip(&other.items) {
             mine.pack.bytes = mine.pack.bytes.max(other.pack.bytes);
             mine.pack.link_bytes = mine.pack.link_bytes.max(other.pack.link_bytes);
             mine.released = mine.released.max(other.released);
             mine.dropped = mine.dropped.max(other.dropped).max(mine.released);
-            mine.recompute = other.recompute.or(mine.recompute);
+            mine.recompute = match (mine.recompute, other.recompute) {
+                (Some(before), Some(now)) if are_timed => Some(before.lesser(now)),
+                (before, now) => now.or(before),
+            };
         }
         for (mine, other) in self.rest.iter_mut().zip(&other.rest) {
             *mine = (*mine).max(*other);
         }
-        if other.timed {
+        if are_timed {
+            self.least_times(&other.times, own, others);
+        } else if other.timed {
             (self.timed, self.times) = (true, other.times.clone());
         }
         true
+    }
+
+    /// Each step takes the lesser of two times; those of the smaller pass are longer by as much as it has less bytes.
+    fn least_times(&mut self, other: &[Duration], own: Bytes, others: Bytes) {
+        #[allow(clippy::cast_precision_loss)] // compared roughly
+        let larger = |bytes: Bytes| own.max(others).get().max(1) as f64 / bytes.get().max(1) as f64;
+        let lengths = |times: &[Duration]| -> Vec<Duration> {
+            times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
+        };
+        let mut until = Duration::ZERO;
+        let least = lengths(&self.times).into_iter().zip(lengths(other)).map(|(mine, other)| {
+            until += mine.mul_f64(larger(own)).min(other.mul_f64(larger(others)));
+            until
+        });
+        self.times = std::iter::once(Duration::ZERO).chain(least).collect();
+    }
+
+    fn bytes(&self) -> Bytes {
+        self.items.iter().map(|item| item.pack.bytes).sum()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sites under a budget, told what memory holds and how long steps took.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -109,7 +110,7 @@ fn a_plan_keeps_what_there_is_room_for_and_memory_beside_counts_as_it_changes() 
 }
 
 #[test]
-fn what_was_measured_is_planned_with_once() {
+fn what_was_measured_of_three_passes_is_planned_with() {
     let mut site = site(OWN.saturating_add(Bytes::mib(50)));
     let packs = [10; 10];
     pass(&mut site, OWN, &packs);
@@ -126,10 +127,38 @@ fn what_was_measured_is_planned_with_once() {
     site.measured(2, &measured);
     let tape = site.plan().unwrap().tape();
     assert_eq!((tape.is_timed(), tape.time()), (true, ms(300)), "what was waited for is no time of the pass");
+    // One in which something was waited for that nobody told of makes no other plan, one that took less time does.
+    let slow = [(ms(150), ms(700)), (ms(50), ms(350))];
+    for (number, (forward, all)) in (3..).zip(slow) {
+        assert!(site.may_want_times());
+        let before = site.plan().unwrap().clone();
+        let (most, _) = pass(&mut site, OWN, &packs);
+        assert!(most <= site.request().budget);
+        let marks = vec![(Position(10), forward), (Position(20), all)];
+        site.measured(number, &Measured { marks, ..Measured::default() });
+        assert_eq!(Arc::ptr_eq(&before, site.plan().unwrap()), number == 3);
+    }
+    assert_eq!(site.plan().unwrap().tape().time(), ms(250), "50 for the forward, 200 for the backward");
     assert!(!site.may_want_times());
-    let (most, _) = pass(&mut site, OWN, &packs);
-    assert!(most <= site.request().budget);
+    pass(&mut site, OWN, &packs);
     site.measured(2, &measured);
+}
+
+#[test]
+fn a_little_more_memory_beside_makes_no_other_plan() {
+    let mut site = site(OWN.saturating_add(Bytes::mib(50)));
+    let packs = [10; 10];
+    pass(&mut site, OWN, &packs);
+    let plan = site.plan().unwrap().clone();
+    for (more, less) in [(0, 0), (1, 0), (0, 1)] {
+        let budget = OWN.saturating_add(Bytes::mib(50)).saturating_sub(Bytes::kib(256 * less));
+        site.ask(Request { budget, ..*site.request() });
+        let (most, _) = pass(&mut site, OWN.saturating_add(Bytes::kib(512 * more)), &packs);
+        assert!(most <= budget, "{most}");
+        assert!(Arc::ptr_eq(&plan, site.plan().unwrap()), "{more} more, {less} less");
+    }
+    pass(&mut site, OWN.saturating_add(Bytes::mib(10)), &packs);
+    assert!(!Arc::ptr_eq(&plan, site.plan().unwrap()), "there is no room");
 }
 
 /// A kind of passes that comes once is not asked for its times for ever.
@@ -142,12 +171,10 @@ fn passes_are_timed_while_one_of_them_may_be_one_without_times() {
     let mut wants = Vec::new();
     for number in 2..12 {
         pass(&mut site, OWN, &[10; 10]);
-        if number == 2 {
-            site.measured(number, &measured);
-        }
+        site.measured(number, &measured);
         wants.push(site.may_want_times());
     }
-    assert_eq!(wants, [true, true, true, true, false, false, false, false, false, false]);
+    assert_eq!(wants, [true, true, true, true, true, true, false, false, false, false]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::tapes::wild;
-use crate::{ItemId, Pack, Position, Recorder, ScopeId, Step, TapeError};
+use crate::{ItemId, Pack, Position, Recorder, ScopeId, Step, Tape, TapeError};
 
 const MIB: Pack = Pack::new(Bytes::mib(1));
 
@@ -95,10 +95,32 @@ fn a_tape_widened_by_a_pass_of_its_class_holds_for_both() {
     assert!(tape.widen(&larger));
     assert_eq!((tape.divergence(&larger), tape.divergence(&before)), (None, None));
     assert_eq!(tape.rest_at(Position(0)), Bytes::new(1010));
-    assert_eq!(tape.time(), Duration::from_micros(1010));
+    assert_eq!(tape.time(), Duration::from_micros(1000), "the lesser of both");
     let other = pass(&[1000, 4000], &[1, 0]);
     assert!(other.class() != tape.class() && !tape.widen(&other));
     assert_ne!(tape.class(), pass(&[1000, 2000], &[0, 1]).class());
+}
+
+#[test]
+fn of_two_passes_each_step_takes_the_lesser_time() {
+    let timed = |bytes: u64, times: [u64; 4]| {
+        let mut recorder = Recorder::new();
+        let items = [(); 2].map(|()| recorder.packed(Pack::new(Bytes::new(bytes))));
+        for item in items.into_iter().rev() {
+            recorder.unpacked(item).unwrap();
+            recorder.dropped(item).unwrap();
+        }
+        (1..).zip(times).for_each(|(at, time)| recorder.mark_at(Position(at), Duration::from_millis(time)));
+        recorder.finish()
+    };
+    let times = |tape: &Tape| (1..=4).map(|at| tape.time_at(Position(at)).as_millis()).collect::<Vec<_>>();
+    let mut tape = timed(1000, [100, 110, 120, 130]);
+    assert!(tape.widen(&timed(1000, [10, 100, 110, 300])));
+    assert_eq!(times(&tape), [10, 20, 30, 40]);
+    // A smaller pass takes less time for fewer bytes.
+    let mut larger = timed(1010, [202, 303, 404, 505]);
+    assert!(larger.widen(&timed(1000, [100, 300, 400, 500])));
+    assert_eq!(times(&larger), [101, 202, 303, 404]);
 }
 
 /// Keys are kept over processes and versions.
