@@ -7,6 +7,9 @@ use glake_units::Bytes;
 use super::{Item, ShapeClass, shape::bucket};
 use crate::{ItemId, Pack, Position};
 
+/// In so many parts of a pass the times of several are compared.
+const PARTS: usize = 16;
+
 /// One step of the recorded order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -82,7 +85,7 @@ impl Tape {
     }
 
     /// Takes what is larger of `other`, a pass of the same class, so that a plan for this tape holds for both: bytes,
-    /// the rest, and how long the forward holds an item. Of times, and of what recomputing takes, the least counts: a step takes longer
+    /// the rest, and how long the forward holds an item. Of times, and of what recomputing takes, the least counts: a part takes longer
     /// where the host is late, or where something was waited for that nobody told of. Whether it is of the same class; nothing has
     /// changed if not.
     pub fn widen(&mut self, other: &Tape) -> bool {
@@ -112,19 +115,25 @@ impl Tape {
         true
     }
 
-    /// Each step takes the lesser of two times; those of the smaller pass are longer by as much as it has less bytes.
+    /// Each part of the pass takes the lesser of two times; those of the smaller pass are longer by as much as it has less bytes. Of single
+    /// steps the lesser time would be too little: what one pass does before a step, another does behind it.
     fn least_times(&mut self, other: &[Duration], own: Bytes, others: Bytes) {
         #[allow(clippy::cast_precision_loss)] // compared roughly
         let larger = |bytes: Bytes| own.max(others).get().max(1) as f64 / bytes.get().max(1) as f64;
-        let lengths = |times: &[Duration]| -> Vec<Duration> {
-            times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect()
+        let lengths = |times: &[Duration], scale: f64| -> Vec<Duration> {
+            times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]).mul_f64(scale)).collect()
         };
+        let (mine, other) = (lengths(&self.times, larger(own)), lengths(other, larger(others)));
+        let steps = mine.len().div_ceil(PARTS).max(1);
         let mut until = Duration::ZERO;
-        let least = lengths(&self.times).into_iter().zip(lengths(other)).map(|(mine, other)| {
-            until += mine.mul_f64(larger(own)).min(other.mul_f64(larger(others)));
-            until
-        });
-        self.times = std::iter::once(Duration::ZERO).chain(least).collect();
+        self.times = vec![until];
+        for (mine, other) in mine.chunks(steps).zip(other.chunks(steps)) {
+            let least = if mine.iter().sum::<Duration>() <= other.iter().sum() { mine } else { other };
+            self.times.extend(least.iter().map(|length| {
+                until += *length;
+                until
+            }));
+        }
     }
 
     fn bytes(&self) -> Bytes {

@@ -102,7 +102,7 @@ fn a_tape_widened_by_a_pass_of_its_class_holds_for_both() {
 }
 
 #[test]
-fn of_two_passes_each_step_takes_the_lesser_time() {
+fn of_two_passes_each_part_takes_the_lesser_time() {
     let timed = |bytes: u64, times: [u64; 4]| {
         let mut recorder = Recorder::new();
         let items = [(); 2].map(|()| recorder.packed(Pack::new(Bytes::new(bytes))));

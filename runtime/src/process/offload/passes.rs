@@ -11,10 +11,12 @@ use super::measures::Measures;
 use super::sites::{Asked, LEARNED, PackedItem, Planned};
 use super::{Offload, Position};
 
-/// Rates, and room of the host, count anew once they differ by such a part; a rate that fell once it fell by such a part: who waits for a
-/// link that is slower than planned waits for all that is behind.
+/// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
+/// it differs by the lesser one: who waits for a link that is slower than planned waits for all that is behind.
 const CHANGED: f64 = 0.2;
-const FELL: f64 = 0.06;
+const RATE: f64 = 0.06;
+/// So many passes are the first.
+const FIRST: u64 = 8;
 /// A pass in so many is timed for the report alone.
 const TOLD: u64 = 64;
 
@@ -222,8 +224,12 @@ impl Offload {
         }
         let passes = planned.site.passes();
         if passes >= planned.due {
-            planned.due = if passes < 8 { passes + 1 } else { passes + 16 };
-            self.look(planned, asked, passes < 8 || passes.is_power_of_two() || passes.is_multiple_of(256));
+            planned.due = if passes < FIRST { passes + 1 } else { passes + 16 };
+            self.look(
+                planned,
+                asked,
+                passes < FIRST || passes.is_power_of_two() || passes.is_multiple_of(256),
+            );
         }
         let Some(pool) = self.measures.pool(asked.device) else { return };
         if let Some(budget) = asked.budget {
@@ -255,7 +261,8 @@ impl Offload {
         let differs = |left: f64, right: f64| (left - right).abs() > CHANGED * right.abs();
         #[allow(clippy::cast_precision_loss)] // compared roughly
         let amount = |bytes: Bytes| bytes.get() as f64;
-        let is_other = |now: f64, before: f64| differs(now, before) || now < (1.0 - FELL) * before;
+        let rises = if planned.site.passes() < FIRST { RATE } else { CHANGED };
+        let is_other = |now: f64, before: f64| now < (1.0 - RATE) * before || now > (1.0 + rises) * before;
         let is_other =
             is_other(links.out.0, before.links.out.0) || is_other(links.into.0, before.links.into.0);
         let has_room = differs(amount(host_room), amount(before.host_room));
