@@ -165,7 +165,7 @@ def all_links(size):
     report(f"warm shrink over {gpus} links, of one link", size / out / 1e9 / d2h, 2.4 if four else None, gbps=size / out / 1e9, link=d2h)
     report(f"warm refill over {gpus} links, of one link", size / back / 1e9 / h2d, 3.0 if four else None, gbps=size / back / 1e9, link=h2d)
     for name, took, most in (("shrink", out, limit[0]), ("refill", back, limit[1])):
-        report(f"warm {name} over {gpus} links, of native copies of all GPUs at once", size / took / 1e9 / most, None, limit=most)
+        report(f"warm {name} over {gpus} links, of native copies of all GPUs at once", size / took / 1e9 / most, 0.92 if four else None, limit=most)
     report(f"first shrink over {gpus} links, GB/s", size / first[0] / 1e9, 8.0)
 
 

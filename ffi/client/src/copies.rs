@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use glake_abi::{CopyBlock, GLAKE_COPY_DIRECT};
 
-use crate::{Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, Part, Result, Stream};
+use crate::{Allocator, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, Part, Result, Stream};
 
 /// A stream of a device.
 #[derive(Clone, Copy, Debug)]
@@ -82,12 +82,18 @@ impl Gmlake {
         GpuMemory::of_pool(self, device, size, stream)
     }
 
-    /// Memory that `cuMemAlloc` makes.
+    /// Memory that the driver makes.
     ///
     /// # Errors
     /// [`LoadError::Driver`].
-    pub fn foreign_memory<'a>(&self, cuda: &'a Libcuda, device: u32, size: usize) -> Result<GpuMemory<'a>> {
-        GpuMemory::of_cuda(cuda, device, size)
+    pub fn foreign_memory<'a>(
+        &self,
+        cuda: &'a Libcuda,
+        device: u32,
+        size: usize,
+        by: Allocator,
+    ) -> Result<GpuMemory<'a>> {
+        GpuMemory::of_cuda(cuda, device, size, by)
     }
 
     /// Enqueues work on streams, in turn, and waits for all of them. `flags` are those of the copies through the library.

@@ -20,7 +20,7 @@ macro_rules! calls {
         impl Calls {
             fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
                 Ok(Calls {
-                    // SAFETY: these are the driver's documented signatures, the same since CUDA 4.
+                    // SAFETY: these are the driver's documented signatures, the same since CUDA 4, or 11.2.
                     $($name: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }?,)*
                 })
             }
@@ -34,9 +34,19 @@ calls! {
     retain = "cuDevicePrimaryCtxRetain"(*mut *mut c_void, c_int);
     set_current = "cuCtxSetCurrent"(*mut c_void);
     allocate = "cuMemAlloc_v2"(*mut u64, usize);
+    allocate_async = "cuMemAllocAsync"(*mut u64, usize, *mut c_void);
     free = "cuMemFree_v2"(u64);
     copy = "cuMemcpyAsync"(u64, u64, usize, *mut c_void);
     synchronize = "cuStreamSynchronize"(*mut c_void);
+}
+
+/// Who makes memory that is not the library's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocator {
+    /// `cuMemAlloc`.
+    Plain,
+    /// `cuMemAllocAsync`, of the device's default pool.
+    Mempool,
 }
 
 /// The driver, with the primary contexts of so many devices.
@@ -81,11 +91,20 @@ impl Libcuda {
         })
     }
 
-    pub(crate) fn allocate(&self, device: u32, size: usize) -> Result<usize> {
+    pub(crate) fn allocate(&self, device: u32, size: usize, by: Allocator) -> Result<usize> {
         self.enter(device)?;
         let mut address = 0;
-        // SAFETY: an out-parameter of this frame.
-        done("cuMemAlloc", unsafe { (self.calls.allocate)(&mut address, size) })?;
+        match by {
+            // SAFETY: an out-parameter of this frame.
+            Allocator::Plain => done("cuMemAlloc", unsafe { (self.calls.allocate)(&mut address, size) })?,
+            Allocator::Mempool => {
+                // SAFETY: as above; the default stream is waited for, so that every other one may use it.
+                done("cuMemAllocAsync", unsafe {
+                    (self.calls.allocate_async)(&mut address, size, null_mut())
+                })?;
+                self.synchronize(Stream(0))?;
+            }
+        }
         Ok(usize::try_from(address).unwrap_or(0))
     }
 

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use glake_client::Allocator;
 use glake_device::owned::{self, Buffer, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, Driver, DriverError};
 use glake_tiers::{HostBlock, HostError};
@@ -19,7 +20,7 @@ use glake_units::Bytes;
 use crate::bench::{CopyDirection, CopyMemory};
 use crate::pattern::{fill, matching};
 use crate::scattered::scattered;
-use crate::server::{PlainMemory, Server};
+use crate::server::{ForeignMemory, Server};
 
 /// A stream gets its paths in the background once it has asked for them.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -61,7 +62,7 @@ enum HostMemory {
 enum GpuMemory {
     Pool(Arc<Buffer>),
     /// As `cuMemAlloc` makes it.
-    Plain(PlainMemory),
+    Foreign(ForeignMemory),
 }
 
 /// Why a copy is not made.
@@ -110,7 +111,8 @@ impl<'a> Copies<'a> {
     pub(crate) fn ends(&'a self, shape: Shape) -> Result<Ends<'a>> {
         let size = shape.size;
         let mut gpus = vec![match shape.memory {
-            CopyMemory::Foreign => GpuMemory::Plain(self.server.plain_memory(size)?),
+            CopyMemory::Foreign => GpuMemory::Foreign(self.server.foreign_memory(size, Allocator::Plain)?),
+            CopyMemory::Mempool => GpuMemory::Foreign(self.server.foreign_memory(size, Allocator::Mempool)?),
             _ => GpuMemory::Pool(self.server.buffer(size)?),
         }];
         if shape.memory == CopyMemory::Broadcast {
@@ -305,7 +307,7 @@ impl GpuMemory {
     fn part(&self, offset: Bytes, size: Bytes) -> Option<Span> {
         match self {
             GpuMemory::Pool(buffer) => buffer.span(offset, size),
-            GpuMemory::Plain(memory) => memory.part(offset, size),
+            GpuMemory::Foreign(memory) => memory.part(offset, size),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use glake_client::Allocator;
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Span};
 use glake_device::topology::Topology;
 use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
@@ -84,20 +85,20 @@ pub(crate) fn check(count: u32, target: u32, paths: Option<u32>) -> Result<(), S
     }
 }
 
-/// Memory of a simulated GPU, as `cuMemAlloc` makes it.
-pub(crate) struct PlainMemory {
+/// Memory of a simulated GPU, as the driver makes it for programs.
+pub(crate) struct ForeignMemory {
     simulator: Arc<Simulator>,
     whole: Span,
 }
 
-impl PlainMemory {
+impl ForeignMemory {
     /// Some of it.
     pub(crate) fn part(&self, offset: Bytes, size: Bytes) -> Option<Span> {
         self.whole.part(offset, size)
     }
 }
 
-impl Drop for PlainMemory {
+impl Drop for ForeignMemory {
     fn drop(&mut self) {
         // The simulator waits for its work, and goes soon itself.
         let _ = self.simulator.plain_free(self.whole.start());
@@ -264,16 +265,19 @@ impl Server {
         Ok(Arc::new(buffer?))
     }
 
-    /// Memory of the target as `cuMemAlloc` makes it.
+    /// Memory of the target as one of the driver's allocators makes it.
     ///
     /// # Errors
     /// [`DriverError::Unsupported`] where GPUs are not simulated, whose driver has other callers for that.
-    pub(crate) fn plain_memory(&self, size: Bytes) -> Result<PlainMemory, DriverError> {
+    pub(crate) fn foreign_memory(&self, size: Bytes, by: Allocator) -> Result<ForeignMemory, DriverError> {
         let refused = || DriverError::Unsupported { verb: Verb::Create, code: 801 };
         let simulator = self.simulator.clone().ok_or_else(refused)?;
-        let start = simulator.plain_alloc(self.target.id, size)?;
+        let start = match by {
+            Allocator::Plain => simulator.plain_alloc(self.target.id, size)?,
+            Allocator::Mempool => simulator.async_alloc(self.target.id, size)?,
+        };
         let whole = simulator.span(start, size, DeviceSet::of(self.target.id))?;
-        Ok(PlainMemory { simulator, whole })
+        Ok(ForeignMemory { simulator, whole })
     }
 
     /// Host memory for the paths' copies, nothing of it pinned yet.

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""All-reduces of two GPUs, each driven by a thread of one process, with copies over relays between: nothing may hang.
+"""All-reduces of several GPUs, each driven by a thread of one process, with copies over relays between: nothing may hang.
 
-    python tests/gpu/torch/nccl_threads.py [--steps 2000] [--only NAME,...] [--patience 20]
+    python tests/gpu/torch/nccl_threads.py [--gpus N] [--steps 2000] [--only NAME,...] [--patience 20] [--limit 90]
 
-Each step both threads enqueue an NCCL all-reduce on their own GPU's stream, one of them a copy of 64 MiB between
-pinned memory and the pool before it (half of the run GPU 0's, then GPU 1's, the last tenth both), and from time to
-time both wait and torch.cuda.empty_cache() is called. A GPU's copy may stand behind the other GPU's all-reduce in a
-hardware queue, which waits for this GPU's: that is how it would hang. Sums and bytes are compared. Four
+Each step all threads enqueue an NCCL all-reduce on their own GPU's stream, one of them a copy of 64 MiB between pinned
+memory and the pool before it (GPU 0's, then GPU 1's and so on, for equal parts of the run; in the last tenth all), and
+from time to time all wait and torch.cuda.empty_cache() is called. A GPU's copy may stand behind another GPU's
+all-reduce in a hardware queue, which waits for this GPU's: that is how it would hang. Sums and bytes are compared. Four
 configurations, each in a process of its own: CUDA_DEVICE_MAX_CONNECTIONS=1 or unset, transfer.shared_gpus off or on.
-With shared_gpus, bytes over relays must have grown in every 100 steps while one GPU copies; without, the GPUs are both
-used and lend nothing.
+With shared_gpus, bytes over relays must have grown in every 100 steps while one GPU copies; without, all GPUs are used
+and lend nothing. GPUs: all that are visible, or N.
 
 After 20 s without a step all stacks are printed and it is a HANG. A line a configuration. Ends with 1 if one failed,
 with 0 and a word where there are no two GPUs.
@@ -31,7 +31,6 @@ MIB = 1 << 20
 WORDS = 4 * MIB       # floats of an all-reduce: 16 MiB
 COPY = 64 * MIB
 EVERY = 100           # steps between two looks at the relays' bytes
-LIMIT = 90            # seconds for one configuration
 FLOAT, SUM = 7, 0     # ncclFloat32, ncclSum
 CONFIGURATIONS = {
     f"connections-{connections or 'default'}-shared-{'on' if shared else 'off'}": (connections, shared)
@@ -78,9 +77,9 @@ class Nccl:
 class Watch:
     """Tells a hang: no step of any thread for so long. Where no Python runs any more, faulthandler's thread tells."""
 
-    def __init__(self, patience):
+    def __init__(self, patience, gpus):
         self.patience, self.last, self.done = patience, time.monotonic(), False
-        self.steps = [0, 0]
+        self.steps = [0] * gpus
         threading.Thread(target=self.look, daemon=True).start()
 
     def step(self, gpu):
@@ -116,19 +115,22 @@ class Rank:
 
 
 class Steps:
-    """What both threads do, step by step."""
+    """What all threads do, step by step."""
 
-    def __init__(self, torch, glake, steps, shared, watch):
-        self.torch, self.glake, self.count, self.shared, self.watch = torch, glake, steps, shared, watch
-        self.ranks = [Rank(torch, gpu) for gpu in range(2)]
-        self.nccl = Nccl(2)
-        self.meet = threading.Barrier(2)
+    def __init__(self, torch, glake, a, watch):
+        self.torch, self.glake, self.count, self.shared, self.watch = torch, glake, a.steps, a.shared, watch
+        self.gpus = a.gpus
+        self.ranks = [Rank(torch, gpu) for gpu in range(a.gpus)]
+        self.nccl = Nccl(a.gpus)
+        self.meet = threading.Barrier(a.gpus)
         self.failures, self.seen = [], 0
-        self.switches = {0, steps * 45 // 100, steps * 9 // 10}
+        # Where another GPU begins to copy; from the last on all do.
+        self.switches = [a.steps * 9 * gpu // (10 * a.gpus) for gpu in range(a.gpus + 1)]
 
     def copiers(self, step):
         """The GPUs that copy in a step."""
-        return (0,) if step < self.count * 45 // 100 else (1,) if step < self.count * 9 // 10 else (0, 1)
+        one = [gpu for gpu in range(self.gpus) if self.switches[gpu] <= step < self.switches[gpu + 1]]
+        return tuple(one or range(self.gpus))
 
     def copy(self, rank, rng):
         """There, behind that a kernel, and back; the block goes back to the pool with work under way."""
@@ -144,11 +146,11 @@ class Steps:
             del block
 
     def check(self, rank, step):
-        """All of the stream's work is done, and both sums are right."""
+        """All of the stream's work is done, and the sum is right."""
         rank.stream.synchronize()
         first, last = float(rank.tensor[0]), float(rank.tensor[-1])
-        if first != last or first != 2.0:
-            raise RuntimeError(f"step {step}, GPU {rank.gpu}: the sum is {first} and {last}, not 2")
+        if first != last or first != self.gpus:
+            raise RuntimeError(f"step {step}, GPU {rank.gpu}: the sum is {first} and {last}, not {self.gpus}")
 
     def look(self, step):
         """Whether bytes went over relays in the steps since the last look, in all of which one GPU copied."""
@@ -173,9 +175,9 @@ class Steps:
                     rank.tensor.fill_(1)
                 self.nccl.all_reduce(gpu, rank.tensor, rank.stream)
                 if step % 20 == 19:
-                    # Both have enqueued: whoever waits on the host now waits for work that ends.
+                    # All have enqueued: whoever waits on the host now waits for work that ends.
                     self.meet.wait()
-                    if step % 40 == 19 + 20 * gpu:
+                    if step % (20 * self.gpus) == 19 + 20 * gpu:
                         self.torch.cuda.empty_cache()
                     self.meet.wait()
                     self.check(rank, step)
@@ -190,7 +192,7 @@ class Steps:
             rank.stream.synchronize()
             if not self.torch.equal(rank.back, rank.host):
                 raise RuntimeError(f"GPU {gpu}: the bytes that came back are others")
-        except Exception as error:  # told by the main thread; the other thread is not to wait for this one
+        except Exception as error:  # told by the main thread; the others are not to wait for this one
             text = f"step {self.watch.steps[gpu]}, GPU {gpu}: {type(error).__name__}: {error}"
             print(text, flush=True)
             self.failures.append(text)
@@ -209,7 +211,7 @@ def one(a):
     import glake
     glake.enable()
     glake.multi_path(True)
-    steps = Steps(torch, glake, a.steps, a.shared, watch := Watch(a.patience))
+    steps = Steps(torch, glake, a, watch := Watch(a.patience, a.gpus))
     # Relays, and the paths of the streams; without shared_gpus there is nothing to be ready.
     end = time.monotonic() + (15 if a.shared else 4)
     while time.monotonic() < end:
@@ -227,27 +229,29 @@ def one(a):
             return 1
     begin, before = time.monotonic(), relay_bytes(glake)
     watch.last, steps.seen = begin, before
-    threads = [threading.Thread(target=steps.run, args=(gpu,), name=f"GPU {gpu}") for gpu in range(2)]
+    threads = [threading.Thread(target=steps.run, args=(gpu,), name=f"GPU {gpu}") for gpu in range(a.gpus)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     watch.done = True
     took, over = time.monotonic() - begin, relay_bytes(glake) - before
-    # A broken barrier is only what the other thread's failure did.
+    # A broken barrier is only what another thread's failure did.
     failures = [text for text in steps.failures if "BrokenBarrierError" not in text] or steps.failures
     for text in failures:
         print(f"FAILED: {text}")
-    print(f"{a.steps} steps in {took:.1f} s, {over / 2**30:.1f} GiB over relays", flush=True)
+    print(f"{a.gpus} GPUs, {a.steps} steps in {took:.1f} s, {over / 2**30:.1f} GiB over relays", flush=True)
     sys.stdout.flush()
     os._exit(1 if failures else 0)  # streams of a failed run may never end
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--gpus", type=int, help="so many of those that are visible [default: all]")
     p.add_argument("--steps", type=int, default=2000)
     p.add_argument("--only", default=",".join(CONFIGURATIONS), help="of " + ", ".join(CONFIGURATIONS))
     p.add_argument("--patience", type=int, default=20, help="seconds without a step that are a hang")
+    p.add_argument("--limit", type=int, default=90, help="seconds for one configuration")
     p.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--shared", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -263,8 +267,11 @@ def main():
     except ImportError as error:
         print(f"nccl_threads: SKIPPED: {error}")
         return 0
-    if gpus < 2:
-        print(f"nccl_threads: SKIPPED: needs two GPUs, here are {gpus}")
+    wanted = gpus if a.gpus is None else a.gpus
+    if a.gpus is not None and a.gpus < 2:
+        p.error(f"--gpus: {a.gpus}: at least 2")
+    if gpus < max(wanted, 2):
+        print(f"nccl_threads: SKIPPED: needs {max(wanted, 2)} GPUs, here are {gpus}")
         return 0
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -276,10 +283,10 @@ def main():
             env.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
             if connections:
                 env["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
-            command = [sys.executable, str(HERE), "--one", "--steps", str(a.steps), "--patience", str(a.patience)]
+            command = [sys.executable, str(HERE), "--one", "--steps", str(a.steps), "--patience", str(a.patience), "--gpus", str(wanted)]
             command += ["--shared"] if shared else []
             try:
-                done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT)
+                done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=a.limit)
                 code, out = done.returncode, done.stdout
             except subprocess.TimeoutExpired as error:
                 code, out = None, error.stdout or b""

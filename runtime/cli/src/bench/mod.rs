@@ -117,7 +117,7 @@ pub enum BenchError {
     Backend(#[from] BackendError),
     /// Nobody has made foreign memory on the simulated device.
     #[error(
-        "foreign memory is what cuMemAlloc makes, and the simulated device has none: choose --device cuda, or other memory"
+        "foreign and mempool memory are what cuMemAlloc and cuMemAllocAsync make, which nobody has made here: choose --device cuda, or other memory"
     )]
     NoForeignMemory,
     /// A GPU has not that much free memory.

@@ -23,8 +23,9 @@ pub struct CopyArguments {
     /// Which way: h2d to the GPU, d2h from it
     #[arg(long, value_name = "WAY", default_value = "both")]
     direction: Way,
-    /// What memory: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), pageable (malloc's, and GLake's),
-    /// scattered (pool, in blocks that lie anywhere), broadcast (pool, to every GPU at once). Several with commas
+    /// What memory: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and
+    /// cuMemAllocAsync's), pageable (malloc's, and GLake's), scattered (pool, in blocks that lie anywhere), broadcast
+    /// (pool, to every GPU at once). Several with commas
     #[arg(long, value_name = "M", value_delimiter = ',', default_value = "pool")]
     memory: Vec<Memory>,
     /// How much, several with commas [default: 1MiB to 4GiB; 4KiB to 1MiB with --overhead, 16MiB with --critical]
@@ -100,6 +101,7 @@ enum Way {
 enum Memory {
     Pool,
     Foreign,
+    Mempool,
     Pageable,
     Scattered,
     Broadcast,
@@ -115,6 +117,7 @@ impl CopyArguments {
         let memory = |memory: &Memory| match memory {
             Memory::Pool => CopyMemory::Pool,
             Memory::Foreign => CopyMemory::Foreign,
+            Memory::Mempool => CopyMemory::Mempool,
             Memory::Pageable => CopyMemory::Pageable,
             Memory::Scattered => CopyMemory::Scattered,
             Memory::Broadcast => CopyMemory::Broadcast,

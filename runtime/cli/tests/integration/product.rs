@@ -110,8 +110,8 @@ fn copies_on_a_model_are_told_in_its_virtual_time_up_to_gibibytes() {
         let text = String::from_utf8(output.stdout).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    let reports = copies(&["--sizes", "1MiB,4GiB", "--memory", "pool,foreign"]);
-    assert_eq!(reports.len(), 8);
+    let reports = copies(&["--sizes", "1MiB,4GiB", "--memory", "pool,foreign,mempool"]);
+    assert_eq!(reports.len(), 12);
     for report in &reports {
         let large = report["bytes"] == 4_u64 << 30;
         assert!(report["virtual_time"] == true && report["verified"] == !large, "{report}");

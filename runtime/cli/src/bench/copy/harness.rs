@@ -1,7 +1,7 @@
 //! What copies are measured on: GPUs, a stream of each, and the memory of one measurement.
 
 use glake_client::{
-    Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
+    Allocator, Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
 };
 use glake_units::Bytes;
 
@@ -86,12 +86,15 @@ impl<'a> Harness<'a> {
     /// Memory for a measurement.
     pub(super) fn field(&'a self, case: Case) -> Result<Field<'a>, BenchError> {
         let size = case.bytes();
-        let gpu = |on: &On, size: usize, memory: CopyMemory| match (memory, self.cuda) {
-            (CopyMemory::Foreign, Some(cuda)) => {
-                Ok(self.library.foreign_memory(cuda, on.device, size.max(1))?)
-            }
-            (CopyMemory::Foreign, None) => Err(BenchError::NoForeignMemory),
-            _ => {
+        let allocator = |memory: CopyMemory| match memory {
+            CopyMemory::Foreign => Some(Allocator::Plain),
+            CopyMemory::Mempool => Some(Allocator::Mempool),
+            _ => None,
+        };
+        let gpu = |on: &On, size: usize, memory: CopyMemory| match (allocator(memory), self.cuda) {
+            (Some(by), Some(cuda)) => Ok(self.library.foreign_memory(cuda, on.device, size.max(1), by)?),
+            (Some(_), None) => Err(BenchError::NoForeignMemory),
+            (None, _) => {
                 let device = i32::try_from(on.device).unwrap_or(i32::MAX);
                 self.library
                     .pool_memory(device, size.max(1), on.stream)

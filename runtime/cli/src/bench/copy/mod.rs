@@ -53,6 +53,8 @@ pub enum CopyMemory {
     Pool,
     /// Pinned, and of `cuMemAlloc`.
     Foreign,
+    /// Pinned, and of `cuMemAllocAsync`.
+    Mempool,
     /// Pageable, and of the pool.
     Pageable,
     /// As `pool`, in many blocks that lie anywhere.
