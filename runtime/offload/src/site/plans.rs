@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use glake_units::Bytes;
 
-use crate::{Pack, Plan, PlanError, Request, ShapeClass, Tape};
+use crate::{Pack, Plan, PlanError, Preset, Request, ShapeClass, Tape, Verdict};
 
 /// Plans of so many shape classes are kept, those that were used last.
 const MOST: usize = 32;
@@ -188,8 +188,7 @@ impl Plans {
     fn make(&mut self, tape: Tape, request: &Request, base: Bytes, samples: u32) -> bool {
         let (class, bytes) = (tape.class(), tape.items().iter().map(|item| item.pack().bytes).sum());
         let (tape, request) = (Arc::new(tape), *request);
-        let tighter = Request { budget: less_a_little(request.budget), ..request };
-        match Plan::new(&tape, &tighter).or_else(|_| Plan::new(&tape, &request)) {
+        match planned(&tape, &request) {
             Ok(plan) => {
                 self.known.push_front(Known { class, plan: Arc::new(plan), request, base, bytes, samples });
                 self.known.truncate(MOST);
@@ -205,6 +204,17 @@ impl Plans {
     }
 }
 
-fn less_a_little(budget: Bytes) -> Bytes {
-    if budget == Bytes::MAX { budget } else { Bytes::new(budget.get() - budget.get() / SLACK) }
+/// A plan that leaves a little of the budget; one that leaves nothing if there is no other, or if it keeps everything.
+fn planned(tape: &Arc<Tape>, request: &Request) -> Result<Plan, PlanError> {
+    if request.budget == Bytes::MAX {
+        return Plan::new(tape, request);
+    }
+    let keeps = vec![Verdict::Keep; tape.items().len()];
+    if matches!(request.preset, Preset::Fit | Preset::Hybrid)
+        && let Ok(plan) = Plan::with_verdicts(tape, request, &keeps)
+    {
+        return Ok(plan);
+    }
+    let budget = Bytes::new(request.budget.get() - request.budget.get() / SLACK);
+    Plan::new(tape, &Request { budget, ..*request }).or_else(|_| Plan::new(tape, request))
 }
