@@ -41,8 +41,12 @@ int main() {
     CHECK(cuInit(0));
     CHECK(cuDeviceGet(&device, 0));
     CHECK(cuDevicePrimaryCtxRetain(&primary, device));
+#if CUDA_VERSION >= 13000
     CUctxCreateParams plain = {};
     CHECK(cuCtxCreate(&other, &plain, 0, device));
+#else
+    CHECK(cuCtxCreate(&other, 0, device));
+#endif
     CHECK(cuCtxSetCurrent(primary));
     char *host = (char *)mmap(nullptr, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     CHECK(cuMemHostRegister(host, SIZE, CU_MEMHOSTREGISTER_PORTABLE));

@@ -188,6 +188,7 @@ fn a_capturing_stream_is_given_nothing_that_is_held() {
     scene.own.begin_capture();
     let refused = scene.fixture.pool.malloc(Bytes::mib(40), scene.own.pool).unwrap_err();
     assert!(matches!(refused, PoolError::CaptureOpen { .. }), "{refused}");
+    assert_eq!(scene.fixture.pool.read_holds().freed_bytes(), Bytes::mib(40), "it is held as before");
     scene.own.end_capture();
     drop(hold);
     let again = scene.malloc(40);

@@ -91,10 +91,19 @@ impl Core {
         Some(self.owed.owe(grant, request.stream))
     }
 
-    /// What serves a request that is no hit.
-    pub(super) fn plan(&self, request: &Request, grow: bool) -> std::result::Result<Outcome, StitchError> {
+    /// What serves a request that is no hit, of a stream that can wait for something or not.
+    pub(super) fn plan(
+        &self,
+        request: &Request,
+        grow: bool,
+        waits: bool,
+    ) -> std::result::Result<Outcome, StitchError> {
         let mut allocator = self.allocator.lock();
-        allocator.plan(request, grow).map(|outcome| match outcome {
+        let planned = match waits {
+            true => allocator.plan(request, grow),
+            false => allocator.plan_in_capture(request, grow),
+        };
+        planned.map(|outcome| match outcome {
             Outcome::Ready(grant) => Outcome::Ready(self.owed.owe(grant, request.stream)),
             other => other,
         })

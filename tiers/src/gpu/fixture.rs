@@ -53,7 +53,7 @@ impl Parts {
     /// A block of an extent that the allocator counts on and nobody has made.
     pub(super) fn grow(&self, size: Bytes) -> Bytes {
         let request = Request { size, stream: StreamKey(1), domain: Allocator::default_domain() };
-        match self.core.plan(&request, true).unwrap() {
+        match self.core.plan(&request, true, true).unwrap() {
             Outcome::Work(plan) => self.core.commit(&plan, request.stream).unwrap().offset,
             other => panic!("{other:?}"),
         }

@@ -1,12 +1,13 @@
 //! A request that no free list answers: planned, executed, or refused.
 
-use glake_device::DriverError;
+use glake_device::{CaptureState, DriverError};
 use glake_stitch::{Grant, Outcome, Plan, Request, StitchError};
 
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::{Growing, Growth};
 use super::lease::LeaseShort;
+use super::retry::retry;
 use super::{PoolError, PoolStream, Result};
 
 /// One request.
@@ -29,8 +30,9 @@ impl Miss<'_> {
         growing.know(self.stream.key, self.stream.raw);
         let (mut grow, mut short) = (true, None);
         let mut asking = self.growth.lease().asking();
+        let waits = self.can_wait();
         loop {
-            let outcome = self.core.plan(self.request, grow);
+            let outcome = self.core.plan(self.request, grow, waits);
             match outcome.map_err(|source| self.out_of_memory(source, grow, short))? {
                 Outcome::Ready(grant) => return Ok(grant),
                 Outcome::Work(plan) => match growing.carry_out(&plan, self.request.stream) {
@@ -70,6 +72,13 @@ impl Miss<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the stream can wait for what holds keep from it: not while it captures. The driver is asked where anything is held.
+    fn can_wait(&self) -> bool {
+        let is_any_held = !self.core.lock().held_bytes().is_zero();
+        let state = || self.core.driver().capture_state(self.core.device(), self.stream.raw);
+        !is_any_held || matches!(retry(state), Ok(CaptureState::None))
     }
 
     /// Unmaps idle aliases above their limit. The block that made them too many is there all the same: where this fails

@@ -238,6 +238,18 @@ impl Allocator {
     /// [`StitchError::OutOfMemory`] after everything else, [`StitchError::LargerThanDevice`],
     /// [`StitchError::UnknownDomain`].
     pub fn plan(&mut self, request: &Request, grow: bool) -> Result<Outcome, StitchError> {
+        self.plan_with(request, grow, true)
+    }
+
+    /// As [`Allocator::plan`], for a stream that can wait for nothing: it gets nothing that holds keep from it.
+    ///
+    /// # Errors
+    /// As [`Allocator::plan`].
+    pub fn plan_in_capture(&mut self, request: &Request, grow: bool) -> Result<Outcome, StitchError> {
+        self.plan_with(request, grow, false)
+    }
+
+    fn plan_with(&mut self, request: &Request, grow: bool, waits: bool) -> Result<Outcome, StitchError> {
         let memory = self.settings.memory;
         if request.size > memory {
             self.heap.tallies.counters.ooms += 1;
@@ -251,7 +263,8 @@ impl Allocator {
         if let Some(grant) = self.take(request) {
             return Ok(Outcome::Ready(grant));
         }
-        let miss = Miss::new(request, lists, grow, &mut self.heap, &mut self.aliases, &self.settings);
+        let mut miss = Miss::new(request, lists, grow, &mut self.heap, &mut self.aliases, &self.settings);
+        miss.waits = waits;
         Ok(match miss.answer()? {
             Answer::Ready(grant) => Outcome::Ready(grant),
             Answer::Work(draft) => Outcome::Work(self.plans.add(draft, &mut self.heap)),

@@ -65,6 +65,8 @@ pub(crate) struct Miss<'a> {
     want: Want,
     /// Whether the driver may be asked for new memory.
     grow: bool,
+    /// Whether the stream can wait for what holds keep from it.
+    pub(crate) waits: bool,
 }
 
 impl<'a> Miss<'a> {
@@ -85,7 +87,7 @@ impl<'a> Miss<'a> {
             domain: request.domain,
             stitch_from: settings.fragment_limit.map_or(extent, Bytes::get),
         };
-        Miss { heap, aliases, settings, want, grow }
+        Miss { heap, aliases, settings, want, grow, waits: true }
     }
 
     /// Goes down the ladder.
@@ -188,7 +190,8 @@ impl<'a> Miss<'a> {
     }
 
     fn is_any_held(&self) -> bool {
-        self.heap.home.lists[self.want.lists.held].bytes > 0 && self.want.size > SMALL_LIMIT.get()
+        let is_any = self.heap.home.lists[self.want.lists.held].bytes > 0;
+        is_any && self.waits && self.want.size > SMALL_LIMIT.get()
     }
 
     /// The piece that holds keep from the stream and that fits best.
