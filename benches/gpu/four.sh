@@ -7,7 +7,7 @@
 # PART: kinds foreign beside copies graphs order sanitize regions threads fsdp eight; all of these where none is given, in this order. A call
 # starts no part that may end later than SECONDS_LEFT (480) seconds after it began. Each part's output is OUT/four/PART.log, its rows are in
 # OUT. A table of all parts ends each call: the exit code is 0 where all are done and met their bars, 1 where one did not, 3 where some are
-# left. OUT/four/PART.done: remove it, and the part is run again. With eight GPUs `eight` is run too; with two all is tried but for bars.
+# left. OUT/four/PART.done: remove it, and the part is run again. `eight` needs eight GPUs, all other parts two; bars are for four.
 set -uo pipefail
 case ${1:-} in "" | -*) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;; esac
 dir=$(realpath -m -- "$1")

@@ -38,7 +38,7 @@ def bars(row, four):
     if memory == "pool" and size >= 256 * MIB:
         yield "of the limit", of_limit, 0.92 if out else 0.95
     if memory in ("foreign", "mempool") and size >= 256 * MIB:
-        # Of a pool's memory relays take a tenth less than of cudaMalloc's, at most.
+        # cuMemAllocAsync's memory is to have nine tenths of what cuMemAlloc's has.
         yield "of the limit", of_limit, 0.88 if memory == "foreign" else 0.79
     if memory == "pool" and size == 64 * MIB:
         yield "of the limit", of_limit, 0.80

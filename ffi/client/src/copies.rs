@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use glake_abi::{CopyBlock, GLAKE_COPY_DIRECT};
 
-use crate::{Allocator, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, Part, Result, Stream};
+use crate::{CudaAllocator, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, Part, Result, Stream};
 
 /// A stream of a device.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ impl Gmlake {
         cuda: &'a Libcuda,
         device: u32,
         size: usize,
-        by: Allocator,
+        by: CudaAllocator,
     ) -> Result<GpuMemory<'a>> {
         GpuMemory::of_cuda(cuda, device, size, by)
     }

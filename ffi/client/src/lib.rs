@@ -20,7 +20,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 pub use copies::{Enqueued, On, Timed};
 pub use glake_abi::{GLAKE_COPY_BACKGROUND, GLAKE_COPY_CRITICAL, GLAKE_OUT_OF_MEMORY};
 pub use memory::{GpuMemory, HostMemory, Part};
-pub use native::{Allocator, Libcuda};
+pub use native::{CudaAllocator, Libcuda};
 
 /// Why the library does not do what it is asked.
 #[non_exhaustive]

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 
-use crate::{Allocator, Gmlake, Libcuda, LoadError, Result, Stream};
+use crate::{CudaAllocator, Gmlake, Libcuda, LoadError, Result, Stream};
 
 /// The size of a huge page, of which host memory is a multiple.
 const HUGE: usize = 2 << 20;
@@ -120,7 +120,7 @@ impl<'a> GpuMemory<'a> {
         Ok(GpuMemory { owner: Owner::Pool(library), address: block.0, size })
     }
 
-    pub(crate) fn of_cuda(cuda: &'a Libcuda, device: u32, size: usize, by: Allocator) -> Result<Self> {
+    pub(crate) fn of_cuda(cuda: &'a Libcuda, device: u32, size: usize, by: CudaAllocator) -> Result<Self> {
         let address = cuda.allocate(device, size, by)?;
         Ok(GpuMemory { owner: Owner::Cuda(cuda, device), address, size })
     }

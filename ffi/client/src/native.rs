@@ -42,7 +42,7 @@ calls! {
 
 /// Who makes memory that is not the library's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Allocator {
+pub enum CudaAllocator {
     /// `cuMemAlloc`.
     Plain,
     /// `cuMemAllocAsync`, of the device's default pool.
@@ -91,13 +91,13 @@ impl Libcuda {
         })
     }
 
-    pub(crate) fn allocate(&self, device: u32, size: usize, by: Allocator) -> Result<usize> {
+    pub(crate) fn allocate(&self, device: u32, size: usize, by: CudaAllocator) -> Result<usize> {
         self.enter(device)?;
         let mut address = 0;
         match by {
             // SAFETY: an out-parameter of this frame.
-            Allocator::Plain => done("cuMemAlloc", unsafe { (self.calls.allocate)(&mut address, size) })?,
-            Allocator::Mempool => {
+            CudaAllocator::Plain => done("cuMemAlloc", unsafe { (self.calls.allocate)(&mut address, size) })?,
+            CudaAllocator::Mempool => {
                 // SAFETY: as above; the default stream is waited for, so that every other one may use it.
                 done("cuMemAllocAsync", unsafe {
                     (self.calls.allocate_async)(&mut address, size, null_mut())

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use glake_client::Allocator;
 use glake_device::owned::{self, Buffer, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, Driver, DriverError};
 use glake_tiers::{HostBlock, HostError};
@@ -61,7 +60,7 @@ enum HostMemory {
 /// Memory of a GPU.
 enum GpuMemory {
     Pool(Arc<Buffer>),
-    /// As `cuMemAlloc` makes it.
+    /// As one of the driver's allocators makes it.
     Foreign(ForeignMemory),
 }
 
@@ -110,10 +109,9 @@ impl<'a> Copies<'a> {
     /// What the driver answers.
     pub(crate) fn ends(&'a self, shape: Shape) -> Result<Ends<'a>> {
         let size = shape.size;
-        let mut gpus = vec![match shape.memory {
-            CopyMemory::Foreign => GpuMemory::Foreign(self.server.foreign_memory(size, Allocator::Plain)?),
-            CopyMemory::Mempool => GpuMemory::Foreign(self.server.foreign_memory(size, Allocator::Mempool)?),
-            _ => GpuMemory::Pool(self.server.buffer(size)?),
+        let mut gpus = vec![match shape.memory.allocator() {
+            Some(by) => GpuMemory::Foreign(self.server.foreign_memory(size, by)?),
+            None => GpuMemory::Pool(self.server.buffer(size)?),
         }];
         if shape.memory == CopyMemory::Broadcast {
             for (on, _) in &self.on[1..] {

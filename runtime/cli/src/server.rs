@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use glake_client::Allocator;
+use glake_client::CudaAllocator;
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Span};
 use glake_device::topology::Topology;
 use glake_device::{Counters, DeviceId, DeviceInfo, Driver, DriverError, Recorder, Verb};
@@ -269,12 +269,16 @@ impl Server {
     ///
     /// # Errors
     /// [`DriverError::Unsupported`] where GPUs are not simulated, whose driver has other callers for that.
-    pub(crate) fn foreign_memory(&self, size: Bytes, by: Allocator) -> Result<ForeignMemory, DriverError> {
+    pub(crate) fn foreign_memory(
+        &self,
+        size: Bytes,
+        by: CudaAllocator,
+    ) -> Result<ForeignMemory, DriverError> {
         let refused = || DriverError::Unsupported { verb: Verb::Create, code: 801 };
         let simulator = self.simulator.clone().ok_or_else(refused)?;
         let start = match by {
-            Allocator::Plain => simulator.plain_alloc(self.target.id, size)?,
-            Allocator::Mempool => simulator.async_alloc(self.target.id, size)?,
+            CudaAllocator::Plain => simulator.plain_alloc(self.target.id, size)?,
+            CudaAllocator::Mempool => simulator.async_alloc(self.target.id, size)?,
         };
         let whole = simulator.span(start, size, DeviceSet::of(self.target.id))?;
         Ok(ForeignMemory { simulator, whole })

@@ -21,7 +21,7 @@ use glake_device::{
 };
 
 /// What opening one mapping takes while copies leave the GPU over its link, whatever the mapping's size: it waits until what they wrote
-/// has arrived. 1.06 ms on an H100; .02 where nothing leaves.
+/// has arrived. 1.06 ms on an H100, and 0.02 ms where nothing leaves.
 const FLUSH: Duration = Duration::from_micros(1060);
 
 impl Driver for Simulator {

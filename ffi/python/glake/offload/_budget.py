@@ -193,9 +193,10 @@ def offload(
         glake.offload(model, budget="60GiB")      # each forward pass, until .remove() of the answer
         print(glake.offload.report())
 
-    The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. One
-    of the next is timed: the first that copies nothing twice to check it. From then on passes like one that was seen keep, offload or
-    recompute as a plan says that is made anew when shapes, the memory beside, or the links' rates change. Where the plan keeps everything nothing is hooked but one question before each forward.
+    The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. Three
+    of the next are timed, which copy next to nothing twice to check it. From then on passes like one that was seen keep, offload or
+    recompute as a plan says that is made anew when shapes, the memory beside, or the links' rates change. Where the plan keeps everything
+    nothing is hooked but one question before each forward.
 
     Args:
         module: the outer module. One that has been given before has the new budget.

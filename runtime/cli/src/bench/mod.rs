@@ -115,9 +115,9 @@ pub enum BenchError {
     /// The backend is not there.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// Nobody has made foreign memory on the simulated device.
+    /// There is no driver that makes foreign memory.
     #[error(
-        "foreign and mempool memory are what cuMemAlloc and cuMemAllocAsync make, which nobody has made here: choose --device cuda, or other memory"
+        "foreign and mempool memory come from cuMemAlloc and cuMemAllocAsync, and there is no CUDA driver here: choose --device cuda, or other memory"
     )]
     NoForeignMemory,
     /// A GPU has not that much free memory.

@@ -118,7 +118,7 @@ impl Tape {
     /// Each part of the pass takes the lesser of two times; those of the smaller pass are longer by as much as it has less bytes. Of single
     /// steps the lesser time would be too little: what one pass does before a step, another does behind it.
     fn least_times(&mut self, other: &[Duration], own: Bytes, others: Bytes) {
-        #[allow(clippy::cast_precision_loss)] // compared roughly
+        #[allow(clippy::cast_precision_loss)] // a ratio of sizes
         let larger = |bytes: Bytes| own.max(others).get().max(1) as f64 / bytes.get().max(1) as f64;
         let lengths = |times: &[Duration], scale: f64| -> Vec<Duration> {
             times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]).mul_f64(scale)).collect()

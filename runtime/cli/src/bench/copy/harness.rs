@@ -1,7 +1,7 @@
 //! What copies are measured on: GPUs, a stream of each, and the memory of one measurement.
 
 use glake_client::{
-    Allocator, Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
+    Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
 };
 use glake_units::Bytes;
 
@@ -86,12 +86,7 @@ impl<'a> Harness<'a> {
     /// Memory for a measurement.
     pub(super) fn field(&'a self, case: Case) -> Result<Field<'a>, BenchError> {
         let size = case.bytes();
-        let allocator = |memory: CopyMemory| match memory {
-            CopyMemory::Foreign => Some(Allocator::Plain),
-            CopyMemory::Mempool => Some(Allocator::Mempool),
-            _ => None,
-        };
-        let gpu = |on: &On, size: usize, memory: CopyMemory| match (allocator(memory), self.cuda) {
+        let gpu = |on: &On, size: usize, memory: CopyMemory| match (memory.allocator(), self.cuda) {
             (Some(by), Some(cuda)) => Ok(self.library.foreign_memory(cuda, on.device, size.max(1), by)?),
             (Some(_), None) => Err(BenchError::NoForeignMemory),
             (None, _) => {

@@ -21,7 +21,7 @@ mod rounds;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use glake_client::{Gmlake, Libcuda};
+use glake_client::{CudaAllocator, Gmlake, Libcuda};
 use glake_units::Bytes;
 use serde::Serialize;
 
@@ -61,6 +61,17 @@ pub enum CopyMemory {
     Scattered,
     /// As `pool`, to every GPU at once.
     Broadcast,
+}
+
+impl CopyMemory {
+    /// Which of the driver's allocators makes it; `None`: the pool has it.
+    pub(crate) fn allocator(self) -> Option<CudaAllocator> {
+        match self {
+            CopyMemory::Foreign => Some(CudaAllocator::Plain),
+            CopyMemory::Mempool => Some(CudaAllocator::Mempool),
+            CopyMemory::Pool | CopyMemory::Pageable | CopyMemory::Scattered | CopyMemory::Broadcast => None,
+        }
+    }
 }
 
 /// What `glake bench copy` measures.
