@@ -67,6 +67,7 @@ def arguments():
     p.add_argument("--device", default="cuda")
     p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=540)
+    p.add_argument("--case", default="", help="of exact, those with this in their name")
     p.add_argument("--one", help=argparse.SUPPRESS)
     p.add_argument("--fraction", type=float, help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -153,7 +154,7 @@ class Runs:
     def _run(self, name, *more):
         a = self.a
         told = ["--layers", a.layers, "--hidden", a.hidden, "--tokens", a.tokens, "--length", a.length, "--steps", a.steps]
-        told += ["--device", a.device, "--time-limit", max(self.clock.left(), 1), *more]
+        told += ["--case", a.case, "--device", a.device, "--time-limit", max(self.clock.left(), 1), *more]
         names = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if name.startswith("exact") else {}
         ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKED else []
         rows, error = launch.call([sys.executable, *ranks, __file__, "--one", name, *map(str, told)], None, self.clock.left(), names)

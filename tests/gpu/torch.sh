@@ -35,7 +35,7 @@ if command -v compute-sanitizer >/dev/null && "$python" -c 'import torch, sys; s
         echo "FAILED  compute-sanitizer, copies"
         echo "$output" | tail -n 30
     fi
-    for backend in compiled pluggable; do
+    for backend in compiled pluggable offload; do
         # API errors are left out: torch probes for functions that a driver may lack.
         output=$(timeout 150 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$python" "$here/torch/sanitize.py" "$backend" 2>&1)
         code=$?

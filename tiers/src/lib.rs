@@ -61,8 +61,8 @@ pub use host::{
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};
 pub use region::{
-    Clean, CleanCounts, Cleaned, CopyPolicy, Mark, MoveError, Mover, Moving, NoWait, Policy, Refilled,
-    Region, RegionError, RegionHolding, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy,
+    Clean, CleanCounts, Cleaned, CopyPolicy, Demotion, Mark, MoveError, Mover, Moving, NoWait, Policy,
+    Refilled, Region, RegionError, RegionHolding, RegionOptions, Shrunk, SkipReason, Skipped, WaitPolicy,
 };
 pub use store::{Store, TransferContext};
 pub use ticker::Ticker;

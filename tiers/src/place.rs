@@ -12,6 +12,7 @@
 //!
 //!  Resident with a copy ──Evict──► Releasing: nothing is copied       DropCopy: resident without one
 //!  any that does not move ──Evict (nowhere)──► Releasing, or Evicted where it is evicted: decommitted, its bytes are given up
+//!  Evicted ──Demote──► Evicted: its bytes are in another place as well, and count there
 //! ```
 //!
 //! | state | memory of the GPU | the copy | authority |
@@ -103,6 +104,8 @@ pub enum Step {
     NotMade,
     /// The copy is given up: the bytes on the GPU may be written to, or the copy's memory is needed.
     DropCopy,
+    /// All bytes of the copy are in another place as well, and count there: its memory is needed.
+    Demote(Place),
 }
 
 /// A step that the state does not allow. Nothing has changed.
@@ -187,6 +190,9 @@ impl Residency {
             }
             (Releasing { at } | Refilling { from: at }, Step::Failed) => Ok(Interrupted { at }),
             (Resident { .. }, Step::DropCopy) => Ok(Resident { copy: None }),
+            (Evicted { at }, Step::Demote(to)) if ![at, to].contains(&Place::Nowhere) && to != Place::Gpu => {
+                Ok(Evicted { at: to })
+            }
             (residency, step) => Err(NotNow { residency, step }),
         }
     }
@@ -201,7 +207,8 @@ fn allowed(residency: Residency) -> &'static str {
         }
         Residency::Evicting { .. } => "wait until it is copied or has failed",
         Residency::Releasing { .. } => "wait until it is released or that has failed",
-        Residency::Evicted { .. } => "it can be refilled, or decommitted",
+        Residency::Evicted { at: Place::Nowhere } => "it can be refilled",
+        Residency::Evicted { .. } => "it can be refilled, demoted, or decommitted",
         Residency::Refilling { .. } => "wait until it has arrived or failed",
         Residency::Interrupted { .. } => "it can be refilled, or evicted to where its copy is",
     }
@@ -245,6 +252,7 @@ impl fmt::Display for Step {
             Step::Failed => f.pad("failed"),
             Step::NotMade => f.pad("not made"),
             Step::DropCopy => f.pad("drop the copy"),
+            Step::Demote(to) => write!(f, "demote ({to})"),
         }
     }
 }

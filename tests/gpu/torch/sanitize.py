@@ -1,8 +1,9 @@
-"""A short program for compute-sanitizer: allocations, frees, stitches, streams, a graph and a pool with its own allocator, over small tensors.
+"""A short program for compute-sanitizer: allocations, frees, stitches, streams, a graph and a pool with its own allocator, over small tensors;
+or a model that trains with its activations offloaded.
 
-    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/torch/sanitize.py [compiled|pluggable]
+    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/torch/sanitize.py [compiled|pluggable|offload]
 
-Without an argument both backends, a process each (the sanitizer follows children with --target-processes all).
+Without an argument both backends and the model, a process each (the sanitizer follows children with --target-processes all).
 """
 import subprocess, sys
 
@@ -84,11 +85,55 @@ def own_allocator():
     assert own.count("own_wrong") == 0
 
 
+def offload():
+    """Six steps with activations offloaded and leaves replayed beside the same steps without."""
+    import glake, torch
+    from torch.utils.checkpoint import checkpoint
+
+    glake.enable()
+    wide = 512
+
+    class Blocks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            nn = torch.nn
+            block = lambda: nn.Sequential(nn.LayerNorm(wide), nn.Linear(wide, 4 * wide), nn.GELU(), nn.Linear(4 * wide, wide))
+            self.layers = nn.ModuleList(block() for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    def losses(offloaded):
+        torch.manual_seed(0)
+        model = Blocks().cuda()
+        handle = glake.offload.activations(model, least=0, replay=True) if offloaded else None
+        optimizer, told = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for _ in range(6):
+            loss = model(torch.randn(1024, wide, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            told.append(loss.item())
+        if handle:
+            handle.remove()
+        return told
+
+    plain = losses(False)
+    assert losses(True) == plain
+    report = glake.offload.report()
+    assert report["bytes_out"] > 0 and report["replayed"] > 0, report
+    print(f"sanitize: offload: same losses, {report['bytes_out'] >> 20} MiB offloaded, {report['replayed']} leaves replayed")
+
+
 if __name__ == "__main__":
     import os
 
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["offload"]:
+        offload()
+    elif len(sys.argv) > 1:
         os.environ["GLAKE_TEST_BACKEND"] = sys.argv[1]
         main()
     else:
-        sys.exit(max(subprocess.run([sys.executable, __file__, backend]).returncode for backend in ("compiled", "pluggable")))
+        sys.exit(max(subprocess.run([sys.executable, __file__, backend]).returncode for backend in ("compiled", "pluggable", "offload")))

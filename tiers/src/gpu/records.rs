@@ -23,6 +23,7 @@ use super::live_ranges::{Kept, size_of, without};
 use super::{PoolError, Result};
 use crate::place::{NotNow, Place, Residency, Step};
 use crate::store::{Return, StoredCopy};
+use crate::{HostBlock, HostPool, SealedFile};
 
 /// Where an extent's bytes are, and their copy where there is one.
 #[derive(Debug)]
@@ -144,7 +145,7 @@ impl ExtentRecords {
         }
         let record = moved.entry(extent).or_insert(ExtentRecord { residency, copy: None });
         record.residency = next;
-        if let Some(copy) = &mut record.copy {
+        if let Some(copy) = &record.copy {
             copy.set_needed();
         }
         if !matches!(next, Residency::Evicting { .. }) {
@@ -208,7 +209,37 @@ impl ExtentRecords {
         let core = self.core.lock();
         let own = moved.iter().filter(|(extent, _)| core.extents().size_and_domain(**extent).1 == domain);
         let copies = own.filter_map(|(_, record)| record.copy.as_ref());
-        copies.filter(|copy| copy.is_on_host()).map(StoredCopy::size).sum()
+        copies.filter(|copy| copy.host_block().is_some()).map(StoredCopy::size).sum()
+    }
+
+    /// The copy of an extent, where that is evicted and its copy takes memory of the host.
+    pub(crate) fn evicted_to_host(&self, extent: ExtentId) -> Option<Arc<HostBlock>> {
+        let moved = self.moved.lock();
+        let record = moved.get(&extent)?;
+        let is_evicted = record.residency == Residency::Evicted { at: Place::Host };
+        record.copy.as_ref().filter(|_| is_evicted)?.host_block().cloned()
+    }
+
+    /// The copy of an extent is in a file, too, and counts there from now on. False: it is on its way back, or gone, and the file nobody's.
+    pub(crate) fn demote(
+        &self,
+        extent: ExtentId,
+        copied: &Arc<HostBlock>,
+        file: SealedFile,
+        host: &Arc<HostPool>,
+    ) -> Result<bool> {
+        let _gone;
+        let mut moved = self.moved.lock();
+        let Some(ExtentRecord { residency, copy: Some(copy) }) = moved.get_mut(&extent) else {
+            return Ok(false);
+        };
+        let is_same = copy.host_block().is_some_and(|block| Arc::ptr_eq(block, copied));
+        if !is_same || *residency != (Residency::Evicted { at: Place::Host }) {
+            return Ok(false);
+        }
+        *residency = self.after(*residency, Step::Demote(Place::File))?;
+        _gone = copy.demote(file, host);
+        Ok(true)
     }
 
     /// The bytes in blocks of an extent that is being refilled which its copy does not have.
@@ -290,7 +321,7 @@ impl ExtentRecords {
             self.decommitted.fetch_sub(1, Ordering::AcqRel);
         }
         record.residency = arrived;
-        match &mut record.copy {
+        match &record.copy {
             Some(copy)
                 if retain && covers(copy.ranges(), &self.core.kept(&self.core.lock(), extent).ranges) =>
             {

@@ -1,6 +1,7 @@
 //! Pinned memory in somebody's hands.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::Address;
 use glake_device::owned::{PinnedRange, Span};
@@ -17,12 +18,12 @@ pub struct HostBlock {
     pool: Arc<HostPool>,
     range: Arc<PinnedRange>,
     size: Bytes,
-    retained: bool,
+    retained: AtomicBool,
 }
 
 impl HostBlock {
     pub(super) fn new(pool: &Arc<HostPool>, range: PinnedRange, size: Bytes) -> Self {
-        HostBlock { pool: pool.clone(), range: Arc::new(range), size, retained: false }
+        HostBlock { pool: pool.clone(), range: Arc::new(range), size, retained: AtomicBool::new(false) }
     }
 
     /// Where it begins: at a multiple of 4 KiB.
@@ -55,16 +56,15 @@ impl HostBlock {
 
     /// Says whether it is kept as a copy of what a GPU has as well. It counts against the budget either way; the statistics,
     /// and a refusal, tell such memory apart, because it can be given up without loss.
-    pub fn set_retained(&mut self, retained: bool) {
-        if self.retained != retained {
-            self.retained = retained;
+    pub fn set_retained(&self, retained: bool) {
+        if self.retained.swap(retained, Ordering::AcqRel) != retained {
             self.pool.count_retained(self.range.size(), retained);
         }
     }
 
     /// As [`HostBlock::set_retained`] said.
     pub fn is_retained(&self) -> bool {
-        self.retained
+        self.retained.load(Ordering::Acquire)
     }
 
     /// It lies in memory of this process, so it fits.

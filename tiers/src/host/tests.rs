@@ -264,7 +264,7 @@ fn small_pieces_make_room_for_a_large_one() {
 #[test]
 fn retained_copies_count_against_the_budget_and_are_told_apart() {
     let fixture = fixture(Bytes::mib(8));
-    let mut copy = fixture.take(Bytes::mib(5));
+    let copy = fixture.take(Bytes::mib(5));
     copy.set_retained(true);
     copy.set_retained(true);
     let block = fixture.take(ONE);

@@ -131,6 +131,17 @@ impl World {
         self.step(Step::Released);
     }
 
+    fn demote(&mut self, to: Place) {
+        let Residency::Evicted { at } = self.residency else { return };
+        // What is written so far has no state: nobody counts on it.
+        self.memory.insert(to, self.truth);
+        self.residency = self.residency.after(Step::Demote(to)).unwrap();
+        if to != at {
+            self.memory.remove(&at);
+        }
+        self.check();
+    }
+
     fn write(&mut self) {
         self.drop_copy();
         self.truth += 1;
@@ -157,6 +168,7 @@ enum Action {
     Leave(usize, usize),
     Enter(usize),
     Decommit(usize),
+    Demote(usize),
     Write,
     DropCopy,
 }
@@ -166,6 +178,7 @@ fn action() -> impl Strategy<Value = Action> {
         4 => (0..PLACES.len(), 0..8_usize).prop_map(|(to, left)| Action::Leave(to, left)),
         4 => (0..5_usize).prop_map(Action::Enter),
         1 => (0..8_usize).prop_map(Action::Decommit),
+        2 => (0..PLACES.len()).prop_map(Action::Demote),
         1 => Just(Action::Write),
         1 => Just(Action::DropCopy),
     ]
@@ -182,6 +195,7 @@ proptest! {
                 Action::Leave(to, left) if !out => world.leave(PLACES[to], left),
                 Action::Enter(left) if !resident => world.enter(left),
                 Action::Decommit(left) => world.decommit(left),
+                Action::Demote(to) if out && !world.residency.is_decommitted() => world.demote(PLACES[to]),
                 Action::Write if resident => world.write(),
                 Action::DropCopy if resident => world.drop_copy(),
                 _ => continue,
@@ -211,8 +225,12 @@ fn only_the_steps_of_the_picture_are_taken() {
         (Residency::Releasing { at }, Step::Released),
         (Residency::Releasing { at }, Step::Failed),
         (Residency::Evicted { at }, Step::Refill),
+        (Residency::Evicted { at }, Step::Demote(at)),
+        (Residency::Evicted { at }, Step::Demote(other)),
         (Residency::Refilling { from: at }, Step::Arrived),
         (Residency::Refilling { from: at }, Step::Failed),
+        (Residency::Evicted { at: Place::Nowhere }, Step::Refill),
+        (Residency::Evicted { at: Place::Nowhere }, Step::Evict(Place::Nowhere)),
         (Residency::Interrupted { at }, Step::Refill),
         (Residency::Interrupted { at }, Step::Evict(at)),
     ];
@@ -222,13 +240,15 @@ fn only_the_steps_of_the_picture_are_taken() {
         Residency::Evicting { to: at },
         Residency::Releasing { at },
         Residency::Evicted { at },
+        Residency::Evicted { at: Place::Nowhere },
         Residency::Refilling { from: at },
         Residency::Interrupted { at },
     ];
-    let leaves = [Place::Gpu, at, other, Place::Nowhere].map(Step::Evict);
+    let places = [Place::Gpu, at, other, Place::Nowhere];
+    let (leaves, demotions) = (places.map(Step::Evict), places.map(Step::Demote));
     let rest = [Step::Copied, Step::Released, Step::Refill, Step::Arrived, Step::Failed, Step::DropCopy];
     for residency in states {
-        for step in leaves.into_iter().chain(rest) {
+        for step in leaves.into_iter().chain(demotions).chain(rest) {
             let answer = residency.after(step);
             assert_eq!(answer.is_ok(), allowed.contains(&(residency, step)), "{residency}, {step}");
             if let Err(refused) = answer {

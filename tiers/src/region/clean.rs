@@ -243,7 +243,7 @@ impl Region {
         to: &Store,
         report: &mut Shrunk,
     ) -> bool {
-        let Some(mut copy) = self.clean.take(extent, ranges) else { return false };
+        let Some(copy) = self.clean.take(extent, ranges) else { return false };
         if to.place() != Place::Host {
             return false;
         }
@@ -314,7 +314,7 @@ impl CleanCopies {
     }
 
     /// A copy of what an extent had after a use, since so many voids: void if there were more. `None`: void.
-    fn put(&self, extent: ExtentId, mut copy: StoredCopy, of: Option<(u64, u64)>) {
+    fn put(&self, extent: ExtentId, copy: StoredCopy, of: Option<(u64, u64)>) {
         copy.set_retained();
         let mut copies = self.copies.lock();
         let is_good = |(_, voids): &(u64, u64)| self.voids.load(Ordering::Acquire) == *voids;

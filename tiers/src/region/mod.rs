@@ -3,6 +3,7 @@
 //! ```text
 //! shrink:  drain ─► per extent:  evict ─► copy out ─► completion point ─► unmap everywhere, release      several at a time
 //! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
+//! demote:            per evicted extent:  its copy in host memory written to a file ─► the file counts, host memory is free
 //! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map, with any bytes
 //! ```
 //!
@@ -18,6 +19,7 @@
 mod choose;
 mod clean;
 mod commit;
+mod demote;
 mod error;
 mod holding;
 mod mover;
@@ -39,6 +41,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 pub use clean::{Clean, CleanCounts, Cleaned};
+pub use demote::Demotion;
 pub use error::RegionError;
 pub use holding::RegionHolding;
 pub use mover::{Mark, MoveError, Mover, Moving};

@@ -37,6 +37,11 @@ impl Progress {
         self.state.lock().refills += 1;
         BegunRefill(self)
     }
+
+    /// Whether a refill has begun.
+    pub(super) fn is_refilling(&self) -> bool {
+        self.state.lock().refills > 0
+    }
 }
 
 impl BegunRefill<'_> {

@@ -28,7 +28,8 @@ pub(crate) struct StoredCopy {
 /// Where its bytes are.
 #[derive(Debug)]
 pub(super) enum Stored {
-    Host(HostBlock),
+    /// Whoever writes it to a file has it too.
+    Host(Arc<HostBlock>),
     Peer(PeerPart),
     /// And what they pass through on their way back.
     File(Arc<SealedFile>, Arc<HostPool>),
@@ -55,22 +56,30 @@ pub(super) enum Origin {
 
 impl StoredCopy {
     /// It is kept though the bytes are on their GPU too.
-    pub(crate) fn set_retained(&mut self) {
+    pub(crate) fn set_retained(&self) {
         self.count_retained(true);
     }
 
     /// The bytes are here only.
-    pub(crate) fn set_needed(&mut self) {
+    pub(crate) fn set_needed(&self) {
         self.count_retained(false);
     }
 
-    /// Whether it takes pinned memory of the host.
-    pub(crate) fn is_on_host(&self) -> bool {
-        matches!(self.stored, Stored::Host(_))
+    /// The pinned memory of the host that it takes, if it does.
+    pub(crate) fn host_block(&self) -> Option<&Arc<HostBlock>> {
+        match &self.stored {
+            Stored::Host(block) => Some(block),
+            Stored::Peer(_) | Stored::File(..) => None,
+        }
     }
 
-    fn count_retained(&mut self, retained: bool) {
-        if let Stored::Host(block) = &mut self.stored {
+    /// Its bytes are those of a file from now on, and pass through memory of this pool on their way back. Returns the memory that had them.
+    pub(crate) fn demote(&mut self, file: SealedFile, host: &Arc<HostPool>) -> impl Sized + use<> {
+        std::mem::replace(&mut self.stored, Stored::File(Arc::new(file), host.clone()))
+    }
+
+    fn count_retained(&self, retained: bool) {
+        if let Stored::Host(block) = &self.stored {
             block.set_retained(retained);
         }
     }
@@ -96,7 +105,7 @@ impl StoredCopy {
 impl StoredCopy {
     /// Bytes in a block of the host's, with their digest.
     pub(super) fn of_block(block: HostBlock, ranges: Vec<HomeRange>, digest: Digest) -> StoredCopy {
-        StoredCopy { stored: Stored::Host(block), ranges, digest: Some(digest) }
+        StoredCopy { stored: Stored::Host(Arc::new(block)), ranges, digest: Some(digest) }
     }
 
     /// What of its extent it holds.

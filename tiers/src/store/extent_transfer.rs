@@ -98,7 +98,11 @@ impl<'a> ExtentTransfer<'a> {
                 let copies = packed(self.pool.core(), &ranges, |at, size| block.span(at, size))?;
                 let home = home(self.pool.core(), &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (EvictWay::Copying(Stored::Host(block), self.enqueue(copies, home)?), digesting, ranges)
+                (
+                    EvictWay::Copying(Stored::Host(Arc::new(block)), self.enqueue(copies, home)?),
+                    digesting,
+                    ranges,
+                )
             }
             Store::Peer(peer) => {
                 let part = self.peer_part(peer, size)?;

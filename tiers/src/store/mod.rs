@@ -3,6 +3,7 @@
 //! ```text
 //!  shrink   extent ──copies──► HostBlock | block of a peer's pool                       StoredCopy: place, ranges, digest
 //!                  ──copies──► slot ──written──► Draft ──seal──► SealedFile             a thread an extent
+//!  demote   HostBlock ──written──► Draft ──seal──► SealedFile
 //!  refill   the same way back: from wherever its copy is, pages of files checked
 //! ```
 //!
@@ -28,6 +29,7 @@ use glake_device::owned::Digests;
 pub(crate) use clean::{ResidentCopies, ResidentCopy};
 pub(crate) use copy::{Return, StoredCopy, home as packed_home};
 pub(crate) use extent_transfer::{Evicting, ExtentTransfer, Refilling};
+pub(crate) use write::write_block;
 
 use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 

@@ -1,4 +1,4 @@
-//! An extent's bytes into a file.
+//! An extent's bytes into a file: from its GPU, or from a copy in the host's memory.
 //!
 //! ```text
 //! GPU      [ part 0 ][ part 1 ][ part 2 ]
@@ -9,7 +9,10 @@ use glake_device::owned::Span;
 use glake_units::Bytes;
 
 use super::slots::{Halt, Parts, between};
-use crate::{FileError, FileTier, Mover, Ring, SealedFile};
+use crate::{FileError, FileTier, HostBlock, Mover, Ring, SealedFile};
+
+/// How much of a copy is written before it is asked again whether that goes on.
+const PIECE: usize = 16 << 20;
 
 /// Why there is no file. Nothing is left of it.
 #[derive(Debug)]
@@ -53,4 +56,21 @@ pub(super) fn write(
         draft.write(slot.as_slice().get(..length).unwrap_or(&[]))?;
     }
     Ok(draft.seal()?)
+}
+
+/// Copies what a block holds to a file of its own, while it is to go on: asked before each piece. `None`: it was not, and nothing is left of
+/// the file.
+pub(crate) fn write_block(
+    files: &FileTier,
+    block: &HostBlock,
+    keep_going: &dyn Fn() -> bool,
+) -> Result<Option<SealedFile>, FileError> {
+    let mut draft = files.create(block.size())?;
+    for piece in block.as_slice().chunks(PIECE) {
+        if !keep_going() {
+            return Ok(None);
+        }
+        draft.write(piece)?;
+    }
+    Ok(Some(draft.seal()?))
 }

@@ -19,6 +19,8 @@ use crate::process::{ProcessError, Result};
 const AGAIN: Duration = Duration::from_secs(1);
 /// How soon it is looked whether the process ends.
 const STEP: Duration = Duration::from_millis(20);
+/// How much goes to files before the agent is told: a second's worth on a common disk.
+const DEMOTED_AT_ONCE: Bytes = Bytes::gib(1);
 
 /// A command, and of which agent it is.
 #[derive(Debug)]
@@ -44,7 +46,9 @@ pub(super) enum What {
         until: Instant,
         more: bool,
     },
-    Demote,
+    Demote {
+        bytes: Bytes,
+    },
     Refill,
     /// The thread ends.
     End,
@@ -57,8 +61,10 @@ pub(super) struct Carrier {
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     refill: Arc<Mutex<Refill>>,
-    /// It runs now, or did last.
-    thread: Option<JoinHandle<()>>,
+    demotion: Arc<Mutex<Demotion>>,
+    /// They run now, or did last.
+    refill_thread: Option<JoinHandle<()>>,
+    demotion_thread: Option<JoinHandle<()>>,
 }
 
 /// How it stands with bringing all memory back.
@@ -67,6 +73,14 @@ struct Refill {
     is_running: bool,
     /// It is to be done once more.
     is_asked: bool,
+}
+
+/// How it stands with moving copies to files.
+#[derive(Debug, Default)]
+struct Demotion {
+    is_running: bool,
+    /// How much is to go still.
+    left: Bytes,
 }
 
 /// Uses that wait at safe points, for so long at most.
@@ -78,7 +92,8 @@ struct Parked<'g> {
 impl Carrier {
     pub(super) fn new(port: &Arc<Port>, registry: &Arc<DeviceRegistry>, regions: &Arc<RegionSet>) -> Carrier {
         let (port, registry, regions) = (port.clone(), registry.clone(), regions.clone());
-        Carrier { port, registry, regions, refill: Arc::default(), thread: None }
+        let (refill, demotion) = Default::default();
+        Carrier { port, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
     }
 
     /// Until the end comes.
@@ -122,13 +137,12 @@ impl Carrier {
                         self.want_parked_back();
                     }
                 }
-                // The library moves no copies between host memory and files.
-                What::Demote => self.port.note(|ledger, _| ledger.changed()),
+                What::Demote { bytes } => self.demote(bytes),
                 What::Refill => self.refill(),
             }
         }
         drop(parked);
-        if let Some(thread) = self.thread.take() {
+        for thread in [self.refill_thread.take(), self.demotion_thread.take()].into_iter().flatten() {
             // Its panic is its own.
             let _ = thread.join();
         }
@@ -222,10 +236,55 @@ impl Carrier {
             }
         };
         match std::thread::Builder::new().name("glake-agent-refill".to_owned()).spawn(run) {
-            Ok(thread) => self.thread = Some(thread),
+            Ok(thread) => self.refill_thread = Some(thread),
             Err(source) => {
                 self.refill.lock().is_running = false;
                 self.answer("refill", Err(ProcessError::NoThread { source }));
+            }
+        }
+    }
+
+    /// Moves so much of the copies in host memory to files, in the background: nobody waits for it, and every refill ends it. The agent is told
+    /// as it goes on, and at its end.
+    fn demote(&mut self, bytes: Bytes) {
+        {
+            let mut demotion = self.demotion.lock();
+            demotion.left = bytes;
+            if demotion.is_running {
+                return;
+            }
+            demotion.is_running = true;
+        }
+        let (regions, port, demotion) = (self.regions.clone(), self.port.clone(), self.demotion.clone());
+        let run = move || {
+            let mut left = demotion.lock().left;
+            loop {
+                let asked = left.min(DEMOTED_AT_ONCE);
+                let moved = regions.demote(asked, &|| !port.is_over());
+                if let Err(error) = &moved {
+                    tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
+                }
+                let moved = moved.unwrap_or_default();
+                {
+                    let mut demotion = demotion.lock();
+                    demotion.left = demotion.left.saturating_sub(moved);
+                    left = demotion.left;
+                    // Less than was asked: nothing else can go, or a refill ended it.
+                    demotion.is_running = moved >= asked && !left.is_zero() && !port.is_over();
+                    if !demotion.is_running {
+                        break;
+                    }
+                }
+                port.note(|ledger, _| ledger.changed());
+            }
+            port.note(|ledger, _| ledger.changed());
+        };
+        match std::thread::Builder::new().name("glake-agent-demote".to_owned()).spawn(run) {
+            Ok(thread) => self.demotion_thread = Some(thread),
+            Err(error) => {
+                tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
+                self.demotion.lock().is_running = false;
+                self.port.note(|ledger, _| ledger.changed());
             }
         }
     }

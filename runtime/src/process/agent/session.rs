@@ -380,7 +380,7 @@ impl Session {
                 let device = self.find(&gpu).map(|memory| memory.id().0.into());
                 command(What::Shrink { gpu, device, bytes, tier, until: by(within_ms), more });
             }
-            ToWorker::Demote { .. } => command(What::Demote),
+            ToWorker::Demote { bytes } => command(What::Demote { bytes }),
             ToWorker::Refill => {
                 state.ledger.refill_asked();
                 command(What::Refill);

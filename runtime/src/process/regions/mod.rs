@@ -25,6 +25,7 @@ mod cleaner;
 mod closing;
 mod commit;
 mod current_region;
+mod demote;
 mod flags;
 mod holdings;
 mod hooks;

@@ -141,7 +141,7 @@ impl Stores {
     }
 
     /// The files of this process.
-    fn files(&self) -> Result<Arc<FileTier>> {
+    pub(super) fn files(&self) -> Result<Arc<FileTier>> {
         let folder = self.config.files.as_ref().ok_or(ProcessError::NoFiles)?;
         let mut files = self.files.lock();
         match &*files {

@@ -1,22 +1,53 @@
 //! Random programs of mallocs, frees, partial shrinks and refills, with failures, beside what the bytes must be.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use glake_device::{Fault, Injected, Verb, When};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ByteRange, Residency};
+use crate::{ByteRange, FileStatistics, FileTier, Residency};
 
 #[derive(Clone, Debug)]
 enum Op {
-    Malloc { kib: u64, elsewhere: bool },
-    Free { which: usize },
-    Live { which: usize, from: u64, to: u64 },
-    Decommit { which: usize, from: u64, to: u64, fault: Option<u64> },
-    Commit { which: usize, from: u64, to: u64, fault: Option<u64> },
-    Shrink { mib: u64, fault: Option<u64> },
-    Refill { mib: u64, fault: Option<u64> },
+    Malloc {
+        kib: u64,
+        elsewhere: bool,
+    },
+    Free {
+        which: usize,
+    },
+    Live {
+        which: usize,
+        from: u64,
+        to: u64,
+    },
+    Decommit {
+        which: usize,
+        from: u64,
+        to: u64,
+        fault: Option<u64>,
+    },
+    Commit {
+        which: usize,
+        from: u64,
+        to: u64,
+        fault: Option<u64>,
+    },
+    Shrink {
+        mib: u64,
+        fault: Option<u64>,
+    },
+    Refill {
+        mib: u64,
+        fault: Option<u64>,
+    },
+    /// Some comes back before this piece.
+    Demote {
+        mib: u64,
+        refill_before: u64,
+    },
     Settle,
     Trim,
 }
@@ -36,6 +67,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (range(), fault()).prop_map(|((which, from, to), fault)| Op::Commit { which, from, to, fault }),
         3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Shrink { mib, fault }),
         3 => (prop_oneof![1..24u64, Just(1 << 20)], fault()).prop_map(|(mib, fault)| Op::Refill { mib, fault }),
+        2 => (prop_oneof![1..24u64, Just(1 << 20)], 0..12u64)
+            .prop_map(|(mib, refill_before)| Op::Demote { mib, refill_before }),
         1 => Just(Op::Settle),
         1 => Just(Op::Trim),
     ]
@@ -45,6 +78,8 @@ fn run(program: Vec<Op>) {
     let mut fixture = fixture();
     let mut elsewhere: Vec<(Block, u8)> = Vec::new();
     let mut defined = Defined::default();
+    let folder = tempfile::tempdir().unwrap();
+    let files = FileTier::open(&folder.path().join("extents")).unwrap();
     for (step, op) in program.into_iter().enumerate() {
         let seed = u8::try_from(step % 250).unwrap();
         match op {
@@ -107,6 +142,23 @@ fn run(program: Vec<Op>) {
                     assert!(full || fault.is_some(), "{source}");
                 }
             }
+            Op::Demote { mib, refill_before } => {
+                let asked = Cell::new(0);
+                let keep_going = || {
+                    asked.set(asked.get() + 1);
+                    if asked.get() == refill_before {
+                        // Where there is no room it stays.
+                        drop(fixture.refill_by(Bytes::mib(4)));
+                    }
+                    asked.get() < 2 * refill_before + 2
+                };
+                let (host, keep_going) = (&fixture.host, &keep_going as &dyn Fn() -> bool);
+                let before = fixture.region.holding().unwrap().hosted;
+                let freed =
+                    fixture.region.demote(Bytes::mib(mib), Demotion { files: &files, host, keep_going });
+                let after = fixture.region.holding().unwrap().hosted;
+                assert!(before.saturating_sub(after) >= freed.unwrap());
+            }
             Op::Settle => fixture.pool.settle().unwrap(),
             Op::Trim => _ = fixture.pool.trim(Bytes::ZERO).unwrap(),
             Op::Free { .. } | Op::Live { .. } | Op::Decommit { .. } | Op::Commit { .. } => {}
@@ -137,6 +189,7 @@ fn run(program: Vec<Op>) {
     fixture.refill().unwrap();
     defined.assert_bytes(&fixture);
     fixture.end();
+    assert_eq!(files.statistics(), FileStatistics::default());
 }
 
 /// A part of a live block, of a byte at least.

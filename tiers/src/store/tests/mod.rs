@@ -3,6 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 mod broken;
 mod damage;
+mod demote;
 mod faults;
 mod kill;
 mod peer;

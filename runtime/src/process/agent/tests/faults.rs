@@ -4,18 +4,6 @@ use super::*;
 use crate::process::{AgentError, OnLease};
 
 /// A worker that has joined.
-fn joined(socket: &Socket, settings: &str) -> (Process, Address, Agent) {
-    let process = worker(settings, &[]);
-    let block = process.block("weights", mib(12));
-    let agent = std::thread::scope(|scope| {
-        let joined = scope.spawn(|| process.agent().join(Some("chat"), Some(&socket.path)));
-        let agent = socket.welcome(3);
-        joined.join().unwrap().unwrap();
-        agent
-    });
-    (process, block, agent)
-}
-
 fn agent_error(result: Result<(), ProcessError>) -> AgentError {
     match result {
         Err(ProcessError::Agent(error)) => *error,

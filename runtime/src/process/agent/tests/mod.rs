@@ -74,6 +74,19 @@ impl Process {
     }
 }
 
+/// One that has joined, with a block of 12 MiB.
+fn joined(socket: &Socket, settings: &str) -> (Process, Address, Agent) {
+    let process = worker(settings, &[]);
+    let block = process.block("weights", mib(12));
+    let agent = std::thread::scope(|scope| {
+        let joined = scope.spawn(|| process.agent().join(Some("chat"), Some(&socket.path)));
+        let agent = socket.welcome(3);
+        joined.join().unwrap().unwrap();
+        agent
+    });
+    (process, block, agent)
+}
+
 /// An agent's socket.
 struct Socket {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! A worker's life with an agent: it joins, shrinks, wants, is granted, refilled, parked.
+//! A worker's life with an agent: it joins, shrinks, wants, is granted, refilled, parked, and its copies go to files.
 
 use super::*;
 
@@ -51,5 +51,34 @@ fn a_worker_joins_wants_is_granted_and_shrinks() {
     process.agent().leave();
     assert!(matches!(agent.hear("bye"), ToAgent::Bye));
     assert_eq!(process.lease(), None);
+    process.free(block).unwrap();
+}
+
+#[test]
+fn copies_go_to_files_while_nobody_needs_them() {
+    let (socket, folder) = (Socket::new(), tempfile::tempdir().unwrap());
+    let files = format!("tiers.files = {:?}", folder.path().join("extents"));
+    let (process, block, mut agent) = joined(&socket, &files);
+    let hosted = |agent: &mut Agent, expected: Bytes| {
+        agent.hear_until("changed", |said| match said {
+            ToAgent::Changed { holdings } => (holdings[0].hosted == expected).then(|| holdings[0].evicted),
+            _ => None,
+        })
+    };
+    agent.shrink(mib(12));
+    assert_eq!(agent.shrunk().0.hosted, mib(12));
+    // At least so much: whole extents.
+    agent.say(ToWorker::Demote { bytes: mib(3) });
+    assert_eq!(hosted(&mut agent, mib(8)), mib(12));
+    agent.say(ToWorker::Demote { bytes: mib(900) });
+    assert_eq!(hosted(&mut agent, mib(0)), mib(12));
+    agent.say(ToWorker::Demote { bytes: mib(1) });
+    hosted(&mut agent, mib(0));
+    agent.say(ToWorker::Refill);
+    agent.wanted();
+    agent.grant(mib(28));
+    assert_eq!(agent.refilled().evicted, mib(0));
+    assert!(process.has(block, mib(12), 7));
+    process.agent().leave();
     process.free(block).unwrap();
 }
