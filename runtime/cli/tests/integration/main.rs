@@ -4,5 +4,7 @@ mod checkpoint;
 mod command;
 mod page;
 mod product;
+mod rights;
 mod run;
 mod supervise;
+mod systemd;

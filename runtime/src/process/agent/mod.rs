@@ -22,6 +22,7 @@ mod identity;
 mod ledger;
 mod orphan;
 mod port;
+mod rights;
 mod session;
 #[cfg(test)]
 #[cfg(not(schedules))]
@@ -39,7 +40,6 @@ use glake_device::DeviceId;
 use glake_tiers::{LeaseEvent, LeaseObserver as _};
 use glake_units::Bytes;
 use parking_lot::Mutex;
-use rustix::process::{getegid, geteuid, getgid, getuid};
 
 pub(super) use activity::ActivityWriter;
 use commands::{Carrier, Command, What};
@@ -230,10 +230,11 @@ impl Joiner {
                 );
                 return;
             }
-            if getuid() != geteuid() || getgid() != getegid() {
+            if rights::are_anothers() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),
-                    "the agent is not joined: this process runs with another user's rights (set-uid); call glake_join"
+                    "the agent is not joined: this process has other rights than who started it (set-uid, set-gid, a file's capabilities); \
+                     call glake_join"
                 );
                 return;
             }
