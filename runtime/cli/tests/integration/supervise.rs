@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use glake_device::Stream;
 use glake_runtime::config::{Environment, Sources};
-use glake_runtime::process::{Process, Tags, WhenClosed};
+use glake_runtime::process::{Process, Shrink, Tags, WhenClosed};
 use glake_units::Bytes;
 use serde_json::Value;
 
@@ -24,13 +24,18 @@ const LONG: Duration = Duration::from_secs(60);
 fn worker() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     let sources = Sources { environment: Environment::of_process(), ..Sources::default() };
-    let small =
-        "tiers = { extent = \"4MiB\" }\nexpert.host_arena = \"16MiB\"\ntransfer.calibrations = \"\"\n";
-    let process = Process::start(sources.with_overrides("test", small).unwrap().load().unwrap()).unwrap();
+    let small = format!(
+        "tiers = {{ extent = \"4MiB\", files = {:?} }}\nexpert.host_arena = \"16MiB\"\ntransfer.calibrations = \"\"\n",
+        folder.join("extents")
+    );
+    let process = Process::start(sources.with_overrides("test", &small).unwrap().load().unwrap()).unwrap();
     process.malloc(0, Bytes::mib(32), Stream(0)).unwrap();
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
     process.regions().gate().end_use(id).unwrap();
     println!("\nserves");
+    if folder.join("shrinks").exists() {
+        process.regions().shrink(&Shrink::default()).unwrap();
+    }
     while folder.exists() {
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -57,9 +62,12 @@ fn command(folder: &Path, words: &[&str]) -> Command {
 
 impl Agent {
     fn start(workers: &str) -> Agent {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("node.toml"), format!("[node]\nbudget = \"4GiB\"\n{workers}"))
-            .unwrap();
+        Agent::of(tempfile::tempdir().unwrap(), "", workers)
+    }
+
+    fn of(folder: tempfile::TempDir, more: &str, workers: &str) -> Agent {
+        let text = format!("[node]\nbudget = \"4GiB\"\n{more}{workers}");
+        std::fs::write(folder.path().join("node.toml"), text).unwrap();
         Agent { child: Agent::serve(folder.path()), folder }
     }
 
@@ -132,6 +140,29 @@ fn a_worker_of_the_file_joins_by_its_name_and_outlives_the_agent() {
     assert!(again["pid"] != pid && again["pid"] != 0, "{again}");
     let log = std::fs::read_to_string(agent.folder.path().join("glake/agent.logs/chat.log")).unwrap();
     assert_eq!(log.matches("\nserves\n").count(), 2, "{log}");
+    agent.ask(&["stop", "chat"]);
+}
+
+/// The worker's own shrink puts more into host memory than the agent's file allows all workers.
+#[test]
+fn host_memory_above_its_budget_goes_to_files_and_comes_back_from_there() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("shrinks"), "").unwrap();
+    let agent = Agent::of(folder, "host_budget = \"20MiB\"\n", &file(""));
+    let files = || {
+        let entries = std::fs::read_dir(agent.folder.path().join("extents")).into_iter().flatten();
+        entries.map(Result::unwrap).map(|entry| entry.metadata().map_or(0, |data| data.len())).sum::<u64>()
+    };
+    agent.until("chat", |row| row["evicted"].as_u64() >= Some(32 << 20));
+    // 32 MiB of 20: down to 80 %, in extents of 4 MiB.
+    agent.until("chat", |_| files() >= 16 << 20);
+    assert!(agent.ask(&["refill", "chat"]).status.success());
+    agent.until("chat", |row| row["evicted"] == 0 && row["resident"].as_u64() >= Some(32 << 20));
+    let end = Instant::now() + LONG;
+    while files() >= 1 << 20 {
+        assert!(Instant::now() < end, "{} bytes of files are left", files());
+        std::thread::sleep(Duration::from_millis(20));
+    }
     agent.ask(&["stop", "chat"]);
 }
 
