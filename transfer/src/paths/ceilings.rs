@@ -15,7 +15,7 @@ use super::fluid::ends;
 use super::outcomes::{Findings, SHARES};
 use super::table::{Ceiling, LinkRate, RelayRate};
 use super::trials::{Leg, Outcome, SMALL};
-use super::{Direction, Way, bytes_a_micro, gigabytes};
+use super::{Direction, Way, bytes_a_micro, float, gigabytes};
 
 /// All links share if together they take so much longer than what is known explains.
 const MORE: f64 = 1.02;
@@ -78,6 +78,24 @@ impl<'a> Findings<'a> {
         }
     }
 
+    /// Pairs that lose something, each something of its own, were taken for one group that shares one ceiling: where more of its links together
+    /// gave clearly more than that, there is none.
+    pub(super) fn drop_refuted_groups(&mut self) {
+        let refutes = |known: &Ceiling, Outcome { trial, took }: &Outcome| {
+            let through = |leg: &&Leg| {
+                known.links.contains(&leg.relay) && known.target.is_none_or(|target| target == leg.target)
+            };
+            let members = || trial.legs.iter().filter(through);
+            // What was copied in all that time, latencies included: they gave at least this.
+            let gave = members().map(|leg| float(leg.size)).sum::<f64>() / took.0;
+            trial.direction == known.direction
+                && members().count() > 2
+                && gave.is_finite()
+                && gave > SHARES * bytes_a_micro(known.rate)
+        };
+        self.paths.ceilings.retain(|known| !self.outcomes.iter().any(|outcome| refutes(known, outcome)));
+    }
+
     /// What all links give together.
     pub(super) fn find_host_ceiling(&mut self) {
         for direction in Direction::BOTH {
@@ -100,13 +118,6 @@ impl<'a> Findings<'a> {
         let together: Vec<&Outcome> = self.all_paths(Way::ZeroStaging).collect();
         for outcome in together {
             let (direction, target) = (outcome.trial.direction, outcome.trial.legs[0].target);
-            let Some((stints, pipes, took)) = self.measured(outcome) else { continue };
-            if took * SHARES < ends(&stints, &pipes) {
-                // Pairs that share, each something of its own, were taken for one group: what all give is known better.
-                self.paths
-                    .ceilings
-                    .retain(|known| known.direction != direction || known.target != Some(target));
-            }
             if let Some(rate) = self.together(outcome, MORE) {
                 self.add_ceiling(direction, Some(target), &outcome.trial.legs, rate);
             }

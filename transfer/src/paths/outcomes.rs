@@ -6,7 +6,8 @@
 //!   3 two links, each to its own GPU    ─► clearly slower than each alone: they share, whoever the target is
 //!   4 two paths of a target             ─► slower than 3 explains: they share for this target
 //!   5 all paths of a target, small      ─► what each further path adds to the latency
-//!   6 all links                         ─► slower than 3 explains: the host's ceiling; the same for each target's paths
+//!   6 all links                         ─► faster than 3 and 4 allow: that was no group; slower than these explain: the host's ceiling; the
+//!                                          same for each target's paths
 //! ```
 //!
 //! Each step is compared with what the steps before it predict, as a fluid ([`super::fluid`]), so that a ceiling is found
@@ -42,6 +43,7 @@ impl PathGraph {
     pub fn from_outcomes(gpus: &[GpuLinks], outcomes: &[Outcome]) -> Result<PathGraph, TransferError> {
         let mut found = Findings::shared(gpus, outcomes);
         found.find_fork();
+        found.drop_refuted_groups();
         found.find_host_ceiling();
         found.find_target_ceilings();
         found.slow_staged_down();
