@@ -21,7 +21,7 @@ in chunks, AdamW:
     blind         nothing leaves, beside blind copies of as many bytes: the limit; blind-multi-path over every link
     ddp-checkpoint, ddp-hybrid    the same on two GPUs at once, a rank of DDP each, over its own link
     fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none
-    budget        200 steps of varying length under a budget, beside 40 each of five fractions of the layers set by hand
+    budget        200 steps of varying length under a budget, beside 80 each of five fractions of the layers set by hand
     exact         tiny models for 50 steps with and without: losses and gradients to the bit; needs a GPU
     exact-ranks   the same of DDP and FSDP2 on two GPUs
     calls         microseconds of a pack that keeps, and of one that offloads, on the host

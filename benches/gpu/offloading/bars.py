@@ -32,48 +32,55 @@ def memory(ours, theirs):
     return ours["most_bytes"] / max(theirs["most_bytes"], 1)
 
 
+def called(name, ours):
+    """What its figures are called: those of long sequences stand beside the others."""
+    return f"{name} of {ours['tokens']:,} tokens" if ours["tokens"] >= 131072 else name
+
+
 def of_ours(name, by):
     ours, keep = by[name], by.get("keep")
+    said = called(name, ours)
     wide = name.endswith("multi-path")
     if keep and not name.startswith("ddp-"):
         if name in ("offload", "multi-path"):
             expected = max(keep["unique_bytes"] - ours["narrowed_bytes"], 1)
-            yield f"{name}: bytes out, of the unique ones less what goes narrow", ours["step_bytes"] / expected, 1.01, True
-        yield f"{name}: step, of keeping", ours["step_s"] / keep["step_s"], None, True
-        yield f"{name}: most memory, of keeping", memory(ours, keep), None, True
-        yield f"{name}: losses differ by", max(abs(x - y) for x, y in zip(ours["losses"], keep["losses"])), None, True
+            yield f"{said}: bytes out, of the unique ones less what goes narrow", ours["step_bytes"] / expected, 1.01, True
+        yield f"{said}: step, of keeping", ours["step_s"] / keep["step_s"], None, True
+        yield f"{said}: most memory, of keeping", memory(ours, keep), None, True
+        yield f"{said}: losses differ by", max(abs(x - y) for x, y in zip(ours["losses"], keep["losses"])), None, True
     if name in ("memory", "memory-multi-path"):
         for theirs, faster in (("save-on-cpu", 2.5), ("trl", 1.3), ("torchtune", 1.3)):
             if theirs in by:
-                yield f"{name}: steps, of {theirs}", by[theirs]["step_s"] / ours["step_s"], faster if wide else None, False
-                yield f"{name}: most memory, of {theirs}", memory(ours, by[theirs]), 1.05, True
+                yield f"{said}: steps, of {theirs}", by[theirs]["step_s"] / ours["step_s"], faster if wide else None, False
+                yield f"{said}: most memory, of {theirs}", memory(ours, by[theirs]), 1.05, True
     blind = by.get("blind-multi-path" if wide else "blind")
     if blind and not name.startswith("ddp-") and blind["blind_bytes"]:
-        yield f"{name}: steps, of blind copies of {ours['step_bytes'] / blind['blind_bytes']:.2f} x as many bytes", \
+        yield f"{said}: steps, of blind copies of {ours['step_bytes'] / blind['blind_bytes']:.2f} x as many bytes", \
             blind["step_s"] / ours["step_s"], 0.92 if name.startswith("hybrid") else None, False
     if ours["live_host_bytes"]:
-        yield f"{name}: pinned host memory, of what is away at the most", ours["pinned_host_bytes"] / ours["live_host_bytes"], 1.08, True
+        yield f"{said}: pinned host memory, of what is away at the most", ours["pinned_host_bytes"] / ours["live_host_bytes"], 1.08, True
     told = ours["report"]
     for way in ("out", "in"):
         if told[f"busy_us_{way}"]:
-            yield f"{name}: GB/s {way} while a queue was busy", told[f"timed_bytes_{way}"] / told[f"busy_us_{way}"] / 1e3, None, False
-    yield f"{name}: first step, of a steady one", ours["first_s"] / ours["step_s"], 1.5, True
+            yield f"{said}: GB/s {way} while a queue was busy", told[f"timed_bytes_{way}"] / told[f"busy_us_{way}"] / 1e3, None, False
+    yield f"{said}: first step, of a steady one", ours["first_s"] / ours["step_s"], 1.5, True
 
 
 def beside_recomputing(name, theirs, by):
     ours, recomputes = by[name], by[theirs]
+    said = called(name, ours)
     if name == "inputs":
-        yield "inputs: step, of checkpoint", ours["step_s"] / recomputes["step_s"], 1.01, True
-        yield "inputs: most memory, of checkpoint", memory(ours, recomputes), 0.75 if ours["tokens"] >= 131072 else None, True
+        yield f"{said}: step, of checkpoint", ours["step_s"] / recomputes["step_s"], 1.01, True
+        yield f"{said}: most memory, of checkpoint", memory(ours, recomputes), 0.75 if ours["tokens"] >= 131072 else None, True
         for others in ("trl-inputs", "hf-offload"):
             if others in by:
-                yield f"inputs: most memory, of {others}", memory(ours, by[others]), 1.0, True
-                yield f"inputs: steps, of {others}", by[others]["step_s"] / ours["step_s"], None, False
+                yield f"{said}: most memory, of {others}", memory(ours, by[others]), 1.0, True
+                yield f"{said}: steps, of {others}", by[others]["step_s"] / ours["step_s"], None, False
     else:
         # Of two busy ranks each has the links that the other's multi_path would take.
         faster = 1.10 if name.startswith("ddp-") else 1.25 if name.endswith("multi-path") else 1.12
-        yield f"{name}: steps, of {theirs}", recomputes["step_s"] / ours["step_s"], faster, False
-        yield f"{name}: most memory, of {theirs}", memory(ours, recomputes), 1.03, True
+        yield f"{said}: steps, of {theirs}", recomputes["step_s"] / ours["step_s"], faster, False
+        yield f"{said}: most memory, of {theirs}", memory(ours, recomputes), 1.03, True
 
 
 def under_a_budget(rows):

@@ -6,8 +6,9 @@ from .models import chunked_loss, layers_of, llama
 from .steps import MIB, Measured, Step, started, warmed
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Lengths come again after so many steps: each fraction sees all of them, and ours five times as many steps.
-CYCLE, ROUNDS = 40, 5
+# Lengths come again after so many steps. The last cycle counts: in the first each length is new to all. Of a fraction there are two, of ours
+# five.
+CYCLE, ROUNDS, ROUNDS_BY_HAND = 40, 5, 2
 
 
 def lengths(a):
@@ -18,7 +19,7 @@ def lengths(a):
 
 
 def varying(a):
-    """`--fraction F`: 40 steps with the first F of the layers offloaded; without it 200 under `--budget`."""
+    """`--fraction F`: 80 steps with the first F of the layers offloaded; without it 200 under `--budget`."""
     by_hand = a.fraction is not None
     measured = Measured(a)
     # Nothing is offloaded with a fraction of 0: that runs on the CPU too.
@@ -35,7 +36,7 @@ def varying(a):
         handles = [glake.offload.activations(layer) for layer in layers[: round(len(layers) * a.fraction)]]
     else:
         handles = [glake.offload(layers_of(model), budget=f"{a.budget // MIB}MiB")]
-    rounds, failed = (1 if by_hand else ROUNDS), None
+    rounds, failed = (ROUNDS_BY_HAND if by_hand else ROUNDS), None
     begin = time.perf_counter()
     try:
         for number in range(-2, rounds * len(cycle)):
