@@ -290,8 +290,9 @@ fn topologies_are_drawn_and_checked() {
 fn links_are_measured_once_they_are_asked_to_be() {
     let scratch = Scratch::new("calibrations");
     let cache = scratch.0.to_str().unwrap();
+    let device = crate::two_gpus(&scratch.0);
     let topo = |flags: &[&str]| {
-        let arguments = [&["topo", "--json", "--device", "sim:h200x4"], flags].concat();
+        let arguments = [&["topo", "--json", "--device", &device], flags].concat();
         let output = glake(&arguments).env("XDG_CACHE_HOME", cache).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -301,7 +302,7 @@ fn links_are_measured_once_they_are_asked_to_be() {
     let (measured, told) = topo(&["--calibrate"]);
     assert!(told.contains(" trials in ") && told.contains(cache), "{told}");
     let gpu = &measured["calibrated"][0];
-    assert!(gpu["together_gbps"].as_f64().unwrap() > 2.0 * gpu["paths"][0]["gbps"].as_f64().unwrap());
+    assert!(gpu["together_gbps"].as_f64().unwrap() > 1.8 * gpu["paths"][0]["gbps"].as_f64().unwrap());
     let (kept, told) = topo(&[]);
     assert_eq!((&kept["calibrated"], told.as_str()), (&measured["calibrated"], ""));
 }

@@ -48,11 +48,10 @@ fn the_demo_tells_every_stage_and_all_is_well() {
     assert!(shrink["lent_bytes"].as_u64() > shrink["live_bytes"].as_u64(), "{shrink}");
 }
 
-#[test]
-fn the_demo_fits_a_terminal() {
-    let output = ran(&["demo"]);
+/// What the demo says in a terminal.
+fn fits_a_terminal(output: &Output) {
     assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.lines().all(|line| line.chars().count() <= 110), "{text}");
     assert!(text.contains("lent to the stitched block"), "{text}");
     let table = text.split("stage    figures").nth(1).unwrap();
@@ -279,7 +278,7 @@ fn texts(endings: &[&str]) -> Vec<(PathBuf, String)> {
 
 /// A filter that names a part of GLake, wherever one is given as an example, shows that part's events.
 #[test]
-fn every_log_filter_that_is_documented_shows_events() {
+fn every_log_filter_that_is_documented_shows_events_and_the_demo_fits_a_terminal() {
     let help = String::from_utf8(ran(&["--help"]).stdout).unwrap();
     let mut sources = texts(&["md", "toml", "rs", "py", "h"]);
     sources.push(("--help".into(), help));
@@ -312,7 +311,9 @@ fn every_log_filter_that_is_documented_shows_events() {
     for run in runs {
         let parts: Vec<String> =
             run.iter().map(|(target, (level, ..))| format!("{target}={level}")).collect();
-        let log = String::from_utf8(ran(&["--log", &parts.join(","), "demo"]).stderr).unwrap();
+        let output = ran(&["--log", &parts.join(","), "demo"]);
+        fits_a_terminal(&output);
+        let log = String::from_utf8(output.stderr).unwrap();
         for (target, (_, filter, path)) in run {
             assert!(log.contains(&format!(" {target}: ")), "{filter} of {}: {log}", path.display());
         }

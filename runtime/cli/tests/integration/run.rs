@@ -53,7 +53,8 @@ fn variables(output: &Output) -> Vec<String> {
 #[test]
 fn links_are_measured_before_a_program_and_once() {
     let installed = Installed::with_libraries_in("calibrate", "bin");
-    let asked = ["run", "--calibrate", "--device", "sim:h200x4", "--", "true"];
+    let device = crate::two_gpus(std::path::Path::new(&installed.path("")));
+    let asked = ["run", "--calibrate", "--device", &device, "--", "true"];
     let told = |cache: &str| {
         let output = installed.glake(&asked).env("XDG_CACHE_HOME", cache).output().unwrap();
         assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
