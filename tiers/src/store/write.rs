@@ -58,7 +58,7 @@ pub(super) fn write(
     Ok(draft.seal()?)
 }
 
-/// Copies what a block holds to a file of its own, while it is to go on: asked before each piece. `None`: it was not, and nothing is left of
+/// Copies what a block holds to a file of its own, while it is to go on: asked before each piece, and at their end. `None`: it was not, and nothing is left of
 /// the file.
 pub(crate) fn write_block(
     files: &FileTier,
@@ -71,6 +71,10 @@ pub(crate) fn write_block(
             return Ok(None);
         }
         draft.write(piece)?;
+    }
+    // What it takes to be on the disk is longer than a piece.
+    if !keep_going() {
+        return Ok(None);
     }
     Ok(Some(draft.seal()?))
 }

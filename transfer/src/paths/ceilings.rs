@@ -24,6 +24,9 @@ const REACHES: f64 = 0.93;
 /// Nothing adds more than this for one more path, in microseconds: what looks like more is something else.
 const MOST_FORK: f64 = 20.0;
 
+/// Two links that share, and what they give together.
+type Edge = (DeviceId, DeviceId, f64);
+
 impl<'a> Findings<'a> {
     /// What each path after the second adds: how much later small copies end over all paths than over each alone.
     pub(super) fn find_fork(&mut self) {
@@ -44,18 +47,24 @@ impl<'a> Findings<'a> {
     /// Pairs of links that share whoever the target is.
     pub(super) fn find_shared_links(&mut self) {
         for direction in Direction::BOTH {
-            let mut edges = Vec::new();
-            for outcome in self.of(direction, 2) {
-                if let [a, b] = outcome.trial.legs[..]
-                    && (a.way, b.way) == (Way::Direct, Way::Direct)
-                    && a.target != b.target
-                    && let Some(rate) = self.together(outcome, SHARES)
-                {
-                    edges.push((a.relay, b.relay, rate));
-                }
-            }
+            let edges = self.pairs_that_share(direction, None);
             self.add_groups(direction, None, &edges);
         }
+    }
+
+    /// Pairs of links, or with a target of its paths, that are clearly slower together than what is known explains, and what they give.
+    fn pairs_that_share(&self, direction: Direction, target: Option<DeviceId>) -> Vec<Edge> {
+        let asked = |a: &Leg, b: &Leg| match target {
+            None => (a.way, b.way) == (Way::Direct, Way::Direct) && a.target != b.target,
+            Some(target) => (a.target, b.target) == (target, target),
+        };
+        let edge = |outcome: &Outcome| {
+            let [a, b] = &outcome.trial.legs[..] else { return None };
+            let is_asked = asked(a, b) && (target.is_none() || self.is_main(outcome));
+            let rate = is_asked.then(|| self.together(outcome, SHARES)).flatten()?;
+            Some((a.relay, b.relay, rate))
+        };
+        self.of(direction, 2).filter_map(edge).collect()
     }
 
     /// Pairs of paths that share for their target only.
@@ -63,24 +72,15 @@ impl<'a> Findings<'a> {
         let targets: Vec<DeviceId> = self.paths.gpus.iter().map(|gpu| gpu.device).collect();
         for direction in Direction::BOTH {
             for &target in &targets {
-                let mut edges = Vec::new();
-                for outcome in self.of(direction, 2) {
-                    if let [a, b] = outcome.trial.legs[..]
-                        && (a.target, b.target) == (target, target)
-                        && self.is_main(outcome)
-                        && let Some(rate) = self.together(outcome, SHARES)
-                    {
-                        edges.push((a.relay, b.relay, rate));
-                    }
-                }
+                let edges = self.pairs_that_share(direction, Some(target));
                 self.add_groups(direction, Some(target), &edges);
             }
         }
     }
 
     /// Pairs that lose something, each something of its own, were taken for one group that shares one ceiling: where more of its links together
-    /// gave clearly more than that, there is none.
-    pub(super) fn drop_refuted_groups(&mut self) {
+    /// gave clearly more than that, each pair has one of its own.
+    pub(super) fn part_refuted_groups(&mut self) {
         let refutes = |known: &Ceiling, Outcome { trial, took }: &Outcome| {
             let through = |leg: &&Leg| {
                 known.links.contains(&leg.relay) && known.target.is_none_or(|target| target == leg.target)
@@ -93,7 +93,15 @@ impl<'a> Findings<'a> {
                 && gave.is_finite()
                 && gave > SHARES * bytes_a_micro(known.rate)
         };
-        self.paths.ceilings.retain(|known| !self.outcomes.iter().any(|outcome| refutes(known, outcome)));
+        let outcomes = self.outcomes;
+        let is_refuted = |known: &mut Ceiling| outcomes.iter().any(|outcome| refutes(known, outcome));
+        let refuted: Vec<Ceiling> = self.paths.ceilings.extract_if(.., is_refuted).collect();
+        for group in refuted {
+            let pairs = self.pairs_that_share(group.direction, group.target).into_iter();
+            for pair in pairs.filter(|(a, b, _)| group.links.contains(a) && group.links.contains(b)) {
+                self.add_groups(group.direction, group.target, &[pair]);
+            }
+        }
     }
 
     /// What all links give together.
@@ -170,12 +178,7 @@ impl<'a> Findings<'a> {
     }
 
     /// A ceiling for each group of links that pairs connect: what the pairs give, on the average.
-    fn add_groups(
-        &mut self,
-        direction: Direction,
-        target: Option<DeviceId>,
-        edges: &[(DeviceId, DeviceId, f64)],
-    ) {
+    fn add_groups(&mut self, direction: Direction, target: Option<DeviceId>, edges: &[Edge]) {
         let mut groups: Vec<(DeviceSet, f64, f64)> = Vec::new();
         for &(a, b, rate) in edges {
             let mut joined = (DeviceSet::of(a).union(DeviceSet::of(b)), rate, 1.0);

@@ -6,7 +6,7 @@
 //!   3 two links, each to its own GPU    ─► clearly slower than each alone: they share, whoever the target is
 //!   4 two paths of a target             ─► slower than 3 explains: they share for this target
 //!   5 all paths of a target, small      ─► what each further path adds to the latency
-//!   6 all links                         ─► faster than 3 and 4 allow: that was no group; slower than these explain: the host's ceiling; the
+//!   6 all links                         ─► faster than 3 and 4 allow: those are pairs, no group; slower than these explain: the host's ceiling; the
 //!                                          same for each target's paths
 //! ```
 //!
@@ -43,7 +43,7 @@ impl PathGraph {
     pub fn from_outcomes(gpus: &[GpuLinks], outcomes: &[Outcome]) -> Result<PathGraph, TransferError> {
         let mut found = Findings::shared(gpus, outcomes);
         found.find_fork();
-        found.drop_refuted_groups();
+        found.part_refuted_groups();
         found.find_host_ceiling();
         found.find_target_ceilings();
         found.slow_staged_down();

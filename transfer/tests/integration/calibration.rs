@@ -234,6 +234,14 @@ fn pairs_that_lose_something_are_no_group_where_all_give_more() {
             let (rate, _) = server.copy(&graph, target, Direction::FromGpu, Bytes::mib(size));
             assert!(size < 256 || rate > 0.95 * 128.0, "{size} MiB: {rate}");
         }
+        // What two of them lose is known too.
+        let load = Load::new();
+        let (target, size, direction) = (DeviceId(target), Bytes::mib(256), Direction::FromGpu);
+        let (zero_staging, staged) = (DeviceSet::of(DeviceId((target.0 + 1) % 4)), DeviceSet::EMPTY);
+        let two =
+            split(&graph, &Ask { target, direction, size, zero_staging, staged, load: &load, expected: 0 });
+        let rate = size.get() as f64 / two.predicted().0 / 1000.0;
+        assert!(two.len() == 2 && (rate / 98.0 - 1.0).abs() < 0.02, "{rate} over {}", two.len());
     }
 }
 

@@ -20,6 +20,7 @@ const OTHER: u32 = 65_534;
 #[ignore = "the process that the test beside it starts"]
 fn program() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    println!("\nuser {}", rustix::process::geteuid().as_raw());
     glake_runtime::log::start("info").unwrap();
     let sources = Sources { environment: Environment::of_process(), ..Sources::default() };
     let process = Process::start(sources.load().unwrap()).unwrap();
@@ -62,5 +63,9 @@ fn a_set_uid_program_does_not_join_by_itself() {
     chown(&gpus, Some(OTHER), Some(OTHER)).unwrap();
     mode(&program, 0o4755);
     let said = ran(&program, folder.path());
+    if said.contains("\nuser 0\n") {
+        eprintln!("SKIPPED: the file system of {} ignores set-uid", folder.path().display());
+        return;
+    }
     assert!(said.contains("the agent is not joined") && said.contains("set-uid"), "{said}");
 }

@@ -19,8 +19,8 @@ use crate::process::{ProcessError, Result};
 const AGAIN: Duration = Duration::from_secs(1);
 /// How soon it is looked whether the process ends.
 const STEP: Duration = Duration::from_millis(20);
-/// How much goes to files before the agent is told: a second's worth on a common disk.
-const DEMOTED_AT_ONCE: Bytes = Bytes::gib(1);
+/// How much goes to files before the agent is told, who gives up one of whom it hears nothing for 30 s: an extent of the usual size.
+const DEMOTED_AT_ONCE: Bytes = Bytes::mib(128);
 
 /// A command, and of which agent it is.
 #[derive(Debug)]
@@ -79,8 +79,8 @@ struct Refill {
 #[derive(Debug, Default)]
 struct Demotion {
     is_running: bool,
-    /// How much is to go still.
-    left: Bytes,
+    /// The last that was said and not begun: how much is to go, and which agent wants it.
+    asked: Option<(Bytes, u64)>,
 }
 
 /// Uses that wait at safe points, for so long at most.
@@ -137,7 +137,7 @@ impl Carrier {
                         self.want_parked_back();
                     }
                 }
-                What::Demote { bytes } => self.demote(bytes),
+                What::Demote { bytes } => self.demote(bytes, command.epoch),
                 What::Refill => self.refill(),
             }
         }
@@ -246,10 +246,10 @@ impl Carrier {
 
     /// Moves so much of the copies in host memory to files, in the background: nobody waits for it, and every refill ends it. The agent is told
     /// as it goes on, and at its end.
-    fn demote(&mut self, bytes: Bytes) {
+    fn demote(&mut self, bytes: Bytes, epoch: u64) {
         {
             let mut demotion = self.demotion.lock();
-            demotion.left = bytes;
+            demotion.asked = Some((bytes, epoch));
             if demotion.is_running {
                 return;
             }
@@ -257,35 +257,45 @@ impl Carrier {
         }
         let (regions, port, demotion) = (self.regions.clone(), self.port.clone(), self.demotion.clone());
         let run = move || {
-            let mut left = demotion.lock().left;
             loop {
-                let asked = left.min(DEMOTED_AT_ONCE);
-                let moved = regions.demote(asked, &|| !port.is_over());
-                if let Err(error) = &moved {
-                    tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
-                }
-                let moved = moved.unwrap_or_default();
-                {
-                    let mut demotion = demotion.lock();
-                    demotion.left = demotion.left.saturating_sub(moved);
-                    left = demotion.left;
-                    // Less than was asked: nothing else can go, or a refill ended it.
-                    demotion.is_running = moved >= asked && !left.is_zero() && !port.is_over();
-                    if !demotion.is_running {
+                // Not in the condition of the loop: the lock would be held in it.
+                let next = demotion.lock().next();
+                let Some((mut left, epoch)) = next else { break };
+                while !left.is_zero() {
+                    let asked = left.min(DEMOTED_AT_ONCE);
+                    let moved = regions.demote(asked, &|| port.may_demote(epoch));
+                    if let Err(error) = &moved {
+                        tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
+                    }
+                    let moved = moved.unwrap_or_default();
+                    left = left.saturating_sub(moved);
+                    // Less than was asked: nothing else can go, or something ended it.
+                    if moved < asked || demotion.lock().asked.is_some() {
                         break;
+                    }
+                    if !left.is_zero() {
+                        port.note(|ledger, _| ledger.changed());
                     }
                 }
                 port.note(|ledger, _| ledger.changed());
             }
-            port.note(|ledger, _| ledger.changed());
         };
         match std::thread::Builder::new().name("glake-agent-demote".to_owned()).spawn(run) {
             Ok(thread) => self.demotion_thread = Some(thread),
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
-                self.demotion.lock().is_running = false;
+                *self.demotion.lock() = Demotion::default();
                 self.port.note(|ledger, _| ledger.changed());
             }
         }
+    }
+}
+
+impl Demotion {
+    /// What is to be done next; it runs no more where that is nothing.
+    fn next(&mut self) -> Option<(Bytes, u64)> {
+        let next = self.asked.take();
+        self.is_running = next.is_some();
+        next
     }
 }

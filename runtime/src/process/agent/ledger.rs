@@ -155,6 +155,11 @@ impl Ledger {
         self.refills += 1;
     }
 
+    /// Whether memory comes back, or waits for that.
+    pub(super) fn is_refilling(&self) -> bool {
+        self.refills > 0
+    }
+
     /// A refill has ended, or was given up.
     pub(super) fn refill_ended(&mut self, outcome: Result<(), String>) {
         self.refills = self.refills.saturating_sub(1);

@@ -233,7 +233,7 @@ impl Joiner {
             if rights::are_anothers() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),
-                    "the agent is not joined: this process has other rights than who started it (set-uid, set-gid, a file's capabilities); \
+                    "the agent is not joined: this process has other rights than who started it (set-uid, set-gid, a file's capabilities, a security module); \
                      call glake_join"
                 );
                 return;

@@ -173,6 +173,12 @@ impl Port {
         self.is_over.load(Ordering::Acquire)
     }
 
+    /// Whether copies go to files for this agent: it is the one that is heard, and nothing comes back.
+    pub(super) fn may_demote(&self, epoch: u64) -> bool {
+        let state = self.state.lock();
+        state.epoch == epoch && !state.ledger.is_refilling() && !self.is_over()
+    }
+
     /// Has the agent's thread look.
     pub(super) fn wake(&self) {
         let wake = self.state.lock().wake.clone();

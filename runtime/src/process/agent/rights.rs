@@ -5,8 +5,8 @@ use rustix::process::{getegid, geteuid, getgid, getuid};
 /// In what the kernel tells a program at its start: whether its environment is to be trusted less.
 const AT_SECURE: usize = 23;
 
-/// Whether it has rights that its user has not: set-uid, set-gid, or capabilities of its file. Where the kernel does not let it see that, it is
-/// one of those.
+/// Whether it has rights that its user has not: set-uid, set-gid, capabilities of its file, or what a security module says. Where the kernel
+/// does not let it see that, it is taken for one of those.
 pub(super) fn are_anothers() -> bool {
     let told = || std::fs::read("/proc/self/auxv").map_or(true, |vector| is_secure(&vector));
     getuid() != geteuid() || getgid() != getegid() || told()

@@ -9,14 +9,12 @@ use super::ask::Tier;
 
 impl RegionSet {
     /// Writes copies of evicted memory to files until at least `amount` of the host's is free; returns how much is. What comes back last goes
-    /// first. Ends early where it is not to go on, and where any refill begins.
+    /// first. Ends early where it is not to go on, which whoever calls says of refills too.
     ///
     /// # Errors
     /// [`super::super::ProcessError::NoFiles`]; what files meet: what was written by then counts.
-    pub(in super::super) fn demote(&self, amount: Bytes, goes_on: &dyn Fn() -> bool) -> Result<Bytes> {
+    pub(in super::super) fn demote(&self, amount: Bytes, keep_going: &dyn Fn() -> bool) -> Result<Bytes> {
         self.stores.check(Tier::File)?;
-        let begun = self.refills_begun.get();
-        let keep_going = &|| goes_on() && self.refills_begun.get() == begun;
         let (files, mut slots) = (self.stores.files()?, self.table.named(None)?);
         self.table.sort(&mut slots);
         let mut freed = Bytes::ZERO;

@@ -3,7 +3,6 @@
 use super::*;
 use crate::process::{AgentError, OnLease};
 
-/// A worker that has joined.
 fn agent_error(result: Result<(), ProcessError>) -> AgentError {
     match result {
         Err(ProcessError::Agent(error)) => *error,

@@ -82,3 +82,27 @@ fn copies_go_to_files_while_nobody_needs_them() {
     process.agent().leave();
     process.free(block).unwrap();
 }
+
+#[test]
+fn what_waits_to_come_back_is_not_written_to_files() {
+    let (socket, folder) = (Socket::new(), tempfile::tempdir().unwrap());
+    let files = format!("tiers.files = {:?}", folder.path().join("extents"));
+    let (process, block, mut agent) = joined(&socket, &files);
+    agent.shrink(mib(12));
+    agent.shrunk();
+    std::thread::scope(|scope| {
+        let refill = scope.spawn(|| process.regions().refill(&Refill::default()));
+        agent.wanted();
+        agent.say(ToWorker::Demote { bytes: mib(12) });
+        let hosted = agent.hear_until("changed", |said| match said {
+            ToAgent::Changed { holdings } => Some(holdings[0].hosted),
+            _ => None,
+        });
+        assert_eq!(hosted, mib(12));
+        agent.grant(mib(28));
+        refill.join().unwrap().unwrap();
+    });
+    assert!(process.has(block, mib(12), 7));
+    process.agent().leave();
+    process.free(block).unwrap();
+}
