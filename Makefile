@@ -43,7 +43,7 @@ soak: ## Long random programs, and ranks that are interrupted at every place: te
 
 test-rust: ## Rust tests of every crate
 ifneq ($(call have,cargo-nextest),)
-	@# Every sixth second of a test is waited: three for two cores.
+	@# Many tests wait for processes and clocks: three at a time for two cores.
 	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow --test-threads $$((($$(nproc) * 3 + 1) / 2))
 else
 	timeout 1500 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --bins --tests --no-fail-fast

@@ -18,8 +18,8 @@ knobs! {
         /// The socket of the agent that this process joins when its first pool starts, as `glake serve` says it.
         ///
         /// Where the agent cannot be reached that is said once, the program goes on without a lease, and it is tried again in the background.
-        /// A process with other rights than whoever started it (set-uid, set-gid, capabilities of its file), or with GPUs that are simulated for it alone, does not join by
-        /// itself. Empty: as absent.
+        /// A process with other rights than whoever started it (set-uid, set-gid, capabilities of its file), or with GPUs that are simulated
+        /// for it alone, does not join by itself. Empty: as absent.
         socket: Option<PathBuf> = None, "the path of a socket, from the root",
             if |socket| socket.as_ref().is_none_or(|path| path.is_absolute() || path.as_os_str().is_empty()),
             absent "it joins none by itself" as "";

@@ -22,7 +22,7 @@ pub struct Demotion<'a> {
     pub files: &'a FileTier,
     /// What bytes pass through on their way back: as [`crate::Store::File`] has it.
     pub host: &'a Arc<HostPool>,
-    /// Whether it goes on: asked before each piece of 16 MiB.
+    /// Whether it goes on: asked before each piece of 16 MiB, and after the last of a file.
     pub keep_going: &'a dyn Fn() -> bool,
 }
 

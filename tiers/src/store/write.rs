@@ -58,8 +58,8 @@ pub(super) fn write(
     Ok(draft.seal()?)
 }
 
-/// Copies what a block holds to a file of its own, while it is to go on: asked before each piece, and at their end. `None`: it was not, and nothing is left of
-/// the file.
+/// Copies what a block holds to a file of its own, while it is to go on: asked before each piece, and after the last. `None`: it was not, and
+/// nothing is left of the file.
 pub(crate) fn write_block(
     files: &FileTier,
     block: &HostBlock,

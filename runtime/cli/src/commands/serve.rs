@@ -47,12 +47,12 @@ Examples:
   GLAKE_AGENT=/run/llm/a.sock python worker.py     a worker that joins by itself
 
 The file (all of it optional, sizes as 23GiB):
-  [node]      budget (what workers may use of a GPU together, contexts included); host_budget (pinned
-              host memory of all copies: from 90 % on they go to files, and what idle workers have
-              above 80 % follows while nobody waits; workers need tiers.files) [default: no limit];
-              reserve, link_gbps, floor; checkpoint_after_s (how long a worker that was shrunk to
-              nothing is idle before the driver checkpoints it, and its context leaves too:
-              see glake checkpoint) [default: never]
+  [node]      budget (what workers may use of a GPU together, contexts included);
+              host_budget (host memory of all copies: from 90 % on they go to files, and what idle
+              workers have above 80 % follows while nobody waits; workers need tiers.files)
+              [default: no limit]; reserve, link_gbps, floor; checkpoint_after_s (how long a worker
+              that was shrunk to nothing is idle before the driver checkpoints it, and its context
+              leaves too: see glake checkpoint) [default: never]
   [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus,
               max_pause (seconds: it is not parked where that is predicted to take longer);
               command (a list, without a shell), env (a table), start = boot | request | never

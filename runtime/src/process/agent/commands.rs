@@ -61,7 +61,7 @@ pub(super) struct Carrier {
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     refill: Arc<Mutex<Refill>>,
-    demotion: Arc<Mutex<Demotion>>,
+    demotion: Arc<Mutex<DemotionState>>,
     /// They run now, or did last.
     refill_thread: Option<JoinHandle<()>>,
     demotion_thread: Option<JoinHandle<()>>,
@@ -77,7 +77,7 @@ struct Refill {
 
 /// How it stands with moving copies to files.
 #[derive(Debug, Default)]
-struct Demotion {
+struct DemotionState {
     is_running: bool,
     /// The last that was said and not begun: how much is to go, and which agent wants it.
     asked: Option<(Bytes, u64)>,
@@ -284,14 +284,14 @@ impl Carrier {
             Ok(thread) => self.demotion_thread = Some(thread),
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
-                *self.demotion.lock() = Demotion::default();
+                *self.demotion.lock() = DemotionState::default();
                 self.port.note(|ledger, _| ledger.changed());
             }
         }
     }
 }
 
-impl Demotion {
+impl DemotionState {
     /// What is to be done next; it runs no more where that is nothing.
     fn next(&mut self) -> Option<(Bytes, u64)> {
         let next = self.asked.take();

@@ -230,7 +230,7 @@ impl Joiner {
                 );
                 return;
             }
-            if rights::are_anothers() {
+            if rights::is_secure_execution() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),
                     "the agent is not joined: this process has other rights than who started it (set-uid, set-gid, a file's capabilities, a security module); \

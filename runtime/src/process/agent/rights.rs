@@ -1,4 +1,4 @@
-//! Whether whoever started this process may do less than the process: then nothing of its environment says where an agent is.
+//! Whether this process runs in secure-execution mode, as ld.so calls it: then nothing of its environment says where an agent is.
 
 use rustix::process::{getegid, geteuid, getgid, getuid};
 
@@ -7,13 +7,13 @@ const AT_SECURE: usize = 23;
 
 /// Whether it has rights that its user has not: set-uid, set-gid, capabilities of its file, or what a security module says. Where the kernel
 /// does not let it see that, it is taken for one of those.
-pub(super) fn are_anothers() -> bool {
-    let told = || std::fs::read("/proc/self/auxv").map_or(true, |vector| is_secure(&vector));
+pub(super) fn is_secure_execution() -> bool {
+    let told = || std::fs::read("/proc/self/auxv").map_or(true, |vector| says_secure(&vector));
     getuid() != geteuid() || getgid() != getegid() || told()
 }
 
 /// What a vector of pairs says: a type and its value, each a word.
-fn is_secure(vector: &[u8]) -> bool {
+fn says_secure(vector: &[u8]) -> bool {
     let words = vector.chunks_exact(size_of::<usize>()).filter_map(|word| word.try_into().ok());
     let words: Vec<usize> = words.map(usize::from_ne_bytes).collect();
     words.chunks_exact(2).any(|pair| matches!(pair, [AT_SECURE, secure] if *secure != 0))
@@ -31,9 +31,9 @@ mod tests {
                 .flat_map(|(kind, value)| [kind.to_ne_bytes(), value.to_ne_bytes()].concat())
                 .collect()
         };
-        assert!(is_secure(&vector(&[(6, 4096), (23, 1), (0, 0)])));
-        assert!(!is_secure(&vector(&[(6, 4096), (23, 0), (11, 1), (0, 0)])));
-        assert!(!is_secure(&[]));
-        assert!(!are_anothers(), "tests are as their user is");
+        assert!(says_secure(&vector(&[(6, 4096), (23, 1), (0, 0)])));
+        assert!(!says_secure(&vector(&[(6, 4096), (23, 0), (11, 1), (0, 0)])));
+        assert!(!says_secure(&[]));
+        assert!(!is_secure_execution(), "tests are as their user is");
     }
 }

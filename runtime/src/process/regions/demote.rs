@@ -1,6 +1,6 @@
 //! Copies in the host's memory go to files, while nobody needs what they are of.
 
-use glake_tiers::Demotion;
+use glake_tiers::{Demotion, HostPool};
 use glake_units::Bytes;
 
 use super::super::Result;
@@ -9,7 +9,8 @@ use super::ask::Tier;
 
 impl RegionSet {
     /// Writes copies of evicted memory to files until at least `amount` of the host's is free; returns how much is. What comes back last goes
-    /// first. Ends early where it is not to go on, which whoever calls says of refills too.
+    /// first. As much is unpinned, as far as whole arenas are free: the host has it again. Ends early where it is not to go on, which whoever
+    /// calls says of refills too.
     ///
     /// # Errors
     /// [`super::super::ProcessError::NoFiles`]; what files meet: what was written by then counts.
@@ -24,8 +25,22 @@ impl RegionSet {
                 break;
             }
             let host = &self.stores.host(region.pool().device())?;
-            freed = freed.saturating_add(region.demote(left, Demotion { files: &files, host, keep_going })?);
+            let moved = region.demote(left, Demotion { files: &files, host, keep_going })?;
+            freed = freed.saturating_add(moved);
+            unpin(host, moved, keep_going);
         }
         Ok(freed)
+    }
+}
+
+/// Unpins at least so much, arena by arena, where so much is free in whole ones: who needs pinned memory meanwhile waits for one of them.
+fn unpin(host: &HostPool, amount: Bytes, keep_going: &dyn Fn() -> bool) {
+    let mut unpinned = Bytes::ZERO;
+    while unpinned < amount && keep_going() {
+        let one = host.trim(host.statistics().pinned.saturating_sub(Bytes::new(1)));
+        if one.is_zero() {
+            break;
+        }
+        unpinned = unpinned.saturating_add(one);
     }
 }

@@ -149,6 +149,29 @@ fn bytes_go_to_another_gpu_and_to_files_and_are_compared() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// What is demoted is the host's again, and not only the process's.
+#[test]
+fn what_is_demoted_is_pinned_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = started(&format!("tiers.files = {:?}", folder.path().join("extents")));
+    process.regions().define(RegionOptions::of("a")).unwrap();
+    let block = process.written_in("a", 0, mib(40), 1);
+    process.regions().shrink(&shrink_of(&["a"])).unwrap();
+    let set = process.regions().set();
+    let pinned = || -> Bytes { set.stores.host_statistics().iter().map(|host| host.pinned).sum() };
+    let before = pinned();
+    assert!(before >= mib(40));
+    assert_eq!(set.demote(Bytes::MAX, &|| false).unwrap(), Bytes::ZERO);
+    assert_eq!(pinned(), before);
+    assert!(set.demote(mib(1), &|| true).unwrap() >= mib(1));
+    assert!(pinned() > Bytes::ZERO, "no more than was asked for");
+    set.demote(Bytes::MAX, &|| true).unwrap();
+    assert_eq!(pinned(), Bytes::ZERO);
+    process.regions().refill(&Refill::default()).unwrap();
+    process.check(&block);
+    process.end([block]);
+}
+
 /// The bytes in files are the process's own, and end with it.
 #[test]
 fn nothing_stays_in_files_when_the_process_stops() {
