@@ -42,11 +42,8 @@ fn share(exporter: &Exporter, pool: &Arc<GpuPool>, block: &Block) -> Shared {
 
 /// What each side writes all over the block of a number.
 fn pattern(side: u64, block: usize, size: Bytes) -> Vec<u8> {
-    let word = |at: u64| (at ^ (block as u64) << 32 ^ side << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut bytes = vec![0; usize::try_from(size.get()).unwrap()];
-    for (at, part) in (0..).zip(bytes.chunks_mut(8)) {
-        part.copy_from_slice(&word(at).to_le_bytes()[..part.len()]);
-    }
+    glake_sim::pattern::fill(&mut bytes, 0, (block as u64) << 32 ^ side);
     bytes
 }
 

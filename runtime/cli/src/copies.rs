@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use glake_device::owned::{self, Buffer, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, Driver, DriverError};
+use glake_sim::pattern::{fill, matching};
 use glake_tiers::{HostBlock, HostError};
 use glake_transfer::{CopyOptions, TransferError, UserStream};
 use glake_units::Bytes;
 
 use crate::bench::{CopyDirection, CopyMemory};
-use crate::pattern::{fill, matching};
 use crate::scattered::scattered;
 use crate::server::{ForeignMemory, Server};
 

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use glake_device::Address;
+use glake_sim::pattern::{fill, matching};
 use glake_tiers::{Block, NoWait, PoolError, Refilled, Region, RegionError, Shrunk, Store, TransferContext};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use crate::pattern::{CHUNK, fill, matching};
-
+/// Bytes written and compared at a time.
+const CHUNK: usize = 4 << 20;
 /// Threads that write and compare bytes at most: more of them wait for the same link.
 const THREADS: usize = 8;
 

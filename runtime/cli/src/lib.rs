@@ -15,7 +15,6 @@ pub mod demo;
 pub mod doctor;
 mod filled;
 mod installed;
-mod pattern;
 mod records;
 mod room;
 mod scattered;

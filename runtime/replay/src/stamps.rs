@@ -5,10 +5,10 @@
 //! what another block wrote, and what was written elsewhere in the same block, is told apart.
 
 use glake_device::Address;
+use glake_sim::pattern;
 use glake_tiers::{Block, GpuPool, PoolError};
 
 use crate::trace::BlockId;
-use fastrand::Rng;
 
 /// How long a stamp is.
 const LENGTH: u64 = 64;
@@ -68,27 +68,25 @@ impl Stamps {
             self.expect(id, at, length);
             self.found.resize(self.expected.len(), 0);
             pool.read(address(block, at), &mut self.found)?;
-            let wrong = self.expected.iter().zip(&self.found).position(|(expected, found)| expected != found);
-            match wrong {
-                None => Ok(()),
-                Some(place) => Err(StampError::Mismatch {
-                    block: id,
-                    address: block.address,
-                    at: at + place as u64,
-                    expected: self.expected[place],
-                    found: self.found[place],
-                }),
+            if self.expected == self.found {
+                return Ok(());
             }
+            let mut both = self.expected.iter().zip(&self.found);
+            let place = both.position(|(expected, found)| expected != found).unwrap_or_default();
+            Err(StampError::Mismatch {
+                block: id,
+                address: block.address,
+                at: at + place as u64,
+                expected: self.expected[place],
+                found: self.found[place],
+            })
         })
     }
 
     /// What is written at a place of a block.
     fn expect(&mut self, id: BlockId, at: u64, length: u64) {
-        self.expected.clear();
-        for word in (at..at + length).step_by(8) {
-            self.expected
-                .extend_from_slice(&Rng::with_seed(u64::from(id.0) << 40 ^ word).u64(..).to_le_bytes());
-        }
+        self.expected.resize(usize::try_from(length).unwrap_or(usize::MAX), 0);
+        pattern::fill(&mut self.expected, at, u64::from(id.0) + 1);
     }
 }
 

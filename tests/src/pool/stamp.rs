@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::{Address, DriverError, KernelMemory, Touch};
-use glake_sim::Simulator;
+use glake_sim::{Simulator, pattern};
 use glake_tiers::{Block, GpuPool, PoolError};
 use parking_lot::Mutex;
 
@@ -125,20 +125,11 @@ impl Stamp {
     #[allow(clippy::unwrap_used)]
     fn pattern(self, offset: u64, length: u64) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
-        for (word, eight) in (offset / 8..).zip(bytes.chunks_exact_mut(8)) {
-            eight.copy_from_slice(&mix(self.seed, word).to_le_bytes());
-        }
+        pattern::fill(&mut bytes, offset, self.seed);
         bytes
     }
 }
 
 fn sim(lane: &Lane) -> &Simulator {
     lane.sim()
-}
-
-/// A number for a word of a pattern: different for every word and seed, never zero in practice.
-fn mix(seed: u64, word: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 29)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 32)
 }

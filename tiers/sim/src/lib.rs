@@ -77,6 +77,7 @@ mod memory;
 mod meter;
 mod models;
 mod order;
+pub mod pattern;
 mod program;
 mod request;
 mod resolve;

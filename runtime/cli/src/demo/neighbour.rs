@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Scope, ScopedJoinHandle};
 
 use glake_device::Address;
+use glake_sim::pattern::{fill, matching};
 use glake_tiers::{Block, GpuPool, PoolStream};
 use glake_units::Bytes;
 
 use super::DemoError;
-use crate::pattern::{fill, matching};
 use fastrand::Rng;
 
 /// Blocks that it has at a time, and how large they are at most.

@@ -1,15 +1,17 @@
 //! A request that no free range can serve is stitched, and its bytes are found again where they really lie.
 
+use glake_sim::pattern;
 use glake_stitch::SegmentKind;
 use glake_tiers::{Block, GpuPool};
 use glake_units::Bytes;
 
 use super::home::{Home, Range};
 use super::{DemoError, Stage, Story, figures};
-use fastrand::Rng;
 
 /// Bytes written and compared at a time.
 const CHUNK: usize = 4 << 20;
+/// Of the bytes that the stitched block has.
+const SEED: u64 = 1;
 
 pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
     let pool = &story.pool;
@@ -91,37 +93,26 @@ fn alias(pool: &GpuPool, block: Block) -> Option<Range> {
     aliases.find(|(start, size)| (*start..start + size).contains(&block.address.0))
 }
 
-/// What is written at a place of the block.
-fn pattern(from: u64, into: &mut [u8]) {
-    let mut place = from;
-    for word in into.chunks_mut(8) {
-        word.copy_from_slice(&Rng::with_seed(place).u64(..).to_le_bytes()[..word.len()]);
-        place += 8;
-    }
-}
-
 fn write(pool: &GpuPool, block: Block) -> Result<(), DemoError> {
     let mut bytes = vec![0; CHUNK];
     for from in (0..block.size.get()).step_by(CHUNK) {
         let bytes = clipped(&mut bytes, block.size.get() - from);
-        pattern(from, bytes);
+        pattern::fill(bytes, from, SEED);
         pool.write(glake_device::Address(block.address.0 + from), bytes)?;
     }
     Ok(())
 }
 
-/// How many bytes at an address are what was written from `place` of the block on, up to the first that is not.
+/// How many bytes at an address are what was written from `place` of the block on, up to the first word that is not.
 fn matching(pool: &GpuPool, address: u64, place: u64, size: u64) -> Result<u64, DemoError> {
     let most = usize::try_from(size).unwrap_or(usize::MAX).min(CHUNK);
-    let (mut found, mut expected) = (vec![0; most], vec![0; most]);
+    let mut found = vec![0; most];
     for from in (0..size).step_by(CHUNK) {
-        let (found, expected) = (clipped(&mut found, size - from), clipped(&mut expected, size - from));
+        let found = clipped(&mut found, size - from);
         pool.read(glake_device::Address(address + from), found)?;
-        pattern(place + from, expected);
-        // All at once first: byte by byte takes most of the demo's time.
-        if found != expected {
-            let wrong = found.iter().zip(&*expected).position(|(found, expected)| found != expected);
-            return Ok(from + wrong.unwrap_or_default() as u64);
+        let right = pattern::matching(found, place + from, SEED);
+        if right < found.len() as u64 {
+            return Ok(from + right);
         }
     }
     Ok(size)

@@ -2,9 +2,10 @@
 
 use glake_device::owned::{DeviceSet, Span};
 use glake_device::{DeviceId, Stream};
+use glake_sim::pattern;
 use glake_units::Bytes;
 
-use super::fixture::{Fixture, GPU, ends, fill};
+use super::fixture::{Fixture, GPU, ends};
 use crate::paths::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, UserStream};
 
@@ -44,7 +45,7 @@ fn round_trip(fixture: &Fixture, gpu: &Span, on: UserStream, (start, size): (u64
     expected[range.clone()].copy_from_slice(&to_gpu.as_slice()[range.clone()]);
     assert!(fixture.holds(gpu, &expected), "{size} from {offset} to the GPU");
     let mut untouched = vec![0; back.as_slice().len()];
-    fill(&mut untouched, 77);
+    pattern::fill(&mut untouched, 0, 77);
     untouched[range.clone()].copy_from_slice(&to_gpu.as_slice()[range]);
     assert!(back.as_slice() == &untouched[..], "{size} from {offset} to the host");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Pages, Registration, Span};
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Faults, Stream};
-use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
+use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator, pattern};
 use glake_units::Bytes;
 
 use crate::paths::{Direction, GpuLinks, PathGraph};
@@ -103,7 +103,7 @@ impl Fixture {
         let pages = Pages::new(size, threads).unwrap();
         let mut memory = Registration::new(&self.completion_events, pages).unwrap();
         if !self.times_only {
-            fill(memory.as_mut_slice(), seed);
+            pattern::fill(memory.as_mut_slice(), 0, seed);
         }
         Arc::new(memory)
     }
@@ -181,20 +181,6 @@ pub(super) struct Plain {
 impl Drop for Plain {
     fn drop(&mut self) {
         self.sim.plain_free(self.start).unwrap();
-    }
-}
-
-/// Bytes that differ from place to place and from seed to seed.
-pub(super) fn fill(bytes: &mut [u8], seed: u64) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for chunk in bytes.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        match <&mut [u8; 8]>::try_from(&mut *chunk) {
-            Ok(eight) => *eight = state.to_le_bytes(),
-            Err(_) => chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]),
-        }
     }
 }
 

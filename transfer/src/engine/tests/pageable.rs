@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use glake_device::owned::{self, Buffer, DeviceSet, Span};
 use glake_device::{Address, DeviceId, Fault, Injected, Touch, Verb, When};
-use glake_sim::Clock;
+use glake_sim::{Clock, pattern};
 use glake_units::Bytes;
 
-use super::fixture::{Fixture, GPU, ends, fill, length};
+use super::fixture::{Fixture, GPU, ends, length};
 use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions};
 
@@ -19,7 +19,7 @@ struct Loose(Vec<u8>);
 impl Loose {
     fn new(size: Bytes, seed: u64) -> Loose {
         let mut bytes = vec![0; usize::try_from(size.get()).unwrap()];
-        fill(&mut bytes, seed);
+        pattern::fill(&mut bytes, 0, seed);
         Loose(bytes)
     }
 
@@ -142,7 +142,7 @@ fn the_source_is_read_when_the_stream_has_come_to_the_copy() {
     let (sim, at, raw) = (fixture.sim.clone(), word.start(), other.id());
     let late = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(60));
-        fill(&mut source.0, 2);
+        pattern::fill(&mut source.0, 0, 2);
         sim.enqueue_signal(GPU, raw, at, 4242).unwrap();
         source
     });

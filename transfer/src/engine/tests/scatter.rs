@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use glake_device::owned::{self, OwnedStream, Registration, Span};
 use glake_device::{Address, CopyRequest, DeviceId, Driver, Fault, Injected, Refusal, Touch, Verb, When};
+use glake_sim::pattern;
 use glake_units::Bytes;
 
-use super::fixture::{Fixture, GPU, Plain, ends, fill, length};
+use super::fixture::{Fixture, GPU, Plain, ends, length};
 use crate::paths::Direction;
 use crate::{CopyHandle, CopyOptions, TransferError, UserStream};
 
@@ -181,7 +182,7 @@ fn a_list_may_be_of_all_kinds() {
     let (out, back) = (fixture.pinned(size, 1), fixture.pinned(size, 2));
     let [out_span, back_span] = [&out, &back].map(|memory| Span::pinned(memory, Bytes::ZERO, size).unwrap());
     let mut loose = vec![0_u8; 1 << 20];
-    fill(&mut loose, 3);
+    pattern::fill(&mut loose, 0, 3);
     let loose_span = fixture.sim.span(
         Address(loose.as_ptr() as u64),
         Bytes::mib(1),

@@ -3,10 +3,10 @@
 use glake_client::{
     Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
 };
+use glake_sim::pattern::{fill, matching};
 use glake_units::Bytes;
 
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
-use crate::pattern::{fill, matching};
 use crate::scattered::scattered;
 
 /// What is measured.

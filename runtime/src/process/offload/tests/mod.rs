@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, Driver, Faults, KernelMemory, Recorder, Stream, Touch};
-use glake_sim::{SimOptions, SimTopology, Simulator};
+use glake_sim::{SimOptions, SimTopology, Simulator, pattern};
 use glake_tiers::GpuPool;
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
@@ -56,19 +56,17 @@ struct Written {
     skipped: u64,
 }
 
-fn word(seed: u64, place: u64) -> u64 {
-    (place ^ seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
-}
-
-fn pattern(Written { size, seed, skipped, .. }: Written) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(size.get()).unwrap()];
-    for (place, bytes) in (skipped..).zip(bytes.as_chunks_mut::<8>().0) {
-        *bytes = word(seed, place).to_le_bytes();
-    }
-    bytes
-}
-
 impl Written {
+    fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(self.size.get()).unwrap()];
+        pattern::fill(&mut bytes, self.skipped * 8, self.seed);
+        bytes
+    }
+
+    fn is(self, found: &[u8]) -> bool {
+        pattern::matching(found, self.skipped * 8, self.seed) == self.size.get()
+    }
+
     /// A part of it, in words.
     fn part(self, from: u64, words: u64) -> Written {
         let address = Address(self.address.0 + from * 8);
@@ -146,7 +144,7 @@ impl Scene {
     /// A kernel of a stream writes a pattern.
     fn write_on(&self, stream: Stream, written: Written, time: Duration) {
         let body = move |memory: &mut dyn KernelMemory| {
-            let _ = memory.write(written.address, &pattern(written));
+            let _ = memory.write(written.address, &written.bytes());
         };
         let touch = written.touch();
         self.sim.enqueue_kernel(GPU, stream, &[], &touch, time, body).unwrap();
@@ -164,7 +162,7 @@ impl Scene {
         let wrong = self.wrong.clone();
         let body = move |memory: &mut dyn KernelMemory| {
             let mut found = vec![0; usize::try_from(written.size.get()).unwrap()];
-            if memory.read(written.address, &mut found).is_err() || found != pattern(written) {
+            if memory.read(written.address, &mut found).is_err() || !written.is(&found) {
                 wrong.lock().push(format!("{written:?}"));
             }
         };
