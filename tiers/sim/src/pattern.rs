@@ -1,5 +1,5 @@
 //! Bytes that tell their place and who wrote them: what lies elsewhere, or is another's, is told apart. Tests, demo and benches write and
-//! compare them by the gigabyte: here they are optimized, whoever asks.
+//! compare them by the gigabyte: this crate is optimized in tests too (`profile.dev` of the workspace).
 
 /// Fills bytes that lie at `from` of what `seed` names; `from` is a multiple of 8.
 pub fn fill(bytes: &mut [u8], from: u64, seed: u64) {

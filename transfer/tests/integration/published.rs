@@ -18,7 +18,7 @@ use glake_transfer::paths::{Direction, GpuLinks, PathGraph};
 use glake_transfer::{CopyOptions, Engine, EngineOptions, UserStream};
 use glake_units::Bytes;
 
-const BUDGET: Duration = Duration::from_secs(2);
+const BUDGET: Duration = Duration::from_secs(1);
 
 /// A calibration looks at what its copies bring; the copies here are timed.
 fn simulator(model: &SimTopology, times_only: bool) -> Arc<Simulator> {
