@@ -19,6 +19,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := --package glake --package glake-ffi --package glake-preload --package glake-python
 # What Rust's tests are built with, so that nothing is built twice. GPU tests and users take the release.
 TESTED := --workspace --lib --bins --tests
+# Many tests wait for processes and clocks: three at a time for two cores.
+AT_A_TIME := $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 
 .PHONY: help build test soak test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features deny msrv clean
 
@@ -41,10 +43,11 @@ soak: ## Long random programs, and ranks that are interrupted at every place: te
 			$(PYTHON) -m unittest discover --start-directory ffi/python/tests --pattern "$$test" || exit 1; \
 	done
 
+# What C, Python and the documents need as well is built together with the tests: on all cores, not one after the other.
 test-rust: ## Rust tests of every crate
+	$(CARGO) build --locked $(TESTED)
 ifneq ($(call have,cargo-nextest),)
-	@# Many tests wait for processes and clocks: three at a time for two cores.
-	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow --test-threads $$((($$(nproc) * 3 + 1) / 2))
+	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow --test-threads $(AT_A_TIME)
 else
 	timeout 1500 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --bins --tests --no-fail-fast
 	$(CARGO) test --locked --package glake-schedules schedules
@@ -57,23 +60,24 @@ test-doc: ## Examples in the documentation of every crate
 test-c: ## C tests, against libgmlake.so
 ifneq ($(C_TESTS),)
 	$(CARGO) build --locked $(TESTED)
-	@for test in $(C_TESTS); do \
-		echo "C test $$test"; \
-		$(CC) -std=c11 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
-			-L"$(TARGET)/debug" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/debug" -lpthread; \
-		GLAKE_DEVICE=sim "$(TARGET)/c-test"; \
-	done
+	@mkdir -p "$(TARGET)/c-tests"
+	@printf '%s\n' $(C_TESTS) | xargs -P $(AT_A_TIME) -I % bash -c '\
+		program="$(TARGET)/c-tests/$$(basename % .c)"; \
+		said=$$( { $(CC) -std=c11 -Wall -Wextra -Werror -Iffi/include % -o "$$program" \
+			-L"$(TARGET)/debug" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/debug" -lpthread && \
+			GLAKE_DEVICE=sim "$$program"; } 2>&1) || { echo "C test % FAILED: $$said"; exit 1; }; \
+		echo "C test %$${said:+: $$said}"'
 	@echo | $(CC) -shared -x c - -o "$(TARGET)/libc10.so" -Wl,-soname,libc10.so
 	@for test in $(CXX_TESTS); do \
 		echo "C test $$test"; \
-		$(CXX) -std=c++17 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-test" \
+		$(CXX) -std=c++17 -Wall -Wextra -Werror -Iffi/include "$$test" -o "$(TARGET)/c-tests/torch" \
 			-L"$(TARGET)/debug" -lgmlake -Wl,-rpath,"$(abspath $(TARGET))/debug" -ldl; \
-		GLAKE_DEVICE=sim GLAKE_FAKE_C10="$(abspath $(TARGET))/libc10.so" "$(TARGET)/c-test"; \
+		GLAKE_DEVICE=sim GLAKE_FAKE_C10="$(abspath $(TARGET))/libc10.so" "$(TARGET)/c-tests/torch"; \
 	done
 endif
 
 test-python: ## Python tests of the wheel that users install; of the package in place where no wheel can be built
-	@for folder in benches/tests tests/gpu/tests; do $(PYTHON) -m unittest discover --start-directory "$$folder"; done
+	@printf '%s\n' benches/tests tests/gpu/tests | xargs -P 2 -I % $(PYTHON) -m unittest discover --start-directory %
 	$(CARGO) build --locked $(TESTED)
 	@outcome=0; CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))" || outcome=$$?; \
 	[ "$$outcome" = 3 ] || exit "$$outcome"; \

@@ -20,15 +20,15 @@ fn hits_call_no_driver_and_allocate_nothing() {
         live_blocks: 10_000,
         free_ranges: 1_000,
         streams: vec![1, 3],
-        pairs: 20_000,
+        pairs: 5_000,
         library: Some(library()),
     };
     let reports = alloc(backend, &Config::default(), &options).unwrap();
     assert_eq!(reports.iter().map(|report| report.streams).collect::<Vec<_>>(), [1, 3]);
     for report in reports {
         assert_eq!(report.live_blocks, 10_000, "{report:?}");
-        // Of 400,000 pairs with several streams a few miss: what is free lies with other streams, and is joined.
-        let most = if report.streams == 1 { 0 } else { 200 };
+        // Of 100,000 pairs with several streams a few miss: what is free lies with other streams, and is joined.
+        let most = if report.streams == 1 { 0 } else { 50 };
         assert!(report.driver_calls <= most && report.heap_allocations <= most, "{report:?}");
         let AllocReport { pair_ns, pool_pair_ns, ordered_set_pair_ns, free_ranges, .. } = report;
         assert!(
