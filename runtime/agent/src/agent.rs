@@ -12,7 +12,7 @@ use std::time::Duration;
 use glake_arbiter::node::NodeFile;
 use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{Activity, FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
+use glake_wire::{Activity, FrameError, Hello, Holder, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
 use crate::contexts::Asks;
 use crate::metrics::Counts;
@@ -25,6 +25,8 @@ const MOST_UNACKNOWLEDGED: usize = 1024;
 
 /// How long a worker without a connection is waited for.
 const UNHEARD: Duration = Duration::from_secs(10);
+/// So many that hold a GPU are named to a worker that gets no more of it.
+const MOST_HOLDERS: usize = 8;
 
 /// The agent.
 #[derive(Debug)]
@@ -459,12 +461,26 @@ impl Agent {
             }
             _ => {}
         }
-        let (Some(message), Some(id)) =
+        let (Some(mut message), Some(id)) =
             (translate::message(&self.roster, action, more, self.now), translate::receiver(action))
         else {
             return;
         };
+        if let (ToWorker::DenyGrowth { holders, .. }, Action::DenyGrowth { gpu, .. }) = (&mut message, action)
+        {
+            *holders = self.holders(*gpu);
+        }
         self.say(id, message);
+    }
+
+    /// Who holds a GPU, most first.
+    fn holders(&self, gpu: GpuId) -> Vec<Holder> {
+        let of_gpu = self.arbiter.footprints().filter(|of| of.gpu == gpu && !of.lease.is_zero());
+        let mut holders: Vec<_> =
+            of_gpu.map(|of| Holder { name: self.name(of.worker), lease: of.lease }).collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.lease));
+        holders.truncate(MOST_HOLDERS);
+        holders
     }
 
     /// All GPUs, by number and name.

@@ -22,7 +22,7 @@ impl Agent {
                 let within = Duration::from_millis(within_ms);
                 match gpu_of(self, &gpu) {
                     Some(gpu) => self.step(Event::Grow { worker, gpu, bytes, within }),
-                    None => self.say(worker, ToWorker::DenyGrowth { gpu, bytes }),
+                    None => self.say(worker, ToWorker::DenyGrowth { gpu, bytes, holders: Vec::new() }),
                 }
             }
             ToAgent::Returned { gpu, bytes } => {

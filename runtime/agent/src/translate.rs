@@ -65,7 +65,9 @@ pub(crate) fn message(roster: &Roster, action: &Action, more: bool, now: Duratio
         Action::Deny { why, retry_after, .. } => {
             Say::Deny { why: denied(why), retry_after_ms: retry_after.map(millis) }
         }
-        Action::DenyGrowth { gpu, bytes, .. } => Say::DenyGrowth { gpu: name(gpu), bytes },
+        Action::DenyGrowth { gpu, bytes, .. } => {
+            Say::DenyGrowth { gpu: name(gpu), bytes, holders: Vec::new() }
+        }
         Action::StopCountingOn { .. }
         | Action::Measure { .. }
         | Action::Checkpoint { .. }

@@ -8,6 +8,7 @@ use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{DeviceId, DeviceInfo};
 use glake_tiers::{GpuPool, Lease, PoolOptions, Ticker};
 use glake_units::Bytes;
+use glake_wire::Holder;
 use parking_lot::Mutex;
 
 use super::ProcessError;
@@ -23,6 +24,8 @@ pub(super) struct DeviceMemory {
     fraction: AtomicU64,
     /// What an agent lets the process hold of it: there before the pool is.
     pub(super) lease: Arc<Lease>,
+    /// Who held it when an agent denied growth last.
+    pub(super) holders: Mutex<Vec<Holder>>,
     started: OnceLock<Started>,
     starting: Mutex<()>,
 }
@@ -42,7 +45,14 @@ pub(super) struct Started {
 impl DeviceMemory {
     pub(super) fn new(info: DeviceInfo, config: &config::Pool, lease: Arc<Lease>) -> Self {
         let fraction = AtomicU64::new(config.memory_fraction.to_bits());
-        DeviceMemory { info, fraction, lease, started: OnceLock::new(), starting: Mutex::new(()) }
+        let (started, starting) = Default::default();
+        DeviceMemory { info, fraction, lease, holders: Mutex::default(), started, starting }
+    }
+
+    /// No agent grants memory of it any more.
+    pub(super) fn end_lease(&self) {
+        self.lease.set(None);
+        self.holders.lock().clear();
     }
 
     pub(super) fn id(&self) -> DeviceId {

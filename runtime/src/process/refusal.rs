@@ -59,6 +59,7 @@ impl DeviceRegistry {
                 PoolError::CaptureOpen { .. } | PoolError::Leased { in_capture: true, .. }
             ),
             lease: if let PoolError::Leased { short, .. } = error { Some(*short) } else { None },
+            holders: memory.holders.lock().clone(),
         };
         if self.observers.history.is_on() {
             let place = (shortage.free.get(), wanted.get());

@@ -5,6 +5,7 @@ use std::fmt;
 use glake_device::DeviceId;
 use glake_tiers::LeaseShort;
 use glake_units::Bytes;
+use glake_wire::Holder;
 
 /// How memory stood when a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct Shortage {
     pub in_capture: bool,
     /// How the device's lease stood, where that is what stops it.
     pub lease: Option<LeaseShort>,
+    /// Who else holds the device, where an agent said so.
+    pub holders: Vec<Holder>,
 }
 
 impl std::error::Error for Shortage {}
@@ -87,14 +90,21 @@ impl Shortage {
             Amount(self.pending)
         )?;
         if let Some(LeaseShort { leased, made, wanted, waited }) = self.lease {
-            return write!(
+            write!(
                 f,
-                "The lease is what stops it: {} of {} are made, and {} more were not granted within {waited:.1?}: raise it with \
-                 glake.lease.grant or lease.growth, or allocate less.",
+                "The lease is what stops it: {} of {} are made, and {} more were not granted within {waited:.1?}: ",
                 Amount(made),
                 Amount(leased),
                 Amount(wanted)
-            );
+            )?;
+            if self.holders.is_empty() {
+                return f.write_str("raise it with glake.lease.grant or lease.growth, or allocate less.");
+            }
+            f.write_str("this GPU is leased to")?;
+            for (at, Holder { name, lease }) in self.holders.iter().enumerate() {
+                write!(f, "{} {name} ({})", if at == 0 { "" } else { "," }, Amount(*lease))?;
+            }
+            return f.write_str("; end one of them, raise lease.growth, or allocate less.");
         }
         if self.in_capture {
             return f.write_str("End the capture, or free memory before it begins.");
@@ -148,6 +158,7 @@ mod tests {
             pending: Bytes::ZERO,
             in_capture: false,
             lease: None,
+            holders: Vec::new(),
         }
     }
 
@@ -189,9 +200,16 @@ mod tests {
         let short =
             LeaseShort { leased: Bytes::gib(8), made: Bytes::gib(7), wanted: Bytes::mib(2048), waited };
         let text = Shortage { lease: Some(short), ..shortage() }.to_string();
-        for part in ["7.00 GiB of 8.00 GiB are made", "2.00 GiB more", "2.0s", "lease.growth"] {
+        for part in
+            ["7.00 GiB of 8.00 GiB are made", "2.00 GiB more", "2.0s", "glake.lease.grant or lease.growth"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let holder = |name: &str, gib| Holder { name: name.to_owned(), lease: Bytes::gib(gib) };
+        let holders = vec![holder("chat", 90), holder("me", 8)];
+        let text = Shortage { lease: Some(short), holders, ..shortage() }.to_string();
+        let end = "this GPU is leased to chat (90.00 GiB), me (8.00 GiB); end one of them, raise lease.growth, or allocate less.";
+        assert!(text.ends_with(end) && !text.contains("lease.grant"), "{text}");
         let crowded = Shortage { reserved: Bytes::gib(10), allocated: Bytes::gib(9), ..shortage() };
         assert!(crowded.to_string().contains("Something else holds memory"));
         let huge = Shortage { wanted: Bytes::gib(141), ..shortage() };

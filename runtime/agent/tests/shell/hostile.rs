@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use glake_units::Bytes;
-use glake_wire::{ActivityPage, Envelope, Frames, Hello, Peer, ToAgent, ToWorker, frame, send};
+use glake_wire::{ActivityPage, Envelope, Frames, Hello, Holder, Peer, ToAgent, ToWorker, frame, send};
 
 use crate::processes::{LIMIT, Node, socket};
 use crate::puppet::own;
@@ -106,6 +106,32 @@ fn what_a_worker_says_after_hello() {
     }
     node.until("it has left", <[_]>::is_empty);
     works(&node);
+}
+
+#[test]
+fn who_gets_no_more_is_told_who_has_it() {
+    let node = Node::new(Bytes::gib(24));
+    let mut large = node.joined("large 20GiB");
+    large.tell("want");
+    large.hear("resident").unwrap();
+    let mut stream =
+        greet(&node, Hello { name: "odd".to_owned(), peer: own(), ranks: 1, ..Hello::default() });
+    let grow = ToAgent::Grow { gpu: "0".to_owned(), bytes: Bytes::gib(30), within_ms: 5000 };
+    stream.write_all(&frame(&Envelope { v: 1, seq: 1, ack: 0, message: grow }).unwrap()).unwrap();
+    let (mut frames, mut bytes) = (Frames::default(), [0; 4096]);
+    let holders = loop {
+        match frames.take::<ToWorker>().unwrap().map(|envelope| envelope.message) {
+            Some(ToWorker::DenyGrowth { holders, .. }) => break holders,
+            Some(_) => {}
+            None => {
+                let count = stream.read(&mut bytes).unwrap();
+                assert!(count > 0, "it is denied");
+                frames.push(&bytes[..count]);
+            }
+        }
+    };
+    assert_eq!(holders[0], Holder { name: "large".to_owned(), lease: Bytes::gib(20) });
+    large.kill();
 }
 
 #[test]

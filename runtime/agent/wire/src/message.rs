@@ -127,6 +127,9 @@ pub enum ToWorker {
         gpu: String,
         /// What it asked for.
         bytes: Bytes,
+        /// Who holds the GPU, most first.
+        #[serde(default)]
+        holders: Vec<Holder>,
     },
     /// The operator wants its memory back: it says `want`, and `refilled` in the end.
     Refill,
@@ -196,6 +199,15 @@ pub struct Holding {
     pub discardable: Bytes,
     /// Pinned host memory that copies take.
     pub hosted: Bytes,
+}
+
+/// A worker, and how much of a GPU it may hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// What it is called.
+    pub name: String,
+    /// Its lease.
+    pub lease: Bytes,
 }
 
 /// The agent's answer to `hello`.

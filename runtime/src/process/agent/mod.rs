@@ -48,6 +48,7 @@ use identity::Identity;
 pub(super) use port::Port;
 use session::Session;
 
+use super::device::DeviceMemory;
 use super::device_registry::DeviceRegistry;
 use super::observers::Observers;
 use super::regions::RegionSet;
@@ -255,7 +256,7 @@ impl Joiner {
         self.regions.gate().changed();
         self.join_threads(joined);
         self.port.set_off();
-        self.registry.devices.iter().for_each(|memory| memory.lease.set(None));
+        self.registry.devices.iter().for_each(DeviceMemory::end_lease);
         self.port.activity.close();
     }
 

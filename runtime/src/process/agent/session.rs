@@ -148,7 +148,7 @@ impl Session {
     /// Nothing is.
     pub(super) fn unlease(&self) {
         self.port.set_off();
-        self.registry.devices.iter().for_each(|memory| memory.lease.set(None));
+        self.registry.devices.iter().for_each(DeviceMemory::end_lease);
     }
 
     /// What hello says now, and the position in the conversation as of which it does.
@@ -391,8 +391,9 @@ impl Session {
                     self.leases().for_each(|lease| _ = lease.grant(Bytes::ZERO));
                 }
             }
-            ToWorker::DenyGrowth { gpu, .. } => {
+            ToWorker::DenyGrowth { gpu, holders, .. } => {
                 if let Some(memory) = self.find(&gpu) {
+                    *memory.holders.lock() = holders;
                     state.ledger.growth_denied(memory.id());
                     memory.lease.deny_growth();
                 }

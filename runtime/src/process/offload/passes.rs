@@ -91,7 +91,7 @@ impl Offload {
         let over = planned.site.passes();
         planned.site.end_if_over();
         if planned.site.passes() != over {
-            self.ended(&mut planned);
+            self.ended(site, &mut planned);
         }
         let is_first = planned.site.position() == Position(0);
         if is_first {
@@ -159,7 +159,7 @@ impl Offload {
             let over = planned.site.passes();
             planned.site.replayed(scope);
             if planned.site.passes() != over {
-                self.ended(&mut planned);
+                self.ended(site, &mut planned);
             }
         }
         Ok(())
@@ -202,7 +202,7 @@ impl Offload {
         let over = planned.site.passes();
         planned.site.dropped(item)?;
         if planned.site.passes() != over {
-            self.ended(&mut planned);
+            self.ended(site, &mut planned);
         }
         Ok(())
     }
@@ -314,9 +314,16 @@ impl Offload {
         }
     }
 
-    /// A pass is over.
-    fn ended(&self, planned: &mut Planned) {
+    /// A pass is over. One that was as no plan is planned for now; its kernels may be others than those that were checked. Where each
+    /// pass is another one saves are not checked for ever: after the second one, the fourth, the eighth and so on.
+    fn ended(&self, site: u64, planned: &mut Planned) {
         let over = planned.site.passes();
+        if !planned.site.has_followed() {
+            planned.unforeseen += 1;
+            if planned.unforeseen > 1 && planned.unforeseen.is_power_of_two() {
+                self.checks.again(site);
+            }
+        }
         if let Some(timer) = planned.timer.take() {
             self.timers.end(&timer);
             if !self.registry.is_stopped() && !planned.was_checked() {

@@ -60,6 +60,8 @@ pub(super) struct Planned {
     pub(super) packed: Bytes,
     pub(super) checked: Bytes,
     pub(super) shapes: Shapes,
+    /// Passes that no plan foresaw.
+    pub(super) unforeseen: u64,
     /// How long the last pass took that was timed, and for how much of it copies were waited for.
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
@@ -162,6 +164,7 @@ impl Planned {
             packed: Bytes::ZERO,
             checked: Bytes::ZERO,
             shapes: Shapes::default(),
+            unforeseen: 0,
             real: None,
             passed: 0,
             spare: Spare::default(),

@@ -1,5 +1,7 @@
 //! Agents that misbehave, and workers that leave, join twice, or have nobody to speak to.
 
+use glake_wire::Holder;
+
 use super::*;
 use crate::process::{AgentError, OnLease};
 
@@ -195,10 +197,11 @@ fn growth_is_asked_for_granted_and_denied() {
         let begin = Instant::now();
         let grows = scope.spawn(|| process.malloc(0, mib(64), STREAM));
         agent.hear_until("grow", |said| matches!(said, ToAgent::Grow { .. }).then_some(()));
-        agent.say(ToWorker::DenyGrowth { gpu: "0".to_owned(), bytes: mib(64) });
+        let holders = vec![Holder { name: "chat".to_owned(), lease: mib(4096) }];
+        agent.say(ToWorker::DenyGrowth { gpu: "0".to_owned(), bytes: mib(64), holders });
         let text = grows.join().unwrap().unwrap_err().to_string();
         assert!(
-            text.contains("The lease is what stops it") && begin.elapsed() < Duration::from_secs(5),
+            text.contains("leased to chat (4.00 GiB)") && begin.elapsed() < Duration::from_secs(5),
             "{text}"
         );
     });
