@@ -10,9 +10,9 @@ use crate::process::{Ballot, Gate, UseId};
 const GPU: DeviceId = DeviceId(0);
 
 /// Ends what runs beside a test, however the test ends: a scope waits for its threads also where an assertion has failed.
-struct Ending<'t> {
-    regions: &'t Regions,
-    over: &'t AtomicBool,
+pub(super) struct Ending<'t> {
+    pub(super) regions: &'t Regions,
+    pub(super) over: &'t AtomicBool,
 }
 
 impl Drop for Ending<'_> {

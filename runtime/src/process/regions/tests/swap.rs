@@ -1,4 +1,5 @@
 //! Two processes take turns on a GPU that has no room for both, by leases; each is killed at every step once. The test plays the agent.
+//! Their uses end before memory leaves, or stand at safe points and go on when it is back.
 //!
 //! ```text
 //! wake ─► A: want ─► agent: shrink ─► B: returned ─► agent: grant ─► A: awake      bytes compared, everywhere and each time
@@ -18,10 +19,13 @@ use glake_tiers::LeaseEvent;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::process::UseId;
 
 const FOLDER: &str = "GLAKE_TEST_SWAP_FOLDER";
 /// A step, and which time it is taken the process is killed.
 const KILL: &str = "GLAKE_TEST_SWAP_KILL";
+/// Set where uses do not end.
+const STAYS: &str = "GLAKE_TEST_SWAP_STAYS";
 const BLOCKS: u64 = 12;
 const BLOCK: Bytes = Bytes::mib(2);
 const CONTEXT: Bytes = Bytes::mib(2);
@@ -51,6 +55,9 @@ const STEPS: [(&str, &[u64]); 9] = [
     ("asleep", &[1]),
     ("call", &[40, 90, 110, 120, 130, 140, 150, 160, 180, 200]),
 ];
+/// The same where uses stay.
+const STEPS_OF_PARKED: [(&str, &[u64]); 5] =
+    [("arriving", &[1]), ("parked", &[1]), ("unmapping", &[2]), ("granted", &[16]), ("gone on", &[1])];
 
 /// Ends this process at a step.
 struct Steps(Option<(String, u64)>, Mutex<u64>);
@@ -92,7 +99,7 @@ fn worker() {
     let choice = format!("sim:{folder}/shared.toml@{folder}");
     let environment = Environment::from_iter([("GLAKE_DEVICE", &*choice)]);
     let sources = Sources { environment, ..Sources::default() };
-    let settings = "tiers = { extent = \"2MiB\", host_spare = 0 }\nexpert.host_arena = \"32MiB\"\ntransfer.calibrations = \"\"\n\
+    let settings = "tiers = { extent = \"2MiB\", host_spare = 0, park_quantum_ms = 0 }\nexpert.host_arena = \"32MiB\"\ntransfer.calibrations = \"\"\n\
                     lease = { growth = \"2MiB\", grow_timeout_ms = 60000, refill_timeout_ms = 60000 }\n";
     let config = sources.with_overrides("test", settings).unwrap().load().unwrap();
     let process = Arc::new(Process::start(config).unwrap());
@@ -140,23 +147,55 @@ fn worker() {
     // One at a time: two that grow side by side hold what each other waits for.
     assert_eq!(asked.recv().unwrap(), "begin");
     process.regions().define(options("weights", Policy::Keep, CopyPolicy::Drop)).unwrap();
-    let blocks: Vec<Written> =
-        (0..BLOCKS).map(|seed| process.written_in("weights", 0, BLOCK, seed)).collect();
+    let blocks: Arc<Vec<Written>> =
+        Arc::new((0..BLOCKS).map(|seed| process.written_in("weights", 0, BLOCK, seed)).collect());
     say("ready");
     steps.take("ready");
+    let mut stays = None;
     for line in asked {
         match &*line {
             "shrink" => _ = process.regions().shrink(&Shrink::default()).unwrap(),
+            // It says itself that it has gone on.
+            _ if stays.is_some() && process.regions().gate().view().parked > 0 => {
+                process.regions().refill(&Refill::default()).unwrap();
+                continue;
+            }
+            _ if stays.is_some() => {}
             _ => {
                 let weights = Tags::of(&["weights"]);
                 let id = process.regions().begin_use(&weights, WhenClosed::Refill, None).unwrap();
                 blocks.iter().for_each(|block| process.check(block));
-                process.regions().gate().end_use(id).unwrap();
+                match std::env::var_os(STAYS) {
+                    Some(_) => {
+                        let (process, blocks, steps) = (process.clone(), blocks.clone(), steps.clone());
+                        stays = Some(std::thread::spawn(move || stay(&process, id, &blocks, &steps)));
+                    }
+                    None => process.regions().gate().end_use(id).unwrap(),
+                }
             }
         }
         let done = if line == "shrink" { "asleep" } else { "awake" };
         say(done);
         steps.take(done);
+    }
+}
+
+/// A use that does not end: it stands at a safe point while its memory is away.
+fn stay(process: &Process, id: UseId, blocks: &[Written], steps: &Steps) {
+    let gate = process.regions().gate();
+    loop {
+        if !gate.wants(id) {
+            std::thread::sleep(Duration::from_micros(100));
+            continue;
+        }
+        steps.take("arriving");
+        if gate.arrive(id) {
+            steps.take("parked");
+            assert!(gate.go_on(id, None));
+            steps.take("gone on");
+            blocks.iter().for_each(|block| process.check(block));
+            say("awake");
+        }
     }
 }
 
@@ -179,14 +218,19 @@ struct Agent {
     workers: [Worker; 2],
     said: Receiver<Said>,
     killed: u32,
+    /// Whether uses stay.
+    stays: bool,
 }
 
-fn start(folder: &Path, index: usize, kill: Option<&str>, sender: &Sender<Said>) -> Worker {
+fn start(folder: &Path, index: usize, kill: Option<&str>, stays: bool, sender: &Sender<Said>) -> Worker {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "process::regions::tests::swap::worker", "--ignored", "--nocapture"]);
     command.env(FOLDER, folder).stdin(Stdio::piped()).stdout(Stdio::piped());
     if let Some(kill) = kill {
         command.env(KILL, kill);
+    }
+    if stays {
+        command.env(STAYS, "");
     }
     let mut child = command.spawn().unwrap();
     let (out, pid, sender) = (child.stdout.take().unwrap(), child.id(), sender.clone());
@@ -211,14 +255,15 @@ impl Worker {
 
 impl Agent {
     /// The second worker is killed at a step.
-    fn new(kill: Option<&str>) -> (Agent, Sender<Said>) {
+    fn new(kill: Option<&str>, stays: bool) -> (Agent, Sender<Said>) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("shared.toml");
         std::fs::write(&file, TOPOLOGY).unwrap();
         let meter = SimMeter::open(folder.path(), &glake_sim::load(file.to_str().unwrap()).unwrap()).unwrap();
         let (sender, said) = channel();
-        let workers = [(0, None), (1, kill)].map(|(index, kill)| start(folder.path(), index, kill, &sender));
-        (Agent { folder, meter, workers, said, killed: 0 }, sender)
+        let start = |(index, kill)| start(folder.path(), index, kill, stays, &sender);
+        let workers = [(0, None), (1, kill)].map(start);
+        (Agent { folder, meter, workers, said, killed: 0, stays }, sender)
     }
 
     /// Waits until a worker has said something, or has ended; grants what there is meanwhile. Whether it said it.
@@ -324,23 +369,28 @@ impl Agent {
 
 #[test]
 fn soak_two_processes_swap_by_leases() {
-    let (mut agent, _sender) = Agent::new(None);
-    assert!(agent.begin(0) && agent.begin(1));
     let swaps = if std::env::var_os("GLAKE_SOAK").is_some() { 10_000 } else { 200 };
-    for swap in 0..swaps {
-        assert!(agent.wake(swap % 2), "swap {swap}");
+    for stays in [false, true] {
+        let (mut agent, _sender) = Agent::new(None, stays);
+        assert!(agent.begin(0) && agent.begin(1));
+        for swap in 0..swaps / 2 {
+            assert!(agent.wake(swap % 2), "swap {swap}");
+        }
+        assert_eq!(agent.killed, 0);
+        agent.end();
     }
-    assert_eq!(agent.killed, 0);
-    agent.end();
 }
 
 #[test]
 fn whoever_is_killed_at_whatever_step_the_other_goes_on() {
-    for (step, times) in STEPS {
+    let steps = STEPS.map(|(step, times)| (step, times, false));
+    for (step, times, stays) in
+        steps.into_iter().chain(STEPS_OF_PARKED.map(|(step, times)| (step, times, true)))
+    {
         for nth in times {
             let kill = format!("{step}:{nth}");
             let begin = Instant::now();
-            let (mut agent, sender) = Agent::new(Some(&kill));
+            let (mut agent, sender) = Agent::new(Some(&kill), stays);
             assert!(agent.begin(0));
             _ = agent.begin(1);
             // What the other has by then was granted in turns with the dead one.
@@ -351,7 +401,7 @@ fn whoever_is_killed_at_whatever_step_the_other_goes_on() {
             }
             assert_eq!(agent.killed, 1, "{kill} was never taken");
             let folder = agent.folder.path().to_owned();
-            agent.workers[1] = start(&folder, 1, None, &sender);
+            agent.workers[1] = start(&folder, 1, None, agent.stays, &sender);
             assert!(agent.begin(1), "after {kill}");
             assert!(agent.wake(0) && agent.wake(1), "after {kill}");
             agent.end();

@@ -5,7 +5,9 @@
 
 use glake_device::{Driver, Fault, Faults, Injected, Verb, When};
 
+use super::parks::Ending;
 use super::*;
+use crate::process::UseId;
 
 const TAGS: [&str; 5] = ["weights", "cache", "scratch", "cold", "default"];
 const SEALED: usize = 0;
@@ -52,12 +54,14 @@ enum Where {
 }
 
 struct Walk {
-    process: Process,
+    process: Arc<Process>,
     faults: Arc<Faults>,
     refuses: Arc<AtomicBool>,
     numbers: Numbers,
     live: Vec<Live>,
-    uses: Vec<(super::super::super::UseId, Tags)>,
+    uses: Vec<(UseId, Tags)>,
+    /// Whether uses stand at safe points, or go on from one to the next.
+    parks: bool,
     places: std::collections::BTreeMap<String, Where>,
     graphs: Vec<u64>,
     made: u64,
@@ -99,12 +103,13 @@ impl Walk {
         }
         process.regions().views().unwrap();
         Walk {
-            process,
+            process: Arc::new(process),
             faults: faults.unwrap(),
             refuses,
             numbers: Numbers(seed),
             live: Vec::new(),
             uses: Vec::new(),
+            parks: false,
             places: TAGS.iter().map(|tag| ((*tag).to_owned(), Where::Here)).collect(),
             graphs: Vec::new(),
             made: 0,
@@ -301,7 +306,7 @@ impl Walk {
         }
     }
 
-    /// All uses come to safe points while memory leaves, and go on once it is back.
+    /// All uses come to safe points while memory leaves, and go on once it is back; meanwhile the program does this and that.
     fn park(&mut self) {
         if self.uses.is_empty() {
             return self.begin_use();
@@ -309,27 +314,40 @@ impl Walk {
         let tags = self.numbers.one_in(2).then(|| vec![self.tag(), self.tag()]);
         let failing = self.fault();
         let over = AtomicBool::new(false);
-        let (process, over) = (&self.process, &over);
-        let ask = Shrink { tags, timeout: Some(Duration::from_secs(60)), ..Shrink::default() };
-        let shrunk = std::thread::scope(|scope| {
-            for (id, _) in &self.uses {
+        let process = self.process.clone();
+        let ask = Shrink { tags: tags.clone(), timeout: Some(Duration::from_secs(60)), ..Shrink::default() };
+        std::thread::scope(|scope| {
+            let _ending = Ending { regions: process.regions(), over: &over };
+            for (id, _) in self.uses.clone() {
+                let (gate, over) = (process.regions().gate(), &over);
                 scope.spawn(move || {
                     while !over.load(Ordering::SeqCst) {
-                        process.regions().gate().safepoint(*id);
+                        gate.safepoint(id);
                         std::thread::sleep(Duration::from_micros(20));
                     }
                 });
             }
             let shrunk = process.regions().shrink(&ask);
             self.faults.set(&[]);
-            let refilled = process.regions().refill(&Refill::default());
-            over.store(true, Ordering::SeqCst);
-            refilled.unwrap();
-            shrunk
+            assert!(shrunk.is_ok() || failing, "{shrunk:?}");
+            self.left(&tags.map_or(Tags::All, |tags| Tags::of(&tags)), !failing);
+            self.parks = true;
+            for _ in 0..self.numbers.below(5) {
+                match self.numbers.below(8) {
+                    0 => self.malloc(),
+                    1 | 2 => self.free(),
+                    3 => self.graph(),
+                    4 => self.shrink(),
+                    5 => self.refill(),
+                    6 => self.begin_use(),
+                    _ => self.decommit(),
+                }
+                self.check();
+            }
+            self.parks = false;
+            process.regions().refill(&Refill::default()).unwrap();
         });
-        assert!(shrunk.is_ok() || failing, "{shrunk:?}");
         self.places.values_mut().for_each(|place| *place = Where::Here);
-        self.live.iter_mut().filter(|live| live.tag == TAGS[DISCARDED]).for_each(|live| live.known = false);
     }
 
     fn shrink(&mut self) {
@@ -359,7 +377,11 @@ impl Walk {
         self.faults.set(&[]);
         let moved = match shrunk {
             Ok(_) => {
-                assert!(!refused && (bytes.is_some() || !used), "{tags:?} left while {:?} ran", self.uses);
+                assert!(
+                    !refused && (bytes.is_some() || !used || self.parks),
+                    "{tags:?} left while {:?} ran",
+                    self.uses
+                );
                 true
             }
             Err(ProcessError::HookRefused { .. }) => {
@@ -378,7 +400,15 @@ impl Walk {
         if !moved {
             return;
         }
-        let whole = bytes.is_none() && !failing;
+        self.left(&tags, bytes.is_none() && !failing);
+    }
+
+    /// Memory of these tags has left; all of it, or some.
+    fn left(&mut self, tags: &Tags, whole: bool) {
+        let own = |tag: &str| match tags {
+            Tags::All => true,
+            Tags::These(tags) => tags.contains(tag),
+        };
         let places: Vec<String> = self.places.keys().filter(|tag| own(tag)).cloned().collect();
         for tag in places {
             let has_any = self.has_any(&tag);
@@ -398,10 +428,13 @@ impl Walk {
         let tags = self.numbers.one_in(2).then(|| vec![self.tag(), self.tag()]);
         let bytes = self.numbers.one_in(4).then(|| Bytes::kib(1 + self.numbers.next() % 6000));
         let failing = self.fault();
-        let ask = Refill { tags: tags.clone(), bytes, ..Refill::default() };
+        // What is not back by then comes while the program goes on.
+        let timeout = self.numbers.one_in(6).then_some(Duration::ZERO);
+        let ask = Refill { tags: tags.clone(), bytes, timeout, ..Refill::default() };
         let refilled = self.process.regions().refill(&ask);
-        assert!(refilled.is_ok() || failing, "{refilled:?}");
-        let whole = refilled.is_ok() && bytes.is_none();
+        let comes = timeout.is_some() && matches!(refilled, Err(ProcessError::StillComing { .. }));
+        assert!(refilled.is_ok() || failing || comes, "{refilled:?}");
+        let whole = refilled.is_ok() && bytes.is_none() && timeout.is_none();
         self.faults.set(&[]);
         let places: Vec<String> = self.places.keys().cloned().collect();
         for tag in places.iter().filter(|tag| tags.as_ref().is_none_or(|tags| tags.contains(tag))) {
@@ -503,7 +536,7 @@ impl Walk {
         if self.sealed {
             self.process.regions().unseal(TAGS[SEALED]).unwrap();
         }
-        self.process.end(blocks);
+        Arc::into_inner(self.process).unwrap().end(blocks);
     }
 }
 
