@@ -5,10 +5,12 @@
 It needs vLLM (measured with 0.23); the model has the shape of Llama 8B and random weights, nothing is downloaded. The engine is unchanged but
 for its two pools of memory, which are regions: its weights are sealed and their host copies retained; of its KV cache only those blocks count
 that a later request can still hit, or that one uses (`glake.live`, told by vLLM's block pool). Prompts in groups share a prefix and arrive
-over time. They are answered twice undisturbed, then with parks: another thread shrinks the engine while it steps, its memory leaves, and comes back to
-the same addresses: first weights and cache, which is what vLLM's own sleep takes, then all there is, with captured graphs and buffers. Tokens
-and prefix hits of every request are compared. Bytes copied are those of all parks; the bar is 1.1 x the weights, once, and the live blocks of
-each park; all there is has no bar, because what else an engine holds is copied at each park.
+over time. They are answered twice undisturbed, then with parks: another thread shrinks the engine while it steps, its memory leaves, and
+comes back to the same addresses: first weights and cache, which is what vLLM's own sleep takes, then all there is, with captured graphs and
+buffers. Tokens and prefix hits of every request are compared. At every other park bytes are verified, and what does not count is filled with
+0xAB when it is back: who reads it answers otherwise. Times are those of the other parks. Bytes copied are those of all
+parks; the bar is 1.1 x the weights, once, and the live blocks of each park; all there is has no bar, because what else an engine holds is
+copied at each park.
 Writes DIR/engine.jsonl. Ends with 1 if a bar was missed.
 """
 import argparse, contextlib, os, random, statistics, threading, time
@@ -29,7 +31,8 @@ class Parked:
         from vllm.v1.worker.gpu_worker import Worker
 
         policies = {"weights": dict(policy="sealed", host_copy="retain"), "kv_cache": {}}
-        Worker._maybe_get_memory_pool_context = lambda _, tag: self.glake.region(tag, **policies[tag]) if tag in policies else contextlib.nullcontext()
+        pool = lambda _, tag: self.glake.region(tag, **policies[tag]) if tag in policies else contextlib.nullcontext()
+        Worker._maybe_get_memory_pool_context = pool
         self.engine = serving.start(enforce_eager=eager, enable_prefix_caching=True).llm_engine
         core = self.engine.engine_core.engine_core
         self.pool = core.scheduler.kv_cache_manager.block_pool
@@ -83,8 +86,8 @@ class Parked:
         return [found[number] for number in range(len(prompts))]
 
     def parked(self, parks, tags):
-        """Answers, over and over, until another thread has taken the memory away so often; all answers, and of each park seconds out and back,
-        bytes that count, the report."""
+        """Answers, over and over, until another thread has taken the memory away so often; all answers, and what there is to tell of each
+        park."""
         over, took, failed, answers = threading.Event(), [], [], []
 
         def take():
@@ -92,11 +95,13 @@ class Parked:
                 while not over.is_set():
                     if self.asked.wait(0.01):
                         self.asked.clear()
-                        out, gone = shrink.seconds(lambda: self.glake.shrink(tags, timeout=60))
+                        # The first too: the copies of the weights are made then, and their digests with them.
+                        verified = len(took) % 2 == 0
+                        out, gone = shrink.seconds(lambda: self.glake.shrink(tags, timeout=60, verify=verified))
                         was, counted = self.glake.gate()["parked"], self.live_bytes()
-                        back, _ = shrink.seconds(self.glake.refill)
+                        back, _ = shrink.seconds(lambda: self.glake.refill(verify=verified))
                         if was:
-                            took.append((out, back, counted, gone))
+                            took.append(dict(out=out, back=back, counted=counted, gone=gone, verified=verified))
                         # What was parked runs for its quantum first: who asks earlier waits for that.
                         time.sleep(0.35)
             except Exception as error:
@@ -128,6 +133,7 @@ def by_region(report, key):
 
 def busy(a):
     one = Parked(a.eager)
+    import vllm
     weights = next(region["live"] for region in one.glake.regions() if region["tag"] == "weights")
     one.answer()
     alone = one.answer()
@@ -140,18 +146,23 @@ def busy(a):
                deterministic=deterministic)
         report(f"{what}: requests whose prefix hits differ", sum(now[1] != then[1] for now, then in pairs), 0, most=True,
                tokens_hit=sum(now[1] for now, _ in pairs))
-        report(f"{what}: parks", len(took), a.parks)
-        copied, counted = sum(gone["copied"] for *_, gone in took), sum(count for _, _, count, _ in took)
+        verified = [park for park in took if park["verified"]]
+        report(f"{what}: parks", len(took), a.parks, verified=len(verified),
+               poisoned_gib=sum(park["gone"]["undefined"] for park in verified) / GIB, vllm=vllm.__version__)
+        copied, counted = sum(park["gone"]["copied"] for park in took), sum(park["counted"] for park in took)
         # Weights are copied to the host once in a process: by the first park of the first kind.
         bound, named, bar = (1.1 * weights + counted, "1.1 x weights once and live blocks", 1) if tags else (counted, "live blocks", None)
         report(f"{what}: bytes copied in all, of {named}", copied / bound, bar, most=True, copied_gib=copied / GIB, weights_gib=weights / GIB,
                live_gib=counted / GIB)
-        outs, backs = ([each[at] for each in took[1:]] for at in (0, 1))
-        report(f"{what}: out, s: the rest of a step, the copies, and giving back", statistics.median(outs), first=took[0][0], slowest=max(outs),
-               link=out, freed_gib=took[-1][3]["freed"] / GIB, resident_gib=took[-1][3]["resident"] / GIB)
-        report(f"{what}: back, s", statistics.median(backs), slowest=max(backs), link=back)
+        outs, backs = ([park[way] for park in took if not park["verified"]] for way in ("out", "back"))
+        slow_outs, slow_backs = ([park[way] for park in verified[1:]] for way in ("out", "back"))
+        last = took[-1]["gone"]
+        report(f"{what}: out, s: the rest of a step, the copies, and giving back", statistics.median(outs), first=took[0]["out"], slowest=max(outs),
+               verified=statistics.median(slow_outs), link=out, freed_gib=last["freed"] / GIB,
+               resident_gib=max(park["gone"]["resident"] for park in took) / GIB)
+        report(f"{what}: back, s", statistics.median(backs), slowest=max(backs), verified=statistics.median(slow_backs), link=back)
         for key in ("copied", "freed"):
-            report(f"{what}: GiB {key} by the last park, by region", by_region(took[-1][3], key))
+            report(f"{what}: GiB {key} by the last park, by region", by_region(last, key))
 
 
 SCENARIOS = {"busy": busy}
@@ -165,8 +176,8 @@ def main():
     p.add_argument("--time-limit", type=float, default=400)
     p.add_argument("--child", help=argparse.SUPPRESS)
     a = p.parse_args()
-    if a.parks < 1:
-        p.error("--parks: at least one")
+    if a.parks < 3:
+        p.error("--parks: at least 3: the first, one that is not verified, and one that is")
     if a.child:
         return SCENARIOS[a.child](a)
     launch.needs_gpus("engine.py")

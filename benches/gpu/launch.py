@@ -201,7 +201,8 @@ def told(log, name, rows):
             missed.append(row["what"])
         said = "" if bar is None else f" ({'at most' if most else 'at least'} {bar:.3g})"
         shown = f"{value:.3f}" if isinstance(value, (int, float)) else json.dumps(value)
-        extra = "  ".join(f"{key} {number:.4g}" for key, number in row.items() if key not in ("what", "value", "bar", "most"))
+        extra = "  ".join(f"{key} {beside if isinstance(beside, str) else format(beside, '.4g')}" for key, beside in row.items()
+                          if key not in ("what", "value", "bar", "most"))
         log.add({"scenario": name, **row}, f"{'ok     ' if good else 'MISSED '} {row['what']}: {shown}{said} {extra}")
     return missed
 

@@ -6,17 +6,23 @@ three: half of --gib is a sealed region whose host copies are retained, three ei
 eighth is the pool of a CUDA graph. All of it is shrunk and refilled, once to pin what the copies need, then --repeat times; the link is
 measured beside it in the same process, by native copies of 1 GiB of pinned memory. Then each region by itself, which shows where time
 goes: `seconds` against `at_link`, what its bytes take on the link. Every byte is compared.
-first: the first shrink of a process, then, while the memory that it pinned stays pinned, as much touched alone by 16 threads: neither is
-given what the other has touched. On a machine that has just started both get memory that it never touched.
+first: the first shrink of a process, beside as much private memory on huge pages that 16 threads touch, in two ways, before it and after it.
+Each is a process of its own, which holds its memory until the last has ended: none is given what another has touched, and on a machine that
+has just started all get memory that it never touched. So run it there first; it needs five times --first-gib of host memory. A way's figure
+is the mean of before and after, and the bar is of the faster way. Beside them stand the memory that was free when each began, and for how
+long the machine had been up.
 Writes DIR/refill.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, json, mmap, statistics, sys, threading, time
+import argparse, concurrent.futures, ctypes, functools, json, mmap, pathlib, statistics, subprocess, sys, time
 
 import launch
 import shrink
 from shrink import GIB, MIB, report
 
 HUGE = 2 * MIB
+TOUCHED = 32 * MIB  # what a thread touches at a time
+THREADS = 16
+MADV_POPULATE_WRITE = 23
 SIZES = [256 << 10, 1 * MIB, 3 * MIB, 5 * MIB, 14 * MIB, 34 * MIB, 96 * MIB, 160 * MIB]
 
 
@@ -88,40 +94,93 @@ def three(size, _, repeat):
     compare()
 
 
-def touching(size, threads=16):
-    """GB/s at which memory on huge pages is touched for the first time, by so many threads that hold no lock."""
-    import torch
-    torch.set_num_threads(threads)
-    memory = mmap.mmap(-1, size + HUGE)
+def touched(way, size):
+    """Private memory on huge pages, and the seconds in which threads have touched it. None of them holds Python's lock meanwhile."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.memset.argtypes, libc.memset.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
+    memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    pages = torch.frombuffer(memory, dtype=torch.uint8)[:size]
-    part = size // threads
-    begin = time.perf_counter()
-    workers = [threading.Thread(target=lambda at=at: pages[at * part:(at + 1) * part:4096].fill_(1)) for at in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    took = time.perf_counter() - begin
-    del pages
-    memory.close()
-    return size / took / 1e9
+    start = -(-ctypes.addressof(ctypes.c_char.from_buffer(memory)) // HUGE) * HUGE
+
+    def touch(at):
+        if way == "memset":
+            libc.memset(start + at, 1, TOUCHED)
+        elif libc.madvise(start + at, TOUCHED, MADV_POPULATE_WRITE):
+            raise OSError(ctypes.get_errno(), "MADV_POPULATE_WRITE was refused")
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+        begin = time.perf_counter()
+        list(threads.map(touch, range(0, size, TOUCHED)))
+        return memory, time.perf_counter() - begin
 
 
-def first(_, size, __):
-    import os
-    os.environ["OMP_NUM_THREADS"] = "1"
+def now():
+    """The host's free memory, and for how long it has been up."""
+    sizes = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+    uptime = pathlib.Path("/proc/uptime").read_text().split()[0]
+    return {"free_gib": int(sizes["MemFree"].split()[0]) * 1024 / GIB, "uptime_s": float(uptime)}
+
+
+def tell(size, took, begun):
+    """Tells who started this process, and holds what it has until that one lets go."""
+    print(json.dumps({"gbps": size / took / 1e9, **begun}), flush=True)
+    sys.stdin.read()
+
+
+def touch_first(way, size):
+    begun = now()
+    memory, took = touched(way, size)
+    tell(size, took, begun)
+    del memory
+
+
+def shrink_first(size):
     glake = shrink.glake_with()
     with glake.region("weights", host_copy="retain", policy="sealed"):
         held = shrink.tensors(size)
     shrink.stamp(held)
     glake.seal("weights")
+    begun = now()
     out, _, gone = shrink.cycle(glake, "weights")
     shrink.whole(gone, size)
     shrink.check(held)
-    alone = touching(size)
-    report("first shrink, of touching alone", size / out / 1e9 / alone, 0.9, gbps=size / out / 1e9, touching=alone)
-    report("  touching again, GB/s", touching(size))
+    tell(size, out, begun)
+
+
+# What runs in a process of its own, and in which order: what changes steadily while they run weighs on the shrink and on both ways alike.
+PARTS = {**{way: functools.partial(touch_first, way) for way in ("populate", "memset")}, "shrink": shrink_first}
+ORDER = ["populate", "memset", "shrink", "memset", "populate"]
+
+
+def first(_, size, __):
+    parts, said = [], {name: [] for name in PARTS}
+    try:
+        for name in ORDER:
+            command = [sys.executable, __file__, "--child", name, "--first-gib", str(size // GIB)]
+            parts.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=launch.environment()))
+            line = next((line for line in parts[-1].stdout if line.startswith("{")), None)
+            if line is None:
+                raise RuntimeError(f"{name} ended early")
+            said[name].append(json.loads(line))
+    finally:
+        for part in parts:
+            part.stdin.close()
+        for part in parts:
+            with part:
+                pass  # it is waited for
+    compare(*said.pop("shrink"), said)
+
+
+def compare(shrunk, ways):
+    """A first shrink beside what was touched before it and after it."""
+    rates = {way: statistics.mean(each["gbps"] for each in pair) for way, pair in ways.items()}
+    alone = max(rates.values())
+    report("first shrink, of touching alone", shrunk["gbps"] / alone, 0.9, gbps=shrunk["gbps"], touching=alone, free_gib=shrunk["free_gib"],
+           uptime_s=shrunk["uptime_s"])
+    for way, (before, after) in ways.items():
+        report(f"  touched by {way}, {THREADS} threads, GB/s", rates[way], before=before["gbps"], free_before_gib=before["free_gib"],
+               uptime_before_s=before["uptime_s"], after=after["gbps"], free_after_gib=after["free_gib"], uptime_after_s=after["uptime_s"])
 
 
 SCENARIOS = {"first": first, "three": three}
@@ -137,6 +196,9 @@ def main():
     p.add_argument("--time-limit", type=float, default=180, help="seconds a scenario")
     p.add_argument("--child", help=argparse.SUPPRESS)
     a = p.parse_args()
+    if a.child in PARTS:
+        PARTS[a.child](a.first_gib * GIB)
+        return
     if a.child:
         # Whole tensors of the sealed region and of the graph's pool.
         SCENARIOS[a.child](max(a.gib // 2, 1) * 2 * GIB, a.first_gib * GIB, a.repeat)

@@ -1,31 +1,48 @@
 """Two processes that take turns on one GPU: from wanting the memory to the logits of a whole pass, beside the per-tensor algorithm.
 
-    python benches/gpu/swap.py [--repeat 10] [--parks 60] [--capacity 40] [--out DIR]
+    python benches/gpu/swap.py [--repeat 5] [--slow-repeat 2] [--parks 60] [--capacity 40] [--only NAME,...] [--out DIR]
 
 Each worker holds a transformers Llama of 24 GiB (bfloat16, random weights, the same kernels in all) in a sealed region whose host copies are
 retained; both fit in host memory, one of them in --capacity GiB of the GPU. This process plays the agent over pipes: it tells the one worker
 to shrink, and grants what that returns, as it comes, to the lease of the other, which waits for it in its refill.
-idle: the victim does nothing. Bar: its bytes on one link, and 15 % of that, and 60 ms, and a pass.
-busy: the victim generates for 32 sequences in a use with a safe point after each token, and comes back when the other is done. Bar for the
-95th percentile: idle's median, a step, twice what the cache takes on the link, and 50 ms; and its tokens are those of an undisturbed run.
-beside: one decodes while the other is refilled and shrunk without pause, both in memory: steps a second, of those alone.
-links: where there are two GPUs, idle once more with the other GPU's link, whose context stays (tiers.suspend_relays = false): from wanting to
-the bytes, of the same over one link.
+idle: the victim does nothing. Bar: its bytes on one link, and 15 % of that, and 60 ms, and a pass. It is always measured, --repeat times.
+The next four are rounds: in each ours swaps once, then theirs; a ratio is the median of the rounds' ratios. One has ended before the next
+begins, because the GPU has no room for three pairs; host memory of 140 GiB is needed. --slow-repeat is for saver and start. All have done it
+once before.
+links: where there are two GPUs, idle with the other GPU's link, whose context stays (tiers.suspend_relays = false): from wanting to the
+bytes, of the same over one link.
 tensors: torch's own allocator; each tensor is copied to a pinned buffer that is kept and then given up, and copied back from it.
-saver: torch_memory_saver where it is installed, with a copy in host memory; 3 swaps after one that warms it.
+saver: torch_memory_saver where it is installed, with a copy in host memory.
 start: the victim's process ends, and a new one starts, with the weights from safetensors in memory (/dev/shm) to the GPU.
+busy: the victim generates for 32 sequences in a use with a safe point after each token, and comes back when the other is done. What counts
+are the times that it was parked inside of a use: a shrink between two uses finds an idle victim. Bar for the 95th percentile: idle's median,
+a step, twice what the cache takes on the link, and 50 ms; its tokens are those of an undisturbed run. DIR/swap-wants.txt has the phases of
+each want, in seconds from wanting.
+beside: one decodes while the other is refilled and shrunk without pause, both in memory, in short turns with decoding alone: steps a second
+inside of batches, median of median, and quartiles of the turns.
 Links, steps and passes are measured in the workers. Every logit is compared. Writes DIR/swap.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, hashlib, importlib.util, json, pathlib, queue, statistics, subprocess, sys, threading, time
+import argparse, contextlib, hashlib, importlib.util, json, pathlib, queue, statistics, subprocess, sys, threading, time, traceback
 
 import launch
 import shrink
 from shrink import GIB, report
 
 LIMIT = 120  # seconds for any answer of a worker
-
-
+REST = 0.35  # seconds between two parks: what was parked runs for its quantum first
+TURNS, TURN = 20, 1.2  # of beside, and seconds of each
+FIRST_LEASE = 30 * GIB  # until a worker has left for the first time
 WEIGHTS = "/dev/shm/glake-swap.safetensors"
+COMMAND = [sys.executable, __file__, "--child", "worker"]
+
+
+def p95(values):
+    return sorted(values)[max(int(len(values) * 0.95) - 1, 0)]
+
+
+def inside(steps):
+    """Seconds of each step that began and ended in one batch, of when they ended; None begins a batch."""
+    return [after - before for before, after in zip(steps, steps[1:]) if None not in (before, after)]
 
 
 def model_and_inputs(saved=False):
@@ -47,30 +64,35 @@ def model_and_inputs(saved=False):
 
 
 class Worker:
-    """The worker's side: reads commands, a line each, and prints what happens as JSON."""
+    """The worker's side: reads commands, a line each, until there are no more, and prints what happens as JSON. The clock is the one that all
+    processes of the machine share."""
 
     def __init__(self, kind, lease):
         import torch
         self.torch, self.kind, self.printing, self.over = torch, kind, threading.Lock(), threading.Event()
-        self.glake, self.saver, self.generating, self.steps, self.runs = None, None, None, [], []
+        self.glake, self.saver, self.generating, self.steps, self.runs, self.marked = None, None, None, [], [], 0
         if kind.startswith("glake"):
             self.glake = shrink.glake_with(tiers={"suspend_relays": kind == "glake"})
             if kind == "glake-links":
                 shrink.wake_relays(self.glake)
             self.glake.lease.watch(lambda event, _, size: self.say(event=event, bytes=size))
             self.glake.lease.set(0, lease)
+        import transformers  # takes long, and needs nothing of the GPU's
+
+    def load(self):
+        if self.glake:
             with self.glake.region("weights", policy="sealed", host_copy="retain"):
                 self.model, self.prompt = model_and_inputs()
             self.glake.seal("weights")
-        elif kind == "saver":
+        elif self.kind == "saver":
             from torch_memory_saver import torch_memory_saver
             torch_memory_saver.hook_mode = "torch"
             self.saver = torch_memory_saver
             with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
                 self.model, self.prompt = model_and_inputs()
         else:
-            self.model, self.prompt = model_and_inputs(kind == "start")
-            if kind == "start":
+            self.model, self.prompt = model_and_inputs(self.kind == "start")
+            if self.kind == "start":
                 self.say(bytes=True)
                 self.say(logits=self.passes())
                 return
@@ -79,7 +101,7 @@ class Worker:
         self.passes()
         took = min(shrink.seconds(self.passes)[0] for _ in range(5))
         out, back = shrink.links(size=GIB, repeat=3)
-        torch.cuda.empty_cache()
+        self.torch.cuda.empty_cache()
         size = sum(each.numel() * each.element_size() for each in self.model.parameters())
         self.say(ready=self.passes(), took=took, out=out, back=back, size=size)
 
@@ -94,12 +116,17 @@ class Worker:
 
     def sleep(self):
         if self.glake:
+            begin = time.perf_counter()
             gone = self.glake.shrink(timeout=60)
-            self.say(asleep=True, copied=gone["copied"], resident=gone["resident"])
+            took = time.perf_counter() - begin
+            # What is parked stays so until its memory is back.
+            parked = self.glake.gate()["parked"]
+            self.say(asleep=True, parked=parked, safe_point=self.steps[-1] if parked else begin, took=took,
+                     **{name: gone[name] for name in ("copied", "freed", "resident")})
             return
         if self.saver:
             self.saver.pause("weights")
-            self.say(asleep=True, copied=0, resident=0)
+            self.say(asleep=True)
             return
         torch = self.torch
         for place, tensor in enumerate(self.tensors):
@@ -108,7 +135,7 @@ class Worker:
             self.buffers[place].copy_(tensor.data)
             tensor.data = torch.empty(0, dtype=tensor.dtype, device="cuda")
         torch.cuda.empty_cache()
-        self.say(asleep=True, copied=0, resident=0)
+        self.say(asleep=True)
 
     def wake(self):
         if self.glake:
@@ -138,7 +165,9 @@ class Worker:
                 steps.append(time.perf_counter())
                 return super().__call__(input_ids, scores, **more)
 
-        with glake.active(), self.torch.no_grad():
+        # Between two batches it does not ask for its memory: it is brought back when the other is done, and does not compete for the grants.
+        with glake.active(when_closed="hold"), self.torch.no_grad():
+            steps.append(None)
             return self.model.generate(
                 self.prompt, attention_mask=self.torch.ones_like(self.prompt), max_new_tokens=32, min_new_tokens=32, do_sample=False,
                 pad_token_id=0, cache_implementation="static", disable_compile=True, stopping_criteria=[Criterion()]).cpu()
@@ -146,13 +175,13 @@ class Worker:
     def generate(self):
         """Tokens without end, once those of undisturbed runs are known."""
         self.tokens()
-        self.alone = self.tokens()
+        self.alone, self.runs = self.tokens(), []
         same = self.torch.equal(self.alone, self.tokens())
-        step = statistics.median(after - before for before, after in zip(self.steps[-30:], self.steps[-29:]))
+        step = statistics.median(inside(self.steps)[-30:])
         def run():
             while not self.over.is_set():
                 self.runs.append(self.tokens())
-        self.generating = threading.Thread(target=run)
+        self.generating = threading.Thread(target=self.told, args=[run])
         self.generating.start()
         self.say(generating=True, step=step, deterministic=same)
 
@@ -162,16 +191,21 @@ class Worker:
         self.over.clear()
         self.say(runs=len(self.runs), wrong=sum(not self.torch.equal(self.alone, run) for run in self.runs))
 
-    def cycle(self):
-        """Refills and shrinks without pause."""
-        begin = time.perf_counter()
-        for _ in range(10):
+    def cycle(self, most):
+        """Refills and shrinks without pause, for so many seconds."""
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < float(most):
             self.glake.refill()
             self.glake.shrink()
-        self.say(cycled=time.perf_counter() - begin)
+            count += 1
+        self.say(cycled=count)
 
-    def count(self):
-        self.say(steps=len(self.steps))
+    def mark(self):
+        self.marked = len(self.steps)
+        self.say(marked=True)
+
+    def paced(self):
+        self.say(paced=inside(self.steps[self.marked:]))
 
     def save(self):
         from safetensors.torch import save_file
@@ -183,35 +217,37 @@ class Worker:
             name, *arguments = line.split()
             if name == "grant":
                 self.glake.lease.grant(0, int(arguments[0]))
-            elif name == "quit":
-                return
+            elif name == "load":
+                self.load()
             else:
-                threading.Thread(target=self.told, args=[getattr(self, name)]).start()
+                threading.Thread(target=self.told, args=[getattr(self, name), *arguments]).start()
 
-    def told(self, what):
+    def told(self, what, *arguments):
         try:
-            what()
+            what(*arguments)
         except Exception as error:
+            traceback.print_exc()
             self.say(error=f"{type(error).__name__}: {error}")
 
 
 class Remote:
-    """The agent's side of a worker."""
+    """The agent's side of a worker. What a worker says gets the time at which it was heard."""
 
-    def __init__(self, agent, kind, lease):
-        command = [sys.executable, __file__, "--child", "worker", "--kind", kind, "--lease", str(lease)]
-        self.agent, self.lease, self.wants, self.answers = agent, lease, 0, queue.Queue()
+    def __init__(self, agent, kind):
+        self.agent, self.lease, self.wants, self.granted, self.answers = agent, FIRST_LEASE if kind.startswith("glake") else 0, 0, 0.0, queue.Queue()
+        command = [*COMMAND, "--kind", kind, "--lease", str(self.lease)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=launch.environment())
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                said = json.loads(line)
-                if "event" in said:
-                    self.agent.event(self, said["event"], said["bytes"])
-                else:
-                    self.answers.put(said)
+        with self.process.stdout as lines:
+            for line in lines:
+                if line.startswith("{"):
+                    said = {"at": time.perf_counter(), **json.loads(line)}
+                    if "event" in said:
+                        self.agent.event(self, said["event"], said["bytes"])
+                    else:
+                        self.answers.put(said)
         self.answers.put({"error": "the worker ended"})
 
     def tell(self, line):
@@ -221,15 +257,28 @@ class Remote:
     def answer(self, name):
         said = self.answers.get(timeout=LIMIT)
         if name not in said:
+            self.answers.put(said)  # whoever asks next hears it too
             raise RuntimeError(f"{name} was waited for, and there came {said}")
         return said
 
-    def end(self):
+    def load(self):
+        """Loads the model, while no other worker of the agent's holds memory; what it says of itself."""
+        self.agent.workers.append(self)
+        self.tell("load")
+        return self.answer("ready")
+
+
+def end(*workers):
+    """Ends workers, all at once."""
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker.process.stdin.close()
+    for worker in workers:
         try:
-            self.tell("quit")
-            self.process.wait(20)
-        except (OSError, subprocess.TimeoutExpired):
-            self.process.kill()
+            worker.process.wait(20)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
 
 
 class Agent:
@@ -249,188 +298,226 @@ class Agent:
                 if granted > 0:
                     each.wants -= granted
                     each.lease += granted
+                    each.granted = time.perf_counter()
                     each.tell(f"grant {granted}")
 
-    def start(self, kind):
-        """A worker that is ready, while no other holds memory, and what it said of itself."""
-        worker = Remote(self, kind, int(30 * GIB) if kind.startswith("glake") else 0)
-        self.workers.append(worker)
-        return worker, worker.answer("ready")
 
-    def swap(self, victim, other, ready):
-        """Seconds from wanting to the other's bytes, and to its logits."""
+class Pair:
+    """Two workers of a kind, one of which holds its memory. They have swapped once."""
+
+    def __init__(self, kind, capacity):
+        self.by_leases = kind.startswith("glake")
+        self.agent = Agent(int(capacity * GIB))
+        # Both import what they need at once; the second loads its model when the first has left.
+        self.asleep, self.awake = Remote(self.agent, kind), Remote(self.agent, kind)
+        try:
+            one = self.asleep.load()
+            self.asleep.tell("sleep")
+            self.asleep.answer("asleep")
+            other = self.awake.load()
+            if one["ready"] != other["ready"]:
+                raise RuntimeError("two workers with the same weights have other logits")
+            self.said = {**one, **{name: min(one[name], other[name]) for name in ("took", "back", "out")}}
+            self.swap()
+        except BaseException:
+            end(self.asleep, self.awake)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        end(self.asleep, self.awake)
+
+    def take(self):
+        """The one that is asleep wants the memory: seconds from that to its bytes and logits, and to what the victim does for it."""
         begin = time.perf_counter()
-        victim.tell("sleep")
-        if not victim.by_leases:
-            victim.answer("asleep")
-        other.tell("answer")
-        other.answer("bytes")
-        there = time.perf_counter() - begin
-        said = other.answer("logits")
-        took = time.perf_counter() - begin
-        if victim.by_leases:
-            victim.answer("asleep")
-        if said["logits"] != ready["ready"]:
+        self.awake.tell("sleep")
+        if not self.by_leases:
+            self.awake.answer("asleep")
+        self.asleep.tell("answer")
+        refilled, granted = self.asleep.answer("bytes")["at"] - begin, self.asleep.granted - begin
+        said = self.asleep.answer("logits")
+        if said["logits"] != self.said["ready"]:
             raise RuntimeError("the logits are others than before")
-        return there, took
+        phases = {"refilled": refilled, "logits": said["at"] - begin}
+        if self.by_leases:
+            gone = self.awake.answer("asleep")
+            phases = {"parked": gone["parked"], "safe_point": gone["safe_point"] - begin, "shrunk": gone["at"] - begin, "shrink_took": gone["took"],
+                      **{f"{name}_gib": gone[name] / GIB for name in ("copied", "freed", "resident")}, "granted": granted, **phases}
+        return phases
+
+    def swap(self):
+        phases = self.take()
+        self.awake, self.asleep = self.asleep, self.awake
+        return phases
+
+    def take_and_return(self):
+        phases = self.take()
+        self.asleep.tell("sleep")
+        self.awake.tell("back")
+        self.asleep.answer("asleep")
+        self.awake.answer("back")
+        return phases
 
 
-def pair(kind, capacity):
-    agent = Agent(capacity)
-    one, said = agent.start(kind)
-    one.tell("sleep")
-    one.answer("asleep")
-    other, more = agent.start(kind)
-    for worker in (one, other):
-        worker.by_leases = kind.startswith("glake")
-    if said["ready"] != more["ready"]:
-        raise RuntimeError("two workers with the same weights have other logits")
-    return agent, one, other, {**said, **{name: min(said[name], more[name]) for name in ("took", "back", "out")}}
+def median(found, name):
+    return statistics.median(each[name] for each in found)
 
 
-def turns(kind, a, repeat):
-    """Swaps of two workers of a kind, after one that warms what it uses."""
-    agent, one, other, said = pair(kind, int(a.capacity * GIB))
-    took = []
-    try:
-        for _ in range(repeat + 1):
-            took.append(agent.swap(other, one, said))
-            one, other = other, one
-        took = took[1:]
-    except BaseException:
-        one.end(), other.end()
-        raise
-    return agent, one, other, said, took
-
-
-def ours(a):
-    """Medians of the seconds from wanting to the bytes, and to the logits, of an idle victim."""
-    agent, one, other, said, took = turns("glake", a, a.repeat)
-    on_link = said["size"] / said["back"] / 1e9
-    there, idle = (statistics.median(each) for each in zip(*took))
+def idle(a, ours):
+    """Tells of an idle victim; the median of the seconds to the logits."""
+    said, found = ours.said, [ours.swap() for _ in range(a.repeat)]
+    on_link, took = said["size"] / said["back"] / 1e9, median(found, "logits")
     bound = 1.15 * on_link + 0.06 + said["took"]
-    report("idle: want to logits, of the bar's seconds", idle / bound, 1, most=True, seconds=idle, slowest=max(each for _, each in took), to_bytes=there, on_link=on_link, a_pass=said["took"],
-           gib=said["size"] / GIB, link=said["back"])
-    try:
-        if "busy" in a.only:
-            # `other` is awake.
-            other.tell("generate")
-            busy = other.answer("generating")
-            wants, copied = [], []
-            for _ in range(a.parks):
-                time.sleep(0.35)
-                begin = time.perf_counter()
-                other.tell("sleep")
-                one.tell("answer")
-                one.answer("bytes")
-                if one.answer("logits")["logits"] != said["ready"]:
-                    raise RuntimeError("the logits are others than before")
-                wants.append(time.perf_counter() - begin)
-                copied.append(other.answer("asleep")["copied"])
-                one.tell("sleep")
-                other.tell("back")
-                one.answer("asleep")
-                other.answer("back")
-            other.tell("end_generate")
-            runs = other.answer("runs")
-            report("busy: runs whose tokens differ", runs["wrong"], 0, most=True, runs=runs["runs"], parks=len(wants), deterministic=busy["deterministic"])
-            wants.sort()
-            cache = statistics.median(copied)
-            bound = idle + busy["step"] + 2 * cache / said["out"] / 1e9 + 0.05
-            report("busy: want to logits, p95 of the bar's seconds", wants[max(int(len(wants) * 0.95) - 1, 0)] / bound, 1, most=True, bar_s=bound,
-                   p95=wants[max(int(len(wants) * 0.95) - 1, 0)], median=statistics.median(wants), most_s=wants[-1], step=busy["step"], cache_gib=cache / GIB)
-            beside(agent, one, other)
-    finally:
-        one.end(), other.end()
-    return there, idle
+    report("idle: want to logits, of the bar's seconds", took / bound, 1, most=True, seconds=took, slowest=max(each["logits"] for each in found),
+           to_bytes=median(found, "refilled"), on_link=on_link, a_pass=said["took"], gib=said["size"] / GIB, link=said["back"])
+    return took
 
 
-def beside(agent, sleeper, busy):
-    """In turns, alone and beside the other's refills: what comes between two batches is in both."""
-    agent.capacity = int(100 * GIB)
-    busy.tell("generate")
-    busy.answer("generating")
-
-    def rate(wait):
-        busy.tell("count")
-        before, begin = busy.answer("steps")["steps"], time.perf_counter()
-        wait()
-        busy.tell("count")
-        return (busy.answer("steps")["steps"] - before) / (time.perf_counter() - begin)
-
-    def cycle():
-        sleeper.tell("cycle")
-        sleeper.answer("cycled")
-
-    rates = [(rate(lambda: time.sleep(5)), rate(cycle)) for _ in range(4)]
-    busy.tell("end_generate")
-    busy.answer("runs")
-    ratios = [with_refills / alone for alone, with_refills in rates]
-    report("beside: steps a second, of those alone", statistics.median(ratios), 0.95, least=min(ratios), most_of_4=max(ratios),
-           alone=statistics.median(alone for alone, _ in rates))
+def rounds(ours, theirs, count):
+    return [(ours.swap(), theirs()) for _ in range(count)]
 
 
-def links(a, there, _):
+def compare(what, found, bar, most=False, name="logits", beside="ours"):
+    """Theirs of ours, round by round."""
+    ratios = [their[name] / our[name] for our, their in found]
+    ours, theirs = zip(*found)
+    report(what, statistics.median(ratios), bar, most=most, seconds=median(theirs, name), **{beside: median(ours, name)}, least=min(ratios),
+           greatest=max(ratios), rounds=len(found))
+
+
+def links(a, ours, _):
     if len(launch.gpus()) < 2:
         return
-    _, one, other, said, took = turns("glake-links", a, a.repeat)
-    one.end(), other.end()
-    to_bytes = statistics.median(each for each, _ in took)
-    report("links: want to the bytes over two links, of one", to_bytes / there, 0.65, most=True, seconds=to_bytes, one_link=there)
+    with Pair("glake-links", a.capacity) as theirs:
+        found = rounds(ours, theirs.swap, a.repeat)
+    compare("links: want to the bytes over two links, of one", found, 0.65, most=True, name="refilled", beside="one_link")
 
 
-def start(a, _, idle):
-    """The victim is told to end when the other begins to start."""
-    agent = Agent(0)
-    first, said = agent.start("tensors")
-    took = []
+def tensors(a, ours, _):
+    with Pair("tensors", a.capacity) as theirs:
+        found = rounds(ours, theirs.swap, a.repeat)
+    compare("tensors: per tensor, of ours: want to logits", found, 1.6)
+
+
+def saver(a, ours, _):
+    if importlib.util.find_spec("torch_memory_saver") is None:
+        return
+    with Pair("saver", a.capacity) as theirs:
+        found = rounds(ours, theirs.swap, a.slow_repeat)
+    compare("saver: torch_memory_saver, of ours: want to logits", found, 10)
+
+
+def start(a, ours, _):
+    agent, victims = Agent(0), []
+
+    def again():
+        """The victim is told to end, and then the other begins to start."""
+        begin = time.perf_counter()
+        end(*victims)
+        victims.clear()
+        victims.append(Remote(agent, "start"))
+        victims[0].tell("load")
+        refilled = victims[0].answer("bytes")["at"] - begin
+        said = victims[0].answer("logits")
+        if said["logits"] != ours.said["ready"]:
+            raise RuntimeError("the logits are others than before")
+        return {"refilled": refilled, "logits": said["at"] - begin}
+
     try:
-        first.tell("save")
-        first.answer("saved")
-        victim = first
-        for _ in range(3):
-            begin = time.perf_counter()
-            victim.end()
-            victim = Remote(agent, "start", 0)
-            victim.answer("bytes")
-            if victim.answer("logits")["logits"] != said["ready"]:
-                raise RuntimeError("the logits are others than before")
-            took.append(time.perf_counter() - begin)
-        victim.end()
+        ours.awake.tell("save")
+        ours.awake.answer("saved")
+        again()
+        found = rounds(ours, again, a.slow_repeat)
     finally:
+        end(*victims)
         pathlib.Path(WEIGHTS).unlink(missing_ok=True)
-    report("start: stop and start, of ours: want to logits", statistics.median(took[1:]) / idle, 10, seconds=statistics.median(took[1:]))
+    compare("start: stop and start, of ours: want to logits", found, 10)
 
 
-def others(kind, a, repeat):
-    """The median of the seconds from wanting to the logits without GLake."""
-    _, one, other, _, took = turns(kind, a, repeat)
-    one.end(), other.end()
-    return statistics.median(each for _, each in took)
+def busy(a, ours, alone):
+    victim, wants = ours.awake, []
+    victim.tell("generate")
+    began = victim.answer("generating")
+    with open(pathlib.Path(a.out, "swap-wants.txt"), "w") as log:
+        while sum(1 for want in wants if want["parked"]) < a.parks and len(wants) < 2 * a.parks:
+            time.sleep(REST)
+            wants.append({"number": len(wants) + 1, **ours.take_and_return()})
+            print(json.dumps(wants[-1]), file=log, flush=True)
+    victim.tell("end_generate")
+    runs = victim.answer("runs")
+    parked = [want for want in wants if want["parked"]]
+    report("busy: runs whose tokens differ", runs["wrong"], 0, most=True, runs=runs["runs"], parks=len(parked), wants=len(wants),
+           deterministic=began["deterministic"])
+    report("busy: parks", len(parked), a.parks, wants=len(wants))
+    report("busy: GiB that stayed, the most of all wants", max(want["resident_gib"] for want in wants), 0, most=True)
+    cache = median(parked, "copied_gib")
+    bound = alone + began["step"] + 2 * cache * GIB / ours.said["out"] / 1e9 + 0.05
+    took = [want["logits"] for want in parked]
+    report("busy: want to logits, p95 of the bar's seconds", p95(took) / bound, 1, most=True, bar_s=bound, p95=p95(took),
+           median=statistics.median(took), most_s=max(took), p95_of_all=p95([want["logits"] for want in wants]), step=began["step"], cache_gib=cache)
+    slowest = max(wants, key=lambda want: want["logits"])
+    report("busy: the slowest want, s", slowest["logits"], **{name: each for name, each in slowest.items() if name != "logits"})
 
 
-def tensors(a, _, idle):
-    theirs = others("tensors", a, a.repeat)
-    report("tensors: per tensor, of ours: want to logits", theirs / idle, 1.6, seconds=theirs)
+def beside(_, ours, __):
+    ours.agent.capacity = int(100 * GIB)
+    busy, sleeper = ours.awake, ours.asleep
+
+    def cycles():
+        sleeper.tell(f"cycle {TURN}")
+        sleeper.answer("cycled")
+
+    def rate(work):
+        busy.tell("mark")
+        busy.answer("marked")
+        work()
+        busy.tell("paced")
+        steps = busy.answer("paced")["paced"]
+        return len(steps) / sum(steps)
+
+    busy.tell("generate")
+    busy.answer("generating")
+    cycles()
+    alone, with_refills = zip(*[(rate(lambda: time.sleep(TURN)), rate(cycles)) for _ in range(TURNS)])
+    busy.tell("end_generate")
+    runs = busy.answer("runs")
+    least, _, most = statistics.quantiles([there / here for here, there in zip(alone, with_refills)], n=4)
+    least_alone, _, most_alone = statistics.quantiles(alone, n=4)
+    report("beside: steps a second, of those alone", statistics.median(with_refills) / statistics.median(alone), 0.95, first_quartile=least,
+           third_quartile=most, alone=statistics.median(alone), alone_first_quartile=least_alone, alone_third_quartile=most_alone, turns=TURNS)
+    report("beside: runs whose tokens differ", runs["wrong"], 0, most=True, runs=runs["runs"])
 
 
-def saver(a, _, idle):
-    if importlib.util.find_spec("torch_memory_saver"):
-        theirs = others("saver", a, 3)
-        report("saver: torch_memory_saver, of ours: want to logits", theirs / idle, 10, seconds=theirs)
+# In this order: those whose victim has generated hold its cache too.
+PARTS = {"links": links, "tensors": tensors, "saver": saver, "start": start, "busy": busy, "beside": beside}
 
 
-BESIDE = {"links": links, "tensors": tensors, "saver": saver, "start": start}
+def everything(a):
+    """What is asked for, beside one pair of ours; a part that fails does not keep the others from being measured."""
+    failed = []
+    with Pair("glake", a.capacity) as ours:
+        alone = idle(a, ours)
+        for name in [name for name in PARTS if name in a.only.split(",")]:
+            try:
+                PARTS[name](a, ours, alone)
+            except Exception as error:
+                traceback.print_exc()
+                failed.append(f"{name}: {type(error).__name__}: {error}")
+    if failed:
+        sys.exit("; ".join(failed))
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--repeat", type=int, default=10)
+    p.add_argument("--repeat", type=int, default=5, help="swaps of an idle victim, and rounds")
+    p.add_argument("--slow-repeat", type=int, default=2, help="rounds with saver and start")
     p.add_argument("--parks", type=int, default=60, help="of the busy victim")
-    p.add_argument("--only", default=",".join(["busy", *BESIDE]), help="what is measured after the idle victim, of busy, " + ", ".join(BESIDE))
+    p.add_argument("--only", default=",".join(PARTS), help="what is measured after the idle victim, of " + ", ".join(PARTS))
     p.add_argument("--capacity", type=float, default=40, help="GiB of the GPU that both may hold")
     p.add_argument("--out", default="bench-results")
-    p.add_argument("--time-limit", type=float, default=560)
+    p.add_argument("--time-limit", type=float, default=590)
     p.add_argument("--child", help=argparse.SUPPRESS)
     p.add_argument("--kind", help=argparse.SUPPRESS)
     p.add_argument("--lease", type=int, help=argparse.SUPPRESS)
@@ -439,13 +526,10 @@ def main():
         Worker(a.kind, a.lease).run()
         return
     if a.child:
-        there, idle = ours(a)
-        for name in a.only.split(","):
-            if name in BESIDE:
-                BESIDE[name](a, there, idle)
+        everything(a)
         return
-    launch.chosen(p, a.only, ["busy", *BESIDE])
-    arguments = ["--repeat", a.repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", a.only]
+    launch.chosen(p, a.only, PARTS)
+    arguments = ["--repeat", a.repeat, "--slow-repeat", a.slow_repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", a.only, "--out", a.out]
     launch.scenarios(__file__, ["all"], arguments, a.out, a.time_limit)
 
 
