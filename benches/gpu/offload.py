@@ -6,6 +6,7 @@
 Parts, each in a process of its own; a Llama of random weights in bfloat16 with peft's LoRA on all projections, one loss
 in chunks, AdamW:
 
+    links         bare copies of pinned memory, each way: over the GPU's own link, and over all links at once where there are several GPUs
     keep          nothing leaves; also counts, by hooks of its own, the unique bytes that autograd saves
     checkpoint    each layer is recomputed
     save-on-cpu   torch's save_on_cpu(pin_memory=True)
@@ -18,7 +19,9 @@ in chunks, AdamW:
     memory        glake.offload(model, preset="memory") at 1.04 of the least memory of save-on-cpu, trl and torchtune;
                   memory-multi-path: over every link
     hybrid        glake.offload(model, preset="hybrid") at 1.02 of checkpoint's memory; hybrid-multi-path over every link
-    blind         nothing leaves, beside blind copies of as many bytes: the limit; blind-multi-path over every link
+    blind         nothing leaves, beside blind copies of as many bytes as hybrid moved out and in: the limit; blind-multi-path over every link,
+                  of as many as hybrid-multi-path
+    digest        six steps each of memory, hybrid and inputs: a digest of each saved tensor beside that of what came back of it
     ddp-checkpoint, ddp-hybrid    the same on two GPUs at once, a rank of DDP each, over its own link
     fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none
     budget        200 steps of varying length under a budget, beside 80 each of five fractions of the layers set by hand
@@ -32,25 +35,31 @@ goes back: what torch's own cold start costs is no part of "first step". `keep` 
 Of 131,072 tokens: --tokens 131072 --length 131072 --steps 3, a part takes four steps of about a minute; checkpoint has about 73 GiB on
 the GPU with 32 layers (on one of 80 GB take --layers 24), and 1 GiB a layer goes to the host.
 
-A part takes what it needs from those before it in the list, or in --beside's rows: the bytes of blind copies, and budgets. What a machine cannot
-run is said and passed over. Memory is the GPU's, of all processes, every 50 ms, above what was used before. Writes
-DIR/offload.jsonl; ends with 1 if a bar was missed.
+A part takes what it needs from those before it in the list, or in --beside's rows: the bytes of blind copies, and budgets. Rates have a bar
+where links stands beside them. What a machine cannot run is said and passed over. Host memory is touched before the first part, and again for
+a moment before each. Memory is the GPU's, of all processes, every 50 ms, above what was used before. Writes DIR/offload.jsonl; ends with 1 if
+a bar was missed.
 """
 
 import argparse, pathlib, sys
 
 import launch
-from offloading import bars, baselines, budget, exact, steps
+from offloading import bare, bars, baselines, budget, digest, exact, host, steps
 
 PARTS = [
-    "keep", "checkpoint", "save-on-cpu", "hf-offload", "trl", "trl-inputs", "torchtune", "offload", "inputs", "multi-path",
-    "memory", "memory-multi-path", "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "ddp-checkpoint", "ddp-hybrid", "fit", "budget",
-    "exact", "exact-ranks", "calls",
+    "links", "keep", "checkpoint", "save-on-cpu", "hf-offload", "trl", "trl-inputs", "torchtune", "offload", "inputs", "multi-path",
+    "memory", "memory-multi-path", "hybrid", "hybrid-multi-path", "blind", "blind-multi-path", "digest", "ddp-checkpoint", "ddp-hybrid", "fit",
+    "budget", "exact", "exact-ranks", "calls",
 ]
 # Ours beside those that offload all that is saved.
 MEMORY, WHOLE = ("memory", "memory-multi-path"), ("save-on-cpu", "trl", "torchtune")
 RANKED = ("ddp-checkpoint", "ddp-hybrid", "exact-ranks")
-CHILDREN = {"exact": exact.exact, "exact-ranks": exact.ranks, "calls": exact.calls, "fit": steps.fit, "budget": budget.varying}
+CHILDREN = {
+    "links": bare.links, "digest": digest.digest, "exact": exact.exact, "exact-ranks": exact.ranks, "calls": exact.calls, "fit": steps.fit,
+    "budget": budget.varying,
+}
+# Host memory that is touched, and seconds that this may take: before the first part, and before each.
+TOUCHED, TOUCHED_AGAIN = (96 * host.GIB, 20), (32 * host.GIB, 3)
 
 
 def arguments():
@@ -60,9 +69,9 @@ def arguments():
     p.add_argument("--hidden", type=int, default=4096)
     p.add_argument("--tokens", type=int, default=8192, help="in sequences of --length")
     p.add_argument("--length", type=int, default=4096)
-    p.add_argument("--steps", type=int, default=12, help="the first six are no steady ones")
+    p.add_argument("--steps", type=int, default=12, help="the first six are no steady ones; of fewer the first is none")
     p.add_argument("--budget", type=float, help="GiB, for parts that have one; else of what was measured before")
-    p.add_argument("--blind-bytes", type=float, help="GiB; else what ours moved, or the unique bytes of keep")
+    p.add_argument("--blind-bytes", type=float, nargs="+", help="GiB out, and GiB in if that differs; else what hybrid moved")
     p.add_argument("--beside", type=pathlib.Path, help="rows of an earlier call of the same shape on the same machine: they count as this call's")
     p.add_argument("--device", default="cuda")
     p.add_argument("--out", default="bench-results")
@@ -74,7 +83,8 @@ def arguments():
     if a.beside and not a.beside.is_file():
         p.error(f"--beside: there is no file {a.beside}")
     a.only = launch.chosen(p, a.only, PARTS)
-    a.budget, a.blind_bytes = (None if value is None else int(value * (1 << 30)) for value in (a.budget, a.blind_bytes))
+    a.budget = None if a.budget is None else int(a.budget * (1 << 30))
+    a.blind_bytes = [int(value * (1 << 30)) for value in a.blind_bytes or []]
     return a
 
 
@@ -114,17 +124,22 @@ class Runs:
         part = 0.74 if self.a.tokens >= 131072 else 1.0
         return self._least("trl-inputs", "hf-offload") or part * self._of("checkpoint").get("most_bytes", 0)
 
-    def _of(self, *names):
-        return next((row for name in names for row in self.rows() if row["run"] == name), {})
+    def _of(self, name):
+        """The last row of a part."""
+        return next((row for row in reversed(self.rows()) if row["run"] == name), {})
 
     def _needs(self, name):
         """The options of a part that come from others' rows, in GiB."""
         gib = lambda size: size / (1 << 30)
         if name.startswith("blind"):
-            wide = name.endswith("multi-path")
-            of = self._of("hybrid-multi-path", "multi-path") if wide else self._of("hybrid", "offload")
-            size = self.a.blind_bytes or int(of.get("step_bytes", 0) or self._of("keep").get("unique_bytes", 0))
-            return ["--blind-bytes", gib(size)] if size else []
+            of = self._of(name.replace("blind", "hybrid"))
+            sizes = self.a.blind_bytes or [of[key] for key in ("step_bytes", "step_bytes_in") if key in of]
+            # Rows from before bytes in were counted are of older plans.
+            return ["--blind-bytes", *map(gib, sizes)] if self.a.blind_bytes or len(sizes) == 2 else []
+        if name == "digest":
+            # As hybrid's, and room for what takes digests.
+            size = self.a.budget or int(1.02 * self._of("checkpoint").get("most_bytes", 0))
+            return ["--budget", gib(size + (1 << 30))] if size else []
         if "hybrid" in name:
             size = self.a.budget or int(1.02 * self._of("ddp-checkpoint" if name in RANKED else "checkpoint").get("most_bytes", 0))
             return ["--budget", gib(size)] if size else []
@@ -140,10 +155,10 @@ class Runs:
 
     def _missing(self, name):
         if name.startswith("blind") and not self._needs(name):
-            return "how many bytes: --blind-bytes, or the part keep before it"
+            return f"how many bytes: --blind-bytes, or the part {name.replace('blind', 'hybrid')} before it"
         if name in RANKED and self.a.device == "cuda" and len(launch.gpus()) < 2:
             return "two ranks need two GPUs"
-        if "hybrid" in name and not self._needs(name):
+        if ("hybrid" in name or name == "digest") and not self._needs(name):
             return "under which budget: --budget, or the part of checkpointing before it on a GPU"
         if name in ("inputs", *MEMORY) and not self._needs(name):
             return "under which budget: --budget, or a part before it whose memory it is to have"
@@ -157,6 +172,8 @@ class Runs:
         told += ["--case", a.case, "--device", a.device, "--time-limit", max(self.clock.left(), 1), *more]
         names = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if name.startswith("exact") else {}
         ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKED else []
+        if a.device == "cuda":
+            host.touch(*TOUCHED_AGAIN)
         rows, error = launch.call([sys.executable, *ranks, __file__, "--one", name, *map(str, told)], None, self.clock.left(), names)
         for row in rows:
             said = f"SKIPPED: {row['skipped']}" if "skipped" in row else "  ".join(
@@ -177,6 +194,8 @@ def main():
     if a.device == "cuda":
         launch.needs_gpus("offload.py")
     runs = Runs(a)
+    if a.device == "cuda":
+        runs.log.say(f"host memory touched: {host.touch(*TOUCHED) / host.GIB:.0f} GiB")
     for name in a.only:
         runs.part(name)
     found = [{"what": what, "value": value, "bar": bar, "most": most} for what, value, bar, most in bars.bars(runs.rows())]

@@ -1,15 +1,21 @@
 """Rows of runs to figures with bars: (what, value, bar, whether the bar is the most)."""
 
-from .steps import OURS
+from .steps import FIRST, OURS
 
 
 def bars(rows):
-    by = {row["run"]: row for row in rows if "step_s" in row}
+    by = {row["run"]: row for row in rows if "step_s" in row or row["run"] == "links"}
+    if "links" in by:
+        yield from of_links(by["links"])
     for name in OURS:
         if name in by:
             yield from of_ours(name, by)
     if "keep" in by:
         yield "keep: first step, cold, of a steady one", by["keep"]["cold_s"] / by["keep"]["step_s"], None, True
+        yield from longest("keep", by["keep"])
+        for name in ("save-on-cpu", "trl", "torchtune"):
+            if by.get(name, {}).get("copied_bytes"):
+                yield f"{name}: bytes out, of the unique ones", by[name]["copied_bytes"] / max(by["keep"]["unique_bytes"], 1), None, True
     for name in ("inputs", "hybrid", "hybrid-multi-path", "ddp-hybrid"):
         theirs = "ddp-checkpoint" if name.startswith("ddp-") else "checkpoint"
         if name in by and theirs in by:
@@ -20,6 +26,11 @@ def bars(rows):
                 yield f"exact: {row['case']}{': ' * bool(row['why'])}{row['why']}", float(row["same"]), 1.0, False
             else:
                 yield f"exact: {row['case']}: left out, {row['why']}", 0.0, None, False
+        if row["run"] == "digest":
+            # Where nothing came back nothing was shown.
+            said = f"digest: {row['preset']}: of what came back"
+            yield f"{said}, tensors that differ", float(row["differ"] or not row["compared"]), 0.0, True
+            yield f"{said}, GiB compared", row["bytes"] / (1 << 30), None, False
         if row["run"] == "calls":
             yield "us a pack that keeps", row["keeps"], 4, True
             yield "us a pack that offloads", row["offloads"], 15, True
@@ -33,8 +44,9 @@ def memory(ours, theirs):
 
 
 def called(name, ours):
-    """What its figures are called: those of long sequences stand beside the others."""
-    return f"{name} of {ours['tokens']:,} tokens" if ours["tokens"] >= 131072 else name
+    """What its figures are called: those of long sequences, and of hybrid at another size than the bars are for, stand beside the others."""
+    is_other = ours["tokens"] >= 131072 or (name.startswith("hybrid") and ours["tokens"] != 16384)
+    return f"{name} of {ours['tokens']:,} tokens" if is_other else name
 
 
 def of_ours(name, by):
@@ -42,8 +54,10 @@ def of_ours(name, by):
     said = called(name, ours)
     wide = name.endswith("multi-path")
     if keep and not name.startswith("ddp-"):
-        if name in ("offload", "multi-path"):
-            expected = max(keep["unique_bytes"] - ours["narrowed_bytes"], 1)
+        # A module's hooks have what it saves, and nothing of the loss.
+        unique = keep.get("unique_bytes" if name in ("offload", "multi-path") else "unique_layers_bytes")
+        if unique and name in ("offload", "multi-path", "memory", "memory-multi-path"):
+            expected = max(unique - ours["narrowed_bytes"], 1)
             yield f"{said}: bytes out, of the unique ones less what goes narrow", ours["step_bytes"] / expected, 1.01, True
         yield f"{said}: step, of keeping", ours["step_s"] / keep["step_s"], None, True
         yield f"{said}: most memory, of keeping", memory(ours, keep), None, True
@@ -53,17 +67,34 @@ def of_ours(name, by):
             if theirs in by:
                 yield f"{said}: steps, of {theirs}", by[theirs]["step_s"] / ours["step_s"], faster if wide else None, False
                 yield f"{said}: most memory, of {theirs}", memory(ours, by[theirs]), 1.05, True
-    blind = by.get("blind-multi-path" if wide else "blind")
-    if blind and not name.startswith("ddp-") and blind["blind_bytes"]:
-        yield f"{said}: steps, of blind copies of {ours['step_bytes'] / blind['blind_bytes']:.2f} x as many bytes", \
-            blind["step_s"] / ours["step_s"], 0.92 if name.startswith("hybrid") else None, False
+    blind = by.get(name.replace("hybrid", "blind"), {}) if name.startswith("hybrid") else {}
+    if blind.get("blind_back_bytes"):
+        part = (ours["step_bytes"] + ours["step_bytes_in"]) / (blind["blind_bytes"] + blind["blind_back_bytes"])
+        yield f"{said}: steps, of blind copies of {part:.2f} x as many bytes", blind["step_s"] / ours["step_s"], 0.92, False
     if ours["live_host_bytes"]:
         yield f"{said}: pinned host memory, of what is away at the most", ours["pinned_host_bytes"] / ours["live_host_bytes"], 1.08, True
-    told = ours["report"]
     for way in ("out", "in"):
-        if told[f"busy_us_{way}"]:
-            yield f"{said}: GB/s {way} while a queue was busy", told[f"timed_bytes_{way}"] / told[f"busy_us_{way}"] / 1e3, None, False
+        rate, alone = ours.get(f"gbps_{way}"), by.get("links", {}).get(f"{'all' if wide else 'one'}_{way}")
+        if rate:
+            yield f"{said}: GB/s {way} while a queue was busy", rate, None, False
+        if rate and alone and not name.startswith("ddp-"):
+            bar = 0.93 if name.startswith(("hybrid", "memory")) else None
+            yield f"{said}: GB/s {way} while a queue was busy, of {'all links' if wide else 'the link'} alone", rate / alone, bar, False
     yield f"{said}: first step, of a steady one", ours["first_s"] / ours["step_s"], 1.5, True
+    yield from longest(said, ours)
+
+
+def longest(said, row):
+    """Of the steps behind the first that are no steady ones, in which saves are checked and host memory is pinned."""
+    if len(row["times"]) > 1:
+        yield f"{said}: longest of steps 2 to {FIRST}, of a steady one", max(row["times"][1:FIRST]) / row["step_s"], None, True
+
+
+def of_links(row):
+    for which, said in (("one", "its own"), ("all", "all at once"), ("ours", "all, by GLake")):
+        for way in ("out", "in"):
+            if f"{which}_{way}" in row:
+                yield f"links: GB/s {way}, {said}", row[f"{which}_{way}"], None, False
 
 
 def beside_recomputing(name, theirs, by):

@@ -97,45 +97,73 @@ THEIRS = {
 }
 
 
+class Copied:
+    """Bytes that a program copies from the GPU to the host, as all of these do: by Tensor.copy_. For the process's life."""
+
+    def __init__(self, torch):
+        self.bytes, copy = 0, torch.Tensor.copy_
+
+        def counts(into, source, *args, **kwargs):
+            if source.is_cuda and not into.is_cuda:
+                self.bytes += into.nbytes
+            return copy(into, source, *args, **kwargs)
+
+        torch.Tensor.copy_ = counts
+
+    def taken(self):
+        """Since it was asked last."""
+        found, self.bytes = self.bytes, 0
+        return found
+
+
 class Blind:
-    """Copies of so many bytes out beside the forward, and in beside the backward, of memory that nothing else uses: what no offloading of
-    as many can be faster than."""
+    """Copies of so many bytes out beside the forward, and of so many in beside the backward, of memory that nothing else uses: what no offloading
+    of as many can be faster than. A piece comes in once it is out, the first one first: nothing waits for all of them."""
 
-    PIECE = 64 << 20
+    PIECE = 256 << 20
 
-    def __init__(self, torch, a, size, glake=None):
-        self.torch, self.size, self.glake, self.cuda = torch, size, glake, a.device == "cuda"
-        self.there = torch.empty(min(self.PIECE, max(size, 1)), dtype=torch.uint8, device=a.device)
+    def __init__(self, torch, a, out, back, glake=None):
+        self.torch, self.glake, self.cuda = torch, glake, a.device == "cuda"
+        self.pieces_out, self.pieces_back = self._pieces(out), self._pieces(back)
+        self.there = torch.empty(min(self.PIECE, max(out, back, 1)), dtype=torch.uint8, device=a.device)
         self.here = torch.empty_like(self.there, device="cpu", pin_memory=self.cuda)
         self.streams = [torch.cuda.Stream() for _ in range(2)] if self.cuda else [None, None]
+        self.gone = [torch.cuda.Event() for _ in self.pieces_out] if self.cuda else []
 
-    def _copies(self, stream, dst, src):
-        around = self.torch.cuda.stream(stream) if self.cuda else contextlib.nullcontext()
-        with around:
-            for left in range(self.size, 0, -self.PIECE):
-                part = slice(0, min(left, self.PIECE))
-                if self.glake:
-                    self.glake.copy_(dst[part], src[part])
-                else:
-                    dst[part].copy_(src[part], non_blocking=True)
+    def _pieces(self, size):
+        return [min(left, self.PIECE) for left in range(size, 0, -self.PIECE)]
+
+    @contextlib.contextmanager
+    def _behind(self, stream):
+        """On a stream, behind what was computed."""
+        if not self.cuda:
+            yield
+            return
+        stream.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(stream):
+            yield
+
+    def _copy(self, into, source, size):
+        if self.glake:
+            self.glake.copy_(into[:size], source[:size])
+        else:
+            into[:size].copy_(source[:size], non_blocking=True)
 
     def out(self):
-        self._after()
-        self._copies(self.streams[0], self.here, self.there)
+        with self._behind(self.streams[0]):
+            for number, size in enumerate(self.pieces_out):
+                self._copy(self.here, self.there, size)
+                if self.cuda:
+                    self.gone[number].record()
 
     def back(self):
-        """Behind what was copied out, as a reload of it is."""
-        if self.cuda:
-            self.streams[1].wait_stream(self.streams[0])
-        self._after()
-        self._copies(self.streams[1], self.there, self.here)
+        with self._behind(self.streams[1]):
+            for number, size in enumerate(self.pieces_back):
+                if self.gone:
+                    self.gone[min(number, len(self.gone) - 1)].wait()
+                self._copy(self.there, self.here, size)
 
     def end(self):
         if self.cuda:
             for stream in self.streams:
                 self.torch.cuda.current_stream().wait_stream(stream)
-
-    def _after(self):
-        if self.cuda:
-            for stream in self.streams:
-                stream.wait_stream(self.torch.cuda.current_stream())

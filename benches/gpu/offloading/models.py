@@ -62,10 +62,10 @@ def whole(torch, model):
 
 
 class Unique:
-    """Bytes that autograd saves, each once, by storage and range; without parameters and their views."""
+    """Bytes that autograd saves, each once, by storage and range; without parameters and their views. Those of the layers, and with the loss."""
 
     def __init__(self, torch, model):
-        self.torch, self.seen, self.bytes, self.saved = torch, {}, 0, 0
+        self.torch, self.seen, self.bytes, self.saved, self.of_layers = torch, {}, 0, 0, 0
         self.stays = {p.untyped_storage()._cdata for p in [*model.parameters(), *model.buffers()]}
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
@@ -82,3 +82,7 @@ class Unique:
             self.seen[key] = StorageWeakRef(storage)
             self.bytes += size
         return tensor
+
+    def layers_ended(self, *_):
+        """The loss has saved nothing yet."""
+        self.of_layers = self.of_layers or self.bytes

@@ -4,7 +4,7 @@ import contextlib, json, os, statistics, time
 
 from sharing.meter import Watch, meter
 
-from .baselines import THEIRS, Blind, Skipped, recomputes
+from .baselines import THEIRS, Blind, Copied, Skipped, recomputes
 from .models import Unique, chunked_loss, gpt2, layers_of, llama, whole
 
 MIB = 1 << 20
@@ -42,12 +42,12 @@ class Measured:
 
 
 class Moved:
-    """What each step moved and did not have to, and host memory when the most is away: at the end of a forward."""
+    """What each step moved and did not have to, at which rates, and host memory when the most is away: at the end of a forward."""
 
     def __init__(self, glake):
         self.glake, self.live, self.pinned = glake, 0, 0
-        self.out, self.narrowed = [], []
-        self.before = glake.offload.report()
+        # Before the first step, and behind each.
+        self.told = [glake.offload.report()]
 
     def forward_ended(self):
         told = self.glake.offload.report()
@@ -55,13 +55,16 @@ class Moved:
             self.live, self.pinned = told["host_bytes"], told["host_pinned_bytes"]
 
     def step_ended(self):
-        told, before = self.glake.offload.report(), self.before
-        self.out.append(told["bytes_out"] - before["bytes_out"])
-        self.narrowed.append(told["narrowed"] - before["narrowed"])
-        self.before = told
+        self.told.append(self.glake.offload.report())
 
     def row(self):
-        return {"step_bytes": steady(self.out), "narrowed_bytes": steady(self.narrowed), "live_host_bytes": self.live, "pinned_host_bytes": self.pinned}
+        each = lambda key: steady([after[key] - before[key] for before, after in zip(self.told, self.told[1:])])
+        begin, end = self.told[unsteady(len(self.told) - 1)], self.told[-1]
+        found = {"step_bytes": each("bytes_out"), "step_bytes_in": each("bytes_in"), "narrowed_bytes": each("narrowed")}
+        for way in ("out", "in"):
+            busy = end[f"busy_us_{way}"] - begin[f"busy_us_{way}"]
+            found[f"gbps_{way}"] = (end[f"timed_bytes_{way}"] - begin[f"timed_bytes_{way}"]) / busy / 1e3 if busy else None
+        return {**found, "live_host_bytes": self.live, "pinned_host_bytes": self.pinned}
 
 
 class Step:
@@ -90,8 +93,22 @@ class Step:
         return loss.item()
 
 
+def unsteady(count):
+    """How many of so many steps are no steady ones: of few the first."""
+    return FIRST if count > FIRST else min(1, count - 1)
+
+
 def steady(values):
-    return statistics.median(values[FIRST:] or values)
+    return statistics.median(values[unsteady(len(values)):])
+
+
+@contextlib.contextmanager
+def fits(torch, what):
+    """Where a GPU has no room for what is kept, that is said and passed over."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise Skipped(f"the GPU has no memory for {what}: {str(error)[:200]}") from error
 
 
 def warmed(torch, a, model, step, ids):
@@ -164,26 +181,33 @@ def one(a):
             site = glake.offload.activations()
             around = lambda: site
     elif a.one in BLIND:
-        blind = Blind(torch, a, a.blind_bytes, glake)
+        blind = Blind(torch, a, a.blind_bytes[0], a.blind_bytes[-1], glake)
     else:
         around = THEIRS[a.one](torch, model, a)
     unique = Unique(torch, model)
+    if a.one == "keep":
+        layers_of(model).register_forward_hook(unique.layers_ended)
     moved = Moved(glake) if a.one in OURS else None
+    copied, sent = Copied(torch) if a.one in THEIRS else None, []
     # Its trainers have the backward within the block.
     options = {"is_backward_within": a.one.startswith("trl"), "blind": blind}
     if moved:
         options["forward_ended"] = moved.forward_ended
     for number in range(a.steps):
         counted = (lambda: unique.hooks) if a.one == "keep" and number == 0 else around
-        with measured.step():
+        with measured.step(), fits(torch, "all that is saved") if a.one in ("keep", *BLIND) else contextlib.nullcontext():
             measured.losses.append(step(ids, counted, **options))
         if moved:
             moved.step_ended()
+        if copied:
+            sent.append(copied.taken())
     row = {**measured.row(a), "cold_s": cold}
     if a.one == "keep":
-        row.update(unique_bytes=unique.bytes, saved_bytes=unique.saved)
+        row.update(unique_bytes=unique.bytes, unique_layers_bytes=unique.of_layers, saved_bytes=unique.saved)
+    if copied:
+        row.update(copied_bytes=steady(sent))
     if blind:
-        row.update(blind_bytes=a.blind_bytes)
+        row.update(blind_bytes=a.blind_bytes[0], blind_back_bytes=a.blind_bytes[-1])
     if moved:
         row.update(report=glake.offload.report(), budget=a.budget if OURS[a.one][1] else None, **moved.row())
     if handle:
