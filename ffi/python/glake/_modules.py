@@ -1,27 +1,36 @@
-"""A torch module whose parts wait for their regions, and whose first pass says in which order these come back."""
+"""A torch module whose parts wait for their regions, and whose first pass says in which order these come back.
+
+What ``torch.compile`` compiles takes the hooks of its parts into the graph, where they can do nothing. Those of the whole are called
+outside, and wait for the parts too.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 from . import _regions
 from ._safepoint import safepoint
 
+_logger = logging.getLogger("glake")
+
 
 class Following:
     """What ``follow`` put on a module; ``remove`` takes it off."""
 
     def __init__(self, module: Any, safepoints: bool) -> None:
-        self._tags: dict[int, tuple[str, ...]] = {}
+        self._tags: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._seen: list[str] | None = []
         # What is compiled runs as one: it waits for all that its parts have.
         self._whole = hasattr(module, "_orig_mod")
         parts = [module] if self._whole else module.modules()
-        self._handles = [part.register_forward_pre_hook(self._before, prepend=True) for part in parts]
+        between = _between_passes if safepoints else _tell
+        for hook in (self._before, self._after, between):
+            _leave_outside(hook)
+        self._handles = [_first(part, self._before) for part in parts]
+        self._handles.append(_first(module, between))
         self._handles.append(module.register_forward_hook(self._after))
-        if safepoints:
-            self._handles.append(module.register_forward_pre_hook(_between_passes, prepend=True))
 
     def remove(self) -> None:
         """Takes the hooks off. The order stays. A second time does nothing."""
@@ -30,15 +39,23 @@ class Following:
             handle.remove()
 
     def _before(self, part: Any, _inputs: Any) -> None:
-        tags = self._tags.get(id(part))
+        if _is_in_graph():
+            return
+        # Its parts may be in graphs.
+        _uncompiled(self._wait)(part, self._whole or _has_graphs())
+
+    def _wait(self, part: Any, whole: bool) -> None:
+        tags = self._tags.get((id(part), whole))
         if tags is None:
-            tags = self._tags[id(part)] = _tags_of(part, self._whole)
+            tags = self._tags[id(part), whole] = _tags_of(part, whole)
         for tag in tags:
             if self._seen is not None and tag not in self._seen:
                 self._seen.append(tag)
             _regions.wait(tag)
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if _is_in_graph():
+            return
         if self._seen:
             _regions.order(self._seen)
         self._seen = None
@@ -51,8 +68,10 @@ def follow(module: Any, *, safepoints: bool = False) -> Following:
     A pass runs inside ``glake.active`` only where it shall wait for the whole.
 
     Args:
-        module: the whole model; of one that is compiled, what ``torch.compile`` returned, which waits for all its regions at once.
-        safepoints: before each of its passes there is a ``glake.safepoint``; while it is compiled or computed again there is none.
+        module: the whole model. One that is compiled waits for all its regions at once: follow what ``torch.compile`` returned. Followed
+            before that it does the same, unless its hooks are in a graph too, where they do nothing, which is logged: of a function that
+            calls it, and of a class of torch's own (``Sequential``).
+        safepoints: before each of its passes there is a ``glake.safepoint``; in a graph, and where it is computed again, there is none.
 
     Returns:
         What takes the hooks off again.
@@ -60,12 +79,59 @@ def follow(module: Any, *, safepoints: bool = False) -> Following:
     return Following(module, safepoints)
 
 
+def _first(part: Any, hook: Any) -> Any:
+    """As torch puts a hook before others, but in an order that its compiler reads too, which takes one hook for another else."""
+    handle, hooks = part.register_forward_pre_hook(hook), part._forward_pre_hooks
+    for other in list(hooks)[:-1]:
+        hooks[other] = hooks.pop(other)
+    return handle
+
+
+def _leave_outside(hook: Any) -> None:
+    """The compiler leaves it as it is where it is called outside of a graph. With a torch that cannot be told, it does nothing there."""
+    frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        as_it_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(hook.__code__, as_it_is)
+
+
 def _between_passes(_module: Any, _inputs: Any) -> None:
-    # Compiled code has no safe point inside: the compiler takes this for a constant, and traces nothing behind it.
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
-    if compiler is not None and compiler.is_compiling():
+    if _is_in_graph():
+        _is_lost()
         return
-    safepoint()
+    _uncompiled(safepoint)()
+
+
+def _tell(_module: Any, _inputs: Any) -> None:
+    if _is_in_graph():
+        _is_lost()
+
+
+def _is_lost() -> None:
+    _logger.warning(
+        "glake.follow: a module that is followed is compiled into a graph, in which it waits for no region and has no safe points: "
+        "follow what torch.compile returned"
+    )
+
+
+# As torch.compiler.assume_constant_result: it is called once, by the compiler.
+_is_lost._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_in_graph() -> bool:
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
+
+
+def _has_graphs() -> bool:
+    """Whether a compiler looks at what is called here."""
+    frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
+    return hasattr(frames, "get_eval_frame_callback") and frames.get_eval_frame_callback() is not None
+
+
+def _uncompiled(call: Any) -> Any:
+    """Where a compiler looks, it is to leave what is called alone."""
+    return sys.modules["torch"].compiler.disable(call) if _has_graphs() else call
 
 
 def _tags_of(part: Any, recurse: bool) -> tuple[str, ...]:

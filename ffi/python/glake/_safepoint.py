@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -34,6 +35,10 @@ _ASK_SECONDS = 1.0
 # Counts the safe points inside of uses, of all threads: where one thread comes to them, as all ranks' do.
 _steps = itertools.count()
 
+_logger = logging.getLogger("glake")
+# Whether it was logged that a place could not be judged.
+_has_told = False
+
 
 def safepoint() -> bool:
     """Says that this thread needs none of its GPU memory now, and that what it has enqueued ends without it: between two steps of
@@ -42,14 +47,16 @@ def safepoint() -> bool:
 
     Does nothing outside of a use, under a capture, in a backward pass, and on a thread with a running event loop (there:
     ``await glake.safepoint_async()``). Ranks of one ``torch.distributed`` process group wait together or not at all: each comes to the same
-    safe points, each shrinks, and they wait once all stand at the same one. A rank that has no process group yet does not wait. Raises
-    nothing; what a signal's handler raises, Ctrl-C's too, asks for the memory and comes when it is back.
+    safe points, each shrinks, and they wait once all stand at the same one. A rank that has no process group yet does not wait.
+
+    Raises nothing: where torch or the library cannot be asked (a GPU's context that has failed) it does nothing, and logs that once. What a
+    signal's handler raises while it waits, Ctrl-C's too, asks for the memory and comes when it is back.
 
     Returns:
         Whether it waited.
     """
     step = _step()
-    if step is None or asyncio._get_running_loop() is not None or not _is_safe():
+    if step is None or asyncio._get_running_loop() is not None:
         return False
     try:
         # It sleeps on this thread: it is over at once.
@@ -67,16 +74,22 @@ async def safepoint_async() -> bool:
         Whether it waited.
     """
     step = _step()
-    if step is None or not _is_safe():
-        return False
-    return await _wait(step, asyncio.sleep)
+    return step is not None and await _wait(step, asyncio.sleep)
 
 
 async def _wait(step: int, sleep: Callable[[float], Coroutine[Any, Any, None]]) -> bool:
     """At a safe point, with the other ranks where there are any. Whether it waited."""
-    if not _ranks.is_one_of_several():
+    try:
+        if not _is_safe():
+            return False
+        is_rank = _ranks.is_one_of_several()
+        arrival = _arrival(step) if is_rank else None
+    except Exception as error:
+        # Only what is asked before it waits: what is raised while it does is a signal's.
+        _pass_over(error)
+        return False
+    if not is_rank:
         return await _park(None, sleep)
-    arrival = _arrival(step)
     if arrival is None:
         return False
     try:
@@ -143,6 +156,13 @@ def _step() -> int | None:
         return None
     step = next(_steps)
     return step if _library.api().safepoint_wanted() else None
+
+
+def _pass_over(error: Exception) -> None:
+    global _has_told
+    if not _has_told:
+        _has_told = True
+        _logger.warning("a safe point does nothing where it cannot be told whether it is safe (%s: %s)", type(error).__name__, error)
 
 
 class _Meanwhile:

@@ -2,7 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
+import functools
 import os
 import signal
 import threading
@@ -13,6 +15,7 @@ from unittest import mock
 os.environ["GLAKE_DEVICE"] = "sim"
 
 import glake  # noqa: E402
+from glake import _gate, _library, _ranks, _safepoint  # noqa: E402
 
 import child  # noqa: E402
 from test_regions import MIB, made, view  # noqa: E402
@@ -52,6 +55,28 @@ def until(condition):
         if time.monotonic() > end:
             raise AssertionError("it does not come")
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def shrinking():
+    """Inside of a use: what begins a shrink that waits for it, and answers what it has copied once it has gone and is back."""
+    tag, arrays = made()
+
+    def swap():
+        gone = glake.shrink(tag, timeout=60)
+        glake.refill(tag)
+        return gone["copied"]
+
+    def begin():
+        swapped = other.submit(swap)
+        until(lambda: glake.gate()["closing"])
+        return swapped
+
+    with concurrent.futures.ThreadPoolExecutor() as other:
+        with glake.active(tag):
+            yield begin
+    if not all(array.is_right() for array in arrays):
+        raise AssertionError("other bytes came back")
 
 
 class Parking(unittest.TestCase):
@@ -200,6 +225,64 @@ class Places(unittest.TestCase):
         torch._C._current_graph_task_id.return_value = 7
         self.assertFalse(self.closed(ask_torch))
 
+    def test_where_it_cannot_be_told_whether_it_is_safe(self):
+        def query(name):
+            torch = mock.MagicMock()
+            torch._C._current_graph_task_id.return_value = -1
+            torch.cuda.is_current_stream_capturing.return_value = False
+            torch.distributed.is_initialized.return_value = False
+            queried = functools.reduce(getattr, name.split("."), torch)
+            queried.side_effect = RuntimeError(f"CUDA error: an illegal memory access was encountered in {name}")
+            return torch
+
+        async def ask_async():
+            return await glake.safepoint_async()
+
+        def ask(torch):
+            with mock.patch.dict("sys.modules", torch=torch):
+                return glake.safepoint(), asyncio.run(ask_async()), glake.safepoint()
+
+        names = ("_C._current_graph_task_id", "cuda.is_initialized", "cuda.is_current_stream_capturing", "distributed.is_initialized")
+        for name in names:
+            with self.subTest(name), mock.patch.object(_safepoint, "_has_told", False), self.assertLogs("glake", "WARNING") as told:
+                self.assertEqual(self.closed(lambda: ask(query(name))), (False, False, False))
+                self.assertEqual(len(told.output), 1)
+                self.assertIn(f"illegal memory access was encountered in {name}", told.output[0])
+
+    def test_what_the_library_refuses_to_say(self):
+        api = mock.MagicMock(wraps=_library.api())
+        asked = {"use_wanted": api.use_wanted, "gate": api.gate_json}
+        for name, query in asked.items():
+            with (
+                self.subTest(name),
+                mock.patch.multiple(_ranks, is_one_of_several=lambda: True, here=mock.MagicMock()),
+                mock.patch.object(_safepoint, "_has_told", False),
+                self.assertLogs("glake", "WARNING") as told,
+            ):
+                query.side_effect = glake.UnavailableError("the process ends")
+                api.use_wanted.side_effect = query.side_effect if name == "use_wanted" else [True, False]
+
+                def ask():
+                    # Two uses, of which a shrink waits for one.
+                    uses = [*_gate.own_uses(), mock.MagicMock()]
+                    with mock.patch.object(_library, "api", lambda: api), mock.patch.object(_gate, "own_uses", lambda: uses):
+                        return glake.safepoint()
+
+                self.assertFalse(self.closed(ask))
+                self.assertIn("the process ends", told.output[0])
+                query.side_effect = None
+
+    def test_what_ends_a_program_comes_out(self):
+        torch = mock.MagicMock()
+        for error in (KeyboardInterrupt, SystemExit):
+            torch._C._current_graph_task_id.side_effect = error
+
+            def ask():
+                with mock.patch.dict("sys.modules", torch=torch), self.assertRaises(error):
+                    glake.safepoint()
+
+            self.closed(ask)
+
     def test_it_costs_little(self):
         with glake.active():
             best = float("inf")
@@ -316,6 +399,33 @@ threading.Thread(target=interrupt).start()
 try:
     steps()
 except KeyboardInterrupt:
+    assert next(region for region in glake.regions() if region["tag"] == "weights")["evicted"] == 0
+else:
+    raise AssertionError("nothing was raised")
+""",
+        )
+
+    def test_a_handler_s_error_comes_out_too(self):
+        child.check(
+            self,
+            BEGIN
+            + """
+class Late(Exception):
+    pass
+
+def late(*_):
+    raise Late
+
+def interrupt():
+    glake.shrink("weights")
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGALRM)
+
+signal.signal(signal.SIGALRM, late)
+threading.Thread(target=interrupt).start()
+try:
+    steps()
+except Late:
     assert next(region for region in glake.regions() if region["tag"] == "weights")["evicted"] == 0
 else:
     raise AssertionError("nothing was raised")
