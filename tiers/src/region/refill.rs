@@ -37,7 +37,7 @@ struct Pipeline<'s> {
 impl Region {
     /// Makes at least `amount` of memory for what is evicted of the region, for all of it with [`Bytes::MAX`], at the addresses that it
     /// had, and copies the bytes back. They are there when it returns. Where there is no memory, what is free elsewhere goes back to the
-    /// driver, and `wait_policy` is asked whether more will.
+    /// driver, and `wait_policy` is asked whether more will. It ends early, and well, where `wait_policy` says that nobody wants it any more.
     ///
     /// # Errors
     /// [`RegionError::Stopped`]: what came back by then is there, the rest is evicted or interrupted; either direction goes on from
@@ -77,7 +77,7 @@ impl Region {
         let pipeline = std::thread::scope(|scope| {
             let mut pipeline = Pipeline::default();
             for view in chosen {
-                if pipeline.failed.is_some() {
+                if pipeline.failed.is_some() || !wait_policy.goes_on() {
                     break;
                 }
                 match self.begin_refill(scope, view, &transfer, wait_policy, &mut pipeline) {

@@ -62,6 +62,11 @@ impl Drop for BegunRefill<'_> {
 }
 
 impl Region {
+    /// Whether a refill has begun, or waits for its turn.
+    pub fn is_refilling(&self) -> bool {
+        self.progress.is_refilling()
+    }
+
     /// Work that is enqueued on a stream from now on finds the region's bytes at their addresses: waits on the host while a refill
     /// makes and maps memory, and on the stream for what it copies. Where nothing is evicted it returns at once.
     ///

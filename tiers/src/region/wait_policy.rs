@@ -1,4 +1,4 @@
-//! Whether it is worth waiting for memory: who stands above knows who is giving some back.
+//! Whether it is worth waiting for memory, and going on: who stands above knows who is giving some back, and what was asked since.
 
 use std::fmt;
 
@@ -10,6 +10,12 @@ pub trait WaitPolicy: fmt::Debug + Sync {
     /// `refused` is what it met.
     /// The refill holds its region's turn meanwhile, and no lock of the pool.
     fn wait(&self, refused: &PoolError) -> bool;
+
+    /// Whether the refill is still wanted: asked once it has its region's turn, and before each extent. One that is not ends well, with
+    /// what it has brought.
+    fn goes_on(&self) -> bool {
+        true
+    }
 }
 
 /// Waits for nothing.

@@ -167,7 +167,8 @@ impl Regions {
     }
 
     /// Brings memory back to the addresses that it had. Where `wait` is false that goes on in the background: what it meets is
-    /// logged, and met again by whoever needs the memory. Where it is waited for longer than its timeout it goes on so too.
+    /// logged, and met again by whoever needs the memory. Where it is waited for longer than its timeout it goes on so too. What is
+    /// shrunk after that stays away.
     ///
     /// # Errors
     /// [`ProcessError::StillComing`]. [`ProcessError::NoRoom`]: others took the memory. [`ProcessError::Region`]. No bytes are lost, the same call goes on.
@@ -178,10 +179,10 @@ impl Regions {
                 None => self.set.refill(ask),
             };
         }
-        self.set.table.named(ask.tags.as_deref())?;
+        let asked = self.asked(ask, None)?;
         let (regions, ask) = (self.set.clone(), ask.clone());
         self.background.spawn(move || {
-            if let Err(error) = regions.refill(&ask) {
+            if let Err(error) = regions.refill_asked(&ask, Some(&asked)) {
                 tracing::warn!(target: "glake::regions", %error, "a refill in the background failed");
             }
         })?;

@@ -6,25 +6,34 @@
 //! ```
 //!
 //! Invariants: uses of the same tags wait for one job, as long as it runs. A job is over however it ends, without having begun too;
-//! it leaves the list before that is told, so that nobody joins one that is over. A failure is told to somebody, or logged.
+//! it leaves the list before that is told, so that nobody joins one that is over. A failure is told to somebody, or logged. Of two wishes
+//! the later one holds: what is shrunk after a refill was asked for that nobody waits for stays away.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::super::gate::Tags;
 use super::super::{ProcessError, Result};
+use super::slot::Slot;
 use super::{Refill, RefillReport, Regions};
 use crate::sync::{Condvar, Mutex};
 
 /// The refills that uses have begun and that are under way.
 #[derive(Debug, Default)]
-pub(super) struct BackgroundRefills(Mutex<Vec<(Vec<String>, Arc<BackgroundRefill>)>>);
+pub(super) struct BackgroundRefills {
+    of_uses: Mutex<Vec<(Vec<String>, Arc<BackgroundRefill>)>>,
+    /// When each was asked for that has not ended.
+    asked: Mutex<Vec<Weak<Asked>>>,
+}
 
 /// A refill that goes on in the background.
 #[derive(Debug, Default)]
-struct BackgroundRefill {
+pub(super) struct BackgroundRefill {
     state: Mutex<State>,
     changed: Condvar,
+    /// How many wait for it.
+    waiting: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +45,32 @@ enum State {
     Told,
     /// It never began, or did not end by itself.
     GivenUp,
+}
+
+/// When a refill was asked for that goes on whoever waits for it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// How often each of its regions had been shrunk.
+    shrinks: Vec<(Arc<Slot>, u64)>,
+    /// Who may wait for it; `None`: nobody does.
+    waits: Option<Arc<BackgroundRefill>>,
+}
+
+/// Whether a refill of a region is still wanted; the default: it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wanted<'a> {
+    pub(super) asked: Option<&'a Asked>,
+    pub(super) slot: Option<&'a Slot>,
+}
+
+impl Wanted<'_> {
+    /// Not once its region was shrunk after it was asked for, and nobody waits for it any more.
+    pub(super) fn is_still(&self) -> bool {
+        let (Some(asked), Some(slot)) = (self.asked, self.slot) else { return true };
+        let then = asked.shrinks.iter().find(|(of, _)| std::ptr::eq(&raw const **of, slot));
+        then.is_none_or(|(_, shrinks)| *shrinks == slot.shrinks())
+            || asked.waits.as_ref().is_some_and(|refill| refill.waiting.load(Ordering::SeqCst) > 0)
+    }
 }
 
 /// How a wait for a refill ended.
@@ -59,7 +94,7 @@ struct Ending {
 impl BackgroundRefills {
     /// The refill of these tags that is under way, or a new one, which the caller begins.
     fn join(&self, tags: Vec<String>) -> (Arc<BackgroundRefill>, bool) {
-        let mut under_way = self.0.lock();
+        let mut under_way = self.of_uses.lock();
         if let Some((_, coming)) = under_way.iter().find(|(of, _)| *of == tags) {
             return (coming.clone(), false);
         }
@@ -67,10 +102,23 @@ impl BackgroundRefills {
         under_way.push((tags, coming.clone()));
         (coming, true)
     }
+
+    /// Whether one of a region goes on that is not wanted any more.
+    pub(super) fn has_unwanted(&self, slot: &Slot) -> bool {
+        let is_unwanted = |asked: &Arc<Asked>| !Wanted { asked: Some(asked), slot: Some(slot) }.is_still();
+        self.asked.lock().iter().filter_map(Weak::upgrade).any(|asked| is_unwanted(&asked))
+    }
 }
 
 impl BackgroundRefill {
     fn wait(&self, until: Option<Instant>) -> Waited {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let waited = self.wait_until(until);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        waited
+    }
+
+    fn wait_until(&self, until: Option<Instant>) -> Waited {
         let mut state = self.state.lock();
         loop {
             match std::mem::replace(&mut *state, State::Told) {
@@ -102,7 +150,7 @@ impl Drop for BackgroundRefill {
 
 impl Ending {
     fn end(&self, outcome: State) {
-        self.background_refills.0.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
+        self.background_refills.of_uses.lock().retain(|(_, coming)| !Arc::ptr_eq(coming, &self.coming));
         let mut state = self.coming.state.lock();
         if matches!(*state, State::UnderWay) {
             *state = outcome;
@@ -163,8 +211,21 @@ impl Regions {
     fn begin_refill(&self, ask: Refill, coming: &Arc<BackgroundRefill>) -> Result<()> {
         let ending =
             Ending { background_refills: self.set.background_refills.clone(), coming: coming.clone() };
+        let asked = self.asked(&ask, Some(coming.clone()))?;
         let regions = self.set.clone();
-        self.background.spawn(move || ending.end(State::Over(regions.refill(&ask))))
+        self.background.spawn(move || ending.end(State::Over(regions.refill_asked(&ask, Some(&asked)))))
+    }
+
+    /// That a refill was asked for now.
+    pub(super) fn asked(&self, ask: &Refill, waits: Option<Arc<BackgroundRefill>>) -> Result<Arc<Asked>> {
+        self.set.table.cover(&self.set.registry.devices);
+        let slots = self.set.table.named(ask.tags.as_deref())?;
+        let shrinks = slots.into_iter().map(|slot| (slot.clone(), slot.shrinks())).collect();
+        let asked = Arc::new(Asked { shrinks, waits });
+        let mut all = self.set.background_refills.asked.lock();
+        all.retain(|asked| asked.strong_count() > 0);
+        all.push(Arc::downgrade(&asked));
+        Ok(asked)
     }
 }
 
@@ -207,7 +268,7 @@ mod schedules {
                 .collect();
             let told: usize = uses.into_iter().map(|thread| thread.join().unwrap()).sum();
             assert_eq!(told, jobs.load(std::sync::atomic::Ordering::SeqCst), "each job is told once");
-            assert!(background_refills.0.lock().is_empty());
+            assert!(background_refills.of_uses.lock().is_empty());
         });
     }
 
@@ -226,7 +287,7 @@ mod schedules {
                 .collect();
             drop(ending);
             waits.into_iter().for_each(|thread| thread.join().unwrap());
-            assert!(background_refills.0.lock().is_empty());
+            assert!(background_refills.of_uses.lock().is_empty());
         });
     }
 }

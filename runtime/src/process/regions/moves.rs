@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, DeviceId};
-use glake_tiers::{PoolError, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
+use glake_tiers::{PoolError, Refilled, Region, RegionError, Shrunk, SkipReason, Skipped, TransferContext};
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::{Refill, Shrink, Tier};
+use super::background_refills::{Asked, Wanted};
 use super::choose::in_order;
 use super::ongoing_shrinks::Waiting;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
@@ -84,6 +85,11 @@ impl RegionSet {
 
     /// As [`super::Regions::refill`], now.
     pub(in super::super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
+        self.refill_asked(ask, None)
+    }
+
+    /// As [`RegionSet::refill`]. `asked`: when it was asked for, where nobody may wait for it any more.
+    pub(super) fn refill_asked(&self, ask: &Refill, asked: Option<&Asked>) -> Result<RefillReport> {
         let begin = Instant::now();
         self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(ask.tags.as_deref())?;
@@ -91,7 +97,7 @@ impl RegionSet {
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
         let refilling = self.registry.observers.agent().refill_begins();
-        let moved = self.move_in(&slots, ask);
+        let moved = self.move_in(&slots, ask, asked);
         refilling.ended(&moved);
         self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
@@ -119,7 +125,7 @@ impl RegionSet {
             _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
         };
         let job = (slot.clone(), region.clone(), Bytes::MAX);
-        let moved = self.refill_one(&job, self.config.verify, credits);
+        let moved = self.refill_one(&job, self.config.verify, credits, None);
         refilling.ended(&moved);
         self.resume_relays();
         if let Some(beside) = beside {
@@ -188,14 +194,28 @@ impl RegionSet {
         let mut batch = Batch::default();
         // What is parked for one of them stays parked until all is over.
         let mut closings = Vec::new();
+        let mut is_counted = false;
         loop {
             let freed: Bytes = batch.moved.iter().map(|moved| moved.memory).sum();
             let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
-            let resident: Vec<(usize, Bytes)> =
-                candidates.iter().enumerate().map(|(at, (_, region))| (at, sizes(region).0)).collect();
+            let resident = |(slot, region): &(Arc<Slot>, Arc<Region>)| match sizes(region).0 {
+                // What nobody wants any more may bring something until it has seen that.
+                Bytes::ZERO
+                    if is_counted && region.is_refilling() && self.background_refills.has_unwanted(slot) =>
+                {
+                    Bytes::new(1)
+                }
+                size => size,
+            };
+            let resident: Vec<(usize, Bytes)> = candidates.iter().map(resident).enumerate().collect();
             let chosen = in_order(&resident, wanted);
             if chosen.is_empty() {
-                return batch;
+                if ask.bytes.is_some() || is_counted {
+                    return batch;
+                }
+                candidates.iter().for_each(|(slot, _)| slot.count_shrink());
+                is_counted = true;
+                continue;
             }
             let amount = |amount| if ask.bytes.is_some() { amount } else { Bytes::MAX };
             let job = |(at, size): &(usize, Bytes)| {
@@ -213,10 +233,10 @@ impl RegionSet {
             batch.moved.extend(moved);
             batch.warnings.extend(warnings);
             batch.failed = failed;
-            if ask.bytes.is_none() || batch.failed.is_some() {
+            if batch.failed.is_some() {
                 return batch;
             }
-            // What had to stay of these is made good by others.
+            // What had to stay of these is made good by others; where all is to leave, others may have been on their way back.
             let mut at = 0..candidates.len();
             candidates.retain(|_| at.next().is_some_and(|at| chosen.iter().all(|(taken, _)| *taken != at)));
         }
@@ -284,10 +304,11 @@ impl RegionSet {
         Ok(shrunk.map(|_| ())?)
     }
 
-    fn move_in(&self, slots: &[Arc<Slot>], ask: &Refill) -> Result<Vec<Moved>> {
+    fn move_in(&self, slots: &[Arc<Slot>], ask: &Refill, asked: Option<&Asked>) -> Result<Vec<Moved>> {
         let bytes = ask.bytes;
         let evicted: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
+            .filter(|slot| Wanted { asked, slot: Some(slot) }.is_still())
             .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
             .collect();
         let wanted: Vec<(usize, Bytes)> =
@@ -304,7 +325,7 @@ impl RegionSet {
         self.want(&jobs);
         let (verify, credits) = (self.verifies(ask.verify), self.registry.refill_timeout);
         let moved = on_each_device(&jobs, |job, moved| {
-            self.refill_one(job, verify, credits).map(|one| moved.push(one))
+            self.refill_one(job, verify, credits, asked).map(|one| moved.push(one))
         });
         // Of what nothing is evicted any more too: whoever made it so may not have come this far.
         self.settle(slots);
@@ -318,6 +339,7 @@ impl RegionSet {
         (slot, region): (&Slot, &Region),
         verify: bool,
         credits: Duration,
+        wanted: Wanted<'_>,
         make: impl Fn(TransferContext<'_>, &Waiting<'_>) -> Result<T>,
     ) -> Result<T> {
         let device = region.pool().device();
@@ -325,7 +347,8 @@ impl RegionSet {
             ProcessError::NoSuchDevice { device: device.0.into(), count: self.registry.devices.len() };
         let ongoing_shrinks = self.ongoing_shrinks_of(device).ok_or(no_device)?;
         loop {
-            let waiting = ongoing_shrinks.waiting(region.domain(), region.pool().lease().credits(credits));
+            let credits_of = region.pool().lease().credits(credits);
+            let waiting = ongoing_shrinks.waiting(region.domain(), credits_of, wanted);
             let made = self.stores.mover(device, Direction::ToGpu).and_then(|mover| {
                 let checks = self.stores.digests(verify, device)?;
                 make(TransferContext { mover: &*mover, checks: checks.as_deref() }, &waiting)
@@ -354,17 +377,25 @@ impl RegionSet {
             lease.want(missing);
         }
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
-        let made = self.make_room((slot, region), self.config.verify, credits, |context, waiting| {
+        let wanted = Wanted::default();
+        let made = self.make_room((slot, region), self.config.verify, credits, wanted, |context, waiting| {
             Ok(region.commit(address, size, context, waiting)?)
         });
         refilling.ended(&made);
         made
     }
 
-    fn refill_one(&self, (slot, region, amount): &Job, verify: bool, credits: Duration) -> Result<Moved> {
+    fn refill_one(
+        &self,
+        (slot, region, amount): &Job,
+        verify: bool,
+        credits: Duration,
+        asked: Option<&Asked>,
+    ) -> Result<Moved> {
         let device = region.pool().device();
         let (begin, _) = sizes(region);
-        let refilled = self.make_room((slot, region), verify, credits, |context, waiting| {
+        let wanted = Wanted { asked, slot: Some(slot) };
+        let refilled = self.make_room((slot, region), verify, credits, wanted, |context, waiting| {
             // What is there since is not to come once more.
             let left = begin.saturating_add(*amount).saturating_sub(sizes(region).0);
             let left = if *amount == Bytes::MAX { *amount } else { left };
@@ -375,7 +406,11 @@ impl RegionSet {
                 self.no_room(region, error)
             })
         });
-        let refilled = refilled?;
+        let refilled = match refilled {
+            // It ended where it would have waited for memory.
+            Err(_) if !wanted.is_still() => Refilled::default(),
+            refilled => refilled?,
+        };
         let (resident, _) = sizes(region);
         Ok(Moved {
             tag: slot.tag().to_owned(),

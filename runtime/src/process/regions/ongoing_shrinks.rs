@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use glake_stitch::DomainId;
 use glake_tiers::{Credits, PoolError, WaitPolicy};
 
+use super::background_refills::Wanted;
 use crate::sync::{Condvar, Mutex};
 
 /// How soon a refill looks again: an extent of a shrink takes longer.
@@ -40,6 +41,7 @@ pub(super) struct Waiting<'f> {
     seen: AtomicU64,
     /// A shrink of the same region ended it.
     gave_way: AtomicBool,
+    wanted: Wanted<'f>,
 }
 
 impl OngoingShrinks {
@@ -48,9 +50,9 @@ impl OngoingShrinks {
         UnderWay(self, domain)
     }
 
-    pub(super) fn waiting(&self, own: DomainId, credits: Credits) -> Waiting<'_> {
+    pub(super) fn waiting<'f>(&'f self, own: DomainId, credits: Credits, wanted: Wanted<'f>) -> Waiting<'f> {
         let seen = AtomicU64::new(self.state.lock().ended);
-        Waiting { ongoing_shrinks: self, own, credits, seen, gave_way: AtomicBool::new(false) }
+        Waiting { ongoing_shrinks: self, own, credits, seen, gave_way: AtomicBool::new(false), wanted }
     }
 
     /// Waits until no shrink of a domain is under way; false: one still is after so long.
@@ -94,6 +96,9 @@ impl Drop for UnderWay<'_> {
 
 impl WaitPolicy for Waiting<'_> {
     fn wait(&self, refused: &PoolError) -> bool {
+        if !self.goes_on() {
+            return false;
+        }
         let mut state = self.ongoing_shrinks.state.lock();
         if state.under_way.contains(&self.own) {
             self.gave_way.store(true, Ordering::Relaxed);
@@ -110,8 +115,12 @@ impl WaitPolicy for Waiting<'_> {
         self.credits.wait(refused, &|| {
             let has = self.ongoing_shrinks.has(self.own);
             self.gave_way.fetch_or(has, Ordering::Relaxed);
-            has
+            has || !self.goes_on()
         })
+    }
+
+    fn goes_on(&self) -> bool {
+        self.wanted.is_still()
     }
 }
 
@@ -136,7 +145,7 @@ mod tests {
 
     fn waiting(ongoing_shrinks: &OngoingShrinks) -> Waiting<'_> {
         let lease = Lease::new(DeviceId(0), LeaseOptions::default());
-        ongoing_shrinks.waiting(OWN, lease.credits(Duration::ZERO))
+        ongoing_shrinks.waiting(OWN, lease.credits(Duration::ZERO), Wanted::default())
     }
 
     #[test]

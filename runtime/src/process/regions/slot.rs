@@ -44,6 +44,8 @@ pub(super) struct Slot {
     first: AtomicU64,
     /// Shrinks that are under way.
     out: Mutex<u32>,
+    /// How many moved it, or found nothing to move.
+    shrinks: AtomicU64,
     is_away: AtomicBool,
     /// Devices where somebody who touched it brings it back, and hooks are told: the bits of a [`DeviceSet`].
     touched: AtomicU64,
@@ -66,6 +68,7 @@ impl Slot {
             seal: Mutex::default(),
             first: AtomicU64::new(u64::MAX),
             out: Mutex::default(),
+            shrinks: AtomicU64::new(0),
             is_away: AtomicBool::new(false),
             touched: AtomicU64::new(0),
         }
@@ -170,8 +173,19 @@ impl Slot {
         self.is_away.load(Ordering::Acquire)
     }
 
+    /// A shrink is carried out: refills that were asked for before it bring nothing back any more that nobody waits for.
+    pub(super) fn count_shrink(&self) {
+        self.shrinks.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How many there were.
+    pub(super) fn shrinks(&self) -> u64 {
+        self.shrinks.load(Ordering::Acquire)
+    }
+
     /// A shrink begins: whoever touches it from now on asks for it back.
     pub(super) fn begin_out(&self, flags: &RegionFlags) {
+        self.count_shrink();
         let mut out = self.out.lock();
         *out += 1;
         if !self.is_away.swap(true, Ordering::AcqRel) {

@@ -1,5 +1,5 @@
 """Safe points: a program's memory leaves between two of its passes and comes back, whatever runs the passes; the results are the same."""
-import os, tempfile, threading, time, unittest
+import importlib.util, os, tempfile, threading, time, unittest
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "glake-test-inductor"))
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
@@ -23,6 +23,17 @@ def net():
     parts = [torch.nn.Linear(512, 512) for _ in range(4)]
     with glake.region("safepoints weights"):
         return torch.nn.Sequential(*parts).cuda()
+
+
+class Model(torch.nn.Module):
+    """Of a class of its own, as models are: its hooks run before the compiler begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = net()
+
+    def forward(self, inputs):
+        return self.parts(inputs)
 
 
 def at(step):
@@ -110,14 +121,30 @@ class Safepoints(unittest.TestCase):
         following.remove()
 
     @fixture.limit(180)
-    def test_a_hook_inside_of_a_whole_graph(self):
+    def test_a_whole_graph_of_what_is_followed(self):
         import glake
 
-        inner = net()
-        inner.register_forward_pre_hook(glake._modules._between_passes)
+        inner = Model()
+        following = glake.follow(inner, safepoints=True)
         model = torch.compile(inner, fullgraph=True, dynamic=False)
         with torch.no_grad():
+            self.same(lambda step: model(at(step)))
+        following.remove()
+
+    @fixture.limit(180)
+    def test_hooks_inside_of_a_whole_graph(self):
+        import glake
+
+        # Another's graph would serve, whatever hooks it has.
+        torch._dynamo.reset()
+        inner = net()
+        following = glake.follow(inner, safepoints=True)
+        model = torch.compile(inner, fullgraph=True, dynamic=False)
+        with self.assertLogs("glake", "WARNING"), torch.no_grad():
+            model(at(0))
+        with torch.no_grad():
             self.same(lambda step: model(at(step)), glake.safepoint)
+        following.remove()
 
     @fixture.only("compiled", "graph trees need checkPoolLiveAllocations, which a pluggable allocator has no way to answer")
     @fixture.limit(240)
@@ -140,14 +167,77 @@ class Safepoints(unittest.TestCase):
     def test_training_that_computes_again(self):
         import glake
 
-        model = net()
-        following = glake.follow(model, safepoints=True)
+        for reentrant in (False, True):
+            with self.subTest(use_reentrant=reentrant):
+                model = net()
+                following = glake.follow(model, safepoints=True)
+
+                def step(number):
+                    model.zero_grad(set_to_none=True)
+                    loss = checkpoint(model, at(number).requires_grad_(), use_reentrant=reentrant).square().mean()
+                    loss.backward()
+                    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+                self.same(step)
+                following.remove()
+
+    def test_a_capture_while_a_shrink_waits(self):
+        import glake
+
+        model, still, graph, parked = net(), at(0), torch.cuda.CUDAGraph(), []
+
+        def swap():
+            glake.shrink(timeout=50)
+            parked.append(glake.gate()["parked"])
+            glake.refill()
+
+        def replays():
+            results = []
+            for step in range(3):
+                still.copy_(at(step))
+                graph.replay()
+                results.append(result.clone())
+            return results
+
+        other = threading.Thread(target=swap)
+        with torch.no_grad(), glake.active():
+            expected = [model(at(step)) for step in range(3)]
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    model(still)
+            torch.cuda.current_stream().wait_stream(side)
+            other.start()
+            while other.is_alive() and not glake.gate()["closing"]:
+                time.sleep(0.001)
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                waited = [glake.safepoint()]
+                result = model(still)
+                waited.append(glake.safepoint())
+            self.assertEqual((waited, parked), ([False, False], []))
+            before = replays()
+            torch.testing.assert_close(before, expected)
+            self.assertTrue(glake.safepoint())
+            self.assertEqual(parked, [1])
+            torch.testing.assert_close(replays(), before, rtol=0, atol=0)
+        other.join()
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed: no model of its generates here")
+    @fixture.limit(180)
+    @torch.no_grad()
+    def test_tokens_that_are_generated(self):
+        import glake, transformers
+
+        shape = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+        torch.manual_seed(0)
+        with glake.region("safepoints weights"), torch.device("cuda"):
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_key_value_heads=2)).eval()
 
         def step(number):
-            model.zero_grad(set_to_none=True)
-            loss = checkpoint(model, at(number).requires_grad_(), use_reentrant=False).square().mean()
-            loss.backward()
-            return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+            prompt = (torch.arange(3 * 8, device="cuda").view(3, 8) * 37 + number) % 512
+            how = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+            mask = torch.ones_like(prompt)
+            return model.generate(prompt, attention_mask=mask, stopping_criteria=[glake.generation.SafePoint()], **how)
 
         self.same(step)
-        following.remove()

@@ -195,3 +195,32 @@ fn nothing_stays_in_files_when_the_process_stops() {
     drop(process);
     std::fs::remove_dir(&folder).unwrap();
 }
+
+/// Of two wishes the later one holds.
+#[test]
+fn what_is_shrunk_after_a_refill_that_nobody_waits_for_stays_away() {
+    let process = started("tiers.extent = \"2MiB\"\n");
+    for tag in ["a", "b"] {
+        process.regions().define(RegionOptions::of(tag)).unwrap();
+    }
+    let blocks = [process.written_in("a", 0, mib(8), 1), process.written_in("b", 0, mib(8), 2)];
+    let resident = || -> Bytes { process.regions().views().unwrap().iter().map(|view| view.resident).sum() };
+    for round in 0..60 {
+        let ask = match round % 3 {
+            0 => Refill { wait: false, ..Refill::default() },
+            1 => Refill { timeout: Some(Duration::ZERO), ..Refill::default() },
+            _ => Refill { timeout: Some(Duration::from_micros(300)), ..Refill::default() },
+        };
+        assert!(matches!(process.regions().refill(&ask), Ok(_) | Err(ProcessError::StillComing { .. })));
+        std::thread::sleep(Duration::from_micros(40 * (round % 7)));
+        process.regions().shrink(&Shrink::default()).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(resident(), Bytes::ZERO, "round {round}");
+    }
+    // Whoever asks after that has it.
+    process.regions().refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+    let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
+    blocks.iter().for_each(|block| process.check(block));
+    process.regions().gate().end_use(id).unwrap();
+    process.end(blocks);
+}
