@@ -5,6 +5,7 @@ Needs torch; every test is skipped without it."""
 import collections
 import importlib.util
 import os
+import re
 import tempfile
 import unittest
 
@@ -58,6 +59,8 @@ class Offloads(OfTorch):
             lengths = [1600 + 400 * (step * 7 % 5) for step in range(passes)]
             plain, model = self.model(10), self.model(10)
             handle = self.offload(model, "18MiB", preset)
+            # Since the process began.
+            above = handle.told()["above_budget"]
             for step, rows in enumerate(lengths):
                 torch.manual_seed(step)
                 expected = self.step(plain, rows)
@@ -66,11 +69,41 @@ class Offloads(OfTorch):
                     self.assertTrue(torch.equal(mine, other), preset)
                 self.assertLessEqual(glake.memory_stats(0)["reserved_bytes.all.current"], 18 << 20, (preset, step))
             told = handle.told()
-            self.assertEqual((told["preset"], told["above_budget"], told["unplanned"]), (preset, 0, None))
+            self.assertEqual((told["preset"], told["above_budget"], told["unplanned"]), (preset, above, None))
             self.assertGreater(told["passes"], 3)
             if preset in ("fit", "memory"):
                 self.assertGreater(handle.report()["bytes_out"], out, preset)
             handle.remove()
+
+    def test_below_the_floor_a_forward_raises_and_names_a_budget_that_is_enough(self):
+        model, budgets, said = self.model(), [1.0], "nothing yet"
+
+        def raised(rows):
+            try:
+                self.step(model, rows)
+            except glake.InvalidError as error:
+                return str(error)
+            return None
+
+        while said and len(budgets) < 6:
+            handle = self.offload(model, f"{budgets[-1]:.2f}MiB")
+            said = next(filter(None, (raised(20000) for _ in range(8))), None)
+            if said:
+                found = re.match(r"a budget of ([0-9.]+) MiB was asked for, but passes of this shape need ([0-9.]+) MiB of the GPU", said)
+                self.assertIsNotNone(found, said)
+                self.assertAlmostEqual(float(found[1]), budgets[-1], delta=0.01)
+                # Again and again, and for this shape alone; without gradients nothing is saved.
+                self.assertEqual(raised(20000)[: found.end()], said[: found.end()])
+                self.assertIsNone(raised(8))
+                with torch.no_grad():
+                    model(torch.randn(20000, 64))
+                # What is printed may be rounded down.
+                budgets.append(float(found[2]) + 0.01)
+            handle.remove()
+        # A plan leaves more alone each time that the pool, whose blocks have gaps, was above its budget all the same.
+        self.assertIsNone(said, budgets)
+        self.assertGreater(len(budgets), 1)
+        self.assertEqual(budgets, sorted(budgets))
 
     def test_where_everything_fits_there_are_no_hooks_until_shapes_change(self):
         model = self.model()

@@ -16,7 +16,7 @@ SMALL = 1000
 
 
 def bits_of(tensor):
-    return tensor.detach().contiguous().view(torch.uint8)
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def every(dtype):

@@ -1,7 +1,9 @@
 """The examples say what they need where it is missing. Where there is a GPU the suite of tests/gpu runs them."""
 
+import concurrent.futures
 import importlib.util
 import pathlib
+import socket
 import unittest
 
 import child
@@ -9,6 +11,8 @@ import child
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 # Examples of fine-tuning, and what each needs beside torch and transformers.
 TUNED = {"finetune_plain.py": [], "finetune_hf.py": ["peft", "accelerate"], "finetune_trl.py": ["trl", "datasets"], "finetune_lightning.py": ["lightning"]}
+# Those that are one of several ranks need no more.
+RANKS = ["finetune_ddp.py", "finetune_fsdp.py"]
 # With the bytes of tensors of the CPU laid into a simulated GPU's memory, and a budget that has all of them leave.
 LAID = """
 import sys
@@ -44,7 +48,7 @@ class Examples(unittest.TestCase):
         return done.stderr
 
     def test_without_torch(self):
-        tuned = [*TUNED, "finetune_fsdp.py"]
+        tuned = [*TUNED, *RANKS]
         for name in ("training.py", "lora.py", "serving.py", "server.py", "copies.py", "tutorial.py", "deepspeed_style.py", *tuned):
             self.assertIn("needs torch", self.told(name, "sys.modules['torch'] = None"))
 
@@ -79,8 +83,33 @@ class Examples(unittest.TestCase):
                 self.assertIn("out of the GPU: ", done.stdout)
 
     def test_ranks_are_started_by_torchrun(self):
-        self.needs("finetune_fsdp.py")
-        self.assertIn("torchrun", self.told("finetune_fsdp.py", "import os; os.environ.pop('RANK', None)"))
+        for name in RANKS:
+            with self.subTest(name):
+                self.needs(name)
+                self.assertIn("torchrun", self.told(name, "import os; os.environ.pop('RANK', None)"))
+
+    def test_two_ranks_with_bytes_laid_into_simulated_memory(self):
+        for name in RANKS:
+            with self.subTest(name):
+                self.needs(name)
+                with socket.create_server(("127.0.0.1", 0)) as server:
+                    port = server.getsockname()[1]
+                argv = [name, "--tokens", "32", "--steps", "2", "--offload", "1GiB"]
+                code = (
+                    LAID.format(tests=str(child.TESTS))
+                    + f"import runpy\nsys.argv = {argv!r}\nrunpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')\n"
+                    + "assert Offload.given == ['1GiB'] and glake.offload.report()['bytes_out'] > 1 << 20\n"
+                )
+
+                def run(rank, code=code, port=port):
+                    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                    return child.run(code, **place)
+
+                with concurrent.futures.ThreadPoolExecutor(2) as ranks:
+                    for rank, done in enumerate(ranks.map(run, range(2))):
+                        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+                        self.assertIn(f"rank {rank}: offloaded now", done.stdout)
+                        self.assertEqual("step 1: loss" in done.stdout, rank == 0)
 
 
 if __name__ == "__main__":

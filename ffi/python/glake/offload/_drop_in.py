@@ -16,18 +16,29 @@ class OffloadActivations(Activations):
     Args:
         use_pin_memory: it is always pinned.
         use_streams: copies always have a queue of their own.
+        others: none. The two that follow are given by name, as theirs stand in different orders.
         min_offload_size: what is smaller stays, in bytes.
         max_fwd_stash_size: tensors are not held back for their copies: a block is its stream's again behind its copy.
+
+    Raises:
+        TypeError: one of those two was given by its place.
+        ValueError: ``min_offload_size`` is below 0, or ``max_fwd_stash_size`` below 1.
     """
 
     def __init__(
         self,
         use_pin_memory: bool = True,
         use_streams: bool | None = True,
+        *others: Any,
         min_offload_size: int = 1024,
         max_fwd_stash_size: int = 5,
         **_more: Any,
     ) -> None:
+        if others:
+            raise TypeError(
+                "give min_offload_size=... and max_fwd_stash_size=... by name: torchtune has max_fwd_stash_size before min_offload_size, "
+                "and TRL behind it"
+            )
         if min_offload_size < 0 or max_fwd_stash_size < 1:
             raise ValueError(f"min_offload_size is {min_offload_size} and max_fwd_stash_size {max_fwd_stash_size}: at least 0 and 1")
         super().__init__(None, min_offload_size)

@@ -61,6 +61,7 @@ class Packer:
 
         self.least, self.memory = least, memory
         self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
+        self._strided, self._lower = torch.strided, (torch.bfloat16, torch.float16)
         self._lock = threading.RLock()
         self.site = self._site = _library.api().Site()
         self._copy_out = _library.api().offload_begin
@@ -69,9 +70,11 @@ class Packer:
         self._items: dict[int, ref[Entry]] = {}
         self._known: dict[tuple[Any, ...], ref[Entry]] = {}
         self._proofs = Proofs()
-        self._is_told = False
+        self._is_told = self._is_failure_told = False
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
+        # Sizes and strides of parameters that autocast would cast, where a module is known.
+        self._cast: frozenset[tuple[Any, Any]] | None = None
         self.unsharded = Unsharded()
         self._looks = 0
         # How many items the site was told of.
@@ -84,10 +87,17 @@ class Packer:
             self._known.clear()
             if module is not None:
                 if self._looks < 2 or self._looks % _LOOK_AGAIN == 0:
-                    held = itertools.chain(module.parameters(), module.buffers())
-                    self._stays = frozenset(tensor.untyped_storage()._cdata for tensor in held if _has_bytes(tensor))
-                    self.unsharded.look(module)
+                    self._look(module)
                 self._looks += 1
+
+    def _look(self, module: Any) -> None:
+        import torch
+
+        held = [tensor for tensor in itertools.chain(module.parameters(), module.buffers()) if _has_bytes(tensor)]
+        self._stays = frozenset(tensor.untyped_storage()._cdata for tensor in held)
+        wide = (tensor for tensor in held if tensor.dtype == torch.float32 and isinstance(tensor, self._parameter))
+        self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
+        self.unsharded.look(module)
 
     def pack(self, tensor: Any) -> Kept | Away:
         # What is no leaf's is never computed again.
@@ -116,13 +126,13 @@ class Packer:
 
     def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
-        if type(tensor) is not self._tensor or tensor.is_nested or tensor.is_sparse or tensor.nbytes < self.least:
+        if type(tensor) is not self._tensor or tensor.is_nested or tensor.layout is not self._strided or tensor.nbytes < self.least:
             return Kept(tensor)
         base = tensor._base
         source = tensor if base is None else base
-        function = source.grad_fn
-        maker = None if function is None else function.name()
-        if tensor.numel() == 0 or not self._may_leave(tensor, source) or (maker == _CAST and self._is_of_parameter(function)):
+        made_by = source.grad_fn
+        maker = None if made_by is None else made_by.name()
+        if tensor.numel() == 0 or not self._may_leave(tensor, source) or self._is_of_parameter(tensor, source, made_by, maker):
             return Kept(tensor)
         storage = tensor.untyped_storage()
         cdata = storage._cdata
@@ -164,10 +174,19 @@ class Packer:
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 
-    def _is_of_parameter(self, cast: Any) -> bool:
-        """Whether autocast made a cast of a parameter: it is kept for the pass anyway."""
-        before = cast.next_functions
-        return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
+    def _is_of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str | None) -> bool:
+        """Whether autocast made it of a parameter."""
+        if maker == _CAST:
+            before = made_by.next_functions
+            return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
+        # Of a cast without gradients, as one of a frozen parameter is, nothing is recorded. What else has neither a gradient nor other sizes and
+        # strides than a parameter is seldom, and stays with them.
+        if source.requires_grad or source.dtype not in self._lower:
+            return False
+        if self._cast is not None:
+            return (source.size(), source.stride()) in self._cast
+        # Where no module is known: as linear layers have it.
+        return source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
 
     def _find(self, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
         known = self._known.get((cdata, start, size, version, form))
@@ -206,22 +225,27 @@ class Packer:
 
     def _offload(self, entry: Entry, tensor: Any, storage: Any, stream: int, form: Form | None, save: int) -> None:
         """Copies what an item has, unless it is to stay."""
-        state = self._site.check(save)
-        if state == _CHANGED:
-            self._tell(tensor, entry.item)
-            return
-        if state == _DUE:
-            entry.packed = self._site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
-            if form is not None:
-                self._proofs.look(save, form, storage, entry.start)
-        else:
-            if form is not None and self._proofs.hold(save):
-                self._narrow(entry, storage, stream, form)
+        try:
+            state = self._site.check(save)
+            if state == _CHANGED:
+                self._tell(tensor, entry.item)
+                return
+            if state == _DUE:
+                entry.packed = self._site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
+                if form is not None:
+                    self._proofs.look(save, form, storage, entry.start)
+            else:
+                if form is not None and self._proofs.hold(save):
+                    self._narrow(entry, storage, stream, form)
+                if entry.packed is None:
+                    entry.packed = self._copy_out(stream, self.memory.address(storage) + entry.start, entry.size)
             if entry.packed is None:
-                entry.packed = self._copy_out(stream, self.memory.address(storage) + entry.start, entry.size)
+                _tell_foreign(self.memory.address(storage))
+        except Error as error:
+            # The program did nothing that could fail: without hooks it has the tensor.
+            self._tell_failed(error)
         if entry.packed is None:
             _report.counts.stayed += 1
-            _tell_foreign(self.memory.address(storage))
 
     def _narrow(self, entry: Entry, storage: Any, stream: int, form: Form) -> None:
         """Copies what an item has in another form, where there is memory for it."""
@@ -244,6 +268,11 @@ class Packer:
                 f"item {item} of the pass. A kernel writes in place without telling autograd. What was offloaded of it was copied again; "
                 "such tensors stay on the GPU from now on (glake.offload.report() counts them in 'changed')"
             )
+
+    def _tell_failed(self, error: Error) -> None:
+        if not self._is_failure_told:
+            self._is_failure_told = True
+            _warn(f"a saved tensor could not be copied, and stays on the GPU as others may (glake.offload.report() counts them in 'stayed'): {error}")
 
     def _begin(self, items: list[int]) -> None:
         """Reloads that the plan has begin now. One that cannot comes back when it is read."""
@@ -274,7 +303,6 @@ class Packer:
         return empty
 
 
-
 def _is_dense(tensor: Any) -> bool:
     """Whether its elements fill one range of bytes, in whatever order."""
     if tensor.is_contiguous():
@@ -290,7 +318,8 @@ def _is_dense(tensor: Any) -> bool:
 
 def _has_bytes(tensor: Any) -> bool:
     """Whether a parameter or buffer has a storage."""
+    import torch
     from torch.nn.parameter import is_lazy
 
     plain = not is_lazy(tensor) and tensor.device.type != "meta" and not tensor.is_nested
-    return plain and not tensor.is_sparse and not tensor.is_quantized
+    return plain and tensor.layout is torch.strided and not tensor.is_quantized

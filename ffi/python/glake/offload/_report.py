@@ -74,8 +74,9 @@ def report(plot: str | None = None) -> Report:
     Returns:
         ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
         was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
-        were to leave and did not, for want of host memory or because they are not GLake's; ``narrowed``: bytes that needed no copy, because
-        fewer give back the same; ``changed``: tensors that a kernel wrote to in place without autograd's knowledge, after they were saved;
+        were to leave and did not, for want of host memory, because they are not GLake's, or because the driver refused a
+        copy; ``narrowed``: bytes that needed no copy, because fewer give back the same; ``changed``: tensors that a kernel
+        wrote to in place without autograd's knowledge, after they were saved;
         ``replayed`` and ``recomputed``: leaves of checkpoints that were handed out, and that were computed again; ``others``: forwards of
         modules, in the first passes of a site, that ran under saved-tensor hooks of others, which keep what they pack; and what
         docs/METRICS.md has of the rest.

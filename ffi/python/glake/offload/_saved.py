@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from ._memory import Memory
 from ._narrow import Form
@@ -14,34 +15,81 @@ if TYPE_CHECKING:
 ALIGNMENT = 512
 
 _MODIFIED = (
-    "one of the variables needed for gradient computation has been modified by an inplace operation: [{kind} {shape}] is at version "
-    "{found}; expected version {saved} instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, "
-    "with torch.autograd.set_detect_anomaly(True)."
+    "one of the variables needed for gradient computation has been modified by an inplace operation: [{kind} {sizes}]{origin} is at version "
+    "{found}; expected version {saved} instead.{hint}"
 )
 
 
-def _modified(alias: Any, saved: int, shape: Any) -> RuntimeError:
-    return RuntimeError(_MODIFIED.format(kind=alias.type(), shape=list(shape), found=alias._version, saved=saved))
+class Saved:
+    """A tensor as autograd saved it. Hooks turn autograd's own check off: this one says the same."""
 
+    __slots__ = ("_alias", "_number", "_output", "_tensor", "_version")
 
-class Kept:
-    """A tensor that stays. Detached: an operation's own output would hold itself for ever."""
-
-    __slots__ = ("_saved", "_tensor")
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor.detach()
-        self._saved = self._tensor._version
-
-    def read(self) -> Any:
-        # Hooks turn autograd's own check off.
-        if not self.is_intact():
-            raise _modified(self._tensor, self._saved, self._tensor.shape)
-        return self._tensor
+    def __init__(self, tensor: Any, alias: Any = None) -> None:
+        # Detached: an operation's own output would hold itself for ever.
+        alias = self._alias = tensor.detach() if alias is None else alias
+        # It counts the changes of what was saved, whatever bytes it has.
+        self._version = alias._version
+        # The rest is for what is said of a change. Here too nothing may hold the operation, which holds this.
+        self._tensor, made_by, self._number = ref(tensor), tensor.grad_fn, -1
+        if made_by is not None:
+            self._number, self._output = made_by._sequence_nr(), tensor.output_nr
 
     def is_intact(self) -> bool:
         """Whether it was not changed since."""
-        return bool(self._tensor._version == self._saved)
+        return bool(self._alias._version == self._version)
+
+    def _modified(self, sizes: Any) -> RuntimeError:
+        said = {"kind": self._alias.type(), "sizes": sizes, "found": self._alias._version, "saved": self._version}
+        operation, output = self._origin()
+        origin = "" if operation is None else f", which is output {output} of {operation.name()},"
+        return RuntimeError(_MODIFIED.format(origin=origin, hint=_hint(), **said))
+
+    def _origin(self) -> tuple[Any, int]:
+        """Which operation the tensor comes from: its own output's is the one that reads it now, an input's is the last one that changed it. Of
+        an input that nobody has any more, the one that made it."""
+        import torch
+
+        node, tensor = torch._C._current_autograd_node(), self._tensor()
+        if node is not None and node._sequence_nr() == self._number:
+            return node, self._output
+        if tensor is not None:
+            return tensor.grad_fn, tensor.output_nr
+        before = () if node is None else node.next_functions
+        return next((each for each in before if each[0] is not None and each[0]._sequence_nr() == self._number), (None, 0))
+
+
+def _hint() -> str:
+    """What torch says behind it, by its version and by what is turned on."""
+    import torch
+
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        with torch.enable_grad():
+            changed = torch.ones(1, device="cpu", requires_grad=True).exp()
+        changed.detach().zero_()
+        changed.grad_fn._saved_result
+    except RuntimeError as error:
+        return str(error).partition(" instead.")[2]
+    finally:
+        for top in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*top)
+    return ""
+
+
+class Kept(Saved):
+    """A tensor that stays."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        if not self.is_intact():
+            kept = self._alias
+            raise self._modified(str(kept._nested_tensor_size()) if kept.is_nested else list(kept.shape))
+        return self._alias
 
 
 class Entry:
@@ -128,31 +176,26 @@ class Entry:
         return storage if storage is not None and (storage.data_ptr(), storage.nbytes()) == self.place else None
 
 
-class Away:
+class Away(Saved):
     """A tensor whose bytes are offloaded."""
 
-    __slots__ = ("_alias", "_dtype", "_offset", "_saved", "_size", "_stride", "entry")
+    __slots__ = ("_dtype", "_offset", "_size", "_stride", "entry")
 
     def __init__(self, tensor: Any, alias: Any, entry: Entry, offset: int) -> None:
+        super().__init__(tensor, alias)
         entry.saves += 1
         self.entry, self._dtype = entry, tensor.dtype
         # Of its first element, from where the entry begins, in bytes.
         self._offset, self._size, self._stride = offset, tensor.size(), tensor.stride()
-        self._alias, self._saved = alias, alias._version
 
     def read(self) -> Any:
         import torch
 
         if not self.is_intact():
-            raise _modified(self._alias, self._saved, self._size)
+            raise self._modified(list(self._size))
         storage, start = self.entry.read()
         view = torch.empty(0, dtype=self._dtype, device=storage.device)
         return view.set_(storage, (start + self._offset) // view.element_size(), self._size, self._stride)
-
-    def is_intact(self) -> bool:
-        """Whether it was not changed since."""
-        # It counts the changes of what was saved, whatever bytes it has.
-        return bool(self._alias._version == self._saved)
 
 
 class Stored:

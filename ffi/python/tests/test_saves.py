@@ -1,0 +1,916 @@
+"""What is saved in unusual ways, by unusual tensors, and what is said of it: as without hooks.
+
+Needs torch; every test is skipped without it."""
+
+import contextlib
+import gc
+import unittest
+import warnings
+
+from test_activations import OfTorch, api, glake, torch
+from test_exact import bits_of, let_copies_run
+
+if torch:
+    from glake.offload import _saved
+
+
+def saves(*tensors, read=None):
+    """A function that saves tensors and holds them no longer, and says what its backward reads of them."""
+    given = list(tensors)
+
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(*given)
+            given.clear()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if read is not None:
+                read.extend(ctx.saved_tensors)
+            return gradient * 2
+
+    return Saves.apply
+
+
+class Layouts(OfTorch):
+    """What is no range of bytes with strides is left alone."""
+
+    def layouts(self):
+        dense = torch.relu(torch.randn(6, 6)) + torch.eye(6)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = {
+                "coo": dense.to_sparse(),
+                "csr": dense.to_sparse_csr(),
+                "csc": dense.to_sparse_csc(),
+                "bsr": dense.to_sparse_bsr((2, 2)),
+                "bsc": dense.to_sparse_bsc((2, 2)),
+                "nested": torch.nested.nested_tensor([dense, dense[:2]]),
+                "jagged": torch.nested.nested_tensor([dense, dense[:2]], layout=torch.jagged),
+            }
+            if torch.backends.mkldnn.is_available():
+                found["mkldnn"] = dense.to_mkldnn()
+        return found
+
+    def test_a_function_saves_one(self):
+        for name, values in self.layouts().items():
+            with self.subTest(name):
+                read, x = [], torch.ones(300, requires_grad=True)
+                with self.activations():
+                    y = saves(values, read=read)(x)
+                y.sum().backward()
+                self.assertEqual((type(read[0]), read[0].layout, read[0].is_nested), (type(values), values.layout, values.is_nested))
+
+    def test_products_with_one_as_it_is_and_as_a_buffer_or_parameter(self):
+        class Product(torch.nn.Module):
+            def __init__(self, left, how):
+                super().__init__()
+                if how == "buffer":
+                    self.register_buffer("left", left)
+                elif how == "parameter":
+                    self.left = torch.nn.Parameter(left, requires_grad=False)
+                else:
+                    self.left = left
+
+            def forward(self, x):
+                return torch.tanh(self.left @ x)
+
+        values = torch.randn(6, 5)
+
+        def gradient(module):
+            x = values.clone().requires_grad_()
+            module(x).square().sum().backward()
+            return x.grad
+
+        for name, left in self.layouts().items():
+            for how in ("buffer", "parameter", "attribute"):
+                with self.subTest(layout=name, held=how):
+                    try:
+                        plain = gradient(Product(left, how))
+                    except (RuntimeError, NotImplementedError):
+                        self.assertIn(name, ("nested", "jagged", "mkldnn", "csc", "bsc", "bsr"), "torch has no such product")
+                        # As it is with hooks too.
+                        module = Product(left, how)
+                        handle = self.activations(module)
+                        with self.assertRaises((RuntimeError, NotImplementedError)):
+                            gradient(module)
+                        handle.remove()
+                        continue
+                    for replay in (False, True):
+                        module = Product(left, how)
+                        handle = self.activations(module, replay=replay)
+                        for _ in range(3):
+                            self.assertTrue(torch.equal(gradient(module), plain))
+                        handle.remove()
+
+    def test_activations_of_mkldnn(self):
+        if not torch.backends.mkldnn.is_available():
+            self.skipTest("torch was built without mkldnn")
+
+        def gradient():
+            x = torch.linspace(-1, 1, 64).view(8, 8).requires_grad_()
+            torch.relu(x.to_mkldnn()).to_dense().square().sum().backward()
+            return x.grad
+
+        plain = gradient()
+        with self.activations():
+            mine = gradient()
+        self.assertTrue(torch.equal(mine, plain))
+
+
+class Casts(OfTorch):
+    """Autocast's casts of weights are not offloaded, whether these are trained or not."""
+
+    SIZE = 32
+
+    def program(self, kind):
+        """A module, and bytes of the activations that it saves in a forward of autocast."""
+        nn, size = torch.nn, self.SIZE
+        torch.manual_seed(2)
+        if kind == "convolution":
+            # What goes in and what comes out, of both.
+            return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.randn(2, 3, 8, 8)
+        if kind == "channels last":
+            model, x = self.program("convolution")
+            return model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        if kind == "functional":
+
+            class Tied(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.one = nn.Embedding(size, size)
+
+                def forward(self, x):
+                    return nn.functional.linear(torch.tanh(x @ self.one.weight), self.one.weight)
+
+            return Tied(), torch.randn(3, size)
+        return nn.Sequential(nn.Linear(size, 2 * size), nn.Linear(2 * size, size), nn.Linear(size, size)), torch.randn(3, size)
+
+    def step(self, model, values, dtype):
+        x = values.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype):
+            y = model(x)
+        return y, x
+
+    def weights(self, saved, model):
+        """How many of the tensors that were offloaded are as large as a weight, and of its values."""
+        casts = [p.detach().to(dtype) for p in model.parameters() for dtype in (torch.bfloat16, torch.float16)]
+        flat = lambda tensor: tensor.detach().flatten().sort().values
+        return sum(any(t.dtype == cast.dtype and t.numel() == cast.numel() and torch.equal(flat(t), flat(cast)) for cast in casts) for t in saved)
+
+    def test_no_weight_is_among_what_leaves(self):
+        for kind in ("linear", "convolution", "channels last", "functional"):
+            for dtype in (torch.bfloat16, torch.float16):
+                for trained in (True, False, "bias"):
+                    with self.subTest(kind=kind, dtype=dtype, trained=trained):
+                        model, values = self.program(kind)
+                        for name, parameter in model.named_parameters():
+                            parameter.requires_grad_(trained is True or (trained == "bias" and name.endswith("bias")))
+
+                        def gradients(around):
+                            with around:
+                                y, x = self.step(model, values, dtype)
+                            y.float().square().sum().backward()
+                            found = [x.grad, *[None if p.grad is None else p.grad.clone() for p in model.parameters()]]
+                            model.zero_grad()
+                            return found
+
+                        plain, left = gradients(contextlib.nullcontext()), []
+                        handle = self.activations(model)
+                        pack = handle._packer.pack
+
+                        def packs(tensor):
+                            saved = pack(tensor)
+                            left.extend([tensor.detach().clone()] if type(saved) is _saved.Away else [])
+                            return saved
+
+                        handle._packer.pack = packs
+                        for _ in range(3):
+                            for one, other in zip(plain, gradients(contextlib.nullcontext())):
+                                self.assertTrue(one is other is None or torch.equal(one, other))
+                        handle.remove()
+                        self.assertEqual(self.weights(left, model), 0)
+                        if trained is True or kind == "functional":
+                            self.assertGreater(len(left), 0, "activations leave")
+
+    def test_frozen_weights_are_no_bytes_more_than_trained_ones(self):
+        def out(trained, within):
+            model = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False), torch.nn.Tanh(), torch.nn.Linear(256, 256, bias=False))
+            model.requires_grad_(trained)
+            handle, before = self.activations(model if within == "module" else None), glake.offload.report()["bytes_out"]
+            with handle if within == "block" else contextlib.nullcontext(), torch.autocast("cpu", dtype=torch.bfloat16):
+                y = model(torch.ones(4, 256, requires_grad=True))
+            self.memory.free()
+            taken = glake.offload.report()["bytes_out"] - before
+            y.float().sum().backward()
+            handle.remove()
+            return taken
+
+        row = 4 * 256 * 2
+        # What goes into the first, and what tanh gave, which goes into the second; each save that is checked goes twice.
+        for within in ("module", "block"):
+            self.assertEqual([out(True, within), out(False, within)], [2 * 2 * row, 2 * row], within)
+
+
+class Changed(OfTorch):
+    """In-place changes after a save: autograd's own words."""
+
+    def cases(self):
+        """Each makes a loss of a tensor that is changed after it was saved; what it returns is alive in the backward."""
+
+        def of(name):
+            def add(case):
+                found[name] = case
+                return case
+
+            return add
+
+        found = {}
+
+        @of("an input")
+        def _(x):
+            y = x * 2
+            z = y * y
+            y.add_(1)
+            return z, y
+
+        @of("an input, without gradients")
+        def _(x):
+            y = x * 2
+            z = y * y
+            with torch.no_grad():
+                y.add_(1)
+            return z, y
+
+        @of("an input, without gradients, that nobody has")
+        def _(x):
+            y = x * 2
+            z = y * y
+            y.detach().add_(1)
+            return z
+
+        @of("an output")
+        def _(x):
+            y = (x * 2).exp()
+            z = y * 1
+            y.mul_(2)
+            return z, y
+
+        @of("an output that nobody has")
+        def _(x):
+            y = (x * 2).exp()
+            z = y * 1
+            y.mul_(2)
+            return z
+
+        @of("an output that nobody has, of an activation function in place")
+        def _(x):
+            return torch.relu_(torch.sigmoid(x * 2)) * 1
+
+        @of("an input whose change depends on what read it")
+        def _(x):
+            y = x * 2
+            z = y.sin()
+            y.add_(z)
+            return z, y
+
+        @of("a second output")
+        def _(x):
+            q, r = torch.linalg.qr(x.view(20, 15) * 2)
+            z = q.sum() * 1
+            r.mul_(2)
+            return z, r
+
+        @of("an input that is an output elsewhere")
+        def _(x):
+            y = (x * 2).exp()
+            z = y.sin()
+            w = y.tanh() * w_of(y)
+            y.add_(1)
+            return z + w, y
+
+        @of("an input by the operation that made it")
+        def _(x):
+            y = x * 2
+            z = (y * y) * (y * y)
+            y.add_(1)
+            return z, y
+
+        @of("a leaf")
+        def _(x):
+            z = x * x
+            with torch.no_grad():
+                x.add_(1)
+            return z
+
+        @of("a constant")
+        def _(x):
+            c = torch.ones_like(x)
+            z = x * c
+            c.add_(1)
+            return z, c
+
+        @of("a constant that has a gradient since")
+        def _(x):
+            c = torch.ones_like(x)
+            z = x * c
+            c.add_(x)
+            return z, c
+
+        @of("a view whose base is changed")
+        def _(x):
+            y = x * 2
+            v = y.view(30, 10)
+            z = v * v
+            y.add_(1)
+            return z, y, v
+
+        @of("a base of which a view is changed")
+        def _(x):
+            y = x * 2
+            z = y * y
+            y[3:50].add_(1)
+            return z, y
+
+        @of("a view that was made in place")
+        def _(x):
+            y = x * 2
+            v = y[3:]
+            v.exp_()
+            z = y * 1
+            v.add_(1)
+            return z, y, v
+
+        @of("a double in two dimensions")
+        def _(x):
+            y = x.double().view(30, 10) * 2
+            z = y * y
+            y.add_(1)
+            return z, y
+
+        @of("a number")
+        def _(x):
+            y = x.sum() * 2
+            z = x * y * y
+            y.add_(1)
+            return z, y
+
+        def w_of(y):
+            return y.detach()
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                y, z = x * 2, x * 3
+                ctx.save_for_backward(x, z)
+                return y, z
+
+            @staticmethod
+            def backward(ctx, one, other):
+                return ctx.saved_tensors[0] * one + ctx.saved_tensors[1] * other
+
+        @of("an input of a function of the program")
+        def _(x):
+            a = x * 1
+            y, z = Function.apply(a)
+            a.add_(1)
+            return y + z, a
+
+        @of("an output of a function of the program")
+        def _(x):
+            y, z = Function.apply(x * 1)
+            w = y * 1 + z * 1
+            z.add_(1)
+            return w, z
+
+        return found
+
+    def said(self, case, around, anomaly):
+        x = torch.linspace(1, 2, 300).requires_grad_()
+        with torch.autograd.set_detect_anomaly(anomaly), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with around:
+                kept = case(x)
+            loss = kept[0] if isinstance(kept, tuple) else kept
+            try:
+                loss.sum().backward()
+            except RuntimeError as error:
+                return str(error)
+        return None
+
+    def test_the_text_is_torchs(self):
+        for name, case in self.cases().items():
+            for anomaly in (False, True):
+                plain = self.said(case, contextlib.nullcontext(), anomaly)
+                self.assertIn("modified by an inplace operation", plain, name)
+                for least in (0, 1 << 30):
+                    with self.subTest(name, anomaly=anomaly, least=least):
+                        self.assertEqual(self.said(case, self.activations(least=least), anomaly), plain)
+
+    def test_within_a_block_that_offloads(self):
+        def case(x):
+            y = x * 2
+            z = (y * y).sum()
+            y.add_(1)
+            z.backward()
+
+        def said(around):
+            with self.assertRaises(RuntimeError) as caught, around:
+                case(torch.ones(300, requires_grad=True))
+            return str(caught.exception)
+
+        for least in (0, 1 << 30):
+            self.assertEqual(said(self.activations(least=least)), said(contextlib.nullcontext()))
+
+    def test_an_input_that_nobody_has_is_of_the_operation_that_made_it(self):
+        # Autograd names the operation that changed it: it keeps the tensor, and with that its memory.
+        def tensor(x):
+            y = x * 2
+            z = y * y
+            y.add_(1)
+            return z
+
+        def view(x):
+            y = x * 2
+            z = y[1:] * y[1:]
+            y.add_(1)
+            return z, y
+
+        for case, changed, made in ((tensor, "AddBackward0", "MulBackward0"), (view, "AsStridedBackward0", "SliceBackward0")):
+            plain = self.said(case, contextlib.nullcontext(), False)
+            self.assertIn(changed, plain)
+            for least in (0, 1 << 30):
+                self.assertEqual(self.said(case, self.activations(least=least), False), plain.replace(changed, made))
+
+    def test_sparse_and_nested_tensors(self):
+        def case(make):
+            def case(x):
+                held = make()
+                y = saves(held, read=[])(x)
+                held.mul_(2)
+                return y, held
+
+            return case
+
+        for name, make in {
+            "coo": lambda: torch.eye(3).to_sparse(),
+            "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        }.items():
+            with self.subTest(name):
+                plain = self.said(case(make), contextlib.nullcontext(), False)
+                self.assertIn("modified by an inplace operation", plain)
+                mine = self.said(case(make), self.activations(), False)
+                if name == "nested":
+                    # The sizes are a tensor there, which C++ writes in another way.
+                    plain, mine = ((text.partition(" ")[0], text.rpartition("]")[2]) for text in (plain, mine))
+                self.assertEqual(mine, plain)
+
+
+class Cases(OfTorch):
+    """Saves that are unusual: what is read of them is what was saved."""
+
+    def pairs(self, make, passes=3):
+        """What a function saved, of tensors that ``make`` gives, and what its backward read of it; in so many passes of a site."""
+        site = self.activations()
+        for _ in range(passes):
+            read, x = [], torch.ones(1, requires_grad=True)
+            with site:
+                tensors = make(x)
+                y = saves(*tensors, read=read)(x)
+                # What is saved last stays from the second pass on.
+                last = torch.exp(x * 1)
+            kept = [(t.detach().clone(), t.size(), t.stride(), t.dtype, type(t), t.data_ptr() % 512) for t in tensors]
+            del tensors
+            self.memory.free()
+            (y + last).sum().backward()
+            self.assertEqual(len(read), len(kept))
+            yield from zip(read, kept)
+            del y, last, read
+
+    def same_bytes(self, make, aligned=False, passes=3):
+        count, came = 0, glake.offload.report()["copies_in"]
+        for read, (values, sizes, strides, dtype, kind, place) in self.pairs(make, passes):
+            count += 1
+            self.assertEqual((read.size(), read.stride(), read.dtype, type(read)), (sizes, strides, dtype, kind))
+            self.assertTrue(torch.equal(bits_of(read), bits_of(values)))
+            if aligned:
+                self.assertEqual(read.data_ptr() % 512, place)
+        self.assertGreater(glake.offload.report()["copies_in"], came)
+        return count
+
+    def test_broadcast_of_no_elements_and_of_one(self):
+        def make(_x):
+            row = torch.randn(1, 300)
+            whole = torch.randn(())
+            return [row.expand(40, 300), whole.expand(500), torch.randn(3, 1, 5).expand(3, 4, 5), torch.empty(0), torch.empty(3, 0, 5), whole]
+
+        before = glake.offload.report()["bytes_out"]
+        self.assertEqual(self.same_bytes(make), 18)
+        # What is broadcast goes as it lies in memory.
+        self.assertLess(glake.offload.report()["bytes_out"] - before, 2 * 3 * 4 * (300 + 15 + 100))
+
+    def test_parts_that_overlap(self):
+        def make(_x):
+            line = torch.randn(400)
+            return [line.as_strided((5, 100), (50, 1)), line.as_strided((30, 8), (3, 2), 7), line[10:200], line[100:300], line.unfold(0, 16, 4)]
+
+        self.assertEqual(self.same_bytes(make), 15)
+
+    def test_types_of_eight_bits(self):
+        kinds = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
+        self.assertTrue(kinds)
+        self.same_bytes(lambda _x: [torch.arange(256, dtype=torch.uint8).view(kind) for kind in kinds])
+        self.same_bytes(lambda _x: [torch.randn(300).to(kind).view(15, 20).t() for kind in kinds])
+        self.assertGreater(glake.offload.report()["bytes_out"], 0)
+
+    def test_subclasses_stay_what_they_are(self):
+        from torch.testing._internal.two_tensor import TwoTensor
+
+        class Marked(torch.Tensor):
+            pass
+
+        def gradients(make):
+            x = make(torch.linspace(0, 1, 300))
+            z = (x * x).exp().sin()
+            kind = type(z)
+            z.sum().backward()
+            return kind, x.grad
+
+        for make in (lambda x: x.as_subclass(Marked).requires_grad_(), lambda x: TwoTensor(x, x * 2).requires_grad_()):
+            plain = gradients(make)
+            with self.activations():
+                mine = gradients(make)
+            self.assertEqual(mine[0], plain[0])
+            parts = lambda gradient: (gradient.a, gradient.b) if isinstance(gradient, TwoTensor) else (gradient,)
+            for one, other in zip(parts(plain[1]), parts(mine[1])):
+                self.assertTrue(torch.equal(one, other))
+
+    def test_addresses_modulo_512_and_strides_are_as_before(self):
+        laid = self.memory.laid
+
+        def make(_x):
+            block = laid(torch.randn(40, 64))
+            image = laid(torch.randn(2, 3, 8, 8)).contiguous(memory_format=torch.channels_last)
+            image = laid(image)
+            line = laid(torch.randn(5000).half())
+            return [
+                block, block[1], block[3:7], block.t(), block[:, 3], block[5:9, 10:20], block.view(-1)[1:], block.view(-1)[129:1000],
+                block[2].expand(7, 64),
+                image, image[1], image[:, 1], line[1:], line[333:334], line[7:4000:3], line.view(torch.int16)[9:80],
+            ]  # fmt: skip
+
+        self.assertEqual(self.same_bytes(make, aligned=True), 3 * 16)
+
+    def test_so_they_are_of_what_goes_in_fewer_bytes(self):
+        laid = self.memory.laid
+
+        def make(_x):
+            values = torch.arange(3000, dtype=torch.bfloat16).requires_grad_()
+
+            def cast(values):
+                # As a cast's: autograd says where it comes from, and its bytes lie in a block.
+                wide = (values * 1).float()
+                wide.data = laid(wide.detach())
+                return wide
+
+            mask = laid(torch.rand(3000) < 0.5)
+            rows = laid(torch.randn(64, 50, 8))
+            wide = cast(values)
+            return [wide[37:1000], wide.view(30, 100).t()[5:], mask[8:2003], mask[1000:], rows[:, 3], rows[1:, 7, ::2]]
+
+        narrowed = glake.offload.report()["narrowed"]
+        self.assertEqual(self.same_bytes(make, aligned=True, passes=6), 6 * 6)
+        self.assertGreater(glake.offload.report()["narrowed"] - narrowed, 0)
+
+    def test_tied_weights(self):
+        class Tied(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words, self.body = torch.nn.Embedding(48, 32), torch.nn.Linear(32, 32)
+                self.head = torch.nn.Linear(32, 48, bias=False)
+                self.head.weight = self.words.weight
+
+            def forward(self, x):
+                return self.head(torch.tanh(self.body(self.words(x)))) @ self.words.weight
+
+        class Lowered(Tied):
+            def forward(self, x):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return super().forward(x).float()
+
+        for make in (Tied, Lowered):
+            self.same(make, inputs=lambda: torch.arange(40).view(4, 10) % 48)
+        model, before = Tied(), glake.offload.report()["bytes_out"]
+        handle = self.activations(model)
+        model(torch.arange(40).view(4, 10)).sum().backward()
+        handle.remove()
+        # The indices (8 bytes each), what goes into each of three products and what tanh gave (which goes into the second), twice as they are
+        # checked.
+        self.assertLessEqual(glake.offload.report()["bytes_out"] - before, 2 * 40 * (8 + 4 * (32 + 32 + 48)))
+
+
+class Passes(OfTorch):
+    """Programs whose passes are no forward and its backward, one after the other."""
+
+    def model(self):
+        torch.manual_seed(4)
+        nn = torch.nn
+        return nn.Sequential(*[nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3)])
+
+    def equal(self, program, make=None):
+        """What a program computes, given a model: with and without."""
+        seen = []
+        for offloads in (False, False, True):
+            model = (make or self.model)()
+            handle = self.activations(model) if offloads else None
+            before = glake.offload.report()["bytes_out"]
+            torch.manual_seed(9)
+            seen.append(program(model))
+            if handle:
+                handle.remove()
+        self.assertGreater(glake.offload.report()["bytes_out"], before)
+        for other in seen[1:]:
+            self.assertEqual(len(seen[0]), len(other))
+            for place, (one, another) in enumerate(zip(seen[0], other)):
+                self.assertTrue(torch.equal(one, another), f"{place} of {len(other)}")
+
+    def test_no_gradients_within_a_module(self):
+        class Teacher(torch.nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x):
+                with torch.no_grad():
+                    target = torch.tanh(self.inner(x))
+                y = self.inner(x)
+                with torch.no_grad():
+                    scale = y.abs().mean() * self.inner(y).exp().mean()
+                with torch.inference_mode():
+                    self.inner(x)
+                return y.square().sum() + (target * y).sum() * scale
+
+        def program(model):
+            found = []
+            for _ in range(4):
+                model.zero_grad()
+                model(torch.randn(6, 16)).backward()
+                found += [p.grad.clone() for p in model.parameters()]
+            return found
+
+        self.equal(program, lambda: Teacher(self.model()))
+
+    def test_policies_that_generate_without_gradients_and_are_trained_with_accumulation(self):
+        # As GRPO: rewards of what was generated; the old policy's and a reference's likelihoods without gradients; several updates on them.
+        def program(model):
+            import copy
+
+            reference, found = copy.deepcopy(model), []
+            for hook in (*reference._forward_pre_hooks, *reference._forward_hooks):
+                reference._forward_pre_hooks.pop(hook, None)
+                reference._forward_hooks.pop(hook, None)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            for step in range(3):
+                batch, x = [], torch.randn(4, 16)
+                model.eval()
+                for _ in range(3 + step):
+                    with torch.no_grad():
+                        x = model(x) + 0.1 * torch.randn(4, 16)
+                    batch.append(x)
+                model.train()
+                with torch.no_grad():
+                    olds = [model(x).log_softmax(-1) for x in batch]
+                    references = [reference(x).log_softmax(-1) for x in batch]
+                rewards = [torch.randn(4, 1) for _ in batch]
+                for _ in range(2):
+                    for micro, (x, old, other, reward) in enumerate(zip(batch, olds, references, rewards)):
+                        new = model(x).log_softmax(-1)
+                        ratio = (new - old).exp()
+                        loss = -torch.min(ratio * reward, ratio.clamp(0.8, 1.2) * reward).mean()
+                        kl = (other - new).exp() - (other - new) - 1
+                        ((loss + 0.04 * kl.mean()) / len(batch)).backward()
+                        if micro % 2 or micro == len(batch) - 1:
+                            found += [p.grad.clone() for p in model.parameters()]
+                            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                            optimizer.step()
+                            optimizer.zero_grad()
+            return found
+
+        self.equal(program)
+
+    def test_a_backward_that_raises(self):
+        class Stops(Exception):
+            pass
+
+        def program(model):
+            found = []
+            # torch keeps the graph of a backward that raised until the next one: that comes last.
+            for step in range(7):
+                x = torch.randn(5, 16, requires_grad=True)
+                middle = model[:2](x) if step % 3 == 1 else None
+                y = model(x)
+                if step % 2:
+
+                    def stop(_gradient):
+                        raise Stops
+
+                    hook = model[1][1].weight.register_hook(stop)
+                    with self.assertRaises(Stops):
+                        y.square().sum().backward()
+                    hook.remove()
+                else:
+                    y.square().sum().backward()
+                    found.append(x.grad)
+                    found += [p.grad.clone() for p in model.parameters()]
+                model.zero_grad()
+                if middle is not None:
+                    middle.sum().backward()
+                    found.append(x.grad.clone())
+                    model.zero_grad()
+            return found
+
+        self.equal(program)
+
+    def test_copies_out_that_the_driver_refuses(self):
+        """The program does what it does without hooks: the tensor stays, and that is told."""
+
+        class Refuses:
+            def __init__(self, site, at):
+                self.site, self.at, self.count = site, at, 0
+
+            def __getattr__(self, name):
+                return getattr(self.site, name)
+
+            def refuses(self):
+                self.count += 1
+                if self.count in self.at:
+                    raise glake.DriverError("copy refused by the driver")
+
+            def offload_checked(self, *given):
+                self.refuses()
+                return self.site.offload_checked(*given)
+
+            def check(self, save):
+                # Saves of every second item are known.
+                state = self.site.check(save)
+                return 1 if self.count % 2 else state
+
+        model = self.model()
+        x = torch.randn(6, 16)
+
+        def gradients():
+            model.zero_grad()
+            model(x).square().sum().backward()
+            return [p.grad.clone() for p in model.parameters()]
+
+        plain = gradients()
+        for at in ({1}, {2}, {5}, {1, 2, 3, 4, 5}, set(range(1, 1000))):
+            with self.subTest(at=len(at), first=min(at)):
+                handle, stayed = self.activations(model), glake.offload.report()["stayed"]
+                packer = handle._packer
+                packer._site = site = Refuses(packer._site, at)
+                copy_out = packer._copy_out
+
+                def copies(*given):
+                    site.refuses()
+                    return copy_out(*given)
+
+                packer._copy_out = copies
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    for _ in range(4):
+                        for one, other in zip(plain, gradients()):
+                            self.assertTrue(torch.equal(one, other))
+                refused = len([count for count in at if count <= site.count])
+                self.assertEqual(glake.offload.report()["stayed"] - stayed, refused)
+                texts = [str(each.message) for each in told]
+                self.assertEqual([text.count("copy refused by the driver") for text in texts], [1])
+                handle.remove()
+
+    def test_a_backward_on_another_stream(self):
+        memory = self.memory
+
+        def program(way):
+            def program(model):
+                found = []
+                for step in range(6):
+                    memory.current = 0
+                    x = torch.randn(5, 16, requires_grad=True)
+                    y = model(x)
+                    if way == "whole":
+                        memory.current = 2
+                    elif way == "alternates":
+                        # What was begun on one is read on the other.
+                        for hooked in [part for layer in model for part in layer]:
+                            hooked.weight.register_hook(turn) if hasattr(hooked, "weight") and not step else None
+                    y.square().sum().backward(retain_graph=way == "retained")
+                    if way == "retained":
+                        memory.current = 2
+                        y.square().sum().backward()
+                    found.append(x.grad)
+                    found += [p.grad.clone() for p in model.parameters()]
+                    model.zero_grad()
+                memory.current = 0
+                return found
+
+            def turn(_gradient):
+                memory.current = 2 - memory.current
+
+            return program
+
+        for way in ("whole", "alternates", "retained"):
+            with self.subTest(way):
+                self.equal(program(way))
+        self.assertGreater(memory.used, 0, "nothing that was begun on one stream was read on another")
+
+    def test_casts_that_are_read_on_two_streams(self):
+        memory = self.memory
+
+        def step(site):
+            x = torch.arange(4096, dtype=torch.bfloat16).requires_grad_()
+            with site:
+                wide = (x * 1).float()
+                y, z = wide.pow(2).sum(), wide.pow(3).sum()
+                del wide
+                last = torch.exp(x[:8] * 0).sum()
+            memory.free()
+            memory.current = 0
+            y.backward(retain_graph=True)
+            memory.current = 2
+            (y + z + last).backward()
+            memory.current = 0
+            return x.grad
+
+        site, narrowed = self.activations(), glake.offload.report()["narrowed"]
+        plain = step(contextlib.nullcontext())
+        for _ in range(4):
+            self.assertTrue(torch.equal(step(site), plain))
+        self.assertGreater(glake.offload.report()["narrowed"], narrowed)
+
+
+class Unsaid(OfTorch):
+    """Two saves of one block, and a kernel that writes between them and tells nobody."""
+
+    def test_merged_saves_with_a_write_between(self):
+        memory, values = self.memory, torch.randn(1000)
+
+        def step(site, write, late=False):
+            read, x = [], torch.ones(1, requires_grad=True)
+            with site:
+                inner = memory.laid(values)
+                y = saves(inner, read=read)(x)
+                let_copies_run()
+                if write:
+                    # As Triton does: by address.
+                    inner.data.view(torch.uint8).bitwise_xor_(0x55)
+                z = saves(inner, read=read)(x)
+                w = saves(inner.view(10, 100)[2:], read=read)(x)
+                last = torch.exp(x * 1)
+            let_copies_run()
+            if late:
+                inner.data.view(torch.uint8).bitwise_xor_(0x33)
+            expected = inner.clone()
+            del inner
+            gc.collect()
+            (y + z + w + last).sum().backward()
+            api.stream_synchronize(0, 0)
+            for found in read:
+                self.assertTrue(torch.equal(bits_of(found), bits_of(expected.view(10, 100)[2:] if found.dim() == 2 else expected)))
+
+        for late in (False, True):
+            site, before = self.activations(), glake.offload.report()
+            step(site, True, late)
+            after = glake.offload.report()
+            self.assertGreaterEqual(after["changed"] - before["changed"], 1)
+            self.assertGreaterEqual(after["merged"] - before["merged"], 1)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                step(site, True, late)
+            self.assertIn("A kernel writes in place", " ".join(str(each.message) for each in told))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                step(site, True, late)
+        # One that never changes is fine.
+        site, before = self.activations(), glake.offload.report()["changed"]
+        for _ in range(3):
+            step(site, False)
+        self.assertEqual(glake.offload.report()["changed"], before)
+
+
+class Names(OfTorch):
+    def test_torchtunes_and_trls_arguments_differ_in_their_order(self):
+        from glake.offload import OffloadActivations
+
+        for given in ((), (True,), (True, False)):
+            OffloadActivations(*given, min_offload_size=2048, max_fwd_stash_size=3)
+        self.assertEqual(OffloadActivations(True, True, max_fwd_stash_size=3, min_offload_size=2048)._packer.least, 2048)
+        self.assertEqual(OffloadActivations(True, True)._packer.least, 1024)
+        for given in ((True, True, 5), (True, True, 1024, 5), (True, True, 5, 1024)):
+            with self.assertRaisesRegex(TypeError, "min_offload_size=.*max_fwd_stash_size=.*torchtune.*TRL"):
+                OffloadActivations(*given)
+
+
+if __name__ == "__main__":
+    unittest.main()
