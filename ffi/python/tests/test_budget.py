@@ -89,7 +89,7 @@ class Offloads(OfTorch):
             handle = self.offload(model, f"{budgets[-1]:.2f}MiB")
             said = next(filter(None, (raised(20000) for _ in range(8))), None)
             if said:
-                found = re.match(r"a budget of ([0-9.]+) MiB was asked for, but passes of this shape need ([0-9.]+) MiB of the GPU", said)
+                found = re.match(r"a budget of ([0-9.]+) MiB was asked for, but passes of this shape need ([0-9]+) MiB of the GPU", said)
                 self.assertIsNotNone(found, said)
                 self.assertAlmostEqual(float(found[1]), budgets[-1], delta=0.01)
                 # Again and again, and for this shape alone; without gradients nothing is saved.
@@ -97,8 +97,7 @@ class Offloads(OfTorch):
                 self.assertIsNone(raised(8))
                 with torch.no_grad():
                     model(torch.randn(20000, 64))
-                # What is printed may be rounded down.
-                budgets.append(float(found[2]) + 0.01)
+                budgets.append(float(found[2]))
             handle.remove()
         # A plan leaves more alone each time that the pool, whose blocks have gaps, was above its budget all the same.
         self.assertIsNone(said, budgets)

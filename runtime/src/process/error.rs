@@ -136,8 +136,9 @@ pub enum ProcessError {
     },
     /// A pass needs more than the budget that it was given.
     #[error(
-        "a budget of {budget} was asked for, but passes of this shape need {minimum} of the GPU, contexts included, with {host_room} of the \
-         host's memory: give at least that (glake.offload), or make the pass smaller"
+        "a budget of {budget} was asked for, but passes of this shape need {} MiB of the GPU, contexts included, with {host_room} of the \
+         host's memory: give at least that (glake.offload), or make the pass smaller",
+        minimum.get().div_ceil(1 << 20)
     )]
     Budget {
         /// What was asked for.

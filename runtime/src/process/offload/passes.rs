@@ -342,7 +342,7 @@ impl Offload {
             });
         let is_passed = asked.budget.is_some() && pool.is_some_and(|pool| pool.budget().1 > planned.passed);
         if is_passed && planned.site.has_followed() {
-            planned.spare.grow();
+            planned.spare = planned.spare.grown();
         }
         let kept = planned.site.kept_all();
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
@@ -361,7 +361,8 @@ impl Offload {
     pub(super) fn below(&self, planned: &Planned, error: PlanError) -> ProcessError {
         let PlanError::BelowFloor { minimum, host_room, .. } = error else { return error.into() };
         let budget = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
-        let minimum = planned.spare.budget_of(minimum);
+        // As much as is enough where its passes find more gaps than these did.
+        let minimum = planned.spare.grown().budget_of(minimum);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
     }
 }

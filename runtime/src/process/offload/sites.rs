@@ -103,8 +103,8 @@ impl Spare {
     const MOST: u64 = 32;
 
     /// More than it was.
-    pub(super) fn grow(&mut self) {
-        self.0 = (self.0 * 2).min(Spare::MOST);
+    pub(super) fn grown(self) -> Spare {
+        Spare((self.0 * 2).min(Spare::MOST))
     }
 
     /// What plans have of a budget.

@@ -176,7 +176,8 @@ fn below_the_floor_a_pass_goes_above_its_budget_once_and_the_error_names_what_is
     let error = needs.expect_err(&program.told().to_string());
     let ProcessError::Budget { minimum, .. } = error else { panic!("{error}") };
     assert!(minimum > units(7) && minimum < units(14), "{error}");
-    assert!(error.to_string().contains(&minimum.to_string()), "{error}");
+    let printed = Bytes::mib(minimum.get().div_ceil(1 << 20));
+    assert!(error.to_string().contains(&format!("need {} MiB", printed.get() >> 20)), "{error}");
     // As much as that is enough.
     scene.offload.ask(program.site, 0, Some(minimum), Preset::Fit).unwrap();
     let above = scene.pool().budget().1;
