@@ -126,7 +126,7 @@ class Packer:
 
     def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
-        if type(tensor) is not self._tensor or tensor.nbytes < self.least or tensor.is_nested or tensor.layout is not self._strided:
+        if type(tensor) is not self._tensor or tensor.layout is not self._strided or tensor.nbytes < self.least or tensor.is_nested:
             return Kept(tensor)
         base = tensor._base
         source = tensor if base is None else base
