@@ -179,10 +179,10 @@ impl Regions {
                 None => self.set.refill(ask),
             };
         }
-        let asked = self.asked(ask, None)?;
+        let request = self.request(ask, None)?;
         let (regions, ask) = (self.set.clone(), ask.clone());
         self.background.spawn(move || {
-            if let Err(error) = regions.refill_asked(&ask, Some(&asked)) {
+            if let Err(error) = regions.refill_requested(&ask, Some(&request)) {
                 tracing::warn!(target: "glake::regions", %error, "a refill in the background failed");
             }
         })?;

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use glake_device::DeviceId;
+
 use super::super::gate::Tags;
 use super::super::{ProcessError, Result};
 use super::slot::Slot;
@@ -23,8 +25,8 @@ use crate::sync::{Condvar, Mutex};
 #[derive(Debug, Default)]
 pub(super) struct BackgroundRefills {
     of_uses: Mutex<Vec<(Vec<String>, Arc<BackgroundRefill>)>>,
-    /// When each was asked for that has not ended.
-    asked: Mutex<Vec<Weak<Asked>>>,
+    /// All that have not ended.
+    requests: Mutex<Vec<Weak<RefillRequest>>>,
 }
 
 /// A refill that goes on in the background.
@@ -47,29 +49,33 @@ enum State {
     GivenUp,
 }
 
-/// When a refill was asked for that goes on whoever waits for it.
+/// A refill that goes on whoever waits for it, as it was requested.
 #[derive(Debug)]
-pub(super) struct Asked {
-    /// How often each of its regions had been shrunk.
-    shrinks: Vec<(Arc<Slot>, u64)>,
+pub(super) struct RefillRequest {
+    /// How often each of its tags had been shrunk then, by device.
+    shrinks: Vec<(Arc<Slot>, Vec<u64>)>,
     /// Who may wait for it; `None`: nobody does.
     waits: Option<Arc<BackgroundRefill>>,
 }
 
-/// Whether a refill of a region is still wanted; the default: it is.
+/// Whether a refill of a tag on a device is still wanted; the default: it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wanted<'a> {
-    pub(super) asked: Option<&'a Asked>,
-    pub(super) slot: Option<&'a Slot>,
-}
+pub(super) struct Wanted<'a>(Option<(&'a RefillRequest, &'a Slot, DeviceId)>);
 
-impl Wanted<'_> {
-    /// Not once its region was shrunk after it was asked for, and nobody waits for it any more.
+impl<'a> Wanted<'a> {
+    /// `None`: somebody waits for it until it ends.
+    pub(super) fn by(request: Option<&'a RefillRequest>, slot: &'a Slot, device: DeviceId) -> Self {
+        Wanted(request.map(|request| (request, slot, device)))
+    }
+
+    /// Not once the tag was shrunk there after the request, and nobody waits for it any more.
     pub(super) fn is_still(&self) -> bool {
-        let (Some(asked), Some(slot)) = (self.asked, self.slot) else { return true };
-        let then = asked.shrinks.iter().find(|(of, _)| std::ptr::eq(&raw const **of, slot));
-        then.is_none_or(|(_, shrinks)| *shrinks == slot.shrinks())
-            || asked.waits.as_ref().is_some_and(|refill| refill.waiting.load(Ordering::SeqCst) > 0)
+        let Some((request, slot, device)) = self.0 else { return true };
+        let then = request.shrinks.iter().find(|(of, _)| std::ptr::eq(&raw const **of, slot));
+        let on_device = |shrinks: &Vec<u64>| shrinks.get(usize::try_from(device.0).ok()?).copied();
+        let now = usize::try_from(device.0).ok().and_then(|place| slot.shrinks().nth(place));
+        then.is_none_or(|(_, shrinks)| on_device(shrinks) == now)
+            || request.waits.as_ref().is_some_and(|refill| refill.waiting.load(Ordering::SeqCst) > 0)
     }
 }
 
@@ -103,10 +109,10 @@ impl BackgroundRefills {
         (coming, true)
     }
 
-    /// Whether one of a region goes on that is not wanted any more.
-    pub(super) fn has_unwanted(&self, slot: &Slot) -> bool {
-        let is_unwanted = |asked: &Arc<Asked>| !Wanted { asked: Some(asked), slot: Some(slot) }.is_still();
-        self.asked.lock().iter().filter_map(Weak::upgrade).any(|asked| is_unwanted(&asked))
+    /// Whether one of a tag goes on that is not wanted any more on a device.
+    pub(super) fn has_unwanted(&self, slot: &Slot, device: DeviceId) -> bool {
+        let is_unwanted = |request: Arc<RefillRequest>| !Wanted::by(Some(&request), slot, device).is_still();
+        self.requests.lock().iter().filter_map(Weak::upgrade).any(is_unwanted)
     }
 }
 
@@ -211,21 +217,25 @@ impl Regions {
     fn begin_refill(&self, ask: Refill, coming: &Arc<BackgroundRefill>) -> Result<()> {
         let ending =
             Ending { background_refills: self.set.background_refills.clone(), coming: coming.clone() };
-        let asked = self.asked(&ask, Some(coming.clone()))?;
+        let request = self.request(&ask, Some(coming.clone()))?;
         let regions = self.set.clone();
-        self.background.spawn(move || ending.end(State::Over(regions.refill_asked(&ask, Some(&asked)))))
+        self.background.spawn(move || ending.end(State::Over(regions.refill_requested(&ask, Some(&request)))))
     }
 
-    /// That a refill was asked for now.
-    pub(super) fn asked(&self, ask: &Refill, waits: Option<Arc<BackgroundRefill>>) -> Result<Arc<Asked>> {
+    /// A refill that is requested now.
+    pub(super) fn request(
+        &self,
+        ask: &Refill,
+        waits: Option<Arc<BackgroundRefill>>,
+    ) -> Result<Arc<RefillRequest>> {
         self.set.table.cover(&self.set.registry.devices);
         let slots = self.set.table.named(ask.tags.as_deref())?;
-        let shrinks = slots.into_iter().map(|slot| (slot.clone(), slot.shrinks())).collect();
-        let asked = Arc::new(Asked { shrinks, waits });
-        let mut all = self.set.background_refills.asked.lock();
-        all.retain(|asked| asked.strong_count() > 0);
-        all.push(Arc::downgrade(&asked));
-        Ok(asked)
+        let shrinks = slots.into_iter().map(|slot| (slot.clone(), slot.shrinks().collect())).collect();
+        let request = Arc::new(RefillRequest { shrinks, waits });
+        let mut all = self.set.background_refills.requests.lock();
+        all.retain(|request| request.strong_count() > 0);
+        all.push(Arc::downgrade(&request));
+        Ok(request)
     }
 }
 

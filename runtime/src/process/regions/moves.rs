@@ -21,7 +21,7 @@ use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::{Refill, Shrink, Tier};
-use super::background_refills::{Asked, Wanted};
+use super::background_refills::{RefillRequest, Wanted};
 use super::choose::in_order;
 use super::ongoing_shrinks::Waiting;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
@@ -85,11 +85,15 @@ impl RegionSet {
 
     /// As [`super::Regions::refill`], now.
     pub(in super::super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
-        self.refill_asked(ask, None)
+        self.refill_requested(ask, None)
     }
 
-    /// As [`RegionSet::refill`]. `asked`: when it was asked for, where nobody may wait for it any more.
-    pub(super) fn refill_asked(&self, ask: &Refill, asked: Option<&Asked>) -> Result<RefillReport> {
+    /// As [`RegionSet::refill`]; of a request only what is still wanted.
+    pub(super) fn refill_requested(
+        &self,
+        ask: &Refill,
+        request: Option<&RefillRequest>,
+    ) -> Result<RefillReport> {
         let begin = Instant::now();
         self.table.cover(&self.registry.devices);
         let mut slots = self.table.named(ask.tags.as_deref())?;
@@ -97,7 +101,7 @@ impl RegionSet {
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
         let refilling = self.registry.observers.agent().refill_begins();
-        let moved = self.move_in(&slots, ask, asked);
+        let moved = self.move_in(&slots, ask, request);
         refilling.ended(&moved);
         self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
@@ -201,7 +205,9 @@ impl RegionSet {
             let resident = |(slot, region): &(Arc<Slot>, Arc<Region>)| match sizes(region).0 {
                 // What nobody wants any more may bring something until it has seen that.
                 Bytes::ZERO
-                    if is_counted && region.is_refilling() && self.background_refills.has_unwanted(slot) =>
+                    if is_counted
+                        && region.is_refilling()
+                        && self.background_refills.has_unwanted(slot, region.pool().device()) =>
                 {
                     Bytes::new(1)
                 }
@@ -213,7 +219,7 @@ impl RegionSet {
                 if ask.bytes.is_some() || is_counted {
                     return batch;
                 }
-                candidates.iter().for_each(|(slot, _)| slot.count_shrink());
+                candidates.iter().for_each(|(slot, region)| slot.count_shrink(region.pool().device()));
                 is_counted = true;
                 continue;
             }
@@ -249,8 +255,8 @@ impl RegionSet {
             Ok(warnings) => warnings,
             Err(error) => return Batch { failed: Some(error), ..Batch::default() },
         };
-        for (slot, ..) in jobs {
-            slot.begin_out(&self.flags);
+        for (slot, region, _) in jobs {
+            slot.begin_out(&self.flags, region.pool().device());
         }
         let moved = on_each_device(jobs, |job, moved| self.shrink_one(job, ask, moved));
         for (slot, ..) in jobs {
@@ -304,12 +310,17 @@ impl RegionSet {
         Ok(shrunk.map(|_| ())?)
     }
 
-    fn move_in(&self, slots: &[Arc<Slot>], ask: &Refill, asked: Option<&Asked>) -> Result<Vec<Moved>> {
+    fn move_in(
+        &self,
+        slots: &[Arc<Slot>],
+        ask: &Refill,
+        request: Option<&RefillRequest>,
+    ) -> Result<Vec<Moved>> {
         let bytes = ask.bytes;
         let evicted: Vec<(Arc<Slot>, Arc<Region>)> = slots
             .iter()
-            .filter(|slot| Wanted { asked, slot: Some(slot) }.is_still())
             .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
+            .filter(|(slot, region)| Wanted::by(request, slot, region.pool().device()).is_still())
             .collect();
         let wanted: Vec<(usize, Bytes)> =
             evicted.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
@@ -325,7 +336,7 @@ impl RegionSet {
         self.want(&jobs);
         let (verify, credits) = (self.verifies(ask.verify), self.registry.refill_timeout);
         let moved = on_each_device(&jobs, |job, moved| {
-            self.refill_one(job, verify, credits, asked).map(|one| moved.push(one))
+            self.refill_one(job, verify, credits, request).map(|one| moved.push(one))
         });
         // Of what nothing is evicted any more too: whoever made it so may not have come this far.
         self.settle(slots);
@@ -390,11 +401,11 @@ impl RegionSet {
         (slot, region, amount): &Job,
         verify: bool,
         credits: Duration,
-        asked: Option<&Asked>,
+        request: Option<&RefillRequest>,
     ) -> Result<Moved> {
         let device = region.pool().device();
         let (begin, _) = sizes(region);
-        let wanted = Wanted { asked, slot: Some(slot) };
+        let wanted = Wanted::by(request, slot, device);
         let refilled = self.make_room((slot, region), verify, credits, wanted, |context, waiting| {
             // What is there since is not to come once more.
             let left = begin.saturating_add(*amount).saturating_sub(sizes(region).0);
@@ -408,7 +419,7 @@ impl RegionSet {
         });
         let refilled = match refilled {
             // It ended where it would have waited for memory.
-            Err(_) if !wanted.is_still() => Refilled::default(),
+            Err(ProcessError::NoRoom { .. }) if !wanted.is_still() => Refilled::default(),
             refilled => refilled?,
         };
         let (resident, _) = sizes(region);

@@ -44,8 +44,8 @@ pub(super) struct Slot {
     first: AtomicU64,
     /// Shrinks that are under way.
     out: Mutex<u32>,
-    /// How many moved it, or found nothing to move.
-    shrinks: AtomicU64,
+    /// How many moved it, or found nothing to move, by device.
+    shrinks: Box<[AtomicU64]>,
     is_away: AtomicBool,
     /// Devices where somebody who touched it brings it back, and hooks are told: the bits of a [`DeviceSet`].
     touched: AtomicU64,
@@ -68,7 +68,7 @@ impl Slot {
             seal: Mutex::default(),
             first: AtomicU64::new(u64::MAX),
             out: Mutex::default(),
-            shrinks: AtomicU64::new(0),
+            shrinks: (0..devices).map(|_| AtomicU64::new(0)).collect(),
             is_away: AtomicBool::new(false),
             touched: AtomicU64::new(0),
         }
@@ -173,19 +173,21 @@ impl Slot {
         self.is_away.load(Ordering::Acquire)
     }
 
-    /// A shrink is carried out: refills that were asked for before it bring nothing back any more that nobody waits for.
-    pub(super) fn count_shrink(&self) {
-        self.shrinks.fetch_add(1, Ordering::AcqRel);
+    /// A shrink of a device is carried out: refills that were requested before it bring nothing back there any more that nobody waits for.
+    pub(super) fn count_shrink(&self, device: DeviceId) {
+        if let Some(count) = usize::try_from(device.0).ok().and_then(|place| self.shrinks.get(place)) {
+            count.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
-    /// How many there were.
-    pub(super) fn shrinks(&self) -> u64 {
-        self.shrinks.load(Ordering::Acquire)
+    /// How many there were, by device.
+    pub(super) fn shrinks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.shrinks.iter().map(|count| count.load(Ordering::Acquire))
     }
 
-    /// A shrink begins: whoever touches it from now on asks for it back.
-    pub(super) fn begin_out(&self, flags: &RegionFlags) {
-        self.count_shrink();
+    /// A shrink of a device begins: whoever touches it from now on asks for it back.
+    pub(super) fn begin_out(&self, flags: &RegionFlags, device: DeviceId) {
+        self.count_shrink(device);
         let mut out = self.out.lock();
         *out += 1;
         if !self.is_away.swap(true, Ordering::AcqRel) {

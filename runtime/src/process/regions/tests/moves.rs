@@ -1,5 +1,7 @@
 //! Regions leave and come back.
 
+use std::time::Instant;
+
 use super::*;
 
 #[test]
@@ -222,5 +224,28 @@ fn what_is_shrunk_after_a_refill_that_nobody_waits_for_stays_away() {
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
     blocks.iter().for_each(|block| process.check(block));
     process.regions().gate().end_use(id).unwrap();
+    process.end(blocks);
+}
+
+#[test]
+fn a_shrink_of_one_device_leaves_the_refill_of_another_alone() {
+    let process = started("tiers.extent = \"2MiB\"\n");
+    process.regions().define(RegionOptions::of("a")).unwrap();
+    let blocks = [0, 1].map(|device| process.written_in("a", device, mib(8), device as u64));
+    for round in 0..20 {
+        process.regions().shrink(&Shrink::default()).unwrap();
+        process.regions().refill(&Refill { wait: false, ..Refill::default() }).unwrap();
+        std::thread::sleep(Duration::from_micros(40 * (round % 7)));
+        let first = Shrink { device: Some(DeviceId(0)), ..Shrink::default() };
+        process.regions().shrink(&first).unwrap();
+        let begin = Instant::now();
+        while !process.view("a", 1).evicted.is_zero() {
+            assert!(begin.elapsed() < Duration::from_secs(10), "round {round}: it comes back");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(process.view("a", 0).resident, Bytes::ZERO, "round {round}");
+    }
+    process.regions().refill(&Refill::default()).unwrap();
+    blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
