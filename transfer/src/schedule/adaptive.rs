@@ -98,6 +98,10 @@ impl Scheduler for Adaptive {
         self.contention.keep_apart(target, direction, took);
     }
 
+    fn alone(&self, target: DeviceId, direction: Direction, size: Bytes) {
+        self.drift.alone(target, direction, size);
+    }
+
     fn begin(&self) {
         self.drift.begin();
     }

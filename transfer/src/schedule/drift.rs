@@ -20,7 +20,7 @@ use crate::engine::ledger::Ledger;
 use crate::engine::requests::Requests;
 use crate::engine::routes::Routes;
 use crate::links::lane_set::{LaneSet, LaneSetState, StreamMarks};
-use crate::paths::{Direction, Observations, PathGraph, Shares};
+use crate::paths::{Direction, Observations, PathGraph, Retrial, Shares};
 
 /// Smaller copies say more of latencies, and of the host, than of links: too much to give a calibration up, or to mend what
 /// was assumed.
@@ -34,10 +34,23 @@ pub(crate) struct Drift {
     routes: Arc<Routes>,
     ledger: Arc<Ledger>,
     requests: Arc<Requests>,
-    seen: Mutex<Observations>,
+    seen: Mutex<Seen>,
     stale: AtomicBool,
     /// How many copies were begun, on all streams.
     begun: AtomicU64,
+}
+
+/// Of the graph that holds, and of the one that it was refined from.
+#[derive(Debug)]
+struct Seen {
+    graph: Observations,
+    retrial: Retrial,
+}
+
+impl Seen {
+    fn nothing(assumed: PathGraph) -> Seen {
+        Seen { graph: Observations::new(), retrial: Retrial::new(assumed) }
+    }
 }
 
 /// A copy that is timed, before it is joined.
@@ -65,7 +78,7 @@ impl Drift {
             routes: routes.clone(),
             ledger: ledger.clone(),
             requests: requests.clone(),
-            seen: Mutex::default(),
+            seen: Mutex::new(Seen::nothing(PathGraph::empty())),
             stale: AtomicBool::new(false),
             begun: AtomicU64::new(0),
         }
@@ -82,13 +95,26 @@ impl Drift {
         if graph.is_calibrated() {
             self.stale.store(false, Ordering::Relaxed);
         }
-        *seen = Observations::new();
+        *seen = Seen::nothing(graph.clone());
         self.routes.set(graph);
     }
 
     /// One more copy begins.
     pub(crate) fn begin(&self) {
         self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A copy takes its target's own link alone, though others serve it.
+    pub(crate) fn alone(&self, target: DeviceId, direction: Direction, size: Bytes) {
+        if self.routes.graph().is_calibrated() {
+            return;
+        }
+        let mut seen = self.seen.lock();
+        if let Some(assumed) = seen.retrial.note(target, direction, size) {
+            tracing::debug!(target: "glake::transfer", gpu = %target, "paths that were given up are tried again");
+            seen.graph = Observations::new();
+            self.routes.set(assumed);
+        }
     }
 
     /// Begins to time a copy that is about to fork, if its turn has come and it is alone.
@@ -138,8 +164,8 @@ impl Drift {
         if !Arc::ptr_eq(&graph, &sample.begun.graph) {
             return;
         }
-        seen.note_copy(sample.on, sample.direction, &sample.shares, took);
-        if graph.is_calibrated() && seen.is_stale() {
+        seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
+        if graph.is_calibrated() && seen.graph.is_stale() {
             if !self.stale.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
                     target: "glake::transfer",
@@ -151,11 +177,12 @@ impl Drift {
             let mut paths = graph.paths().clone();
             paths.calibrated = false;
             if let Ok(assumed) = PathGraph::new(paths) {
-                *seen = Observations::new();
+                *seen = Seen::nothing(assumed.clone());
                 self.routes.set(assumed);
             }
-        } else if let Some(refined) = seen.refine(&graph) {
-            tracing::debug!(target: "glake::transfer", "the paths are refined by what copies took");
+        } else if let Some(refined) = seen.graph.refine(&graph) {
+            let (relays, before) = (refined.paths().relays.len(), graph.paths().relays.len());
+            tracing::debug!(target: "glake::transfer", relays, before, "the paths are refined by what copies took");
             self.routes.set(refined);
         }
     }

@@ -80,6 +80,9 @@ pub(crate) trait Scheduler: std::fmt::Debug + Send + Sync {
     /// A copy takes its target's own link alone, for about so long, because of others.
     fn keep_apart(&self, _target: DeviceId, _direction: Direction, _took: Micros) {}
 
+    /// A copy takes its target's own link alone, though others serve it: they would gain it nothing.
+    fn alone(&self, _target: DeviceId, _direction: Direction, _size: Bytes) {}
+
     /// One more copy begins.
     fn begin(&self) {}
 

@@ -1,5 +1,7 @@
 //! Host memory straight from the operating system, on huge pages where it has them.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use glake_units::Bytes;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
@@ -106,19 +108,14 @@ impl Pages {
         self.map.as_mut_ptr().wrapping_add(self.head)
     }
 
-    /// Has the operating system put pages under a part of such memory, as they are first written to: at once where it can, else page by
-    /// page. Bytes stay what they are.
+    /// Has the operating system put pages under a part of such memory, as they are first written to. Bytes stay what they are. Not by
+    /// `MADV_POPULATE_WRITE`: it holds the lock of the address space, for which other threads' pages, and pinning, then wait.
     pub fn touch(part: &mut [u8]) {
-        let (start, length) = (part.as_mut_ptr(), part.len());
-        // SAFETY: it changes no byte of the part, of which this is the only reference. Where the part is not of whole pages, or the
-        // system does not know the wish, it is refused.
-        if unsafe { libc::madvise(start.cast(), length, libc::MADV_POPULATE_WRITE) } == 0 {
-            return;
-        }
         for page in part.chunks_mut(SMALL) {
-            let first = page.as_mut_ptr();
-            // SAFETY: the first byte of a slice that is not empty, with the value that it has; volatile, so that it is written.
-            unsafe { first.write_volatile(first.read()) };
+            // SAFETY: the first byte of a slice that is not empty, to which this is the only reference.
+            let first = unsafe { AtomicU8::from_ptr(page.as_mut_ptr()) };
+            // What is there already is only looked at. A new page's first byte is zero: so it is written to, and not read before.
+            let _ = first.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
