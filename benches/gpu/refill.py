@@ -6,14 +6,14 @@ three: half of --gib is a sealed region whose host copies are retained, three ei
 eighth is the pool of a CUDA graph. All of it is shrunk and refilled, once to pin what the copies need, then --repeat times; the link is
 measured beside it in the same process, by native copies of 1 GiB of pinned memory. Then each region by itself, which shows where time
 goes: `seconds` against `at_link`, what its bytes take on the link. Every byte is compared.
-first: the first shrink of a process, beside as much private memory on huge pages that 16 threads touch, in two ways, before it and after it.
-Each is a process of its own, which holds its memory until the last has ended: none is given what another has touched, and on a machine that
-has just started all get memory that it never touched. So run it there first; it needs five times --first-gib of host memory. A way's figure
-is the mean of before and after, and the bar is of the faster way. Beside them stand the memory that was free when each began, and for how
-long the machine had been up.
+first: the first shrink of a process, three times, and before, between and behind them as much private memory on huge pages that 16 threads
+write to. Each is a process of its own, which holds its memory until the last has ended: none is given what another has touched, and on a
+machine that has just started all get memory that it never touched. So run it there first; it needs seven times --first-gib of host memory, and
+a little. A shrink's figure is of the mean of its two neighbours, for a machine that makes its memory as it is touched does so at a pace that
+changes; the bar is of the median. Beside it stands the memory that was free when it began, and for how long the machine had been up.
 Writes DIR/refill.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, concurrent.futures, ctypes, functools, json, mmap, pathlib, statistics, subprocess, sys, time
+import argparse, concurrent.futures, ctypes, json, mmap, pathlib, statistics, subprocess, sys, time
 
 import launch
 import shrink
@@ -22,7 +22,6 @@ from shrink import GIB, MIB, report
 HUGE = 2 * MIB
 TOUCHED = 32 * MIB  # what a thread touches at a time
 THREADS = 16
-MADV_POPULATE_WRITE = 23
 SIZES = [256 << 10, 1 * MIB, 3 * MIB, 5 * MIB, 14 * MIB, 34 * MIB, 96 * MIB, 160 * MIB]
 
 
@@ -94,24 +93,16 @@ def three(size, _, repeat):
     compare()
 
 
-def touched(way, size):
-    """Private memory on huge pages, and the seconds in which threads have touched it. None of them holds Python's lock meanwhile."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+def touched(size):
+    """Private memory on huge pages, and the seconds in which threads have written to it. None of them holds Python's lock meanwhile."""
+    libc = ctypes.CDLL(None)
     libc.memset.argtypes, libc.memset.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     start = -(-ctypes.addressof(ctypes.c_char.from_buffer(memory)) // HUGE) * HUGE
-
-    def touch(at):
-        if way == "memset":
-            libc.memset(start + at, 1, TOUCHED)
-        elif libc.madvise(start + at, TOUCHED, MADV_POPULATE_WRITE):
-            raise OSError(ctypes.get_errno(), "MADV_POPULATE_WRITE was refused")
-
     with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
         begin = time.perf_counter()
-        list(threads.map(touch, range(0, size, TOUCHED)))
+        list(threads.map(lambda at: libc.memset(start + at, 1, TOUCHED), range(0, size, TOUCHED)))
         return memory, time.perf_counter() - begin
 
 
@@ -128,9 +119,9 @@ def tell(size, took, begun):
     sys.stdin.read()
 
 
-def touch_first(way, size):
+def touch_first(size):
     begun = now()
-    memory, took = touched(way, size)
+    memory, took = touched(size)
     tell(size, took, begun)
     del memory
 
@@ -148,13 +139,12 @@ def shrink_first(size):
     tell(size, out, begun)
 
 
-# What runs in a process of its own, and in which order: what changes steadily while they run weighs on the shrink and on both ways alike.
-PARTS = {**{way: functools.partial(touch_first, way) for way in ("populate", "memset")}, "shrink": shrink_first}
-ORDER = ["populate", "memset", "shrink", "memset", "populate"]
+PARTS = {"touch": touch_first, "shrink": shrink_first}
+ORDER = ["touch", "shrink"] * 3 + ["touch"]
 
 
 def first(_, size, __):
-    parts, said = [], {name: [] for name in PARTS}
+    parts, said = [], []
     try:
         for name in ORDER:
             command = [sys.executable, __file__, "--child", name, "--first-gib", str(size // GIB)]
@@ -162,25 +152,24 @@ def first(_, size, __):
             line = next((line for line in parts[-1].stdout if line.startswith("{")), None)
             if line is None:
                 raise RuntimeError(f"{name} ended early")
-            said[name].append(json.loads(line))
+            said.append(json.loads(line))
     finally:
         for part in parts:
             part.stdin.close()
         for part in parts:
             with part:
                 pass  # it is waited for
-    compare(*said.pop("shrink"), said)
+    compare(said)
 
 
-def compare(shrunk, ways):
-    """A first shrink beside what was touched before it and after it."""
-    rates = {way: statistics.mean(each["gbps"] for each in pair) for way, pair in ways.items()}
-    alone = max(rates.values())
-    report("first shrink, of touching alone", shrunk["gbps"] / alone, 0.9, gbps=shrunk["gbps"], touching=alone, free_gib=shrunk["free_gib"],
-           uptime_s=shrunk["uptime_s"])
-    for way, (before, after) in ways.items():
-        report(f"  touched by {way}, {THREADS} threads, GB/s", rates[way], before=before["gbps"], free_before_gib=before["free_gib"],
-               uptime_before_s=before["uptime_s"], after=after["gbps"], free_after_gib=after["free_gib"], uptime_after_s=after["uptime_s"])
+def compare(said):
+    """First shrinks, each beside what was touched before it and after it."""
+    ratios = []
+    for before, shrunk, after in zip(said[0::2], said[1::2], said[2::2]):
+        ratios.append(shrunk["gbps"] / statistics.mean((before["gbps"], after["gbps"])))
+        report("  a first shrink, of touching alone", ratios[-1], gbps=shrunk["gbps"], before=before["gbps"], after=after["gbps"],
+               free_gib=shrunk["free_gib"], uptime_s=shrunk["uptime_s"])
+    report(f"first shrink, of touching alone with {THREADS} threads", statistics.median(ratios), 0.9, least=min(ratios), most=max(ratios))
 
 
 SCENARIOS = {"first": first, "three": three}

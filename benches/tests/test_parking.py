@@ -18,13 +18,12 @@ def rows_of(work):
 
 class Touching(unittest.TestCase):
     def test_all_of_it_is_touched(self):
-        for way, byte in (("populate", 0), ("memset", 1)):
-            memory, took = refill.touched(way, 64 * MIB)
-            self.assertGreater(took, 0)
-            self.assertEqual(memory[2 * MIB:64 * MIB:4096].count(bytes([byte])), 62 * MIB // 4096)
+        memory, took = refill.touched(64 * MIB)
+        self.assertGreater(took, 0)
+        self.assertEqual(memory[2 * MIB:64 * MIB:4096].count(b"\1"), 62 * MIB // 4096)
 
     def test_it_is_private_memory(self):
-        memory, _ = refill.touched("populate", 32 * MIB)
+        memory, _ = refill.touched(32 * MIB)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
             places, access, *_, inode = line.split()[:5]
@@ -34,13 +33,11 @@ class Touching(unittest.TestCase):
                 return
         self.fail("it is not mapped")
 
-    def test_the_bar_is_of_the_faster_way(self):
-        def part(gbps):
-            return {"gbps": gbps, "free_gib": 100.0, "uptime_s": 60.0}
-        rows = rows_of(lambda: refill.compare(part(9.0), {"populate": [part(8.0), part(12.0)], "memset": [part(4.0), part(5.0)]}))
-        first = rows["first shrink, of touching alone"]
-        self.assertEqual((first["value"], first["touching"], first["bar"], first["free_gib"]), (0.9, 10.0, 0.9, 100.0))
-        self.assertEqual(rows["touched by memset, 16 threads, GB/s"]["value"], 4.5)
+    def test_a_shrink_stands_beside_its_neighbours(self):
+        rates = [30.0, 16.0, 10.0, 9.0, 8.0, 3.0, 4.0]
+        rows = rows_of(lambda: refill.compare([{"gbps": rate, "free_gib": 100.0, "uptime_s": 60.0} for rate in rates]))
+        first = rows["first shrink, of touching alone with 16 threads"]
+        self.assertEqual((first["value"], first["least"], first["most"], first["bar"]), (0.8, 0.5, 1.0, 0.9))
 
     def test_parts_hold_their_memory_until_all_have_ended(self):
         said = json.dumps(dict(gbps=2.0, free_gib=1.0, uptime_s=1.0))
@@ -58,10 +55,10 @@ print({said!r}, flush=True)
 sys.stdin.read()
 mine.rename(mine.with_suffix(".ended"))
 """)
-            self.assertEqual(rows_of(lambda: refill.first(0, GIB, 0))["first shrink, of touching alone"]["value"], 1.0)
-            self.assertEqual(sorted(path.name[0] for path in pathlib.Path(folder).glob("*.ended")), ["0", "1", "2", "3", "4"])
+            self.assertEqual(rows_of(lambda: refill.first(0, GIB, 0))["first shrink, of touching alone with 16 threads"]["value"], 1.0)
+            self.assertEqual(sorted(path.name[0] for path in pathlib.Path(folder).glob("*.ended")), list("0123456"))
             part.write_text("raise SystemExit(1)")
-            with self.assertRaisesRegex(RuntimeError, "populate ended early"):
+            with self.assertRaisesRegex(RuntimeError, "touch ended early"):
                 refill.first(0, GIB, 0)
 
 

@@ -132,11 +132,13 @@ class Gathered:
 
 def form_of(tensor: Any, start: int, size: int) -> Form | None:
     """How a tensor's bytes go best, which fill a range of its storage, or are all of it that is used. None: as they are."""
+    count = tensor.nbytes
+    # The cheapest question first: a whole range of types of two bytes, as most are, goes as it is.
+    if count < LEAST or (size == count and tensor.dtype.itemsize == 2):
+        return None
     import torch
 
-    if tensor.nbytes < LEAST:
-        return None
-    if size != tensor.nbytes:
+    if size != count:
         return Gathered(tensor) if size >= _SPREAD * tensor.nbytes and _is_disjoint(tensor) else None
     source = tensor._base if tensor._is_view() else tensor
     if source.dtype is not tensor.dtype:

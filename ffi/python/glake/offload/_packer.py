@@ -57,10 +57,9 @@ class Packer:
 
     def __init__(self, least: int, memory: Memory) -> None:
         import torch
-        from torch.multiprocessing.reductions import StorageWeakRef
 
         self.least, self.memory = least, memory
-        self._tensor, self._parameter, self._weak = torch.Tensor, torch.nn.Parameter, StorageWeakRef
+        self._tensor, self._parameter, self._new = torch.Tensor, torch.nn.Parameter, torch.empty
         self._strided, self._lower = torch.strided, (torch.bfloat16, torch.float16)
         self._lock = threading.RLock()
         self.site = self._site = _library.api().Site()
@@ -131,7 +130,8 @@ class Packer:
         base = tensor._base
         source = tensor if base is None else base
         made_by = source.grad_fn
-        maker = None if made_by is None else made_by.name()
+        # As its own name(), which is made anew each time.
+        maker = type(made_by).__name__
         if tensor.numel() == 0 or not self._may_leave(tensor, source) or self._is_of_parameter(tensor, source, made_by, maker):
             return Kept(tensor)
         storage = tensor.untyped_storage()
@@ -146,6 +146,7 @@ class Packer:
             if 4 * tensor.nbytes >= whole:
                 # Its neighbours are often saved too, as parts of one projection are.
                 start, size, is_shared = 0, whole, True
+        like = self._like(tensor.dtype, tensor.device)
         with self._lock:
             entry = self._find(cdata, 0, whole, version)
             if entry is None and size != whole:
@@ -154,12 +155,15 @@ class Packer:
             if form is not None and form.key is not None:
                 entry = self._find(cdata, start, size, version, form.key)
             if entry is None:
-                entry = self._add(tensor, storage, start, size, form, maker, scope, part)
+                entry = self._add(tensor, storage, like, start, size, form, maker, scope, part)
                 if entry is None:
                     return None
             else:
                 _report.counts.merged += 1
-            return Away(tensor, self._alias(tensor), entry, first - entry.start)
+            # Without bytes; it counts the same changes.
+            alias = tensor.detach()
+            alias.data = like
+            return Away(tensor, alias, made_by if base is None else tensor.grad_fn, entry, first - entry.start)
 
     def unpack(self, saved: Kept | Away) -> Any:
         if isinstance(saved, Kept):
@@ -174,7 +178,7 @@ class Packer:
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 
-    def _is_of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str | None) -> bool:
+    def _is_of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str) -> bool:
         """Whether autocast made it of a parameter."""
         if maker == _CAST:
             before = made_by.next_functions
@@ -194,7 +198,7 @@ class Packer:
         return None if entry is None or entry.is_dropped else entry
 
     def _add(
-        self, tensor: Any, storage: Any, start: int, size: int, form: Form | None, maker: str | None, scope: int, part: int
+        self, tensor: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
     ) -> Entry | None:
         """The next item of the pass, made by an operation. None: it is a leaf's, and to be computed again."""
         stream = self.memory.stream(tensor)
@@ -217,8 +221,7 @@ class Packer:
         if entry.packed is None:
             entry.kept = storage
         else:
-            entry.storage, entry.like = self._weak(storage), self._like(tensor.dtype, tensor.device)
-            entry.place = storage.data_ptr(), storage.nbytes()
+            entry.left(storage, like)
         key = None if entry.form is None else entry.form.key
         self._known[storage._cdata, start, size, tensor._version, key] = known
         return entry
@@ -287,19 +290,11 @@ class Packer:
                 except (torch.OutOfMemoryError, Error):
                     return
 
-    def _alias(self, tensor: Any) -> Any:
-        """A tensor without bytes that counts the same changes."""
-        alias = tensor.detach()
-        alias.data = self._like(tensor.dtype, tensor.device)
-        return alias
-
     def _like(self, kind: Any, device: Any) -> Any:
         """A tensor without bytes."""
-        import torch
-
         empty = self._empty.get((kind, device))
         if empty is None:
-            empty = self._empty[kind, device] = torch.empty(0, dtype=kind, device=device)
+            empty = self._empty[kind, device] = self._new(0, dtype=kind, device=device)
         return empty
 
 

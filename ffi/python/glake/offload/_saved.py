@@ -25,13 +25,11 @@ class Saved:
 
     __slots__ = ("_alias", "_number", "_output", "_tensor", "_version")
 
-    def __init__(self, tensor: Any, alias: Any = None) -> None:
-        # Detached: an operation's own output would hold itself for ever.
-        alias = self._alias = tensor.detach() if alias is None else alias
+    def __init__(self, tensor: Any, alias: Any, made_by: Any) -> None:
         # It counts the changes of what was saved, whatever bytes it has.
-        self._version = alias._version
-        # The rest is for what is said of a change. Here too nothing may hold the operation, which holds this.
-        self._tensor, made_by, self._number = ref(tensor), tensor.grad_fn, -1
+        self._alias, self._version = alias, alias._version
+        # The rest is for what is said of a change. Nothing may hold the operation, which holds this.
+        self._tensor, self._number = ref(tensor), -1
         if made_by is not None:
             self._number, self._output = made_by._sequence_nr(), tensor.output_nr
 
@@ -85,6 +83,10 @@ class Kept(Saved):
 
     __slots__ = ()
 
+    def __init__(self, tensor: Any) -> None:
+        # Detached: an operation's own output would hold itself for ever.
+        Saved.__init__(self, tensor, tensor.detach(), tensor.grad_fn)
+
     def read(self) -> Any:
         if not self.is_intact():
             kept = self._alias
@@ -102,9 +104,10 @@ class Entry:
     packed: Any = None
     form: Form | None = None
     like: Any = None
-    # Held weakly, so that its number is no other storage's; and where it lies.
-    storage: Any = None
-    place: tuple[int, int] = (0, 0)
+    # The storage that it left, held weakly, so that its number is no other's; how that ends, and where it lies.
+    _weak: int | None = None
+    _forget: Any = None
+    _place: tuple[int, int] = (0, 0)
     saves, _reads = 0, 0
     # What it comes back to, and on which stream that was taken; what it is read from, and where it begins there.
     _coming: Any = None
@@ -119,6 +122,13 @@ class Entry:
         # Another thread may find it as long as it is not gone.
         self.is_dropped = True
         self._site.dropped(self.item)
+        if self._weak is not None:
+            self._forget(self._weak)
+
+    def left(self, storage: Any, like: Any) -> None:
+        """It was copied from a storage, of tensors like that one."""
+        self._weak, self._forget, self.like = storage._weak_ref(), storage._free_weak_ref, like
+        self._place = storage.data_ptr(), storage.nbytes()
 
     def begin(self) -> None:
         """Begins to bring it back to memory of the current stream, where it is away."""
@@ -172,8 +182,8 @@ class Entry:
         """The storage itself, which somebody else has kept: it has what autograd would have read, whatever wrote to it."""
         import torch
 
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
-        return storage if storage is not None and (storage.data_ptr(), storage.nbytes()) == self.place else None
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._weak)
+        return storage if storage is not None and (storage.data_ptr(), storage.nbytes()) == self._place else None
 
 
 class Away(Saved):
@@ -181,8 +191,8 @@ class Away(Saved):
 
     __slots__ = ("_dtype", "_offset", "_size", "_stride", "entry")
 
-    def __init__(self, tensor: Any, alias: Any, entry: Entry, offset: int) -> None:
-        super().__init__(tensor, alias)
+    def __init__(self, tensor: Any, alias: Any, made_by: Any, entry: Entry, offset: int) -> None:
+        Saved.__init__(self, tensor, alias, made_by)
         entry.saves += 1
         self.entry, self._dtype = entry, tensor.dtype
         # Of its first element, from where the entry begins, in bytes.
