@@ -169,7 +169,7 @@ def compare(said):
         ratios.append(shrunk["gbps"] / statistics.mean((before["gbps"], after["gbps"])))
         report("  a first shrink, of touching alone", ratios[-1], gbps=shrunk["gbps"], before=before["gbps"], after=after["gbps"],
                free_gib=shrunk["free_gib"], uptime_s=shrunk["uptime_s"])
-    report(f"first shrink, of touching alone with {THREADS} threads", statistics.median(ratios), 0.9, least=min(ratios), most=max(ratios))
+    report(f"first shrink, of touching alone with {THREADS} threads", statistics.median(ratios), 0.9, lowest=min(ratios), highest=max(ratios))
 
 
 SCENARIOS = {"first": first, "three": three}

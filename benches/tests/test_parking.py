@@ -37,7 +37,7 @@ class Touching(unittest.TestCase):
         rates = [30.0, 16.0, 10.0, 9.0, 8.0, 3.0, 4.0]
         rows = rows_of(lambda: refill.compare([{"gbps": rate, "free_gib": 100.0, "uptime_s": 60.0} for rate in rates]))
         first = rows["first shrink, of touching alone with 16 threads"]
-        self.assertEqual((first["value"], first["least"], first["most"], first["bar"]), (0.8, 0.5, 1.0, 0.9))
+        self.assertEqual((first["value"], first["lowest"], first["highest"], first["bar"], first["most"]), (0.8, 0.5, 1.0, 0.9, False))
 
     def test_parts_hold_their_memory_until_all_have_ended(self):
         said = json.dumps(dict(gbps=2.0, free_gib=1.0, uptime_s=1.0))

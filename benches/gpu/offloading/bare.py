@@ -18,39 +18,39 @@ def links(a):
     glake.enable()
     import torch
 
-    gpus = range(torch.cuda.device_count())
-    pairs = [(torch.empty(GIB, dtype=torch.uint8, pin_memory=True), torch.ones(GIB, dtype=torch.uint8, device=f"cuda:{gpu}")) for gpu in gpus]
+    gpus, pairs = torch.cuda.device_count(), []
 
     def rate(count, is_out, copy):
         """Of so many GPUs, in all."""
+        for gpu in range(len(pairs), count):
+            pairs.append((torch.empty(GIB, dtype=torch.uint8, pin_memory=True), torch.ones(GIB, dtype=torch.uint8, device=f"cuda:{gpu}")))
         took = []
         for _ in range(REPEAT):
-            settle()
+            settle(count)
             begin = time.perf_counter()
             for gpu, (host, device) in enumerate(pairs[:count]):
                 with torch.cuda.device(gpu):
                     for _ in range(COPIES):
                         copy(*((host, device) if is_out else (device, host)))
-            settle()
+            settle(count)
             took.append(time.perf_counter() - begin)
         return count * COPIES * GIB / statistics.median(took) / 1e9
 
-    def settle():
-        for gpu in gpus:
+    def settle(count):
+        for gpu in range(count):
             torch.cuda.synchronize(gpu)
 
+    def rates(name, count, copy):
+        return {f"{name}_{way}": rate(count, is_out, copy) for way, is_out in (("out", True), ("in", False))}
+
     plain = lambda into, source: into.copy_(source, non_blocking=True)
-    row = {"run": a.one, "gpus": len(gpus)}
-    for way, is_out in (("out", True), ("in", False)):
-        row[f"one_{way}"] = rate(1, is_out, plain)
-        if len(gpus) > 1:
-            row[f"all_{way}"] = rate(len(gpus), is_out, plain)
-    if len(gpus) > 1:
+    row = {"run": a.one, "gpus": gpus, **rates("one", 1, plain)}
+    if gpus > 1:
+        # Before this process uses the other GPUs itself: then it has no relays.
         glake.multi_path()
         until = time.monotonic() + 20
-        while len(glake.copy_stats()["relays"]) + 1 < len(gpus) and time.monotonic() < until:
+        while len(glake.copy_stats()["relays"]) + 1 < gpus and time.monotonic() < until:
             time.sleep(0.1)
-        time.sleep(1)
-        for way, is_out in (("out", True), ("in", False)):
-            row[f"ours_{way}"] = rate(1, is_out, glake.copy_)
+        row.update(rates("ours", 1, glake.copy_))
+        row.update(rates("all", gpus, plain))
     print(json.dumps(row), flush=True)

@@ -197,6 +197,19 @@ class WithoutTrl(unittest.TestCase):
             with self.assertRaisesRegex(glake.TorchError, "pip install trl"):
                 glake.offload.patch_trl()
 
+    @unittest.skipUnless(torch, "torch is not installed")
+    def test_torchtunes_and_trls_arguments_differ_in_their_order(self):
+        from glake.offload import OffloadActivations
+
+        for given in ((), (True,), (True, False)):
+            OffloadActivations(*given, min_offload_size=2048, max_fwd_stash_size=3)
+        self.assertEqual(OffloadActivations(True, True, max_fwd_stash_size=3, min_offload_size=2048)._packer.least, 2048)
+        self.assertEqual(OffloadActivations(True, True)._packer.least, 1024)
+        for given in ((True, True, 5), (True, True, 1024, 5), (True, True, 5, 1024)):
+            with self.assertRaisesRegex(TypeError, "min_offload_size=.*max_fwd_stash_size=.*torchtune.*TRL"):
+                OffloadActivations(*given)
+
+
 
 def rewards():
     """A model that gives a number."""

@@ -20,14 +20,12 @@ class Proofs:
 
     def look(self, save: int, form: Form, storage: Any, start: int) -> None:
         """Looks, on the device, at what is saved now."""
-        import torch
-
         if len(self._looked) >= MOST:
             return
         try:
             differs = form.differs(storage, start)
-        except torch.OutOfMemoryError:
-            # It is looked at another time, or goes as it is.
+        except RuntimeError:
+            # For want of memory: it is looked at another time, or goes as it is.
             return
         if differs is None:
             self._proven[save] = True
