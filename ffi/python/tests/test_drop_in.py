@@ -29,7 +29,7 @@ class HuggingFace(Program):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def trainer(self, make, make_model=llama, **changed):
+    def trainer(self, make, make_model=llama, resumed=None, **changed):
         """What a Trainer computes, step by step."""
         import transformers
 
@@ -44,9 +44,10 @@ class HuggingFace(Program):
             settings.setdefault(key, value)
         arguments = transformers.TrainingArguments(output_dir=self.folder, **settings)
         trainer = transformers.Trainer(model=make(make_model()), args=arguments, train_dataset=sentences(), callbacks=[Looks()])
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resumed)
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-        return [(loss, after) for loss, (_, after) in zip(losses, found)]
+        # What is resumed has the losses of the steps before too.
+        return [(loss, after) for loss, (_, after) in zip(losses[-len(found) :], found)]
 
     def test_a_trainer(self):
         self.unchanged(lambda make: self.trainer(make))
@@ -81,9 +82,12 @@ class HuggingFace(Program):
                     found = self.trainer(make if first else lambda model: model, max_steps=2, save_strategy="steps", save_steps=2)
                     import transformers
 
-                    model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/checkpoint-2")
-                    found += self.trainer(make if second else lambda model: model, lambda: model)
-                return found
+                    checkpoint, goes_on = f"{folder}/checkpoint-2", make if second else lambda model: model
+                    model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
+                    found += self.trainer(goes_on, lambda: model)
+                    resumed = self.trainer(goes_on, resumed=checkpoint, max_steps=5)
+                    self.assertEqual(len(resumed), 3)
+                return found + resumed
 
             return run
 
