@@ -44,6 +44,7 @@ impl DeviceRegistry {
             | PoolError::CaptureOpen { refusal: StitchError::OutOfMemory { limit, .. }, .. } => *limit,
             _ => total,
         };
+        let lease = if let PoolError::Leased { short, .. } = error { Some(*short) } else { None };
         let shortage = Shortage {
             device: memory.id(),
             wanted,
@@ -58,8 +59,11 @@ impl DeviceRegistry {
                 error,
                 PoolError::CaptureOpen { .. } | PoolError::Leased { in_capture: true, .. }
             ),
-            lease: if let PoolError::Leased { short, .. } = error { Some(*short) } else { None },
-            holders: memory.holders.lock().clone(),
+            lease,
+            // Who was named when growth was denied holds it no longer, as far as anybody knows.
+            holders: lease
+                .filter(|short| short.denied)
+                .map_or_else(Vec::new, |_| memory.holders.lock().clone()),
         };
         if self.observers.history.is_on() {
             let place = (shortage.free.get(), wanted.get());

@@ -89,7 +89,7 @@ impl Shortage {
             Amount(self.stitchable),
             Amount(self.pending)
         )?;
-        if let Some(LeaseShort { leased, made, wanted, waited }) = self.lease {
+        if let Some(LeaseShort { leased, made, wanted, waited, .. }) = self.lease {
             write!(
                 f,
                 "The lease is what stops it: {} of {} are made, and {} more were not granted within {waited:.1?}: ",
@@ -197,8 +197,13 @@ mod tests {
         let text = limited.to_string();
         assert!(text.contains("is free. 138.00 GiB allowed; Of the") && text.contains("raise it"), "{text}");
         let waited = std::time::Duration::from_secs(2);
-        let short =
-            LeaseShort { leased: Bytes::gib(8), made: Bytes::gib(7), wanted: Bytes::mib(2048), waited };
+        let short = LeaseShort {
+            leased: Bytes::gib(8),
+            made: Bytes::gib(7),
+            wanted: Bytes::mib(2048),
+            waited,
+            denied: true,
+        };
         let text = Shortage { lease: Some(short), ..shortage() }.to_string();
         for part in
             ["7.00 GiB of 8.00 GiB are made", "2.00 GiB more", "2.0s", "glake.lease.grant or lease.growth"]

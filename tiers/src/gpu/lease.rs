@@ -97,6 +97,8 @@ pub struct LeaseShort {
     pub wanted: Bytes,
     /// How long a grant was waited for.
     pub waited: Duration,
+    /// Whether it was said that none would come.
+    pub denied: bool,
 }
 
 /// The lease of one GPU's pool, and what is made under it.
@@ -302,7 +304,7 @@ impl Lease {
         match state.leased {
             Some(leased) if !bytes.is_zero() && state.room() < bytes => {
                 let (made, waited) = (state.made, Duration::ZERO);
-                return Err(LeaseShort { leased, made, wanted: bytes, waited });
+                return Err(LeaseShort { leased, made, wanted: bytes, waited, denied: false });
             }
             _ => state.made = state.made.saturating_add(bytes),
         }
@@ -413,7 +415,8 @@ impl Asking<'_> {
         let lease = self.lease;
         let until = *self.until.get_or_insert(begin + lease.options.grow_timeout);
         let began = until.checked_sub(lease.options.grow_timeout).unwrap_or(begin);
-        self.short = Some(LeaseShort { waited: begin - began, ..short });
+        let denied = self.short.is_some_and(|before| before.denied);
+        self.short = Some(LeaseShort { waited: begin - began, denied, ..short });
         if begin >= until || !lease.is_listening() {
             return false;
         }
@@ -424,6 +427,7 @@ impl Asking<'_> {
             self.asked = missing;
         }
         let mut state = lease.state.lock();
+        let mut denied = false;
         let granted = loop {
             if state.room() >= short.wanted {
                 break true;
@@ -431,6 +435,7 @@ impl Asking<'_> {
             if state.denials.growth != denials || state.stopped {
                 // It is not asked again.
                 self.until = Some(begin);
+                denied = !state.stopped;
                 break false;
             }
             if Instant::now() >= until {
@@ -440,7 +445,7 @@ impl Asking<'_> {
         };
         state.note_wait(begin);
         drop(state);
-        self.short = (!granted).then(|| LeaseShort { waited: began.elapsed(), ..short });
+        self.short = (!granted).then(|| LeaseShort { waited: began.elapsed(), denied, ..short });
         granted
     }
 

@@ -180,7 +180,7 @@ fn a_grant_that_came_before_the_end_of_its_agent_counts() {
 #[test]
 fn growth_is_asked_for_granted_and_denied() {
     let socket = Socket::new();
-    let (process, block, mut agent) = joined(&socket, "");
+    let (process, block, mut agent) = joined(&socket, "lease.grow_timeout_ms = 3000");
     let told = Arc::new(parking_lot::Mutex::new(0));
     let into = told.clone();
     let watch: OnLease = Arc::new(move |_, _, _| *into.lock() += 1);
@@ -191,7 +191,7 @@ fn growth_is_asked_for_granted_and_denied() {
             ToAgent::Grow { gpu, bytes, within_ms } => Some((gpu.clone(), *bytes, *within_ms)),
             _ => None,
         });
-        assert_eq!(grow, ("0".to_owned(), mib(16), 5000));
+        assert_eq!(grow, ("0".to_owned(), mib(16), 3000));
         agent.grant(mib(16));
         process.free(grows.join().unwrap().unwrap()).unwrap();
         let begin = Instant::now();
@@ -201,9 +201,14 @@ fn growth_is_asked_for_granted_and_denied() {
         agent.say(ToWorker::DenyGrowth { gpu: "0".to_owned(), bytes: mib(64), holders });
         let text = grows.join().unwrap().unwrap_err().to_string();
         assert!(
-            text.contains("leased to chat (4.00 GiB)") && begin.elapsed() < Duration::from_secs(5),
+            text.contains("leased to chat (4.00 GiB)") && begin.elapsed() < Duration::from_secs(3),
             "{text}"
         );
+        // Who was named then is not named when nobody answers.
+        let grows = scope.spawn(|| process.malloc(0, mib(64), STREAM));
+        agent.hear_until("grow", |said| matches!(said, ToAgent::Grow { .. }).then_some(()));
+        let text = grows.join().unwrap().unwrap_err().to_string();
+        assert!(text.contains("not granted within") && !text.contains("chat"), "{text}");
     });
     assert!(*told.lock() > 0, "a watcher of the program's hears it too");
     process.leases().watch(None);
