@@ -82,7 +82,7 @@ def call(command, visible, timeout, more=None, heard=lambda row: None):
         code = child.wait()
         limit.cancel()
         if late.is_set():
-            return rows, f"ended after {timeout:.0f} s"
+            return rows, f"ended after {max(timeout, 0):.0f} s: there was no time left for more"
         errors.seek(0)
         if code != 0:
             return rows, f"exit code {code}: " + " | ".join(errors.read().strip().splitlines()[-6:])[-800:]

@@ -220,7 +220,7 @@ class Scripts(unittest.TestCase):
 
     def test_a_command_that_hangs_is_ended(self):
         rows, error = launch.call([sys.executable, "-c", "import time; print('{}', flush=True); time.sleep(60)"], [], 1)
-        self.assertEqual((rows, error), ([{}], "ended after 1 s"))
+        self.assertEqual((rows, error), ([{}], "ended after 1 s: there was no time left for more"))
 
     def test_json_lines_of_a_command(self):
         code = "print('noise'); print('{\"a\": 1}'); raise SystemExit(3)"
