@@ -3,8 +3,10 @@
 Needs torch; every test is skipped without it."""
 
 import contextlib
+import gc
 import unittest
 import warnings
+from unittest import mock
 
 from test_activations import OfTorch, glake, torch
 from test_exact import bits_of
@@ -544,16 +546,16 @@ class Passes(OfTorch):
             return [p.grad.clone() for p in model.parameters()]
 
         plain = gradients()
-        for kind in (torch.OutOfMemoryError, RuntimeError, glake.OutOfMemoryError):
+        for kind in (torch.OutOfMemoryError, RuntimeError, glake.OutOfMemoryError, glake.DriverError):
             with self.subTest(kind.__name__):
-                handle, failed = self.activations(model), 0
+                handle, failed, text = self.activations(model), 0, "CUDA out of memory. Tried to allocate 1.00 GiB"
                 packer, take = handle._packer, self.memory.take
                 begin = packer._begin
 
                 def fails(like, size):
                     nonlocal failed
                     failed += 1
-                    raise kind("out of memory")
+                    raise kind(text)
 
                 def begins(items):
                     self.memory.take = fails
@@ -567,7 +569,56 @@ class Passes(OfTorch):
                     for one, other in zip(plain, gradients()):
                         self.assertTrue(torch.equal(one, other))
                 self.assertGreater(failed, 0)
+                # What somebody else raises in the midst of it, as a signal's handler does, is the program's.
+                text = "DataLoader worker is killed"
+                if kind is RuntimeError:
+                    with self.assertRaisesRegex(RuntimeError, "worker is killed"):
+                        gradients()
                 handle.remove()
+
+    def test_storages_that_are_held_weakly_are_let_go(self):
+        weak, forget = torch.UntypedStorage._weak_ref, torch.UntypedStorage._free_weak_ref
+        counts = {"weak": 0, "forgotten": 0}
+
+        class Storage:
+            def __init__(self, storage):
+                self.storage = storage
+
+            def __getattr__(self, name):
+                return getattr(self.storage, name)
+
+            def _weak_ref(self):
+                counts["weak"] += 1
+                return weak(self.storage)
+
+            def _free_weak_ref(self, held):
+                counts["forgotten"] += 1
+                forget(held)
+
+        left = _saved.Entry.left
+        with mock.patch.object(_saved.Entry, "left", lambda entry, storage, like: left(entry, Storage(storage), like)):
+            model, x = self.model(), torch.randn(6, 16)
+            handle = self.activations(model)
+            for _ in range(4):
+                model(x).square().sum().backward()
+            handle.remove()
+            gc.collect()
+        self.assertGreater(counts["weak"], 0)
+        self.assertEqual(counts["weak"], counts["forgotten"])
+
+    def test_an_item_that_goes_while_it_is_found_names_no_storage(self):
+        """Another thread may find it between the last holder's end and the books'."""
+        site, storage = mock.Mock(), torch.zeros(8).untyped_storage()
+        entry = _saved.Entry(site, 0, self.memory, 0, 32)
+        entry.left(storage, torch.empty(0))
+        self.assertIsNotNone(entry._still_there())
+        entry.__del__()
+        self.assertTrue(entry.is_dropped)
+        self.assertIsNone(entry._still_there())
+        del entry
+        # Once for each time it was said to go, and the storage is whole.
+        self.assertEqual(site.dropped.call_count, 2)
+        self.assertEqual(storage.nbytes(), 32)
 
     def test_a_backward_on_another_stream(self):
         memory = self.memory

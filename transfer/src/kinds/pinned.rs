@@ -149,8 +149,8 @@ impl PinnedCopies {
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
             self.scheduler.keep_apart(job.target, job.direction, shares.predicted());
-        } else if native && !zero_staging.union(staged).is_empty() {
-            self.scheduler.alone(job.target, job.direction, job.to.size());
+        } else if !native || !zero_staging.union(staged).is_empty() {
+            self.scheduler.chosen(&graph, (job.on, job.target), job.direction, (job.to.size(), !native));
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
         if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {

@@ -107,6 +107,13 @@ impl Observations {
         Observations::default()
     }
 
+    /// Nothing was seen of what a target's paths give together.
+    pub fn forget(&mut self, target: DeviceId, direction: Direction) {
+        if let Some(beside) = self.target(target, direction) {
+            *beside = Beside::default();
+        }
+    }
+
     /// A copy took so long from its fork to its join, and nothing else was in flight.
     pub fn note_copy(&mut self, target: DeviceId, direction: Direction, shares: &Shares, took: Micros) {
         let size: Bytes = shares.iter().map(|share| share.size).sum();

@@ -2,46 +2,146 @@
 //! and copies that no longer take them say nothing of them.
 //!
 //! ```text
-//!   over both links ─► gains nothing ─► own link alone, 16 GiB ─► over both ─► gains nothing ─► own link alone, 32 GiB ─► ...
+//!   own link alone ── 16 GiB ─► trial: over all ─┬─ they gain nothing, or nobody can tell ─► own link alone ── 32 GiB ─► trial ...
+//!                                                └─ they gain ─► over all
 //! ```
+//!
+//! By target and direction. Invariant: a trial ends.
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-use super::{Direction, PathGraph};
+use super::{Ceiling, Direction, MOST_GPUS, PathGraph, Paths};
 
-/// After so many bytes they are tried again. A trial is of some 6 GiB: one copy in four is timed.
+/// After so many bytes over the own link alone they are tried again.
 const FIRST: Bytes = Bytes::gib(16);
 /// After twice as many each time, up to these.
 const LAST: Bytes = Bytes::gib(256);
+/// So much is seen of a trial in copies that are timed, or they gain.
+const ENOUGH: Bytes = Bytes::gib(2);
+/// So much is copied in a trial at most: one copy in four is timed, and some never are.
+const MOST: Bytes = Bytes::gib(8);
 
-/// What is copied over one link of those that were assumed to help.
+/// What is copied over the own link alone, and what is tried.
 #[derive(Debug)]
 pub(crate) struct Retrial {
     /// What was assumed before copies refined it.
     assumed: PathGraph,
+    /// By target and direction.
+    places: Vec<[Place; 2]>,
+}
+
+#[derive(Debug)]
+struct Place {
     alone: Bytes,
-    after: Bytes,
+    until: Bytes,
+    trial: Option<Trial>,
+}
+
+#[derive(Debug)]
+struct Trial {
+    /// What held, and holds again if it comes to nothing.
+    before: PathGraph,
+    copied: Bytes,
+    seen: Bytes,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Place { alone: Bytes::ZERO, until: FIRST, trial: None }
+    }
 }
 
 impl Retrial {
     /// Of a graph that nothing was seen of yet.
     pub(crate) fn new(assumed: PathGraph) -> Retrial {
-        Retrial { assumed, alone: Bytes::ZERO, after: FIRST }
+        Retrial { assumed, places: (0..MOST_GPUS).map(|_| Default::default()).collect() }
     }
 
-    /// So many bytes of a target's memory went over its own link alone, though others serve it. The graph to begin anew with, once that was
-    /// enough.
-    pub(crate) fn note(&mut self, target: DeviceId, direction: Direction, size: Bytes) -> Option<PathGraph> {
-        self.assumed.rates(target, direction).nth(1)?;
-        self.alone = self.alone.saturating_add(size);
-        if self.alone < self.after {
+    /// Whether something is tried.
+    pub(crate) fn is_on(&self) -> bool {
+        self.places.iter().flatten().any(|place| place.trial.is_some())
+    }
+
+    /// So many bytes of a target's memory went over its own link alone by a graph, which nothing but the graph was the reason of. The graph to
+    /// try, once that was enough.
+    pub(crate) fn alone(
+        &mut self,
+        graph: &PathGraph,
+        target: DeviceId,
+        direction: Direction,
+        size: Bytes,
+    ) -> Option<PathGraph> {
+        let place = of(&mut self.places, target, direction)?;
+        // What was tried was given up again.
+        place.trial = None;
+        place.alone = place.alone.saturating_add(size);
+        if place.alone < place.until {
             return None;
         }
-        self.alone = Bytes::ZERO;
-        self.after = self.after.saturating_add(self.after).min(LAST);
-        Some(self.assumed.clone())
+        (place.alone, place.until) = (Bytes::ZERO, place.until.saturating_add(place.until).min(LAST));
+        let (now, assumed) = (graph.paths(), self.assumed.paths());
+        let tried = with_paths_of(now, assumed, target, direction);
+        if tried.relays.len() <= now.relays.len() && tried.ceilings.len() >= now.ceilings.len() {
+            return None;
+        }
+        let tried = PathGraph::new(tried).ok()?;
+        place.trial = Some(Trial { before: graph.clone(), copied: Bytes::ZERO, seen: Bytes::ZERO });
+        Some(tried)
     }
+
+    /// So many bytes went over several links. The graph that holds again, where that is a trial of which nobody can tell.
+    pub(crate) fn split(
+        &mut self,
+        graph: &PathGraph,
+        target: DeviceId,
+        direction: Direction,
+        size: Bytes,
+    ) -> Option<PathGraph> {
+        let place = of(&mut self.places, target, direction)?;
+        let trial = place.trial.as_mut()?;
+        trial.copied = trial.copied.saturating_add(size);
+        if trial.copied < MOST {
+            return None;
+        }
+        let before = place.trial.take()?.before;
+        PathGraph::new(with_paths_of(graph.paths(), before.paths(), target, direction)).ok()
+    }
+
+    /// A copy over several links was timed, and they were not given up.
+    pub(crate) fn seen(&mut self, target: DeviceId, direction: Direction, size: Bytes) {
+        let Some(place) = of(&mut self.places, target, direction) else { return };
+        if let Some(trial) = &mut place.trial {
+            trial.seen = trial.seen.saturating_add(size);
+            place.trial = place.trial.take().filter(|trial| trial.seen < ENOUGH);
+        }
+    }
+}
+
+fn of(places: &mut [[Place; 2]], target: DeviceId, direction: Direction) -> Option<&mut Place> {
+    places.get_mut(usize::try_from(target.0).ok()?)?.get_mut(direction.index())
+}
+
+/// Paths with those of others of a target in a direction.
+fn with_paths_of(now: &Paths, others: &Paths, target: DeviceId, direction: Direction) -> Paths {
+    let rate = |paths: &Paths, link| {
+        let found = paths.links.iter().find(|known| (known.device, known.direction) == (link, direction));
+        found.map(|known| known.rate.0).filter(|rate| *rate > 0.0)
+    };
+    let mut paths = now.clone();
+    paths.relays.retain(|relay| (relay.target, relay.direction) != (target, direction));
+    for relay in others.relays.iter().filter(|relay| (relay.target, relay.direction) == (target, direction)) {
+        let mut relay = *relay;
+        // By what its link was seen to give since.
+        if let (Some(seen), Some(first)) = (rate(now, relay.relay), rate(others, relay.relay)) {
+            relay.rate.0 *= seen / first;
+        }
+        paths.relays.push(relay);
+    }
+    let of_target = |known: &&Ceiling| (known.target, known.direction) == (Some(target), direction);
+    paths.ceilings.retain(|known| !of_target(&known));
+    paths.ceilings.extend(others.ceilings.iter().filter(of_target).cloned());
+    paths
 }
 
 #[cfg(test)]
@@ -52,6 +152,9 @@ mod tests {
     use super::*;
 
     const GPU: DeviceId = DeviceId(0);
+    const OTHER: DeviceId = DeviceId(1);
+    const WAY: Direction = Direction::FromGpu;
+    const GIB: Bytes = Bytes::gib(1);
 
     /// Of two GPUs that are joined, and a third that is not.
     fn assumed() -> PathGraph {
@@ -67,21 +170,83 @@ mod tests {
         PathGraph::conservative(&(0..3).map(gpu).collect::<Vec<_>>())
     }
 
-    /// How many copies over the own link it takes until paths are tried again.
-    fn patience(retrial: &mut Retrial, target: DeviceId) -> Option<usize> {
-        (1..1000).find(|_| retrial.note(target, Direction::FromGpu, Bytes::gib(1)).is_some())
+    /// The same without relays, and with links that were seen to give half.
+    fn given_up() -> PathGraph {
+        let mut paths = assumed().paths().clone();
+        paths.relays.clear();
+        paths.links.iter_mut().for_each(|link| link.rate = Bandwidth(25.0));
+        PathGraph::new(paths).unwrap()
+    }
+
+    fn relays(graph: &PathGraph, target: DeviceId) -> Vec<f64> {
+        graph.rates(target, WAY).skip(1).map(|path| path.rate.0).collect()
+    }
+
+    /// How many GiB over the own link it takes until paths are tried again, and the graph by which they are.
+    fn until_tried(retrial: &mut Retrial, target: DeviceId) -> Option<(usize, PathGraph)> {
+        let graph = given_up();
+        (1..1000).find_map(|count| Some((count, retrial.alone(&graph, target, WAY, GIB)?)))
     }
 
     #[test]
     fn what_is_not_taken_is_tried_again_ever_more_seldom() {
         let mut retrial = Retrial::new(assumed());
-        let seen: Vec<usize> = (0..6).map(|_| patience(&mut retrial, GPU).unwrap()).collect();
-        assert_eq!(seen, [16, 32, 64, 128, 256, 256]);
+        for expected in [16, 32, 64, 128, 256, 256] {
+            let (count, tried) = until_tried(&mut retrial, GPU).unwrap();
+            assert_eq!(count, expected);
+            assert_eq!(relays(&tried, GPU)[0], 25.0, "by what its link was seen to give");
+            assert_eq!(relays(&tried, OTHER), [], "of one target in one direction");
+            assert!(retrial.is_on());
+        }
+        assert_eq!(until_tried(&mut retrial, OTHER).unwrap().0, 16, "each has its own wait");
+        assert!(retrial.alone(&given_up(), GPU, Direction::ToGpu, FIRST).is_some());
     }
 
     #[test]
-    fn a_gpu_that_nothing_helps_waits_for_nothing() {
-        assert_eq!(patience(&mut Retrial::new(assumed()), DeviceId(2)), None);
-        assert_eq!(patience(&mut Retrial::new(PathGraph::empty()), GPU), None);
+    fn a_trial_of_which_nobody_can_tell_ends() {
+        let mut retrial = Retrial::new(assumed());
+        let (_, tried) = until_tried(&mut retrial, GPU).unwrap();
+        let mut split = |target| retrial.split(&tried, target, WAY, GIB);
+        assert!((0..100).all(|_| split(OTHER).is_none()) && (0..7).all(|_| split(GPU).is_none()));
+        assert_eq!(relays(&split(GPU).unwrap(), GPU), []);
+        assert!((0..100).all(|_| split(GPU).is_none()) && !retrial.is_on());
+        assert_eq!(until_tried(&mut retrial, GPU).unwrap().0, 32);
+    }
+
+    #[test]
+    fn one_that_gains_goes_on_and_one_that_does_not_is_over() {
+        let mut retrial = Retrial::new(assumed());
+        let (_, tried) = until_tried(&mut retrial, GPU).unwrap();
+        retrial.seen(OTHER, WAY, ENOUGH);
+        assert!(retrial.is_on());
+        (0..8).for_each(|_| retrial.seen(GPU, WAY, Bytes::mib(256)));
+        assert!(!retrial.is_on() && retrial.split(&tried, GPU, WAY, MOST).is_none());
+        until_tried(&mut retrial, GPU).unwrap();
+        assert!(
+            retrial.alone(&given_up(), GPU, WAY, GIB).is_none() && !retrial.is_on(),
+            "it was given up again"
+        );
+    }
+
+    #[test]
+    fn where_nothing_was_given_up_nothing_is_tried() {
+        let mut retrial = Retrial::new(assumed());
+        assert!(
+            [DeviceId(2), DeviceId(99)].into_iter().all(|lone| until_tried(&mut retrial, lone).is_none())
+        );
+        assert!((0..1000).all(|_| retrial.alone(&assumed(), GPU, WAY, GIB).is_none()));
+    }
+
+    #[test]
+    fn a_ceiling_that_was_seen_is_lifted() {
+        let mut paths = assumed().paths().clone();
+        let ceiling = |target| {
+            let (links, rate) = (vec![GPU, OTHER], Bandwidth(40.0));
+            Ceiling { direction: WAY, links, target: Some(target), rate, reached_by: 2 }
+        };
+        paths.ceilings.extend([ceiling(GPU), ceiling(OTHER)]);
+        let graph = PathGraph::new(paths).unwrap();
+        let tried = Retrial::new(assumed()).alone(&graph, GPU, WAY, FIRST).unwrap();
+        assert_eq!(tried.paths().ceilings, [ceiling(OTHER)]);
     }
 }

@@ -98,8 +98,15 @@ impl Scheduler for Adaptive {
         self.contention.keep_apart(target, direction, took);
     }
 
-    fn alone(&self, target: DeviceId, direction: Direction, size: Bytes) {
-        self.drift.alone(target, direction, size);
+    fn chosen(
+        &self,
+        graph: &Arc<PathGraph>,
+        of: (UserStream, DeviceId),
+        direction: Direction,
+        what: (Bytes, bool),
+    ) {
+        let is_crowded = || self.barriers.get().is_some_and(Barriers::is_needed);
+        self.drift.chosen(graph, of, direction, what, is_crowded);
     }
 
     fn begin(&self) {

@@ -36,6 +36,8 @@ pub(crate) struct Drift {
     requests: Arc<Requests>,
     seen: Mutex<Seen>,
     stale: AtomicBool,
+    /// Whether paths that were given up are tried.
+    is_trying: AtomicBool,
     /// How many copies were begun, on all streams.
     begun: AtomicU64,
 }
@@ -80,6 +82,7 @@ impl Drift {
             requests: requests.clone(),
             seen: Mutex::new(Seen::nothing(PathGraph::empty())),
             stale: AtomicBool::new(false),
+            is_trying: AtomicBool::new(false),
             begun: AtomicU64::new(0),
         }
     }
@@ -104,17 +107,41 @@ impl Drift {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A copy takes its target's own link alone, though others serve it.
-    pub(crate) fn alone(&self, target: DeviceId, direction: Direction, size: Bytes) {
-        if self.routes.graph().is_calibrated() {
+    /// A copy takes several links, or its target's own alone for no other reason than the graph: what was given up is tried again now and then.
+    pub(crate) fn chosen(
+        &self,
+        graph: &Arc<PathGraph>,
+        (on, target): (UserStream, DeviceId),
+        direction: Direction,
+        (size, is_split): (Bytes, bool),
+        is_crowded: impl FnOnce() -> bool,
+    ) {
+        // Alone counts what could be timed if it were split, and nothing that others are the reason of.
+        let counts = match is_split {
+            true => self.is_trying.load(Ordering::Relaxed),
+            false => size >= LEAST[1] && on.device == target && self.is_idle() && !is_crowded(),
+        };
+        if graph.is_calibrated() || !counts {
             return;
         }
         let mut seen = self.seen.lock();
-        if let Some(assumed) = seen.retrial.note(target, direction, size) {
-            tracing::debug!(target: "glake::transfer", gpu = %target, "paths that were given up are tried again");
-            seen.graph = Observations::new();
-            self.routes.set(assumed);
+        if !Arc::ptr_eq(&self.routes.graph(), graph) {
+            return;
         }
+        let next = match is_split {
+            true => seen.retrial.split(graph, target, direction, size),
+            false => seen.retrial.alone(graph, target, direction, size),
+        };
+        if let Some(next) = next {
+            tracing::debug!(target: "glake::transfer", gpu = %target, ?direction, ends = is_split, "paths that were given up are tried again");
+            seen.graph.forget(target, direction);
+            self.routes.set(next);
+        }
+        self.is_trying.store(seen.retrial.is_on(), Ordering::Relaxed);
+    }
+
+    fn is_idle(&self) -> bool {
+        Direction::BOTH.into_iter().all(|direction| !self.ledger.is_loaded(direction))
     }
 
     /// Begins to time a copy that is about to fork, if its turn has come and it is alone.
@@ -131,7 +158,7 @@ impl Drift {
         let due = size >= least && on.device == target && state.serial.is_multiple_of(EVERY);
         let others = due.then(|| self.others(state))?;
         let begun = state.is_clock_free()
-            && Direction::BOTH.into_iter().all(|direction| !self.ledger.is_loaded(direction))
+            && self.is_idle()
             && !is_crowded()
             && lane_set.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
         begun.then(|| Begun { graph: graph.clone(), others })
@@ -165,6 +192,10 @@ impl Drift {
             return;
         }
         seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
+        if sample.shares.len() > 1 {
+            let size = sample.shares.iter().map(|share| share.size).sum();
+            seen.retrial.seen(sample.on, sample.direction, size);
+        }
         if graph.is_calibrated() && seen.graph.is_stale() {
             if !self.stale.swap(true, Ordering::Relaxed) {
                 tracing::warn!(

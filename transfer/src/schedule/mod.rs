@@ -80,8 +80,15 @@ pub(crate) trait Scheduler: std::fmt::Debug + Send + Sync {
     /// A copy takes its target's own link alone, for about so long, because of others.
     fn keep_apart(&self, _target: DeviceId, _direction: Direction, _took: Micros) {}
 
-    /// A copy takes its target's own link alone, though others serve it: they would gain it nothing.
-    fn alone(&self, _target: DeviceId, _direction: Direction, _size: Bytes) {}
+    /// A copy of so many bytes takes several links, or by its graph alone, and not because of others, its target's own.
+    fn chosen(
+        &self,
+        _graph: &Arc<PathGraph>,
+        _of: (UserStream, DeviceId),
+        _direction: Direction,
+        (_size, _is_split): (Bytes, bool),
+    ) {
+    }
 
     /// One more copy begins.
     fn begin(&self) {}

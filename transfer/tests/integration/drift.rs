@@ -205,3 +205,36 @@ fn relays_that_were_busy_once_serve_again() {
     drop((stream, to));
     fixture.end();
 }
+
+#[test]
+fn a_trial_that_no_copy_can_judge_ends() {
+    // The relay's link is so slow that it holds up the other half of each copy.
+    let mut topology = two(50.0);
+    topology.gpus[1].link.to_gpu = Bandwidth(12.0);
+    let fixture = Fixture::new(&topology, PathGraph::conservative(&links(&two(50.0))));
+    fixture.copies(200);
+    assert!(fixture.rate() > 49.0, "it is given up");
+    let begun = fixture.engine.statistics().split_copies;
+    // Beside another, no copy is timed.
+    let pairs = |count: u64| {
+        for _ in 0..count {
+            let handles = [0, 1].map(|stream| fixture.copy(stream));
+            handles.into_iter().for_each(|handle| handle.wait().unwrap());
+        }
+        fixture.engine.statistics().split_copies - begun
+    };
+    let tried = pairs(512);
+    assert!(tried > 0 && tried < 300, "{tried} of 1024");
+    assert_eq!(pairs(64), tried, "it is over");
+    // Small ones would not be timed either: they begin no trial.
+    let small = Bytes::mib(8);
+    let (to, from) =
+        (fixture.to[0].part(Bytes::ZERO, small).unwrap(), fixture.from.part(Bytes::ZERO, small).unwrap());
+    for _ in 0..8192 {
+        let copy = fixture.engine.copy(&to, &from, fixture.streams[0].1, CopyOptions::default()).unwrap();
+        copy.wait().unwrap();
+    }
+    assert_eq!(fixture.engine.statistics().split_copies - begun, tried);
+    drop((to, from));
+    fixture.end();
+}

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ..errors import OutOfMemoryError
+
+
+def is_shortage(error: RuntimeError) -> bool:
+    """Whether an error is want of memory: of the plugged backend it has torch's words, and no class of its own."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, OutOfMemoryError)) or str(error).startswith("CUDA out of memory")
+
 
 class Memory(Protocol):
     """A kind of device's."""

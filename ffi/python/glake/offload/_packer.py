@@ -11,7 +11,7 @@ from weakref import ref
 from .. import _library
 from ..errors import Error
 from . import _report
-from ._memory import Memory
+from ._memory import Memory, is_shortage
 from ._narrow import Form, form_of
 from ._proofs import Proofs
 from ._saved import Away, Entry, Kept, Stored
@@ -254,8 +254,9 @@ class Packer:
         """Copies what an item has in another form, where there is memory for it."""
         try:
             narrow = form.pack(storage, entry.start).untyped_storage()
-        except RuntimeError:
-            # So a plugged allocator's want of memory is told too.
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
             return
         entry.packed = self._copy_out(stream, self.memory.address(narrow), form.size)
         if entry.packed is not None:
@@ -284,8 +285,9 @@ class Packer:
             if entry is not None and not entry.is_dropped:
                 try:
                     entry.begin()
-                except RuntimeError:
-                    # For want of memory, for which a plugged allocator has no class of its own, or else it is told then.
+                except RuntimeError as error:
+                    if not is_shortage(error) and not isinstance(error, Error):
+                        raise
                     return
 
     def _like(self, kind: Any, device: Any) -> Any:

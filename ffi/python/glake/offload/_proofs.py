@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._memory import is_shortage
 from ._narrow import Form
-
 
 # So many tensors of one truth are kept at a time; what is beyond is looked at another time.
 MOST = 4096
@@ -24,8 +24,10 @@ class Proofs:
             return
         try:
             differs = form.differs(storage, start)
-        except RuntimeError:
-            # For want of memory: it is looked at another time, or goes as it is.
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
+            # It is looked at another time, or goes as it is.
             return
         if differs is None:
             self._proven[save] = True

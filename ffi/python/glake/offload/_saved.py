@@ -121,9 +121,12 @@ class Entry:
     def __del__(self) -> None:
         # Another thread may find it as long as it is not gone.
         self.is_dropped = True
-        self._site.dropped(self.item)
-        if self._weak is not None:
-            self._forget(self._weak)
+        weak, self._weak = self._weak, None
+        try:
+            self._site.dropped(self.item)
+        finally:
+            if weak is not None:
+                self._forget(weak)
 
     def left(self, storage: Any, like: Any) -> None:
         """It was copied from a storage, of tensors like that one."""
@@ -182,7 +185,8 @@ class Entry:
         """The storage itself, which somebody else has kept: it has what autograd would have read, whatever wrote to it."""
         import torch
 
-        storage = torch.UntypedStorage._new_with_weak_ptr(self._weak)
+        # Whoever finds it while it goes has nothing to ask.
+        storage = None if self._weak is None else torch.UntypedStorage._new_with_weak_ptr(self._weak)
         return storage if storage is not None and (storage.data_ptr(), storage.nbytes()) == self._place else None
 
 

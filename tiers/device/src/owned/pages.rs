@@ -108,7 +108,7 @@ impl Pages {
         self.map.as_mut_ptr().wrapping_add(self.head)
     }
 
-    /// Has the operating system put pages under a part of such memory, as they are first written to. Bytes stay what they are. Not by
+    /// Has the operating system put pages under a part of such memory that begins with one, as they are first written to. Bytes stay what they are. Not by
     /// `MADV_POPULATE_WRITE`: it holds the lock of the address space, for which other threads' pages, and pinning, then wait.
     pub fn touch(part: &mut [u8]) {
         for page in part.chunks_mut(SMALL) {
@@ -181,6 +181,23 @@ mod tests {
         Pages::touch(&mut pages.as_mut_slice()[1..10_000]);
         Pages::touch(&mut []);
         assert!(pages.as_slice().iter().enumerate().all(|(at, byte)| *byte == if at == 7 { 9 } else { 0 }));
+    }
+
+    #[test]
+    fn what_is_touched_is_there() {
+        let mut pages = Pages::new(Bytes::mib(4), 0).unwrap();
+        let (there, rest) = pages.as_mut_slice().split_at_mut(HUGE);
+        Pages::touch(there);
+        let is_there = |part: &[u8]| {
+            let mut pages = vec![0_u8; HUGE / SMALL];
+            // SAFETY: the part is mapped, and there is a byte for each of its pages.
+            let asked =
+                unsafe { libc::mincore(part.as_ptr().cast_mut().cast(), part.len(), pages.as_mut_ptr()) };
+            assert_eq!(asked, 0);
+            pages.iter().map(|page| page & 1).collect::<Vec<_>>()
+        };
+        assert!(is_there(there).iter().all(|page| *page == 1));
+        assert!(is_there(rest).contains(&0));
     }
 
     #[test]
