@@ -16,12 +16,12 @@ pub mod cache;
 mod ceilings;
 mod conservative;
 mod fluid;
+mod given_up;
 mod load;
 mod observations;
 mod outcomes;
 mod path_graph;
 mod rates;
-mod retrial;
 mod shares;
 mod split;
 mod table;
@@ -31,10 +31,10 @@ mod way;
 
 use glake_units::{Bandwidth, Bytes};
 
+pub(crate) use given_up::GivenUp;
 pub use load::Load;
 pub use observations::Observations;
 pub use path_graph::PathGraph;
-pub(crate) use retrial::Retrial;
 pub use shares::{Ask, Share, Shares};
 pub use split::{GRAIN, SLICE, split};
 pub(crate) use split::{LEAST_STAGED, MANY_RELAYS};

@@ -20,7 +20,7 @@ use crate::engine::ledger::Ledger;
 use crate::engine::requests::Requests;
 use crate::engine::routes::Routes;
 use crate::links::lane_set::{LaneSet, LaneSetState, StreamMarks};
-use crate::paths::{Direction, Observations, PathGraph, Retrial, Shares};
+use crate::paths::{Direction, GivenUp, Observations, PathGraph, Shares};
 
 /// Smaller copies say more of latencies, and of the host, than of links: too much to give a calibration up, or to mend what
 /// was assumed.
@@ -46,12 +46,12 @@ pub(crate) struct Drift {
 #[derive(Debug)]
 struct Seen {
     graph: Observations,
-    retrial: Retrial,
+    given_up: GivenUp,
 }
 
 impl Seen {
     fn nothing(assumed: PathGraph) -> Seen {
-        Seen { graph: Observations::new(), retrial: Retrial::new(assumed) }
+        Seen { graph: Observations::new(), given_up: GivenUp::new(assumed) }
     }
 }
 
@@ -129,15 +129,15 @@ impl Drift {
             return;
         }
         let next = match is_split {
-            true => seen.retrial.split(graph, target, direction, size),
-            false => seen.retrial.alone(graph, target, direction, size),
+            true => seen.given_up.split(graph, target, direction, size),
+            false => seen.given_up.alone(graph, target, direction, size),
         };
         if let Some(next) = next {
             tracing::debug!(target: "glake::transfer", gpu = %target, ?direction, ends = is_split, "paths that were given up are tried again");
             seen.graph.forget(target, direction);
             self.routes.set(next);
         }
-        self.is_trying.store(seen.retrial.is_on(), Ordering::Relaxed);
+        self.is_trying.store(seen.given_up.is_on(), Ordering::Relaxed);
     }
 
     fn is_idle(&self) -> bool {
@@ -194,7 +194,7 @@ impl Drift {
         seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
         if sample.shares.len() > 1 {
             let size = sample.shares.iter().map(|share| share.size).sum();
-            seen.retrial.seen(sample.on, sample.direction, size);
+            seen.given_up.seen(sample.on, sample.direction, size);
         }
         if graph.is_calibrated() && seen.graph.is_stale() {
             if !self.stale.swap(true, Ordering::Relaxed) {

@@ -207,7 +207,7 @@ fn relays_that_were_busy_once_serve_again() {
 }
 
 #[test]
-fn a_trial_that_no_copy_can_judge_ends() {
+fn an_attempt_that_no_copy_can_judge_ends() {
     // The relay's link is so slow that it holds up the other half of each copy.
     let mut topology = two(50.0);
     topology.gpus[1].link.to_gpu = Bandwidth(12.0);
@@ -226,7 +226,7 @@ fn a_trial_that_no_copy_can_judge_ends() {
     let tried = pairs(512);
     assert!(tried > 0 && tried < 300, "{tried} of 1024");
     assert_eq!(pairs(64), tried, "it is over");
-    // Small ones would not be timed either: they begin no trial.
+    // Small ones would not be timed either: they begin no attempt.
     let small = Bytes::mib(8);
     let (to, from) =
         (fixture.to[0].part(Bytes::ZERO, small).unwrap(), fixture.from.part(Bytes::ZERO, small).unwrap());

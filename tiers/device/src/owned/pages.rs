@@ -108,8 +108,9 @@ impl Pages {
         self.map.as_mut_ptr().wrapping_add(self.head)
     }
 
-    /// Has the operating system put pages under a part of such memory that begins with one, as they are first written to. Bytes stay what they are. Not by
-    /// `MADV_POPULATE_WRITE`: it holds the lock of the address space, for which other threads' pages, and pinning, then wait.
+    /// Has the operating system put pages under a part of such memory that begins with one, as they are first written to. Bytes stay
+    /// what they are. Not by `MADV_POPULATE_WRITE`: it holds the lock of the address space, for which other threads' pages, and pinning,
+    /// then wait.
     pub fn touch(part: &mut [u8]) {
         for page in part.chunks_mut(SMALL) {
             // SAFETY: the first byte of a slice that is not empty, to which this is the only reference.

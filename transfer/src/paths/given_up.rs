@@ -2,11 +2,11 @@
 //! and copies that no longer take them say nothing of them.
 //!
 //! ```text
-//!   own link alone ── 16 GiB ─► trial: over all ─┬─ they gain nothing, or nobody can tell ─► own link alone ── 32 GiB ─► trial ...
+//!   own link alone ── 16 GiB ─► attempt: over all ─┬─ they gain nothing, or nobody can tell ─► own link alone ── 32 GiB ─► attempt ...
 //!                                                └─ they gain ─► over all
 //! ```
 //!
-//! By target and direction. Invariant: a trial ends.
+//! By target and direction. Invariant: an attempt ends.
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
@@ -17,14 +17,14 @@ use super::{Ceiling, Direction, MOST_GPUS, PathGraph, Paths};
 const FIRST: Bytes = Bytes::gib(16);
 /// After twice as many each time, up to these.
 const LAST: Bytes = Bytes::gib(256);
-/// So much is seen of a trial in copies that are timed, or they gain.
+/// So much is seen of an attempt in copies that are timed, or they gain.
 const ENOUGH: Bytes = Bytes::gib(2);
-/// So much is copied in a trial at most: one copy in four is timed, and some never are.
+/// So much is copied in an attempt at most: one copy in four is timed, and some never are.
 const MOST: Bytes = Bytes::gib(8);
 
 /// What is copied over the own link alone, and what is tried.
 #[derive(Debug)]
-pub(crate) struct Retrial {
+pub(crate) struct GivenUp {
     /// What was assumed before copies refined it.
     assumed: PathGraph,
     /// By target and direction.
@@ -35,11 +35,11 @@ pub(crate) struct Retrial {
 struct Place {
     alone: Bytes,
     until: Bytes,
-    trial: Option<Trial>,
+    attempt: Option<Attempt>,
 }
 
 #[derive(Debug)]
-struct Trial {
+struct Attempt {
     /// What held, and holds again if it comes to nothing.
     before: PathGraph,
     copied: Bytes,
@@ -48,19 +48,19 @@ struct Trial {
 
 impl Default for Place {
     fn default() -> Self {
-        Place { alone: Bytes::ZERO, until: FIRST, trial: None }
+        Place { alone: Bytes::ZERO, until: FIRST, attempt: None }
     }
 }
 
-impl Retrial {
+impl GivenUp {
     /// Of a graph that nothing was seen of yet.
-    pub(crate) fn new(assumed: PathGraph) -> Retrial {
-        Retrial { assumed, places: (0..MOST_GPUS).map(|_| Default::default()).collect() }
+    pub(crate) fn new(assumed: PathGraph) -> GivenUp {
+        GivenUp { assumed, places: (0..MOST_GPUS).map(|_| Default::default()).collect() }
     }
 
     /// Whether something is tried.
     pub(crate) fn is_on(&self) -> bool {
-        self.places.iter().flatten().any(|place| place.trial.is_some())
+        self.places.iter().flatten().any(|place| place.attempt.is_some())
     }
 
     /// So many bytes of a target's memory went over its own link alone by a graph, which nothing but the graph was the reason of. The graph to
@@ -74,7 +74,7 @@ impl Retrial {
     ) -> Option<PathGraph> {
         let place = of(&mut self.places, target, direction)?;
         // What was tried was given up again.
-        place.trial = None;
+        place.attempt = None;
         place.alone = place.alone.saturating_add(size);
         if place.alone < place.until {
             return None;
@@ -86,11 +86,11 @@ impl Retrial {
             return None;
         }
         let tried = PathGraph::new(tried).ok()?;
-        place.trial = Some(Trial { before: graph.clone(), copied: Bytes::ZERO, seen: Bytes::ZERO });
+        place.attempt = Some(Attempt { before: graph.clone(), copied: Bytes::ZERO, seen: Bytes::ZERO });
         Some(tried)
     }
 
-    /// So many bytes went over several links. The graph that holds again, where that is a trial of which nobody can tell.
+    /// So many bytes went over several links. The graph that holds again, where that is an attempt of which nobody can tell.
     pub(crate) fn split(
         &mut self,
         graph: &PathGraph,
@@ -99,21 +99,21 @@ impl Retrial {
         size: Bytes,
     ) -> Option<PathGraph> {
         let place = of(&mut self.places, target, direction)?;
-        let trial = place.trial.as_mut()?;
-        trial.copied = trial.copied.saturating_add(size);
-        if trial.copied < MOST {
+        let attempt = place.attempt.as_mut()?;
+        attempt.copied = attempt.copied.saturating_add(size);
+        if attempt.copied < MOST {
             return None;
         }
-        let before = place.trial.take()?.before;
+        let before = place.attempt.take()?.before;
         PathGraph::new(with_paths_of(graph.paths(), before.paths(), target, direction)).ok()
     }
 
     /// A copy over several links was timed, and they were not given up.
     pub(crate) fn seen(&mut self, target: DeviceId, direction: Direction, size: Bytes) {
         let Some(place) = of(&mut self.places, target, direction) else { return };
-        if let Some(trial) = &mut place.trial {
-            trial.seen = trial.seen.saturating_add(size);
-            place.trial = place.trial.take().filter(|trial| trial.seen < ENOUGH);
+        if let Some(attempt) = &mut place.attempt {
+            attempt.seen = attempt.seen.saturating_add(size);
+            place.attempt = place.attempt.take().filter(|attempt| attempt.seen < ENOUGH);
         }
     }
 }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// The same without relays, and with links that were seen to give half.
-    fn given_up() -> PathGraph {
+    fn without_relays() -> PathGraph {
         let mut paths = assumed().paths().clone();
         paths.relays.clear();
         paths.links.iter_mut().for_each(|link| link.rate = Bandwidth(25.0));
@@ -183,58 +183,58 @@ mod tests {
     }
 
     /// How many GiB over the own link it takes until paths are tried again, and the graph by which they are.
-    fn until_tried(retrial: &mut Retrial, target: DeviceId) -> Option<(usize, PathGraph)> {
-        let graph = given_up();
-        (1..1000).find_map(|count| Some((count, retrial.alone(&graph, target, WAY, GIB)?)))
+    fn until_tried(given_up: &mut GivenUp, target: DeviceId) -> Option<(usize, PathGraph)> {
+        let graph = without_relays();
+        (1..1000).find_map(|count| Some((count, given_up.alone(&graph, target, WAY, GIB)?)))
     }
 
     #[test]
     fn what_is_not_taken_is_tried_again_ever_more_seldom() {
-        let mut retrial = Retrial::new(assumed());
+        let mut given_up = GivenUp::new(assumed());
         for expected in [16, 32, 64, 128, 256, 256] {
-            let (count, tried) = until_tried(&mut retrial, GPU).unwrap();
+            let (count, tried) = until_tried(&mut given_up, GPU).unwrap();
             assert_eq!(count, expected);
             assert_eq!(relays(&tried, GPU)[0], 25.0, "by what its link was seen to give");
             assert_eq!(relays(&tried, OTHER), [], "of one target in one direction");
-            assert!(retrial.is_on());
+            assert!(given_up.is_on());
         }
-        assert_eq!(until_tried(&mut retrial, OTHER).unwrap().0, 16, "each has its own wait");
-        assert!(retrial.alone(&given_up(), GPU, Direction::ToGpu, FIRST).is_some());
+        assert_eq!(until_tried(&mut given_up, OTHER).unwrap().0, 16, "each has its own wait");
+        assert!(given_up.alone(&without_relays(), GPU, Direction::ToGpu, FIRST).is_some());
     }
 
     #[test]
-    fn a_trial_of_which_nobody_can_tell_ends() {
-        let mut retrial = Retrial::new(assumed());
-        let (_, tried) = until_tried(&mut retrial, GPU).unwrap();
-        let mut split = |target| retrial.split(&tried, target, WAY, GIB);
+    fn an_attempt_of_which_nobody_can_tell_ends() {
+        let mut given_up = GivenUp::new(assumed());
+        let (_, tried) = until_tried(&mut given_up, GPU).unwrap();
+        let mut split = |target| given_up.split(&tried, target, WAY, GIB);
         assert!((0..100).all(|_| split(OTHER).is_none()) && (0..7).all(|_| split(GPU).is_none()));
         assert_eq!(relays(&split(GPU).unwrap(), GPU), []);
-        assert!((0..100).all(|_| split(GPU).is_none()) && !retrial.is_on());
-        assert_eq!(until_tried(&mut retrial, GPU).unwrap().0, 32);
+        assert!((0..100).all(|_| split(GPU).is_none()) && !given_up.is_on());
+        assert_eq!(until_tried(&mut given_up, GPU).unwrap().0, 32);
     }
 
     #[test]
     fn one_that_gains_goes_on_and_one_that_does_not_is_over() {
-        let mut retrial = Retrial::new(assumed());
-        let (_, tried) = until_tried(&mut retrial, GPU).unwrap();
-        retrial.seen(OTHER, WAY, ENOUGH);
-        assert!(retrial.is_on());
-        (0..8).for_each(|_| retrial.seen(GPU, WAY, Bytes::mib(256)));
-        assert!(!retrial.is_on() && retrial.split(&tried, GPU, WAY, MOST).is_none());
-        until_tried(&mut retrial, GPU).unwrap();
+        let mut given_up = GivenUp::new(assumed());
+        let (_, tried) = until_tried(&mut given_up, GPU).unwrap();
+        given_up.seen(OTHER, WAY, ENOUGH);
+        assert!(given_up.is_on());
+        (0..8).for_each(|_| given_up.seen(GPU, WAY, Bytes::mib(256)));
+        assert!(!given_up.is_on() && given_up.split(&tried, GPU, WAY, MOST).is_none());
+        until_tried(&mut given_up, GPU).unwrap();
         assert!(
-            retrial.alone(&given_up(), GPU, WAY, GIB).is_none() && !retrial.is_on(),
+            given_up.alone(&without_relays(), GPU, WAY, GIB).is_none() && !given_up.is_on(),
             "it was given up again"
         );
     }
 
     #[test]
     fn where_nothing_was_given_up_nothing_is_tried() {
-        let mut retrial = Retrial::new(assumed());
+        let mut given_up = GivenUp::new(assumed());
         assert!(
-            [DeviceId(2), DeviceId(99)].into_iter().all(|lone| until_tried(&mut retrial, lone).is_none())
+            [DeviceId(2), DeviceId(99)].into_iter().all(|lone| until_tried(&mut given_up, lone).is_none())
         );
-        assert!((0..1000).all(|_| retrial.alone(&assumed(), GPU, WAY, GIB).is_none()));
+        assert!((0..1000).all(|_| given_up.alone(&assumed(), GPU, WAY, GIB).is_none()));
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         };
         paths.ceilings.extend([ceiling(GPU), ceiling(OTHER)]);
         let graph = PathGraph::new(paths).unwrap();
-        let tried = Retrial::new(assumed()).alone(&graph, GPU, WAY, FIRST).unwrap();
+        let tried = GivenUp::new(assumed()).alone(&graph, GPU, WAY, FIRST).unwrap();
         assert_eq!(tried.paths().ceilings, [ceiling(OTHER)]);
     }
 }
