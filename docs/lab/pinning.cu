@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -81,12 +80,14 @@ static void end(std::vector<std::thread> threads) {
 }
 
 int main(int count, char **words) {
-    if (count < 4) return std::fputs("pinning GIB touch|ahead[:N]|after:N|each|pin THREADS [populate]\n", stderr), 2;
-    size = static_cast<size_t>(std::atoi(words[1])) << 30;
-    const std::string_view way = words[2];
-    const int threads = std::atoi(words[3]);
-    const char *colon = std::strchr(words[2], ':');
-    const int pinning = colon ? std::atoi(colon + 1) : 1;
+    const std::string_view given = count < 4 ? "" : words[2], way = given.substr(0, given.find(':'));
+    const bool is_known = way == "touch" || way == "ahead" || way == "after" || way == "each" || way == "pin";
+    const int gib = is_known ? std::atoi(words[1]) : 0, threads = is_known ? std::atoi(words[3]) : 0;
+    const int pinning = way == given ? 1 : std::atoi(words[2] + way.size() + 1);
+    if (gib < 1 || threads < 1 || pinning < 1) {
+        return std::fputs("pinning GIB touch|ahead[:N]|after[:N]|each|pin THREADS [populate]: whole numbers above 0\n", stderr), 2;
+    }
+    size = static_cast<size_t>(gib) << 30;
     populates = count > 4;
     touched = std::vector<std::atomic<size_t>>(size / ARENA);
     CUdevice device;
@@ -101,9 +102,9 @@ int main(int count, char **words) {
         end(begin(threads, [&] { pin(false, way == "each"); }));
     } else {
         std::vector<std::thread> touching = begin(threads, touch_pages), pins;
-        if (way.substr(0, 5) == "ahead") pins = begin(pinning, [] { pin(true, false); });
+        if (way == "ahead") pins = begin(pinning, [] { pin(true, false); });
         end(std::move(touching));
-        if (way.substr(0, 5) == "after") pins = begin(pinning, [] { pin(false, false); });
+        if (way == "after") pins = begin(pinning, [] { pin(false, false); });
         end(std::move(pins));
     }
     const double took = now() - begun;
