@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glake_abi::{
     GLAKE_COPY_BLOCKING, GLAKE_COPY_DEVICE, GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_PTDS,
@@ -14,6 +14,7 @@ use glake_device::{
 };
 use glake_runtime::config::{Environment, Sources};
 use glake_runtime::process::{CopyAsk, Form as CallForm, Process};
+use glake_tiers::RegionOptions;
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
@@ -27,6 +28,8 @@ const SIZE: u64 = LENGTH as u64;
 struct Fixture {
     faults: Arc<Faults>,
     process: Process,
+    /// Whether the memory that is copied is a region's.
+    in_region: bool,
 }
 
 /// Each way that a copy can take.
@@ -69,12 +72,23 @@ impl Fixture {
         });
         let (process, faults) = (process.unwrap(), faults.unwrap());
         process.copies().multi_path(true).unwrap();
-        let fixture = Fixture { faults, process };
+        process.regions().define(RegionOptions::of("cache")).unwrap();
+        let fixture = Fixture { faults, process, in_region: false };
         // Other threads make relays ready, and open pools to them.
         while tried(&fixture, None, false, &[]) != Ok(true) {
             std::thread::sleep(Duration::from_millis(1));
         }
         fixture
+    }
+
+    fn in_region(settings: &str) -> Fixture {
+        Fixture { in_region: true, ..Fixture::new(settings) }
+    }
+
+    /// Bytes that were carried over other GPUs' links than those of the copies' own.
+    fn relayed(&self) -> u64 {
+        let paths = self.process.copies().statistics().paths;
+        paths.iter().filter(|path| path.relay != path.target).map(|path| path.bytes).sum()
     }
 
     fn fill(&self, device: u32, at: Address, seed: u8) {
@@ -95,7 +109,13 @@ impl Fixture {
         let mut host =
             Registration::new(&completion_events, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
         let mut pageable = vec![0_u8; LENGTH];
+        if self.in_region {
+            process.regions().enter("cache").unwrap();
+        }
         let gpus = [0, 1, 0].map(|device| process.malloc(device, Bytes::new(SIZE), Stream(0)).unwrap());
+        if self.in_region {
+            process.regions().leave().unwrap();
+        }
         let whole = |to, from| CopyRequest { to, from, size: Bytes::new(SIZE) };
         let blocks = |to: Address, from: Address, count: u64| -> Vec<CopyRequest> {
             let at = |start: Address, offset: u64| Address(start.0 + offset);
@@ -175,8 +195,8 @@ fn short(verb: Verb, when: When) -> Fault {
 
 #[test]
 fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
-    let fixture = Fixture::new("");
-    for form in FORMS {
+    let shapes = [Fixture::new(""), Fixture::in_region("")];
+    for (fixture, form) in shapes.iter().flat_map(|fixture| FORMS.map(|form| (fixture, form))) {
         let mut hurt = 0;
         for (verb, n) in
             [(Verb::Copy, 1), (Verb::Copy, 3), (Verb::CopyBatch, 1), (Verb::Launch, 1), (Verb::Launch, 2)]
@@ -187,6 +207,20 @@ fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
             assert!(verified, "{form:?}: call {n} of {verb}");
         }
         assert!(hurt > 0, "{form:?}: nothing was lost, so that nothing was tested");
+    }
+}
+
+#[test]
+fn regions_go_over_other_links_and_are_opened_to_relays_with_the_first_list() {
+    let fixture = Fixture::in_region("");
+    let begin = Instant::now();
+    // Slots are made when they are first wanted, and memory is opened on another thread.
+    for form in [Form::ToGpu, Form::FromGpu, Form::List] {
+        let before = fixture.relayed();
+        while fixture.relayed() == before {
+            assert_eq!(fixture.copy(form, GLAKE_COPY_BLOCKING, &[]), Ok(true), "{form:?}");
+            assert!(begin.elapsed() < Duration::from_secs(60), "{form:?} takes one link");
+        }
     }
 }
 

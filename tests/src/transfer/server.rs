@@ -55,7 +55,7 @@ pub struct Server {
     pub driver: Arc<dyn Driver>,
     /// The clock of its completions.
     pub completion_events: Arc<CompletionEvents>,
-    /// A pool on each GPU, whose memory all others may touch.
+    /// A pool on each GPU, lent to all others.
     pub pools: Vec<Arc<GpuPool>>,
     /// The engine.
     pub engine: Arc<Engine>,
@@ -74,13 +74,11 @@ impl Server {
         let completion_events = CompletionEvents::new(driver.clone());
         let ids: Vec<DeviceId> = driver.devices().unwrap().iter().map(|info| info.id).collect();
         let pool = |&device: &DeviceId| {
-            let peers = ids.iter().copied().filter(|id| *id != device).collect();
-            let options = PoolOptions {
-                completion_events: Some(completion_events.clone()),
-                peers,
-                ..PoolOptions::default()
-            };
-            Arc::new(GpuPool::new(driver.clone(), device, options).unwrap())
+            let options =
+                PoolOptions { completion_events: Some(completion_events.clone()), ..PoolOptions::default() };
+            let pool = GpuPool::new(driver.clone(), device, options).unwrap();
+            ids.iter().for_each(|relay| pool.lend_to(*relay).unwrap());
+            Arc::new(pool)
         };
         let pools = ids.iter().map(pool).collect();
         let options = EngineOptions { relays: ids.iter().copied().collect(), ..options };

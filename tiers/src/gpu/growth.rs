@@ -163,7 +163,7 @@ impl Growing<'_> {
         offset: Bytes,
         size: Bytes,
     ) -> std::result::Result<(), DriverError> {
-        let access = self.growth.reach.access(self.owner_of(domain));
+        let access = self.growth.reach.access(domain, self.owner_of(domain));
         retry(|| self.growth.core.reservation().set_access(offset, size, &access))?;
         self.tell_mapped(offset, size);
         Ok(())
@@ -190,6 +190,15 @@ impl Growing<'_> {
         addresses.into_iter().map(|offset| Mapping { offset, size }).collect()
     }
 
+    /// What is mapped of a domain.
+    pub(super) fn mappings_in(&self, domain: DomainId) -> Vec<Mapping> {
+        let core = &self.growth.core;
+        // A domain that is no more has nothing.
+        let views = core.lock().extents().of(domain).unwrap_or_default();
+        let mappings = views.iter().flat_map(|view| self.mappings_of(view.extent));
+        mappings.filter(|mapping| core.reservation().is_mapped(*mapping)).collect()
+    }
+
     /// The mappings of extents that lie side by side from `offset` on.
     pub(super) fn mappings_from(&self, offset: Bytes, extents: &[ExtentId]) -> Vec<Mapping> {
         let mut at = offset;
@@ -207,10 +216,10 @@ impl Growing<'_> {
     pub(super) fn open_home(&self, extent: ExtentId) -> Result<()> {
         let core = &self.growth.core;
         let Some(home) = self.mappings_of(extent).first().copied() else { return Ok(()) };
-        if self.growth.reach.may_all_write(core.reservation().writers(home)) {
+        let domain = core.lock().extents().size_and_domain(extent).1;
+        if self.growth.reach.may_all_write(domain, core.reservation().writers(home)) {
             return Ok(());
         }
-        let domain = core.lock().extents().size_and_domain(extent).1;
         self.give_access(domain, home.offset, home.size).map_err(|error| core.failed(error))
     }
 

@@ -379,9 +379,49 @@ impl GpuPool {
         self.peer_access().lend_to(relay)
     }
 
-    /// The devices, besides its own, whose work may touch the pool's memory.
+    /// Closes a domain that has no memory yet to whom the pool is lent: relays' parts of its copies go through memory of their own. What comes
+    /// and goes often is opened and unmapped the faster, the fewer GPUs may touch it. Who is let in by [`GpuPool::enable_peer`] may touch it.
+    pub fn close_domain(&self, domain: DomainId) {
+        self.peer_access().close_domain(domain);
+    }
+
+    /// Opens a domain again that was closed: what is mapped of it, and what will be. Of another one it does nothing.
+    ///
+    /// # Errors
+    /// What the driver answers: it is closed as before.
+    pub fn open_domain(&self, domain: DomainId) -> Result<()> {
+        self.peer_access().open_domain(domain)
+    }
+
+    /// The domain of the block that an address lies in, where it is closed to others to whom the pool is lent.
+    pub fn closed_at(&self, address: Address) -> Option<DomainId> {
+        let domain = self.reach.is_any_closed().then(|| self.find(address)).flatten()?.domain;
+        (self.reach.of_domain(domain) != self.reach.given()).then_some(domain)
+    }
+
+    /// The devices, besides its own, whose work may touch memory of the pool that is not closed.
     pub fn peers(&self) -> DeviceSet {
         self.reach.given()
+    }
+
+    /// The devices, besides its own, whose work may touch memory of a domain.
+    pub fn peers_of(&self, domain: DomainId) -> DeviceSet {
+        self.reach.of_domain(domain)
+    }
+
+    /// The devices whose work may touch a range of the pool, and a range around it of which the same is so. Asks no driver.
+    pub fn reach_of(&self, start: Address, size: Bytes) -> (DeviceSet, (Address, Bytes)) {
+        let own = DeviceSet::of(self.device());
+        if !self.reach.is_any_closed() {
+            return (own.union(self.reach.given()), self.range());
+        }
+        let Some(block) = self.find(start) else { return (own.union(self.reach.let_in()), (start, size)) };
+        let holds = start.0.saturating_add(size.get()) <= block.address.0.saturating_add(block.size.get());
+        match holds {
+            true => (own.union(self.reach.of_domain(block.domain)), (block.address, block.size)),
+            // Neighbours may be of other domains.
+            false => (own.union(self.reach.let_in()), (start, size)),
+        }
     }
 
     /// The address of offset 0.

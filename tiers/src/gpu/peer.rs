@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! enable_peer   the program asked   watched: every completion point waits for all of that GPU's work        access to all memory
-//! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to all memory
+//! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to what is not closed
 //! peer blocks   their owners        not watched, as above                                        access to their domains
 //! ```
 //!
@@ -14,12 +14,14 @@
 //! - No completion point waits for the work of a device that the program did not ask for: of what is ours there the clock is told
 //!   ([`glake_device::owned::CompletionEvents::outside`]).
 
-use glake_device::owned::DeviceSet;
+use glake_device::owned::{DeviceSet, Mapping};
 use glake_device::{Access, DeviceId, DriverError, Protection, Refusal, Verb};
+use glake_stitch::DomainId;
+use glake_units::Bytes;
 
 use super::clock::CompletionClock;
 use super::core::Core;
-use super::growth::Growth;
+use super::growth::{Growing, Growth};
 use super::reach::{Reach, read_write};
 use super::retry::retry;
 use super::{PoolError, Result};
@@ -37,9 +39,9 @@ impl PeerAccess<'_> {
     /// Lets work of the program on `peer` touch the pool's memory.
     pub(super) fn enable(&self, peer: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
-        let _quiet = self.growth.lock()?;
+        let growing = self.growth.lock()?;
         let own = self.core.device();
-        if peer == own || self.reach.watched().contains(peer) && self.reach.given().contains(peer) {
+        if peer == own || self.reach.watched().contains(peer) && self.reach.let_in().contains(peer) {
             return Ok(());
         }
         self.check_reach(peer)?;
@@ -49,19 +51,45 @@ impl PeerAccess<'_> {
             self.core.reservation().watch(peer);
             self.reach.watch(peer);
         });
-        self.give(peer)
+        let mut runs = self.closed(&growing);
+        if !self.reach.given().contains(peer) {
+            runs.extend(self.open(&growing));
+        }
+        self.open_to(DeviceSet::of(peer), &runs).map_err(|error| self.core.failed(error))?;
+        self.reach.let_in_all(peer);
+        Ok(())
     }
 
-    /// Opens the pool's memory to work of ours on another device.
+    /// Opens the pool's memory to work of ours on another device, but for closed domains.
     pub(super) fn lend_to(&self, relay: DeviceId) -> Result<()> {
         // Nothing is mapped or unmapped meanwhile.
-        let _quiet = self.growth.lock()?;
+        let growing = self.growth.lock()?;
         if relay == self.core.device() {
             return Ok(());
         }
         self.check_reach(relay)?;
         self.core.reservation().lend(relay);
-        self.give(relay)
+        if !self.reach.given().contains(relay) {
+            let opened = self.open_to(DeviceSet::of(relay), &self.open(&growing));
+            opened.map_err(|error| self.core.failed(error))?;
+            self.reach.give(relay);
+        }
+        Ok(())
+    }
+
+    /// Closes a domain that has no memory yet: it is opened to nobody but its own device and those that the program lets in.
+    pub(super) fn close_domain(&self, domain: DomainId) {
+        self.reach.close(domain);
+    }
+
+    /// A domain is closed no more: all that the pool's other memory is lent to may touch it, now and from now on.
+    pub(super) fn open_domain(&self, domain: DomainId) -> Result<()> {
+        let growing = self.growth.lock()?;
+        let others = self.reach.given().without(self.reach.of_domain(domain));
+        let opened = self.open_to(others, &growing.mappings_in(domain));
+        opened.map_err(|error| self.core.failed(error))?;
+        self.reach.open(domain);
+        Ok(())
     }
 
     /// Work of ours for an owner will touch peer blocks; its GPU is given no further access. To be called under the growth lock.
@@ -90,33 +118,55 @@ impl PeerAccess<'_> {
         }
     }
 
-    /// Gives access to all that is mapped and will be, or to nothing more than before.
-    fn give(&self, peer: DeviceId) -> Result<()> {
-        if !self.reach.given().contains(peer) {
-            self.open_to(peer).map_err(|error| self.core.failed(error))?;
-            self.reach.give(peer);
-        }
-        Ok(())
+    /// What is mapped of closed domains.
+    fn closed(&self, growing: &Growing<'_>) -> Vec<Mapping> {
+        self.reach.closed().into_iter().flat_map(|domain| growing.mappings_in(domain)).collect()
     }
 
-    /// Gives access to all that is mapped, or to nothing.
-    fn open_to(&self, peer: DeviceId) -> std::result::Result<(), DriverError> {
+    /// What else is mapped, in runs.
+    fn open(&self, growing: &Growing<'_>) -> Vec<Mapping> {
+        without(self.core.reservation().mapped(), self.closed(growing))
+    }
+
+    /// Gives devices access to mappings, or to none of them.
+    fn open_to(&self, peers: DeviceSet, runs: &[Mapping]) -> std::result::Result<(), DriverError> {
         let reservation = self.core.reservation();
-        let runs = reservation.mapped();
-        for (done, &(offset, size)) in runs.iter().enumerate() {
-            let given = retry(|| reservation.set_access(offset, size, &[read_write(peer)]));
+        let access: Vec<Access> = peers.iter().map(read_write).collect();
+        if access.is_empty() {
+            return Ok(());
+        }
+        for (done, run) in runs.iter().enumerate() {
+            let given = retry(|| reservation.set_access(run.offset, run.size, &access));
             let Err(error) = given else { continue };
-            let none = [Access { device: peer, protection: Protection::None }];
-            for &(offset, size) in &runs[..done] {
+            let none: Vec<Access> =
+                peers.iter().map(|device| Access { device, protection: Protection::None }).collect();
+            for run in &runs[..done] {
                 // Nobody was told of the access: one that is left is harmless.
-                if let Err(error) = retry(|| reservation.protect(offset, size, &none)) {
-                    tracing::warn!(target: "glake::peers", %peer, %error, "access could not be taken back");
+                if let Err(error) = retry(|| reservation.protect(run.offset, run.size, &none)) {
+                    tracing::warn!(target: "glake::peers", ?peers, %error, "access could not be taken back");
                 }
             }
             return Err(error);
         }
         Ok(())
     }
+}
+
+/// What is left of runs without some of their mappings.
+fn without(runs: Vec<(Bytes, Bytes)>, mut mappings: Vec<Mapping>) -> Vec<Mapping> {
+    mappings.sort_unstable_by_key(|mapping| mapping.offset);
+    let mut left = Vec::with_capacity(runs.len());
+    for (offset, size) in runs {
+        let (mut at, end) = (offset, offset.saturating_add(size));
+        let first = mappings.partition_point(|mapping| mapping.offset < offset);
+        for mapping in mappings[first..].iter().take_while(|mapping| mapping.offset < end) {
+            left.push(Mapping { offset: at, size: mapping.offset.saturating_sub(at) });
+            at = mapping.offset.saturating_add(mapping.size);
+        }
+        left.push(Mapping { offset: at, size: end.saturating_sub(at) });
+    }
+    left.retain(|run| !run.size.is_zero());
+    left
 }
 
 #[cfg(test)]
@@ -127,7 +177,7 @@ mod tests {
     use glake_device::owned::OwnedStream;
     use glake_device::{Address, Driver, Fault, Faults, Injected, Refusal, Stream, Touch, Verb, When};
     use glake_sim::{Census, SimOptions, SimTopology, Simulator};
-    use glake_stitch::Settings;
+    use glake_stitch::{DomainOptions, Settings};
     use glake_units::Bytes;
 
     use super::*;
@@ -344,6 +394,82 @@ mod tests {
             fixture.pool.free(block.address).unwrap();
         }
         fixture.end();
+    }
+
+    #[test]
+    fn a_closed_domain_is_lent_to_nobody_until_it_is_opened() {
+        let fixture = fixture(&[]);
+        let domain = fixture.pool.add_domain(DomainOptions::region(FOUR), None);
+        fixture.pool.close_domain(domain);
+        let closed = || fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
+        let (early, other) = (closed(), fixture.malloc(FOUR));
+        fixture.pool.lend_to(PEER).unwrap();
+        let late = closed();
+        let (own, both) = (DeviceSet::of(OWN), DeviceSet::of(OWN).union(DeviceSet::of(PEER)));
+        let reach = |block: Block| fixture.pool.reach_of(block.address, block.size);
+        for block in [early, late] {
+            assert_eq!(refusal(fixture.write(block, 1)), Refusal::NoPeerAccess);
+            assert_eq!(reach(block), (own, (block.address, block.size)));
+            assert_eq!(fixture.pool.closed_at(block.address), Some(domain));
+        }
+        fixture.write(other, 1).unwrap();
+        assert_eq!(reach(other).0, both);
+        assert_eq!(fixture.pool.closed_at(other.address), None);
+        assert_eq!(
+            fixture.pool.reach_of(other.address, Bytes::gib(1)).0,
+            own,
+            "what lies behind is another's"
+        );
+        // Nothing is open where one of its mappings could not be opened.
+        let fail = Fault { verb: Some(Verb::SetAccess), when: When::Nth(2), error: Injected::Failed(1) };
+        fixture.faults.set(&[fail]);
+        fixture.pool.open_domain(domain).unwrap_err();
+        fixture.faults.set(&[]);
+        assert_eq!(refusal(fixture.write(early, 2)), Refusal::NoPeerAccess);
+        assert_eq!(reach(early).0, own);
+        fixture.pool.open_domain(domain).unwrap();
+        let last = closed();
+        for block in [early, late, last] {
+            fixture.write(block, 3).unwrap();
+            assert_eq!(reach(block).0, both);
+        }
+        fixture.stream.synchronize().unwrap();
+        for block in [early, late, last, other] {
+            fixture.pool.free(block.address).unwrap();
+        }
+        fixture.end();
+    }
+
+    #[test]
+    fn who_the_program_lets_in_may_touch_closed_memory() {
+        for lent_before in [false, true] {
+            let fixture = fixture(&[]);
+            let domain = fixture.pool.add_domain(DomainOptions::region(FOUR), None);
+            fixture.pool.close_domain(domain);
+            let early = fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
+            if lent_before {
+                fixture.pool.lend_to(PEER).unwrap();
+            }
+            fixture.pool.enable_peer(PEER).unwrap();
+            let late = fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
+            for block in [early, late] {
+                fixture.write(block, 5).unwrap();
+                assert!(fixture.pool.reach_of(block.address, block.size).0.contains(PEER));
+                fixture.pool.free(block.address).unwrap();
+            }
+            assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+            fixture.end();
+        }
+    }
+
+    #[test]
+    fn runs_without_mappings_are_what_is_between_them() {
+        let mib = |offset, size| (Bytes::mib(offset), Bytes::mib(size));
+        let at = |(offset, size)| Mapping { offset, size };
+        let runs = vec![mib(0, 10), mib(20, 4)];
+        assert_eq!(without(runs.clone(), Vec::new()), [mib(0, 10), mib(20, 4)].map(at));
+        let holes = [mib(20, 4), mib(2, 2), mib(4, 2)].map(at).to_vec();
+        assert_eq!(without(runs, holes), [mib(0, 2), mib(6, 4)].map(at));
     }
 
     #[test]

@@ -51,7 +51,9 @@ impl Protection<'_> {
     /// What the driver answers; some may be given back then.
     pub(crate) fn open(&self, domain: DomainId) -> Result<()> {
         let growing = self.growth.lock()?;
-        for (run, _) in self.runs_of(&growing, domain, |writers| !self.reach.may_all_write(writers))? {
+        for (run, _) in
+            self.runs_of(&growing, domain, |writers| !self.reach.may_all_write(domain, writers))?
+        {
             let given = growing.give_access(domain, run.offset, run.size);
             given.map_err(|error| self.core.failed(error))?;
         }

@@ -1,29 +1,48 @@
 //! Which devices' work may touch a pool's memory.
 //!
-//! Invariant: a device that was added stays. Both sets have a lock of their own, under which nothing else is taken.
+//! ```text
+//!                    own device   devices that the program let in   relays of copies
+//! memory of a domain     x                       x                         x
+//! of a closed one        x                       x
+//! of an owner's          x                                                            and the owner
+//! ```
+//!
+//! The driver takes as long to open and to unmap memory as it is open to GPUs. So what comes and goes often is closed: relays' parts of
+//! its copies go through memory of their own.
+//!
+//! Invariant: a device that was added stays. All of it has a lock of its own, under which nothing else is taken.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::owned::DeviceSet;
 use glake_device::{Access, DeviceId, Protection};
+use glake_stitch::DomainId;
 use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
 
 /// The devices of a pool.
 #[derive(Debug)]
 pub(super) struct Reach {
     own: DeviceId,
     peers: Mutex<Peers>,
+    /// Whether a domain was ever closed: what copies look at.
+    is_any_closed: AtomicBool,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Peers {
     /// May touch what is mapped, and will be given what is mapped next.
     given: DeviceSet,
+    /// Of these, those that may touch closed domains too.
+    let_in: DeviceSet,
     /// Completion points wait for these.
     watched: DeviceSet,
+    closed: FxHashSet<DomainId>,
 }
 
 impl Reach {
     pub(super) fn of(own: DeviceId) -> Self {
-        Reach { own, peers: Mutex::default() }
+        Reach { own, peers: Mutex::default(), is_any_closed: AtomicBool::new(false) }
     }
 
     /// Whose work a completion point has to cover.
@@ -31,25 +50,66 @@ impl Reach {
         self.peers.lock().watched.union(DeviceSet::of(self.own))
     }
 
-    /// What new mappings are given; with an owner, those of its peer blocks.
-    pub(super) fn access(&self, owner: Option<DeviceId>) -> Vec<Access> {
-        let others = owner.map_or_else(|| self.given(), DeviceSet::of);
+    /// What new mappings of a domain are given; with an owner, those of its peer blocks.
+    pub(super) fn access(&self, domain: DomainId, owner: Option<DeviceId>) -> Vec<Access> {
+        let others = owner.map_or_else(|| self.of_domain(domain), DeviceSet::of);
         [self.own].into_iter().chain(others.iter()).map(read_write).collect()
     }
 
-    /// The devices, besides its own, that may touch all memory.
+    /// The devices, besides its own, that may touch memory that is not closed.
     pub(super) fn given(&self) -> DeviceSet {
         self.peers.lock().given
     }
 
-    /// Whether all who may write to a pool's memory are among these.
-    pub(super) fn may_all_write(&self, writers: DeviceSet) -> bool {
-        self.given().union(DeviceSet::of(self.own)).is_subset(writers)
+    /// The devices, besides its own, that the program let in: they may touch closed memory too.
+    pub(super) fn let_in(&self) -> DeviceSet {
+        self.peers.lock().let_in
     }
 
+    /// The devices, besides its own, that may touch a domain's memory.
+    pub(super) fn of_domain(&self, domain: DomainId) -> DeviceSet {
+        let peers = self.peers.lock();
+        if peers.closed.contains(&domain) { peers.let_in } else { peers.given }
+    }
+
+    /// Whether all who may write to a domain's memory are among these.
+    pub(super) fn may_all_write(&self, domain: DomainId, writers: DeviceSet) -> bool {
+        self.of_domain(domain).union(DeviceSet::of(self.own)).is_subset(writers)
+    }
+
+    /// A device may touch what is not closed.
     pub(super) fn give(&self, peer: DeviceId) {
         let given = &mut self.peers.lock().given;
         *given = given.union(DeviceSet::of(peer));
+    }
+
+    /// A device may touch all memory.
+    pub(super) fn let_in_all(&self, peer: DeviceId) {
+        self.give(peer);
+        let let_in = &mut self.peers.lock().let_in;
+        *let_in = let_in.union(DeviceSet::of(peer));
+    }
+
+    /// Closes a domain that has no memory yet.
+    pub(super) fn close(&self, domain: DomainId) {
+        self.peers.lock().closed.insert(domain);
+        self.is_any_closed.store(true, Ordering::Release);
+    }
+
+    /// A domain is closed no more, or is another one of the same number.
+    pub(super) fn open(&self, domain: DomainId) {
+        self.peers.lock().closed.remove(&domain);
+    }
+
+    /// The domains that are closed.
+    pub(super) fn closed(&self) -> Vec<DomainId> {
+        self.peers.lock().closed.iter().copied().collect()
+    }
+
+    /// Whether a domain may be closed.
+    #[inline]
+    pub(super) fn is_any_closed(&self) -> bool {
+        self.is_any_closed.load(Ordering::Acquire)
     }
 
     pub(super) fn watch(&self, peer: DeviceId) {
@@ -70,6 +130,7 @@ mod tests {
     const OWN: DeviceId = DeviceId(0);
     const ONE: DeviceId = DeviceId(1);
     const TWO: DeviceId = DeviceId(2);
+    const DOMAIN: DomainId = glake_stitch::Allocator::default_domain();
 
     #[test]
     fn what_is_lent_is_not_watched() {
@@ -85,9 +146,24 @@ mod tests {
     fn an_owners_mappings_are_open_to_it_alone() {
         let reach = Reach::of(OWN);
         reach.give(ONE);
-        assert_eq!(reach.access(None), [OWN, ONE].map(read_write));
-        assert_eq!(reach.access(Some(TWO)), [OWN, TWO].map(read_write));
-        assert!(!reach.may_all_write(DeviceSet::of(OWN)));
-        assert!(reach.may_all_write(DeviceSet::of(OWN).union(DeviceSet::of(ONE))));
+        assert_eq!(reach.access(DOMAIN, None), [OWN, ONE].map(read_write));
+        assert_eq!(reach.access(DOMAIN, Some(TWO)), [OWN, TWO].map(read_write));
+        assert!(!reach.may_all_write(DOMAIN, DeviceSet::of(OWN)));
+        assert!(reach.may_all_write(DOMAIN, DeviceSet::of(OWN).union(DeviceSet::of(ONE))));
+    }
+
+    #[test]
+    fn a_closed_domain_is_open_to_those_that_were_let_in() {
+        let reach = Reach::of(OWN);
+        assert!(!reach.is_any_closed());
+        reach.close(DOMAIN);
+        reach.give(ONE);
+        reach.let_in_all(TWO);
+        let both = DeviceSet::of(ONE).union(DeviceSet::of(TWO));
+        assert_eq!((reach.given(), reach.let_in()), (both, DeviceSet::of(TWO)));
+        assert_eq!(reach.access(DOMAIN, None), [OWN, TWO].map(read_write));
+        assert!(reach.is_any_closed() && reach.closed() == [DOMAIN]);
+        reach.open(DOMAIN);
+        assert_eq!(reach.of_domain(DOMAIN), both);
     }
 }

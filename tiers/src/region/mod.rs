@@ -86,6 +86,9 @@ impl Region {
     /// A region with no memory yet, and a domain of its own.
     pub fn new(pool: &Arc<GpuPool>, options: RegionOptions) -> Region {
         let domain = pool.add_domain(DomainOptions::region(options.extent), None);
+        if options.closed {
+            pool.close_domain(domain);
+        }
         Self::of(pool, domain, true, options)
     }
 

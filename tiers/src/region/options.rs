@@ -40,12 +40,21 @@ pub struct RegionOptions {
     /// The size of its extents, a multiple of the granularity: mapping costs by the extent, so they are large; copies of
     /// one overlap with mappings of the next, so they are not larger.
     pub extent: Bytes,
+    /// Whether it is closed to whom its pool is lent ([`crate::GpuPool::close_domain`]), where it has a domain of its own.
+    pub closed: bool,
 }
 
 impl RegionOptions {
-    /// Bytes are kept, copies dropped, extents of 128 MiB.
+    /// Bytes are kept, copies dropped, extents of 128 MiB, and it is closed.
     pub fn of(tag: impl Into<String>) -> Self {
         let (policy, host_copy) = (Policy::default(), CopyPolicy::default());
-        RegionOptions { tag: tag.into(), policy, host_copy, clean: false, extent: Bytes::mib(128) }
+        RegionOptions {
+            tag: tag.into(),
+            policy,
+            host_copy,
+            clean: false,
+            extent: Bytes::mib(128),
+            closed: true,
+        }
     }
 }

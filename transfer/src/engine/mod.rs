@@ -56,6 +56,7 @@ use std::time::Duration;
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
 use glake_device::{DeviceId, StreamId};
 use glake_units::Bytes;
+use smallvec::SmallVec;
 
 pub use benefit::Benefit;
 use completions::Completions;
@@ -268,6 +269,12 @@ impl Engine {
         if let Some((to, from)) = blocks.iter().map(pair).find(|(to, from)| to != from) {
             return Err(TransferError::SizesDiffer { to, from });
         }
+        let ranges: SmallVec<[(&Span, &Span); 8]> = blocks.iter().map(|(to, from)| (to, from)).collect();
+        if let Some(job) = self.spans.as_one(&ranges, on) {
+            let parts = self.spans.enqueue_as_one(job, options.priority);
+            let parts = self.completions.covered(parts, DeviceSet::of(job.asked().0), on)?;
+            return self.completions.handle(on, options, parts);
+        }
         let lists: Vec<Blocks<'_>> = blocks.iter().filter_map(|(to, from)| Blocks::pair(to, from)).collect();
         self.copy_blocks(&lists, on, options)
     }
@@ -318,6 +325,13 @@ impl Engine {
     /// What a copy of memory that is no pool's gains by.
     pub fn benefit_of_other(&self, size: Bytes) -> Benefit {
         self.routes.benefit_of_other(size)
+    }
+
+    /// Has something called on the engine's thread, where there is one: it has one once relays were started.
+    pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) {
+        if self.requests.is_served() {
+            self.requests.call(Box::new(call));
+        }
     }
 
     /// Makes the relays ready in the background: contexts, streams, events, slots. `after` is called on that

@@ -64,6 +64,11 @@ impl Requests {
         });
     }
 
+    /// Calls it on the thread, where there is one.
+    pub(crate) fn call(&self, call: After) {
+        self.order(|orders| orders.after.push(call));
+    }
+
     /// The relays that are wanted have changed.
     pub(crate) fn prepare_again(&self) {
         self.order(|orders| orders.prepare = true);
@@ -139,7 +144,7 @@ impl Requests {
 impl Orders {
     fn is_some(&self) -> bool {
         let asked = self.prepare || self.stop || self.stale || self.more_lane_sets || self.suspend.is_some();
-        asked || !self.forks.is_empty() || !self.resources.is_empty()
+        asked || !self.after.is_empty() || !self.forks.is_empty() || !self.resources.is_empty()
     }
 }
 

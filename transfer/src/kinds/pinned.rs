@@ -1,4 +1,4 @@
-//! One copy between pinned memory and a GPU: native, or split over the links.
+//! One copy between pinned memory and a GPU, of one range or of several large ones: native, or split over the links.
 //!
 //! Invariants:
 //! - Every byte is enqueued, on a lane or on the user's stream, before the call returns without an error.
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use glake_device::DeviceId;
+use glake_device::PointerKind;
 use glake_device::owned::{DeviceSet, Span};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -33,15 +34,21 @@ use crate::{Priority, Result, UserStream};
 /// A copy from this size on takes longer than what the host does for it.
 const LONG: Bytes = Bytes::mib(8);
 
+/// Ranges, each to and from.
+type Ranges = SmallVec<[(Span, Span); 2]>;
+
 /// A copy that may be split.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
-    pub(crate) to: &'a Span,
-    pub(crate) from: &'a Span,
-    pub(crate) on: UserStream,
+    /// To the first of each from the second, as one copy.
+    ranges: &'a [(&'a Span, &'a Span)],
+    size: Bytes,
+    /// Whether what it takes says something of the links: regions' lists go beside memory that is pinned, mapped and unmapped.
+    tells: bool,
+    on: UserStream,
     /// Whose memory it is about.
-    pub(crate) target: DeviceId,
-    pub(crate) direction: Direction,
+    target: DeviceId,
+    direction: Direction,
 }
 
 /// The copies of one engine between pinned memory and a GPU.
@@ -61,8 +68,8 @@ impl PinnedCopies {
     /// Enqueues one that may give way or be given way to: over the lanes of its stream, if they can be had. Its parts, if it was split.
     pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         let mut prioritized =
-            Some(self.scheduler.prioritize(priority, job.direction, job.to.size(), self.routes.most_links()));
-        if self.routes.may_split(job.target, job.to.size())
+            Some(self.scheduler.prioritize(priority, job.direction, job.size, self.routes.most_links()));
+        if self.routes.may_split(job.target, job.size)
             && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
@@ -71,7 +78,7 @@ impl PinnedCopies {
         // Barriers are of links, and their GPUs' streams wait for them.
         match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
             Some(prioritized) => self.native_by_priority(job, prioritized)?,
-            None => self.native.copy(job.to, job.from, job.on)?,
+            None => job.ranges.iter().try_for_each(|(to, from)| self.native.copy(to, from, job.on))?,
         }
         Ok(None)
     }
@@ -92,27 +99,22 @@ impl PinnedCopies {
         let (mut sent, own) = (Bytes::ZERO, self.native.stream(job.on));
         // Two operations a slice.
         let most = Bytes::new(prioritized.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
-        let begin = if job.to.size() > most { self.marks.mark(job.on).ok() } else { None };
+        let begin = if job.size > most { self.marks.mark(job.on).ok() } else { None };
         let has_begun = || begin.as_ref().is_some_and(|begin| matches!(begin.is_passed(), Ok(true)));
-        while sent < job.to.size() && (sent < most || has_begun()) {
-            let size = prioritized.slice().min(job.to.size().saturating_sub(sent));
-            let (Some(to), Some(from)) = (job.to.part(sent, size), job.from.part(sent, size)) else { break };
+        while sent < job.size && (sent < most || has_begun()) {
+            let Some((to, from)) = job.within(sent, prioritized.slice()).next() else { break };
             let enqueued = prioritized.before(own).is_ok() && own.copy(&to, &from).is_ok();
             if !enqueued {
                 break;
             }
-            sent = sent.saturating_add(size);
+            sent = sent.saturating_add(to.size());
         }
         prioritized.after(own);
         if !sent.is_zero() {
             self.ledger.counters.native(sent);
         }
-        let left = job.to.size().saturating_sub(sent);
-        if let (false, Some(to), Some(from)) =
-            (left.is_zero(), job.to.part(sent, left), job.from.part(sent, left))
-        {
-            self.native.copy(&to, &from, job.on)?;
-        }
+        let mut left = job.within(sent, Bytes::MAX);
+        left.try_for_each(|(to, from)| self.native.copy(&to, &from, job.on))?;
         prioritized.end(own);
         Ok(())
     }
@@ -138,7 +140,7 @@ impl PinnedCopies {
             &Ask {
                 target: job.target,
                 direction: job.direction,
-                size: job.to.size(),
+                size: job.size,
                 zero_staging,
                 staged,
                 load: &self.ledger.load,
@@ -149,15 +151,16 @@ impl PinnedCopies {
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
             self.scheduler.keep_apart(job.target, job.direction, shares.predicted());
-        } else if !native || !zero_staging.union(staged).is_empty() {
-            self.scheduler.chosen(&graph, (job.on, job.target), job.direction, (job.to.size(), !native));
+        } else if job.tells && (!native || !zero_staging.union(staged).is_empty()) {
+            self.scheduler.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
         if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
             state.give_rings(staged);
             return Ok(None);
         }
-        let begun = self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.to.size());
+        let time = || self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.size);
+        let begun = job.tells.then(time).flatten();
         let event = match Fork::mark(lane_set, job.on) {
             Ok(Some(event)) => event,
             outcome => {
@@ -178,7 +181,7 @@ impl PinnedCopies {
         }
         let mut left = self.spread(&mut fork, &shares, job);
         // The links are busy meanwhile: of a copy that takes longer than to ask, this costs nothing.
-        if fork.state.is_due(Instant::now()) || job.to.size() >= LONG {
+        if fork.state.is_due(Instant::now()) || job.size >= LONG {
             fork.poll();
         }
         let (forked, serial) = (fork.forked(), fork.state.serial);
@@ -195,7 +198,7 @@ impl PinnedCopies {
         self.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
-            size = %job.to.size(), target = %job.target, direction = ?job.direction, paths = shares.len(),
+            size = %job.size, target = %job.target, direction = ?job.direction, paths = shares.len(),
             "a copy over several links"
         );
         relays.tell()?;
@@ -215,7 +218,7 @@ impl PinnedCopies {
         let gives_way = fork.is_background();
         // A short copy to the GPU ends with the relays' parts, which begin later: they are issued first. From it that is no gain: on
         // H200s 1 MiB over two links took 26 us instead of 23.
-        let own_first = job.to.size() >= LONG || job.direction == Direction::FromGpu;
+        let own_first = job.size >= LONG || job.direction == Direction::FromGpu;
         let own = shares.iter().filter(|share| share.way == Way::Direct);
         let by_slots = |share: &Share| share.way == Way::Staged;
         let relayed = shares.iter().filter(|share| share.way == Way::ZeroStaging);
@@ -223,19 +226,17 @@ impl PinnedCopies {
             left.extend(self.send_slices(fork, own.clone().chain(relayed).copied().collect(), job));
         } else {
             if own_first {
-                left.extend(own.clone().filter(|share| !self.send(fork, share, job)).copied());
+                left.extend(own.clone().filter_map(|share| self.send(fork, share, job)));
             }
-            left.extend(relayed.filter(|share| !self.send(fork, share, job)).copied());
+            left.extend(relayed.filter_map(|share| self.send(fork, share, job)));
         }
-        let mut staged: SmallVec<[Staged; 8]> = SmallVec::new();
-        for share in shares.iter().filter(|share| by_slots(share)) {
-            let Some((to, from)) = job.part(share) else { continue };
-            staged.push(Staged { path: job.path(share), to, from, offset: share.offset, sent: Bytes::ZERO });
-        }
+        let staged = shares.iter().filter(|share| by_slots(share));
+        let mut staged: SmallVec<[Staged; 8]> =
+            staged.map(|share| Staged::new(job.path(share), *share, job.part(share))).collect();
         fork.stage(&mut staged);
         left.extend(staged.iter().filter_map(Staged::rest));
         if !own_first && !gives_way {
-            left.extend(own.filter(|share| !self.send(fork, share, job)).copied());
+            left.extend(own.filter_map(|share| self.send(fork, share, job)));
         }
         left
     }
@@ -252,32 +253,40 @@ impl PinnedCopies {
         while !shares.is_empty() {
             shares.retain(|share| {
                 let size = slice.min(share.size);
-                if !self.send(fork, &Share { size, ..*share }, job) {
-                    left.push(*share);
+                let unsent =
+                    self.send(fork, &Share { size, ..*share }, job).map_or(Bytes::ZERO, |left| left.size);
+                let rest = share.behind(size.saturating_sub(unsent));
+                if !unsent.is_zero() {
+                    left.extend(rest);
                     return false;
                 }
-                share.offset = share.offset.saturating_add(size);
-                share.size = share.size.saturating_sub(size);
+                *share = rest.unwrap_or(Share { size: Bytes::ZERO, ..*share });
                 !share.size.is_zero()
             });
         }
         left
     }
 
-    /// Enqueues a share in one copy.
-    fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> bool {
-        let Some((to, from)) = job.part(share) else { return false };
-        match share.way {
-            Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
-            _ => fork.send(job.path(share), &to, &from),
+    /// Enqueues a share, in one copy a range; what of it was not.
+    fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> Option<Share> {
+        let mut sent = Bytes::ZERO;
+        for (to, from) in job.part(share) {
+            let enqueued = match share.way {
+                Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
+                _ => fork.send(job.path(share), &to, &from),
+            };
+            if !enqueued {
+                break;
+            }
+            sent = sent.saturating_add(to.size());
         }
+        share.behind(sent)
     }
 
     /// A part that went no other way: over the user's stream, at the second attempt if need be.
     fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
         self.ledger.counters.retried(job.path(&share));
-        let Some((to, from)) = job.part(&share) else { return Ok(()) };
-        self.native.copy_twice(&to, &from, job.on)
+        job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
     }
 
     /// The relays that may touch the memory of a copy directly; or else those that have slots for it.
@@ -290,15 +299,11 @@ impl PinnedCopies {
     ) -> (DeviceSet, DeviceSet) {
         let others = self.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
         let usable = others.without(state.broken());
-        let (device, host) = match job.direction {
-            Direction::ToGpu => (job.to, job.from),
-            Direction::FromGpu => (job.from, job.to),
-        };
-        let readers = usable.intersection(host.reach());
-        let reach = readers.intersection(device.reach());
-        // What other GPUs may touch is memory of ours; the rest of the GPU's is the program's.
-        if !device.reach().without(DeviceSet::of(job.target)).is_empty() {
-            return (reach, DeviceSet::EMPTY);
+        let (device, host) = job.reach();
+        let readers = usable.intersection(host);
+        // What other GPUs may touch is memory of ours; the rest of the GPU's is the program's, or closed to them.
+        if !device.without(DeviceSet::of(job.target)).is_empty() {
+            return (readers.intersection(device), DeviceSet::EMPTY);
         }
         // The target's side would make its GPU's own work wait for another GPU's stream.
         if job.on.device != job.target {
@@ -326,9 +331,51 @@ impl PinnedCopies {
     }
 }
 
-impl Job<'_> {
-    fn part(&self, share: &Share) -> Option<(Span, Span)> {
-        Some((self.to.part(share.offset, share.size)?, self.from.part(share.offset, share.size)?))
+impl<'a> Job<'a> {
+    /// Ranges between pinned memory and one GPU's, that are copied as one; `None`: one of them is something else.
+    pub(crate) fn of(ranges: &'a [(&'a Span, &'a Span)], on: UserStream, tells: bool) -> Option<Job<'a>> {
+        let between = |(to, from): &(&Span, &Span)| match (to.kind(), from.kind()) {
+            (PointerKind::Device { device, .. }, PointerKind::Pinned) => Some((device, Direction::ToGpu)),
+            (PointerKind::Pinned, PointerKind::Device { device, .. }) => Some((device, Direction::FromGpu)),
+            _ => None,
+        };
+        let (target, direction) = between(ranges.first()?)?;
+        let is_one = ranges.iter().all(|range| between(range) == Some((target, direction)));
+        let size = ranges.iter().map(|(to, _)| to.size()).sum();
+        is_one.then_some(Job { ranges, size, tells, on, target, direction })
+    }
+
+    /// Whose memory it is, and how many bytes.
+    pub(crate) fn asked(&self) -> (DeviceId, Bytes) {
+        (self.target, self.size)
+    }
+
+    /// The ranges of a share.
+    fn part(&self, share: &Share) -> Ranges {
+        self.within(share.offset, share.size).collect()
+    }
+
+    /// The ranges from an offset on, of so many bytes in all at most.
+    fn within(&self, offset: Bytes, size: Bytes) -> impl Iterator<Item = (Span, Span)> {
+        let (mut skipped, mut left) = (offset, size);
+        self.ranges.iter().filter_map(move |(to, from)| {
+            let before = skipped.min(to.size());
+            let taken = left.min(to.size().saturating_sub(before));
+            (skipped, left) = (skipped.saturating_sub(before), left.saturating_sub(taken));
+            if taken.is_zero() { None } else { to.part(before, taken).zip(from.part(before, taken)) }
+        })
+    }
+
+    /// Who may touch all of the GPU's memory, and all of the host's.
+    fn reach(&self) -> (DeviceSet, DeviceSet) {
+        let all = |end: fn(&(&Span, &Span)) -> DeviceSet| {
+            self.ranges.iter().map(end).fold(DeviceSet::ALL, DeviceSet::intersection)
+        };
+        let (to, from) = (all(|(to, _)| to.reach()), all(|(_, from)| from.reach()));
+        match self.direction {
+            Direction::ToGpu => (to, from),
+            Direction::FromGpu => (from, to),
+        }
     }
 
     fn path(&self, share: &Share) -> Path {

@@ -1,9 +1,10 @@
-//! A copy between two spans, given to the kind that it is of.
+//! A copy between two spans, or between a few large ones, given to the kind that it is of.
 
 use std::sync::Arc;
 
 use glake_device::CaptureState;
 use glake_device::owned::Span;
+use glake_units::Bytes;
 
 use super::captured::CapturedCopies;
 use super::pageable::PageableCopies;
@@ -18,6 +19,9 @@ use crate::links::Links;
 use crate::paths::Way;
 use crate::schedule::Scheduler;
 use crate::{Priority, Result, UserStream};
+
+/// Ranges of this size are worth a copy of the driver's each.
+const LARGE: Bytes = Bytes::mib(1);
 
 /// One engine's.
 #[derive(Debug)]
@@ -66,7 +70,9 @@ impl SpanCopies {
             // An answer that says nothing is no permission.
             match self.contexts.driver().capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    return self.pinned.copy(Job { to, from, on, target, direction }, priority);
+                    if let Some(job) = Job::of(&[(to, from)], on, true) {
+                        return self.pinned.copy(job, priority);
+                    }
                 }
                 Ok(CaptureState::Active(capture)) if self.routes.may_split(target, to.size()) => {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
@@ -81,6 +87,25 @@ impl SpanCopies {
         }
         self.native.copy(to, from, on)?;
         Ok(None)
+    }
+
+    /// Large ranges as one copy that may be split; `None`: they are small, or not of pinned memory and one GPU's, or have one link anyway.
+    pub(crate) fn as_one<'a>(&self, ranges: &'a [(&'a Span, &'a Span)], on: UserStream) -> Option<Job<'a>> {
+        let job = Job::of(ranges, on, false)?;
+        let (target, size) = job.asked();
+        let are_large = ranges.iter().all(|(to, _)| to.size() >= LARGE);
+        // A graph keeps single copies.
+        (are_large && self.routes.may_split(target, size) && self.contexts.is_plain(on)).then_some(job)
+    }
+
+    /// Enqueues it; its parts, if it was split.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::copy`].
+    pub(crate) fn enqueue_as_one(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
+        self.links.begin_copy()?;
+        let _call = self.scheduler.urgent_call(priority);
+        self.pinned.copy(job, priority)
     }
 
     /// Ends the threads of pageable copies.

@@ -41,6 +41,14 @@ pub struct Share {
     pub size: Bytes,
 }
 
+impl Share {
+    /// What of it lies behind its first bytes; `None`: nothing does.
+    pub(crate) fn behind(self, sent: Bytes) -> Option<Share> {
+        let size = self.size.saturating_sub(sent);
+        (!size.is_zero()).then_some(Share { offset: self.offset.saturating_add(sent), size, ..self })
+    }
+}
+
 /// The parts of a copy, in the order of their offsets: they cover it once, and begin at multiples of 4 KiB.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {

@@ -143,7 +143,12 @@ impl Copies {
             left = others;
             match sides(device, ends) {
                 // All ends are what was found of the first.
-                Some((to, from)) => blocks.push(alike.blocks(to.side(), from.side())),
+                Some((to, from)) => {
+                    if let Some(first) = alike.requests().iter().find(|request| !request.size.is_zero()) {
+                        self.open_later(first);
+                    }
+                    blocks.push(alike.blocks(to.side(), from.side()));
+                }
                 None => rest.push(alike),
             }
         }

@@ -1,7 +1,7 @@
 //! What the memory at an address is, and who may touch it.
 //!
 //! ```text
-//! address ─► of a pool: by its range, without the driver; its device and its peers may touch it, nobody else
+//! address ─► of a pool: by its range, without the driver; its device may touch it, and who the pool says, nobody else
 //!         └► any other: as the driver knows it
 //! ```
 //!
@@ -160,10 +160,14 @@ impl EndsOfMany<'_> {
     }
 }
 
-fn end_of_pool(pool: &GpuPool) -> Endpoint {
-    let kind = PointerKind::Device { device: pool.device(), mapped: true };
-    let reach = pool.peers().union(DeviceSet::of(pool.device()));
-    Endpoint { kind, reach, is_pool: true }
+fn kind_of(pool: &GpuPool) -> PointerKind {
+    PointerKind::Device { device: pool.device(), mapped: true }
+}
+
+/// What a range of a pool is, and a range around it of which the same is true.
+fn end_of_pool(pool: &GpuPool, start: Address, size: Bytes) -> (Endpoint, Range) {
+    let (reach, range) = pool.reach_of(start, size);
+    (Endpoint { kind: kind_of(pool), reach, is_pool: true }, range)
 }
 
 /// Whether a range lies in another.
@@ -198,7 +202,8 @@ impl Endpoints {
     /// As above, and the range of which the same is true, where one is known.
     fn found(&self, start: Address, size: Bytes) -> Result<(Option<Endpoint>, Option<Range>)> {
         if let Some(pool) = self.pool_of(start, size) {
-            return Ok((Some(end_of_pool(pool)), Some(pool.range())));
+            let (end, range) = end_of_pool(pool, start, size);
+            return Ok((Some(end), Some(range)));
         }
         let PointerAttributes { kind, range } =
             self.registry.completion_events.driver().pointer_attributes(start)?;
@@ -236,17 +241,16 @@ impl Endpoints {
         anyway: bool,
     ) -> Result<Option<Ends>> {
         let size = request.size;
-        let pool_end = |start| self.pool_of(start, size).map(end_of_pool);
-        let (to, from) = (pool_end(request.to), pool_end(request.from));
+        let pools = [request.to, request.from].map(|start| (start, self.pool_of(start, size)));
+        let [(_, to), (_, from)] = pools;
         let benefit = match (to, from) {
             (Some(_), Some(_)) => return Ok(None),
             _ if anyway => Benefit::Anything,
-            (Some(to), None) => self.registry.engine.benefit(to.kind, Direction::ToGpu, size),
-            (None, Some(from)) => self.registry.engine.benefit(from.kind, Direction::FromGpu, size),
+            (Some(to), None) => self.registry.engine.benefit(kind_of(to), Direction::ToGpu, size),
+            (None, Some(from)) => self.registry.engine.benefit(kind_of(from), Direction::FromGpu, size),
             (None, None) => self.registry.engine.benefit_of_other(size),
         };
-        let mut ends = [(request.to, to), (request.from, from)];
-        let mut unknown = ends.iter().filter(|(_, end)| end.is_none());
+        let mut unknown = pools.iter().filter(|(_, pool)| pool.is_none());
         match benefit {
             Benefit::Nothing => return Ok(None),
             Benefit::Pageable if unknown.any(|(start, _)| self.pinned.holds(*start, size)) => {
@@ -255,6 +259,7 @@ impl Endpoints {
             Benefit::Pageable | Benefit::Anything => {}
         }
         let of_pool = to.is_some() || from.is_some();
+        let mut ends = pools.map(|(start, pool)| (start, pool.map(|pool| end_of_pool(pool, start, size).0)));
         for (start, end) in ends.iter_mut().filter(|(_, end)| end.is_none()) {
             // All parts of a copy of pool memory are the driver's own copies, unless a graph keeps them.
             *end = match of_pool && !anyway && self.pinned.holds(*start, size) && !self.captures(on)? {
@@ -286,24 +291,32 @@ impl Endpoints {
         EndsOfMany { endpoints: self, known: Vec::with_capacity(KNOWN), last: [None; 2] }
     }
 
+    /// The pool that a range lies in. No driver call.
     #[inline]
-    fn pool_of(&self, start: Address, size: Bytes) -> Option<&GpuPool> {
-        let mut pools = self.registry.devices.iter().filter_map(|memory| Some(&*memory.started()?.pool));
+    pub(super) fn pool_of(&self, start: Address, size: Bytes) -> Option<&Arc<GpuPool>> {
+        let mut pools = self.registry.devices.iter().filter_map(|memory| Some(&memory.started()?.pool));
         pools.find(|pool| holds(pool.range(), start, size))
     }
 
     /// The device whose pool an address lies in. No driver call.
     #[inline]
     pub(in super::super) fn pool_owner(&self, at: Address) -> Option<DeviceId> {
-        self.pool_of(at, Bytes::new(1)).map(GpuPool::device)
+        self.pool_of(at, Bytes::new(1)).map(|pool| pool.device())
     }
 
-    /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory
-    /// that `device` was given no access to, and memory of which nothing is known. No driver call.
+    /// The devices whose streams may make a copy, as far as pools are asked. No driver call.
+    pub(super) fn may_make(&self, request: &CopyRequest) -> DeviceSet {
+        self.reach_of(request.to, request.size).intersection(self.reach_of(request.from, request.size))
+    }
+
+    /// Whether streams of a device may make a copy, as far as pools are asked: memory of its own it may touch anyway. No driver call.
     #[inline]
-    pub(in super::super) fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Option<DeviceId> {
-        let may = self.reach_of(request.to, device).intersection(self.reach_of(request.from, device));
-        if may.contains(device) { None } else { may.iter().next() }
+    pub(super) fn is_open_to(&self, device: DeviceId, request: &CopyRequest) -> bool {
+        let open = |start| match self.pool_of(start, Bytes::new(1)) {
+            Some(pool) if pool.device() != device => pool.reach_of(start, request.size).0.contains(device),
+            _ => true,
+        };
+        open(request.to) && open(request.from)
     }
 
     /// Whether streams of any device may make a copy, as far as pools are asked.
@@ -311,7 +324,7 @@ impl Endpoints {
     pub(in super::super) fn is_open_to_all(&self, request: &CopyRequest) -> bool {
         let open = |start| match self.pool_of(start, Bytes::new(1)) {
             Some(pool) => {
-                let reach = pool.peers().union(DeviceSet::of(pool.device()));
+                let (reach, _) = pool.reach_of(start, request.size);
                 self.registry.devices.iter().all(|memory| reach.contains(memory.info.id))
             }
             None => true,
@@ -319,11 +332,8 @@ impl Endpoints {
         open(request.to) && open(request.from)
     }
 
-    /// Who may touch what lies at an address, as far as `device` may not.
-    fn reach_of(&self, at: Address, device: DeviceId) -> DeviceSet {
-        match self.pool_of(at, Bytes::new(1)) {
-            Some(pool) if pool.device() != device => pool.peers().union(DeviceSet::of(pool.device())),
-            _ => DeviceSet::ALL,
-        }
+    /// Who may touch what lies at an address.
+    fn reach_of(&self, at: Address, size: Bytes) -> DeviceSet {
+        self.pool_of(at, Bytes::new(1)).map_or(DeviceSet::ALL, |pool| pool.reach_of(at, size).0)
     }
 }

@@ -13,6 +13,7 @@ mod ask;
 mod decide;
 mod endpoints;
 mod native;
+mod opening;
 mod pending;
 mod pinned;
 mod statistics;
@@ -37,6 +38,7 @@ use decide::{Way, is_early};
 pub(super) use endpoints::Endpoint;
 use endpoints::{Endpoints, Ends};
 use native::NativeCopies;
+use opening::Opening;
 use pending::{Pending, PendingCopies};
 
 /// The copies of a process's program.
@@ -49,6 +51,7 @@ pub struct Copies {
     pub(super) ends: Endpoints,
     pub(super) pending: PendingCopies,
     native: NativeCopies,
+    opening: Opening,
 }
 
 impl Copies {
@@ -64,6 +67,7 @@ impl Copies {
             ends: Endpoints::new(registry, streams),
             pending: PendingCopies::default(),
             native: NativeCopies::default(),
+            opening: Opening::default(),
         }
     }
 

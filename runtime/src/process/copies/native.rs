@@ -76,7 +76,7 @@ impl Copies {
             }
             let device = (*known).map_or_else(|| self.streams.device_of(ask.stream), Ok)?;
             *known = Some(device);
-            match self.ends.device_for(device, &request) {
+            match self.device_for(device, &request)? {
                 None => Ok(copy.enqueue(driver, device, ask.stream)?),
                 Some(other) => self.streams.beside(other, ask.stream, |stream| {
                     copy.enqueue(driver, other, stream)?;
@@ -84,6 +84,22 @@ impl Copies {
                 }),
             }
         })
+    }
+
+    /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory that `device`
+    /// was given no access to, and memory of which nothing is known.
+    ///
+    /// # Errors
+    /// What the driver answers where a region has to be opened first.
+    fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Result<Option<DeviceId>> {
+        if self.ends.is_open_to(device, request) {
+            return Ok(None);
+        }
+        if self.ends.may_make(request).is_empty() {
+            self.open_now(request)?;
+        }
+        let may = self.ends.may_make(request);
+        Ok(if may.contains(device) { None } else { may.iter().next() })
     }
 
     fn tell_clock(&self, lent: &[Lent<'_>], device: Option<DeviceId>, raw: Stream) -> Result<()> {

@@ -139,8 +139,10 @@ fn every_block_arrives_and_nothing_beside_it() {
                 scene.copy(direction, &blocks).unwrap().wait().unwrap();
                 assert!(scene.found(direction) == expected, "{mapped} {direction:?} {count}");
                 let after = scene.fixture.engine().statistics();
-                // Memory that is not ours is copied over its GPU's own link: by its own kernels, or the driver.
-                assert_eq!(after.split_copies - before.split_copies, u64::from(mapped));
+                // Small blocks of memory that is not ours are copied over its GPU's own link: by its own kernels, or the driver. Large
+                // ones go through slots.
+                let is_large = sizes.iter().all(|size| *size >= 1 << 20);
+                assert_eq!(after.split_copies - before.split_copies, u64::from(mapped || is_large));
                 assert!(after.native_copies == before.native_copies || !mapped);
                 let relayed = |path: &&crate::PathStatistics| path.relay != GPU && !path.bytes.is_zero();
                 assert_eq!(after.paths.iter().filter(relayed).count() % 3, 0, "all links took part");

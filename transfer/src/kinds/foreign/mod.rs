@@ -23,16 +23,15 @@ use crate::engine::fork::Fork;
 use crate::kinds::foreign::target::TargetSide;
 use crate::paths::{Direction, Share};
 
-/// A part that goes through slots.
+/// A part that goes through slots: one of each relay at most, whose chunks take its slots in turns.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
     pub(crate) path: Path,
-    pub(crate) to: Span,
-    pub(crate) from: Span,
-    /// Where it lies in the copy.
-    pub(crate) offset: Bytes,
+    /// Its ranges, to and from, one after another.
+    ranges: SmallVec<[(Span, Span); 2]>,
+    share: Share,
     /// How much of it is enqueued, from its start on.
-    pub(crate) sent: Bytes,
+    sent: Bytes,
 }
 
 /// A part under way.
@@ -56,7 +55,7 @@ struct Hop<'a> {
 
 /// A part is made of so many chunks, if they are neither too small nor too large: the first has none beside it.
 const CHUNKS: u64 = 4;
-const CHUNK: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(8)];
+const CHUNK: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(4)];
 /// Operations of a chunk on either stream at most: its turn on the link, the wait for the other side, the copy, and its event.
 const OPERATIONS: u32 = 4;
 /// A part has no more chunks, as far as the slots hold them.
@@ -70,7 +69,7 @@ impl<'a> Fork<'a> {
         for (index, part) in parts.iter().enumerate() {
             let Path { target, relay, .. } = part.path;
             let Some(ring) = self.state.ring(relay).map(|ring| ring.size()) else { continue };
-            let slot = chunk(part.to.size(), ring).min(self.slice());
+            let slot = chunk(part.share.size, ring).min(self.slice());
             let Some(slots) = self.state.ring(relay).map(|ring| ring.count(slot)) else { continue };
             let Some((lane, side)) = self.both_sides(target, relay) else { continue };
             going.push(Going { index, lane, side, slot, slots, prioritized: 0 });
@@ -82,22 +81,18 @@ impl<'a> Fork<'a> {
 
     /// Enqueues the next chunk of a part; false where there is none, or none more can be.
     fn chunk(&mut self, part: &mut Staged, going: &mut Going<'a>) -> bool {
-        let left = part.to.size().saturating_sub(part.sent);
-        let size = going.slot.min(left);
         let Path { target, relay, direction, .. } = part.path;
-        if size.is_zero() || going.slots == 0 || !self.has_room(Some(relay), OPERATIONS) {
+        let Some((to, from)) = part.next(going.slot).filter(|_| going.slots > 0) else { return false };
+        if !self.has_room(Some(relay), OPERATIONS) {
             return false;
         }
         // The link is the relay's; NVLink, on the other side, has no barriers.
         if !self.is_turn(going.lane.of()) {
             return false;
         }
-        let index = going.prioritized % going.slots;
-        let ends = (part.to.part(part.sent, size), part.from.part(part.sent, size));
+        let (index, size) = (going.prioritized % going.slots, to.size());
         let Some(ring) = self.state.ring(relay) else { return false };
-        let (Some(slot), (Some(to), Some(from))) = (ring.slot(index, going.slot, size), ends) else {
-            return false;
-        };
+        let Some(slot) = ring.slot(index, going.slot, size) else { return false };
         let lane = Hop { on: going.lane, done: &ring.done[index], device: relay };
         let side = Hop { on: &going.side.stream, done: &going.side.done[index], device: target };
         let (fill, empty) = match direction {
@@ -134,11 +129,26 @@ impl Hop<'_> {
 }
 
 impl Staged {
+    /// Nothing of it is enqueued.
+    pub(crate) fn new(path: Path, share: Share, ranges: SmallVec<[(Span, Span); 2]>) -> Staged {
+        Staged { path, ranges, share, sent: Bytes::ZERO }
+    }
+
     /// What of it was not enqueued.
     pub(crate) fn rest(&self) -> Option<Share> {
-        let size = self.to.size().saturating_sub(self.sent);
-        let offset = self.offset.saturating_add(self.sent);
-        (!size.is_zero()).then_some(Share { relay: self.path.relay, way: self.path.way, offset, size })
+        self.share.behind(self.sent)
+    }
+
+    /// What comes next, of so much at most, in one range.
+    fn next(&self, most: Bytes) -> Option<(Span, Span)> {
+        let mut before = self.sent;
+        let (to, from) = self.ranges.iter().find(|(to, _)| {
+            let is_here = before < to.size();
+            before = if is_here { before } else { before.saturating_sub(to.size()) };
+            is_here
+        })?;
+        let size = most.min(to.size().saturating_sub(before));
+        to.part(before, size).zip(from.part(before, size))
     }
 }
 
@@ -158,7 +168,7 @@ mod tests {
     fn chunks_are_few_and_fit_their_ring() {
         let ring = Bytes::mib(32);
         let of = |mib| chunk(Bytes::mib(mib), ring);
-        assert_eq!([1, 8, 16, 32, 480].map(of), [2, 2, 4, 8, 8].map(Bytes::mib));
+        assert_eq!([1, 8, 16, 32, 240].map(of), [2, 2, 4, 4, 4].map(Bytes::mib));
         assert_eq!(of(600), Bytes::mib(10));
         assert_eq!(of(1 << 20), Bytes::mib(16));
         assert_eq!(chunk(Bytes::gib(1), Bytes::mib(1)), Bytes::kib(512));
