@@ -224,6 +224,65 @@ fn regions_go_over_other_links_and_are_opened_to_relays_with_the_first_list() {
     }
 }
 
+/// Whether copies of a form come to take other GPUs' links: slots are made when they are first wanted, and memory is opened on another thread.
+fn comes_to_relay(fixture: &Fixture, form: Form) -> bool {
+    let (begin, before) = (Instant::now(), fixture.relayed());
+    while fixture.relayed() == before && begin.elapsed() < Duration::from_secs(20) {
+        assert_eq!(fixture.copy(form, GLAKE_COPY_BLOCKING, &[]), Ok(true), "{form:?}");
+    }
+    fixture.relayed() > before
+}
+
+#[test]
+fn a_gpu_that_is_let_in_takes_no_relay_away_from_regions() {
+    for in_region in [false, true] {
+        // GPUs 2 and 3 relay; GPU 1 is the program's.
+        let fixture = Fixture { in_region, ..Fixture::new("transfer.exclude = [1]") };
+        fixture.process.sharing().enable_peer(1, 0).unwrap();
+        for form in [Form::ToGpu, Form::FromGpu] {
+            assert!(comes_to_relay(&fixture, form), "{in_region} {form:?}");
+        }
+    }
+}
+
+#[test]
+fn a_broadcast_opens_the_regions_that_it_goes_to() {
+    for in_region in [false, true] {
+        let fixture = Fixture { in_region, ..Fixture::new("transfer.shared_gpus = true") };
+        assert!(comes_to_relay(&fixture, Form::ToAll), "{in_region}");
+    }
+}
+
+#[test]
+fn a_region_that_could_not_be_opened_is_asked_for_again() {
+    let fixture = Fixture::in_region("");
+    let process = &fixture.process;
+    // Its extent stays, so that nothing else is opened.
+    process.regions().enter("cache").unwrap();
+    let kept = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
+    process.regions().leave().unwrap();
+    let fault = Fault { verb: Some(Verb::SetAccess), when: When::From(1), error: Injected::Failed(1) };
+    let pinned = CompletionEvents::new(fixture.faults.clone() as Arc<dyn Driver>);
+    let host = Registration::new(&pinned, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
+    let asked = flags::asked(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();
+    let size = Bytes::new(SIZE / 384);
+    let at = |start: Address, index: u64| Address(start.0 + index * size.get());
+    let block = |index| CopyRequest { to: at(kept, index), from: at(host.start(), index), size };
+    let list: Vec<CopyRequest> = (0..384).map(block).collect();
+    // SAFETY: all of it lives until the copies are done, and nothing else touches it.
+    let copy = || process.copies().copy(unsafe { Lent::new(&list) }, CallForm::List, &asked).unwrap();
+    fixture.faults.set(&[fault]);
+    copy();
+    std::thread::sleep(Duration::from_millis(50));
+    fixture.faults.set(&[]);
+    let (begin, before) = (Instant::now(), fixture.relayed());
+    while fixture.relayed() == before {
+        copy();
+        assert!(begin.elapsed() < Duration::from_secs(20), "it is closed for good");
+    }
+    process.free(kept).unwrap();
+}
+
 #[test]
 fn what_differs_after_a_second_copy_too_is_an_error() {
     let fixture = Fixture::new("");

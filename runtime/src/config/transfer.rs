@@ -68,7 +68,7 @@ knobs! {
         /// The least size that goes over several links.
         ///
         /// 0: every copy; any size above the device's memory: none. Smaller or larger after `glake bench copy` on your
-        /// machine. Memory of `cudaMalloc` is split from 3 MiB on at least.
+        /// machine. Memory of `cudaMalloc`, and of regions, is split from 3 MiB on at least.
         break_even: Option<Bytes> = None, SIZE, absent "what the path graph says, calibrated or conservative" as "1MiB";
         /// Memory on each relay through which copies of GPU memory go that is not the pool's (that of `cudaMalloc`), or a
         /// region's.

@@ -7,8 +7,8 @@
 //! all is evicted ─► relays suspended: their contexts go ─► something comes back: made ready again, pools opened to them
 //! ```
 //!
-//! Invariants: a copy opens no memory to anybody: what relays may touch is decided when an extent is made, or on the
-//! engine's thread. A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its completion points wait for no work of the program there.
+//! Invariants: what relays may touch is decided when an extent is made, or on the engine's thread; a copy opens memory only where nobody
+//! could make it else (`copies::opening`). A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its completion points wait for no work of the program there.
 //! What is freed under an unfinished copy stays until that is done, because its lanes are joined on the copy's stream, or told of to
 //! the clock.
 

@@ -22,7 +22,7 @@ use glake_units::Bytes;
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::{Growing, Growth};
-use super::reach::{Reach, read_write};
+use super::reach::Reach;
 use super::retry::retry;
 use super::{PoolError, Result};
 
@@ -55,7 +55,8 @@ impl PeerAccess<'_> {
         if !self.reach.given().contains(peer) {
             runs.extend(self.open(&growing));
         }
-        self.open_to(DeviceSet::of(peer), &runs).map_err(|error| self.core.failed(error))?;
+        self.open_to(DeviceSet::of(peer), Protection::ReadWrite, &runs)
+            .map_err(|error| self.core.failed(error))?;
         self.reach.let_in_all(peer);
         Ok(())
     }
@@ -70,7 +71,7 @@ impl PeerAccess<'_> {
         self.check_reach(relay)?;
         self.core.reservation().lend(relay);
         if !self.reach.given().contains(relay) {
-            let opened = self.open_to(DeviceSet::of(relay), &self.open(&growing));
+            let opened = self.open_to(DeviceSet::of(relay), Protection::ReadWrite, &self.open(&growing));
             opened.map_err(|error| self.core.failed(error))?;
             self.reach.give(relay);
         }
@@ -86,7 +87,12 @@ impl PeerAccess<'_> {
     pub(super) fn open_domain(&self, domain: DomainId) -> Result<()> {
         let growing = self.growth.lock()?;
         let others = self.reach.given().without(self.reach.of_domain(domain));
-        let opened = self.open_to(others, &growing.mappings_in(domain));
+        let is_written =
+            |mapping: &Mapping| self.core.reservation().writers(*mapping).contains(self.core.device());
+        // What is sealed against writes is opened as the others' is, with the right to write, when it is unsealed.
+        let (open, sealed): (Vec<_>, Vec<_>) = growing.mappings_in(domain).into_iter().partition(is_written);
+        let opened = self.open_to(others, Protection::ReadWrite, &open);
+        let opened = opened.and_then(|()| self.open_to(others, Protection::Read, &sealed));
         opened.map_err(|error| self.core.failed(error))?;
         self.reach.open(domain);
         Ok(())
@@ -129,9 +135,14 @@ impl PeerAccess<'_> {
     }
 
     /// Gives devices access to mappings, or to none of them.
-    fn open_to(&self, peers: DeviceSet, runs: &[Mapping]) -> std::result::Result<(), DriverError> {
+    fn open_to(
+        &self,
+        peers: DeviceSet,
+        protection: Protection,
+        runs: &[Mapping],
+    ) -> std::result::Result<(), DriverError> {
         let reservation = self.core.reservation();
-        let access: Vec<Access> = peers.iter().map(read_write).collect();
+        let access: Vec<Access> = peers.iter().map(|device| Access { device, protection }).collect();
         if access.is_empty() {
             return Ok(());
         }

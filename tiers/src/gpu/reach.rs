@@ -96,7 +96,7 @@ impl Reach {
         self.is_any_closed.store(true, Ordering::Release);
     }
 
-    /// A domain is closed no more, or is another one of the same number.
+    /// A domain is closed no more.
     pub(super) fn open(&self, domain: DomainId) {
         self.peers.lock().closed.remove(&domain);
     }

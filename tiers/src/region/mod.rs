@@ -58,9 +58,9 @@ type Result<T> = std::result::Result<T, RegionError>;
 /// How many extents are copied at a time: while one is waited for, the others keep the links busy.
 const AT_ONCE: usize = 3;
 
-/// How many extents may be on their way in. So many copies are enqueued before the oldest is waited for: 8 GiB of the usual ones, 40 ms
-/// of eight links, and few enough to fit into the driver's queues.
-const AHEAD: usize = 64;
+/// How many extents may be on their way in. So many copies are enqueued before the oldest is waited for: 3 GiB of the usual ones, 15 ms
+/// of eight links. They fit into the driver's queues of some 1,000 operations: through slots one takes 26 of a stream.
+const AHEAD: usize = 24;
 
 /// A part of a GPU's memory that can be shrunk and refilled. Dropping one with a domain of its own gives that up: its memory goes
 /// back once its blocks are freed, and what is evicted by then stays evicted.

@@ -327,11 +327,13 @@ impl Engine {
         self.routes.benefit_of_other(size)
     }
 
-    /// Has something called on the engine's thread, where there is one: it has one once relays were started.
-    pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) {
-        if self.requests.is_served() {
+    /// Has something called on the engine's thread; false where there is none, as before relays were started.
+    pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) -> bool {
+        let is_served = self.requests.is_served();
+        if is_served {
             self.requests.call(Box::new(call));
         }
+        is_served
     }
 
     /// Makes the relays ready in the background: contexts, streams, events, slots. `after` is called on that

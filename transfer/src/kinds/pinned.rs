@@ -98,11 +98,13 @@ impl PinnedCopies {
     fn native_by_priority(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
         let (mut sent, own) = (Bytes::ZERO, self.native.stream(job.on));
         // Two operations a slice.
-        let most = Bytes::new(prioritized.slice().get().saturating_mul(u64::from(MOST_WAITING / 2)));
-        let begin = if job.size > most { self.marks.mark(job.on).ok() } else { None };
+        let (mut slices, most) = (0, MOST_WAITING / 2);
+        let fits = prioritized.slice().get().saturating_mul(u64::from(most)) >= job.size.get();
+        let begin = if fits { None } else { self.marks.mark(job.on).ok() };
         let has_begun = || begin.as_ref().is_some_and(|begin| matches!(begin.is_passed(), Ok(true)));
-        while sent < job.size && (sent < most || has_begun()) {
+        while sent < job.size && (slices < most || has_begun()) {
             let Some((to, from)) = job.within(sent, prioritized.slice()).next() else { break };
+            slices += 1;
             let enqueued = prioritized.before(own).is_ok() && own.copy(&to, &from).is_ok();
             if !enqueued {
                 break;
@@ -289,7 +291,7 @@ impl PinnedCopies {
         job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
     }
 
-    /// The relays that may touch the memory of a copy directly; or else those that have slots for it.
+    /// The relays that may touch the memory of a copy directly, and others that have slots for it.
     fn relays_of(
         &self,
         lane_set: &Arc<LaneSet>,
@@ -301,17 +303,16 @@ impl PinnedCopies {
         let usable = others.without(state.broken());
         let (device, host) = job.reach();
         let readers = usable.intersection(host);
-        // What other GPUs may touch is memory of ours; the rest of the GPU's is the program's, or closed to them.
-        if !device.without(DeviceSet::of(job.target)).is_empty() {
-            return (readers.intersection(device), DeviceSet::EMPTY);
-        }
+        // Memory of ours that is lent to them. The rest is the program's, or closed to some of them.
+        let zero_staging = readers.intersection(device);
+        let others = readers.without(zero_staging);
         // The target's side would make its GPU's own work wait for another GPU's stream.
-        if job.on.device != job.target {
-            return (DeviceSet::EMPTY, DeviceSet::EMPTY);
+        if others.is_empty() || job.on.device != job.target {
+            return (zero_staging, DeviceSet::EMPTY);
         }
         let has_side = |relay: &DeviceId| lane_set.side(job.target, *relay).is_some();
-        let candidates: DeviceSet = readers.iter().filter(has_side).collect();
-        if candidates != readers {
+        let candidates: DeviceSet = others.iter().filter(has_side).collect();
+        if candidates != others {
             self.resources.want(job.target);
         }
         let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
@@ -327,13 +328,22 @@ impl PinnedCopies {
                 staged = staged.union(DeviceSet::of(relay));
             }
         }
-        (DeviceSet::EMPTY, staged)
+        (zero_staging, staged)
     }
 }
 
 impl<'a> Job<'a> {
-    /// Ranges between pinned memory and one GPU's, that are copied as one; `None`: one of them is something else.
-    pub(crate) fn of(ranges: &'a [(&'a Span, &'a Span)], on: UserStream, tells: bool) -> Option<Job<'a>> {
+    /// One range between pinned memory and a GPU's.
+    pub(crate) fn one(
+        range: &'a [(&'a Span, &'a Span); 1],
+        on: UserStream,
+        (target, direction): (DeviceId, Direction),
+    ) -> Job<'a> {
+        Job { ranges: range, size: range[0].0.size(), tells: true, on, target, direction }
+    }
+
+    /// Ranges of a region between pinned memory and one GPU's, that are copied as one; `None`: one of them is something else.
+    pub(crate) fn list(ranges: &'a [(&'a Span, &'a Span)], on: UserStream) -> Option<Job<'a>> {
         let between = |(to, from): &(&Span, &Span)| match (to.kind(), from.kind()) {
             (PointerKind::Device { device, .. }, PointerKind::Pinned) => Some((device, Direction::ToGpu)),
             (PointerKind::Pinned, PointerKind::Device { device, .. }) => Some((device, Direction::FromGpu)),
@@ -342,7 +352,7 @@ impl<'a> Job<'a> {
         let (target, direction) = between(ranges.first()?)?;
         let is_one = ranges.iter().all(|range| between(range) == Some((target, direction)));
         let size = ranges.iter().map(|(to, _)| to.size()).sum();
-        is_one.then_some(Job { ranges, size, tells, on, target, direction })
+        is_one.then_some(Job { ranges, size, tells: false, on, target, direction })
     }
 
     /// Whose memory it is, and how many bytes.

@@ -22,6 +22,8 @@ use crate::{Priority, Result, UserStream};
 
 /// Ranges of this size are worth a copy of the driver's each.
 const LARGE: Bytes = Bytes::mib(1);
+/// Of more ranges what lanes do not take would be too many copies on the stream.
+const FEW: usize = 32;
 
 /// One engine's.
 #[derive(Debug)]
@@ -70,9 +72,7 @@ impl SpanCopies {
             // An answer that says nothing is no permission.
             match self.contexts.driver().capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    if let Some(job) = Job::of(&[(to, from)], on, true) {
-                        return self.pinned.copy(job, priority);
-                    }
+                    return self.pinned.copy(Job::one(&[(to, from)], on, (target, direction)), priority);
                 }
                 Ok(CaptureState::Active(capture)) if self.routes.may_split(target, to.size()) => {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
@@ -89,13 +89,16 @@ impl SpanCopies {
         Ok(None)
     }
 
-    /// Large ranges as one copy that may be split; `None`: they are small, or not of pinned memory and one GPU's, or have one link anyway.
+    /// A few large ranges as one copy that may be split; `None`: they are many, or small on the average, or not of pinned memory and one GPU's,
+    /// or have one link anyway.
     pub(crate) fn as_one<'a>(&self, ranges: &'a [(&'a Span, &'a Span)], on: UserStream) -> Option<Job<'a>> {
-        let job = Job::of(ranges, on, false)?;
+        let job = Job::list(ranges, on)?;
         let (target, size) = job.asked();
-        let are_large = ranges.iter().all(|(to, _)| to.size() >= LARGE);
+        let mean = Bytes::new(size.get() / ranges.len() as u64);
+        let are_few_and_large = ranges.len() <= FEW && mean >= LARGE;
         // A graph keeps single copies.
-        (are_large && self.routes.may_split(target, size) && self.contexts.is_plain(on)).then_some(job)
+        (are_few_and_large && self.routes.may_split(target, size) && self.contexts.is_plain(on))
+            .then_some(job)
     }
 
     /// Enqueues it; its parts, if it was split.

@@ -270,11 +270,12 @@ impl LaneSetState {
         }
     }
 
-    /// The owner's own stream has a part of the copy at hand.
+    /// The owner's own stream has a part of the copy at hand, or one more: those of earlier copies were withdrawn.
     pub(crate) fn carry_own(&mut self, carried: Carried) {
-        if let Some(earlier) = self.own.replace(carried) {
-            self.ledger.end(earlier);
-        }
+        self.own = Some(match self.own.take() {
+            Some(earlier) => earlier.and(carried),
+            None => carried,
+        });
     }
 
     /// Whether the next part on a lane is to be timed.

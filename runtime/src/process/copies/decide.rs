@@ -160,6 +160,7 @@ impl Copies {
         if small || ask.direct {
             return Ok(Way::Native);
         }
+        lent.requests().iter().for_each(|request| self.open_later(request));
         let with_ends = |copy: LentCopy| Ok(self.split(&copy.request(), ask)?.map(|ends| (copy, ends)));
         let copies: Option<Vec<(LentCopy, Ends)>> = lent.each().map(with_ends).collect::<Result<_>>()?;
         let Some(copies) = copies else { return Ok(Way::Native) };

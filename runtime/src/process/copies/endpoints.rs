@@ -66,14 +66,11 @@ pub(in super::super) type Ends = (Endpoint, Endpoint);
 #[derive(Debug)]
 pub(in super::super) struct EndsOfMany<'e> {
     endpoints: &'e Endpoints,
-    /// The last is the one that was found last.
+    /// By where they begin.
     known: Vec<(Range, Endpoint)>,
     /// Where the ends of the last copy lay, where that is known.
     last: [Option<usize>; 2],
 }
-
-/// How much memory is remembered.
-const KNOWN: usize = 8;
 
 impl EndsOfMany<'_> {
     /// What both ends of a copy are, as [`Endpoints::end_of`] tells.
@@ -140,21 +137,22 @@ impl EndsOfMany<'_> {
     }
 
     fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
-        self.last[side] = self.known.iter().rposition(|(range, _)| holds(*range, start, size));
+        let behind = self.known.partition_point(|((from, _), _)| *from <= start);
+        self.last[side] = behind.checked_sub(1).filter(|place| holds(self.known[*place].0, start, size));
         match self.last[side] {
             Some(place) => Ok(Some(self.known[place].1)),
-            None => self.learn(start, size),
+            None => self.learn(behind, start, size),
         }
     }
 
-    fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+    /// What is not known yet, which belongs at a place.
+    fn learn(&mut self, place: usize, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.endpoints.found(start, size)?;
         if let (Some(end), Some(range)) = (end, range) {
-            if self.known.len() == KNOWN {
-                self.known.remove(0);
-                self.last = self.last.map(|place| place?.checked_sub(1));
-            }
-            self.known.push((range, end));
+            // A range may begin before what is asked of it, and before others that end before that.
+            let place = self.known[..place].partition_point(|((from, _), _)| *from < range.0).min(place);
+            self.known.insert(place, (range, end));
+            self.last = self.last.map(|last| last.map(|last| last + usize::from(last >= place)));
         }
         Ok(end)
     }
@@ -288,7 +286,7 @@ impl Endpoints {
 
     /// As [`Endpoints::end_of`], for many.
     pub(in super::super) fn many(&self) -> EndsOfMany<'_> {
-        EndsOfMany { endpoints: self, known: Vec::with_capacity(KNOWN), last: [None; 2] }
+        EndsOfMany { endpoints: self, known: Vec::new(), last: [None; 2] }
     }
 
     /// The pool that a range lies in. No driver call.

@@ -97,15 +97,19 @@ fn plain_memory_goes_through_slots() {
 }
 
 #[test]
-fn memory_that_only_some_reach_is_relayed_by_those() {
+fn memory_that_only_some_reach_goes_through_the_slots_of_the_others() {
     let fixture = Fixture::new("h200x4");
     let on = fixture.stream(GPU);
     let reach = DeviceSet::of(DeviceId(2));
     let gpu = glake_device::owned::Buffer::new(&fixture.completion_events, GPU, ROOM, reach).unwrap();
     let gpu = std::sync::Arc::new(gpu);
     round_trip(&fixture, &gpu.span(Bytes::ZERO, ROOM).unwrap(), fixture.user(GPU, on.id()), (0, 16 << 20));
-    let relays: DeviceSet = fixture.engine().statistics().paths.iter().map(|path| path.relay).collect();
-    assert_eq!(relays, reach.union(DeviceSet::of(GPU)));
+    let paths = fixture.engine().statistics().paths;
+    let relays =
+        |way| -> DeviceSet { paths.iter().filter(|path| path.way == way).map(|path| path.relay).collect() };
+    assert_eq!((relays(Way::Direct), relays(Way::ZeroStaging)), (DeviceSet::of(GPU), reach));
+    let others = DeviceSet::of(DeviceId(1)).union(DeviceSet::of(DeviceId(3)));
+    assert!(relays(Way::Staged).is_subset(others) && !relays(Way::Staged).is_empty());
     drop((on, gpu));
     fixture.end();
 }

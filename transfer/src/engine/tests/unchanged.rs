@@ -204,6 +204,71 @@ fn points_cover_what_another_gpu_s_stream_copies_also_where_the_call_fails() {
     }
 }
 
+/// How deep the queues are behind a stream that is held back, after so many lists of so many ranges of a size.
+fn deepest_of_lists(way: Way, (lists, ranges): (u64, u64), size: Bytes, priority: Priority) -> u64 {
+    let large = Bytes::new(ranges * size.get());
+    let device = SimOptions { queue: Some(1000), times_only: true, ..killing() };
+    let fixture = Fixture::on("h200x4", EngineOptions::default(), device);
+    let (mapped, (start, plain)) = (fixture.mapped(GPU, large), Kind::Plain.make(&fixture, large));
+    let gpu = if way == Way::Staged { plain.clone() } else { mapped.span(Bytes::ZERO, large).unwrap() };
+    let memory = fixture.pinned(large, 5);
+    let host = Span::pinned(&memory, Bytes::ZERO, large).unwrap();
+    let mut deepest = 0;
+    for direction in Direction::BOTH {
+        let (stream, on, release) = held(&fixture, GPU);
+        fixture.sim.reset_deepest_queue();
+        let (to, from) = ends(direction, &host, &gpu);
+        let part = |span: &Span, at: u64| span.part(Bytes::new(at * size.get()), size).unwrap();
+        let list: Vec<_> = (0..ranges).map(|at| (part(to, at), part(from, at))).collect();
+        for _ in 0..lists {
+            let options = CopyOptions { priority, ..UNWAITED };
+            drop(fixture.engine().copy_list(&list, on, options).unwrap());
+        }
+        deepest = deepest.max(fixture.sim.deepest_queue());
+        release();
+        stream.synchronize().unwrap();
+    }
+    drop((mapped, plain, gpu, host));
+    fixture.sim.plain_free(start).unwrap();
+    deepest
+}
+
+#[test]
+fn no_queue_is_filled_by_lists_of_large_ranges() {
+    for way in [Way::ZeroStaging, Way::Staged] {
+        for priority in [Priority::Normal, Priority::Background] {
+            for ranges in [30, 600] {
+                let deepest = deepest_of_lists(way, (1, ranges), Bytes::mib(1), priority);
+                assert!(deepest < 500, "{way:?} {priority:?}: {deepest} of {ranges} ranges");
+            }
+        }
+        // So many extents of a region may be on their way in.
+        let deepest = deepest_of_lists(way, (24, 1), Bytes::mib(128), Priority::Normal);
+        assert!(deepest < 700, "{way:?}: {deepest}");
+    }
+}
+
+/// One range of a list that is small takes no link from the others.
+#[test]
+fn a_small_range_goes_with_the_large_ones() {
+    let fixture = Fixture::on("h200x4", EngineOptions::default(), killing());
+    let (start, gpu) = Kind::Plain.make(&fixture, Bytes::mib(66));
+    let memory = fixture.pinned(Bytes::mib(66), 5);
+    let host = Span::pinned(&memory, Bytes::ZERO, Bytes::mib(66)).unwrap();
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
+    let part = |at, size| (gpu.part(at, size).unwrap(), host.part(at, size).unwrap());
+    let list = [part(Bytes::ZERO, Bytes::mib(64)), part(Bytes::mib(64), Bytes::kib(512))];
+    for _ in 0..5 {
+        drop(fixture.engine().copy_list(&list, on, UNWAITED).unwrap());
+        stream.synchronize().unwrap();
+    }
+    assert!(fixture.carried(Way::Staged) > Bytes::mib(64));
+    drop((list, stream, gpu, host));
+    fixture.sim.plain_free(start).unwrap();
+    fixture.end();
+}
+
 #[test]
 fn no_queue_is_filled_behind_a_stream_that_is_held_back() {
     let large = Bytes::mib(512);

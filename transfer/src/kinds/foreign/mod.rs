@@ -1,4 +1,4 @@
-//! Copies of GPU memory that is not ours, through slots in the relays' memory.
+//! Copies of GPU memory that relays may not touch, the program's or a closed region's, through slots in their memory.
 //!
 //! ```text
 //!   lane, in our context on the relay     ┤host ─► slot 0├┤host ─► slot 1├┤host ─► slot 0├ ...       over the relay's own link

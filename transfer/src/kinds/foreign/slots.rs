@@ -1,4 +1,4 @@
-//! Slots in a relay's memory, through which copies go of GPU memory that is not ours.
+//! Slots in a relay's memory, through which copies go of GPU memory that it may not touch.
 //!
 //! ```text
 //!   ring   │ slot 0 │ slot 1 │ slot 2 │ slot 3 │      as many as the chunks of a copy leave room for
