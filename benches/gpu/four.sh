@@ -46,7 +46,11 @@ part() {
     case $1 in
         kinds) "$python" "$here/links.py" --only small,alone,pool --out "$out" ;;
         foreign) "$python" "$here/links.py" --only foreign,mempool,pageable,scattered,broadcast --out "$out" ;;
-        beside) "$python" "$here/links.py" --only overhead,critical --out "$out" && "$python" "$here/preload.py" --out "$out" ;;
+        beside)
+            local missed=0
+            "$python" "$here/links.py" --only overhead,critical --out "$out" || missed=1
+            "$python" "$here/preload.py" --out "$out" || missed=1
+            return $missed ;;
         copies) "$python" "$here/copies.py" --only first,pulls,late,cores,gemm,nccl,preload --out "$out" ;;
         graphs)
             printf '[transfer]\ngraphs = true\n' >"$out/four/graphs.toml"

@@ -17,9 +17,9 @@ use super::{Ceiling, Direction, MOST_GPUS, PathGraph, Paths};
 const FIRST: Bytes = Bytes::gib(16);
 /// After twice as many each time, up to these.
 const LAST: Bytes = Bytes::gib(256);
-/// So much is seen of an attempt in copies that are timed, or they gain.
-const ENOUGH: Bytes = Bytes::gib(2);
-/// So much is copied in an attempt at most: one copy in four is timed, and some never are.
+/// So much is seen of an attempt in copies that are timed, or they gain: what gains nothing is seen after a quarter of it.
+const ENOUGH: Bytes = Bytes::gib(1);
+/// So much is copied in an attempt at most: one copy in four is timed at best, and some never are.
 const MOST: Bytes = Bytes::gib(8);
 
 /// What is copied over the own link alone, and what is tried.
@@ -211,6 +211,23 @@ mod tests {
         assert_eq!(relays(&split(GPU).unwrap(), GPU), []);
         assert!((0..100).all(|_| split(GPU).is_none()) && !given_up.is_on());
         assert_eq!(until_tried(&mut given_up, GPU).unwrap().0, 32);
+    }
+
+    #[test]
+    fn one_copy_in_six_that_is_timed_is_enough() {
+        let mut given_up = GivenUp::new(assumed());
+        let (_, tried) = until_tried(&mut given_up, GPU).unwrap();
+        let size = Bytes::mib(64);
+        for copy in 0.. {
+            assert!(given_up.split(&tried, GPU, WAY, size).is_none(), "ended after {copy} copies");
+            if copy % 6 == 0 {
+                given_up.seen(GPU, WAY, size);
+            }
+            if !given_up.is_on() {
+                break;
+            }
+        }
+        assert!((0..1000).all(|_| given_up.split(&tried, GPU, WAY, size).is_none()));
     }
 
     #[test]
