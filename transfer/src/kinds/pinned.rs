@@ -131,7 +131,9 @@ impl PinnedCopies {
     ) -> Result<Option<Parts>> {
         let relays = self.links.relays();
         state.withdraw();
-        if self.ledger.is_loaded(job.direction) {
+        // Of the other direction too: copies that are over say that they are when somebody looks, and beside others none is timed.
+        let is_loaded = |direction| self.ledger.is_loaded(direction);
+        if is_loaded(job.direction) || (job.size >= LONG && Direction::BOTH.into_iter().any(is_loaded)) {
             self.links.lane_sets().refresh(lane_set);
         }
         let contenders = self.scheduler.contenders(job.target, job.direction);

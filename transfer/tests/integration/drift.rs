@@ -206,6 +206,37 @@ fn relays_that_were_busy_once_serve_again() {
     fixture.end();
 }
 
+/// As in a training step: copies back begin when those to the host are over, and nobody looks what became of them before the next step's.
+#[test]
+fn copies_of_the_other_direction_that_are_over_keep_none_from_being_timed() {
+    let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
+    let back = || {
+        let on = fixture.streams[1].1;
+        let copied = fixture.engine.copy(&fixture.from, &fixture.to[1], on, CopyOptions::default());
+        drop(copied.unwrap());
+        fixture.streams[1].0.synchronize().unwrap();
+    };
+    let (driver, other): (Arc<dyn Driver>, DeviceId) = (fixture.sim.clone(), DeviceId(1));
+    let stream = OwnedStream::new(&driver, other).unwrap();
+    let size = fixture.from.size();
+    let memory = Buffer::new(&CompletionEvents::new(driver), other, size, DeviceSet::EMPTY).unwrap();
+    let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
+    for _ in 0..120 {
+        stream.of().copy(&to, &fixture.from).unwrap();
+        fixture.copies(1);
+        stream.synchronize().unwrap();
+    }
+    assert!(fixture.rate() < 52.0, "the link that was busy is given up");
+    for _ in 0..10 {
+        back();
+        fixture.copies(60);
+    }
+    let again = fixture.rate();
+    assert!(again > 90.0, "{again}");
+    drop((stream, to));
+    fixture.end();
+}
+
 #[test]
 fn an_attempt_that_no_copy_can_judge_ends() {
     // The relay's link is so slow that it holds up the other half of each copy.
