@@ -9,6 +9,7 @@
 //! nothing that a copy could count on. Host memory that was
 //! pinned a few copies before is not asked for again (`pinned`), where the driver's own copies follow, or parts of one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, LentCopy, Side};
@@ -66,10 +67,10 @@ pub(in super::super) type Ends = (Endpoint, Endpoint);
 #[derive(Debug)]
 pub(in super::super) struct EndsOfMany<'e> {
     endpoints: &'e Endpoints,
-    /// By where they begin.
-    known: Vec<(Range, Endpoint)>,
+    /// By where they begin, with how long they are.
+    known: BTreeMap<Address, (Bytes, Endpoint)>,
     /// Where the ends of the last copy lay, where that is known.
-    last: [Option<usize>; 2],
+    last: [Option<Range>; 2],
 }
 
 impl EndsOfMany<'_> {
@@ -132,27 +133,31 @@ impl EndsOfMany<'_> {
     /// Whether both ends lie in the memory where those of the last copy were found.
     #[inline]
     fn is_where_last(&self, request: &CopyRequest) -> bool {
-        let [Some(to), Some(from)] = self.last.map(|place| self.known.get(place?)) else { return false };
-        holds(to.0, request.to, request.size) && holds(from.0, request.from, request.size)
+        let [Some(to), Some(from)] = self.last else { return false };
+        holds(to, request.to, request.size) && holds(from, request.from, request.size)
     }
 
     fn end(&mut self, side: usize, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
-        let behind = self.known.partition_point(|((from, _), _)| *from <= start);
-        self.last[side] = behind.checked_sub(1).filter(|place| holds(self.known[*place].0, start, size));
-        match self.last[side] {
-            Some(place) => Ok(Some(self.known[place].1)),
-            None => self.learn(behind, start, size),
+        let before = self.known.range(..=start).next_back();
+        let known = before.map(|(from, (size, end))| ((*from, *size), *end));
+        let known = known.filter(|(range, _)| holds(*range, start, size));
+        self.last[side] = known.map(|(range, _)| range);
+        match known {
+            Some((_, end)) => Ok(Some(end)),
+            None => self.learn(start, size),
         }
     }
 
-    /// What is not known yet, which belongs at a place.
-    fn learn(&mut self, place: usize, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
+    fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.endpoints.found(start, size)?;
-        if let (Some(end), Some(range)) = (end, range) {
-            // A range may begin before what is asked of it, and before others that end before that.
-            let place = self.known[..place].partition_point(|((from, _), _)| *from < range.0).min(place);
-            self.known.insert(place, (range, end));
-            self.last = self.last.map(|last| last.map(|last| last + usize::from(last >= place)));
+        if let (Some(end), Some((from, size))) = (end, range) {
+            // Of ranges that overlap, as where a copy leaves a block, the first is remembered alone: then the one before an address is the
+            // one that may hold it.
+            let behind = Address(from.0.saturating_add(size.get()));
+            let before = self.known.range(..behind).next_back();
+            if before.is_none_or(|(start, (size, _))| start.0.saturating_add(size.get()) <= from.0) {
+                self.known.insert(from, (size, end));
+            }
         }
         Ok(end)
     }
@@ -286,7 +291,7 @@ impl Endpoints {
 
     /// As [`Endpoints::end_of`], for many.
     pub(in super::super) fn many(&self) -> EndsOfMany<'_> {
-        EndsOfMany { endpoints: self, known: Vec::new(), last: [None; 2] }
+        EndsOfMany { endpoints: self, known: BTreeMap::new(), last: [None; 2] }
     }
 
     /// The pool that a range lies in. No driver call.
