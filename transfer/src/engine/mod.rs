@@ -327,6 +327,11 @@ impl Engine {
         self.routes.benefit_of_other(size)
     }
 
+    /// Copies of a GPU's memory are to come: what they use is made ahead, on the engine's thread.
+    pub fn expect_copies_of(&self, device: DeviceId) {
+        self.resources.want(device);
+    }
+
     /// Has something called on the engine's thread; false where there is none, as before relays were started.
     pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) -> bool {
         let is_served = self.requests.is_served();

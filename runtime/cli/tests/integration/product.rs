@@ -191,21 +191,15 @@ fn a_shrink_and_a_refill_are_measured_first_and_warm() {
     let (cold, warm) = (Value::from(false), Value::from(true));
     assert_eq!(told, [("shrink", &cold), ("refill", &cold), ("shrink", &warm), ("refill", &warm)]);
     for report in &reports {
-        let fixed =
-            ["device", "tier", "bytes", "tensors", "copied_bytes", "leaked_bytes", "verified", "paths"];
+        let fixed = ["device", "tier", "bytes", "tensors", "copied_bytes", "leaked_bytes", "verified"];
         let fixed = fixed.map(|name| report[name].clone());
         let bytes = Value::from(24 << 20);
-        let expected = [
-            "sim:h200x4".into(),
-            "host".into(),
-            bytes.clone(),
-            7.into(),
-            bytes,
-            0.into(),
-            true.into(),
-            4.into(),
-        ];
+        let expected =
+            ["sim:h200x4".into(), "host".into(), bytes.clone(), 7.into(), bytes, 0.into(), true.into()];
         assert_eq!(fixed, expected, "{report}");
+        // What copies over other links use is made beside the first shrink.
+        let is_first = report["phase"] == "shrink" && report["warm"] == false;
+        assert!(is_first || report["paths"] == 4, "{report}");
         assert!(report["gbps"].as_f64() > Some(0.0) && report["link_gbps"].as_f64() > Some(0.0), "{report}");
     }
 }
