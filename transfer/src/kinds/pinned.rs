@@ -26,13 +26,16 @@ use crate::engine::parts::Parts;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::paths::{Ask, Direction, MANY_RELAYS, Share, Shares, Way, split};
+use crate::paths::{Ask, Direction, LEAST_STAGED, MANY_RELAYS, Share, Shares, Way, split};
 use crate::schedule::Scheduler;
 use crate::schedule::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 
 /// A copy from this size on takes longer than what the host does for it.
 const LONG: Bytes = Bytes::mib(8);
+
+/// Smaller copies are not timed.
+const TIMED: Bytes = Bytes::mib(16);
 
 /// Ranges, each to and from.
 type Ranges = SmallVec<[(Span, Span); 2]>;
@@ -133,7 +136,8 @@ impl PinnedCopies {
         state.withdraw();
         // Of the other direction too: copies that are over say that they are when somebody looks, and beside others none is timed.
         let is_loaded = |direction| self.ledger.is_loaded(direction);
-        if is_loaded(job.direction) || (job.size >= LONG && Direction::BOTH.into_iter().any(is_loaded)) {
+        let may_be_timed = job.tells && job.size >= TIMED;
+        if is_loaded(job.direction) || (may_be_timed && Direction::BOTH.into_iter().any(is_loaded)) {
             self.links.lane_sets().refresh(lane_set);
         }
         let contenders = self.scheduler.contenders(job.target, job.direction);
@@ -309,7 +313,7 @@ impl PinnedCopies {
         let zero_staging = readers.intersection(device);
         let others = readers.without(zero_staging);
         // The target's side would make its GPU's own work wait for another GPU's stream.
-        if others.is_empty() || job.on.device != job.target {
+        if others.is_empty() || job.on.device != job.target || job.size < LEAST_STAGED {
             return (zero_staging, DeviceSet::EMPTY);
         }
         let has_side = |relay: &DeviceId| lane_set.side(job.target, *relay).is_some();

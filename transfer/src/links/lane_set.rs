@@ -270,12 +270,11 @@ impl LaneSetState {
         }
     }
 
-    /// The owner's own stream has a part of the copy at hand, or one more: those of earlier copies were withdrawn.
+    /// The owner's own stream has a part of the copy at hand.
     pub(crate) fn carry_own(&mut self, carried: Carried) {
-        self.own = Some(match self.own.take() {
-            Some(earlier) => earlier.and(carried),
-            None => carried,
-        });
+        if let Some(earlier) = self.own.replace(carried) {
+            self.ledger.end(earlier);
+        }
     }
 
     /// Whether the next part on a lane is to be timed.
