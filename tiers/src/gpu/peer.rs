@@ -51,12 +51,13 @@ impl PeerAccess<'_> {
             self.core.reservation().watch(peer);
             self.reach.watch(peer);
         });
-        let mut runs = self.closed(&growing);
+        let devices = DeviceSet::of(peer);
         if !self.reach.given().contains(peer) {
-            runs.extend(self.open(&growing));
+            let opened = self.open_to(devices, Protection::ReadWrite, &self.open(&growing));
+            opened.map_err(|error| self.core.failed(error))?;
         }
-        self.open_to(DeviceSet::of(peer), Protection::ReadWrite, &runs)
-            .map_err(|error| self.core.failed(error))?;
+        let opened = self.open_closed(devices, self.closed(&growing));
+        opened.map_err(|error| self.core.failed(error))?;
         self.reach.let_in_all(peer);
         Ok(())
     }
@@ -87,12 +88,7 @@ impl PeerAccess<'_> {
     pub(super) fn open_domain(&self, domain: DomainId) -> Result<()> {
         let growing = self.growth.lock()?;
         let others = self.reach.given().without(self.reach.of_domain(domain));
-        let is_written =
-            |mapping: &Mapping| self.core.reservation().writers(*mapping).contains(self.core.device());
-        // What is sealed against writes is opened as the others' is, with the right to write, when it is unsealed.
-        let (open, sealed): (Vec<_>, Vec<_>) = growing.mappings_in(domain).into_iter().partition(is_written);
-        let opened = self.open_to(others, Protection::ReadWrite, &open);
-        let opened = opened.and_then(|()| self.open_to(others, Protection::Read, &sealed));
+        let opened = self.open_closed(others, growing.mappings_in(domain));
         opened.map_err(|error| self.core.failed(error))?;
         self.reach.open(domain);
         Ok(())
@@ -132,6 +128,15 @@ impl PeerAccess<'_> {
     /// What else is mapped, in runs.
     fn open(&self, growing: &Growing<'_>) -> Vec<Mapping> {
         without(self.core.reservation().mapped(), self.closed(growing))
+    }
+
+    /// Gives devices access to mappings of closed domains. What is sealed against writes they may read: unsealed it is opened to all.
+    fn open_closed(&self, peers: DeviceSet, mappings: Vec<Mapping>) -> std::result::Result<(), DriverError> {
+        let (own, reservation) = (self.core.device(), self.core.reservation());
+        let is_written = |mapping: &Mapping| reservation.writers(*mapping).contains(own);
+        let (open, sealed): (Vec<_>, Vec<_>) = mappings.into_iter().partition(is_written);
+        self.open_to(peers, Protection::ReadWrite, &open)?;
+        self.open_to(peers, Protection::Read, &sealed)
     }
 
     /// Gives devices access to mappings, or to none of them.
@@ -469,6 +474,29 @@ mod tests {
                 fixture.pool.free(block.address).unwrap();
             }
             assert_eq!(fixture.pool.trim(Bytes::ZERO).unwrap(), Bytes::ZERO, "the peer still writes");
+            fixture.end();
+        }
+    }
+
+    #[test]
+    fn what_is_sealed_against_writes_is_opened_to_readers_alone() {
+        for lets_in in [false, true] {
+            let fixture = fixture(&[]);
+            let domain = fixture.pool.add_domain(DomainOptions::region(FOUR), None);
+            fixture.pool.close_domain(domain);
+            let block = fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
+            fixture.pool.lend_to(PEER).unwrap();
+            fixture.pool.protection().protect(domain).unwrap();
+            match lets_in {
+                true => fixture.pool.enable_peer(PEER).unwrap(),
+                false => fixture.pool.open_domain(domain).unwrap(),
+            }
+            fixture.write(block, 1).unwrap_err();
+            fixture.pool.protection().open(domain).unwrap();
+            fixture.write(block, 2).unwrap();
+            fixture.stream.synchronize().unwrap();
+            fixture.assert_all(block, 2);
+            fixture.pool.free(block.address).unwrap();
             fixture.end();
         }
     }

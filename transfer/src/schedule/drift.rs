@@ -6,12 +6,10 @@
 //!                                     ─► Observations ─► another graph, or stale
 //! ```
 //!
-//! Invariant: a copy says something only if no other copy of the engine was under way between its begin and its end, and the host was not what
-//! held it up.
+//! Invariant: a copy says something only if no other copy of the engine was under way between its begin and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 use glake_device::DeviceId;
 use glake_units::{Bytes, Micros};
@@ -60,7 +58,6 @@ impl Seen {
 /// A copy that is timed, before it is joined.
 #[derive(Debug)]
 pub(crate) struct Begun {
-    at: Instant,
     graph: Arc<PathGraph>,
     /// How many copies were begun on other streams before.
     others: u64,
@@ -164,7 +161,7 @@ impl Drift {
             && self.is_idle()
             && !is_crowded()
             && lane_set.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
-        begun.then(|| Begun { at: Instant::now(), graph: graph.clone(), others })
+        begun.then(|| Begun { graph: graph.clone(), others })
     }
 
     /// All lanes of a lane set are idle: what a copy took, if one was timed and its join has passed.
@@ -223,8 +220,7 @@ impl Drift {
 }
 
 impl Begun {
-    /// The copy is joined: what it takes is known when that has passed. It says nothing where enqueueing it took the host longer than it was
-    /// to take: calls wait for a driver that pins or maps memory meanwhile, and each part begins when its call comes through.
+    /// The copy is joined: what it takes is known when that has passed.
     pub(crate) fn end(
         self,
         lane_set: &LaneSet,
@@ -232,9 +228,6 @@ impl Begun {
         (on, direction): (UserStream, Direction),
         shares: &Shares,
     ) {
-        if self.at.elapsed().as_secs_f64() * 1e6 > shares.predicted().0 {
-            return;
-        }
         if lane_set.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
             let shares = shares.clone();
             state.sample = Some(Sample { on: on.device, direction, shares, begun: self });

@@ -101,6 +101,22 @@ impl Fixture {
         self.from.size().get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
     }
 
+    /// The other GPU's link is given up: another process of the machine copies to a GPU of its own over it.
+    fn give_up(&self) {
+        let (driver, other): (Arc<dyn Driver>, DeviceId) = (self.sim.clone(), DeviceId(1));
+        let stream = OwnedStream::new(&driver, other).unwrap();
+        let size = self.from.size();
+        let memory = Buffer::new(&CompletionEvents::new(driver), other, size, DeviceSet::EMPTY).unwrap();
+        let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
+        for _ in 0..120 {
+            stream.of().copy(&to, &self.from).unwrap();
+            self.copies(1);
+            stream.synchronize().unwrap();
+        }
+        let alone = self.rate();
+        assert!(alone < 52.0, "the link that was busy is given up: {alone}");
+    }
+
     fn own(&self) -> f64 {
         self.engine.graph().rates(GPU, Direction::ToGpu).next().unwrap().rate.0
     }
@@ -186,23 +202,10 @@ fn relays_that_gain_nothing_are_given_up() {
 #[test]
 fn relays_that_were_busy_once_serve_again() {
     let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
-    // What another process of the machine copies to a GPU of its own.
-    let (driver, other): (Arc<dyn Driver>, DeviceId) = (fixture.sim.clone(), DeviceId(1));
-    let stream = OwnedStream::new(&driver, other).unwrap();
-    let size = fixture.from.size();
-    let memory = Buffer::new(&CompletionEvents::new(driver), other, size, DeviceSet::EMPTY).unwrap();
-    let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
-    for _ in 0..120 {
-        stream.of().copy(&to, &fixture.from).unwrap();
-        fixture.copies(1);
-        stream.synchronize().unwrap();
-    }
-    let alone = fixture.rate();
-    assert!(alone < 52.0, "the link that was busy is given up: {alone}");
+    fixture.give_up();
     fixture.copies(300);
     let again = fixture.rate();
     assert!(again > 90.0, "{again}");
-    drop((stream, to));
     fixture.end();
 }
 
@@ -216,24 +219,13 @@ fn copies_of_the_other_direction_that_are_over_keep_none_from_being_timed() {
         drop(copied.unwrap());
         fixture.streams[1].0.synchronize().unwrap();
     };
-    let (driver, other): (Arc<dyn Driver>, DeviceId) = (fixture.sim.clone(), DeviceId(1));
-    let stream = OwnedStream::new(&driver, other).unwrap();
-    let size = fixture.from.size();
-    let memory = Buffer::new(&CompletionEvents::new(driver), other, size, DeviceSet::EMPTY).unwrap();
-    let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
-    for _ in 0..120 {
-        stream.of().copy(&to, &fixture.from).unwrap();
-        fixture.copies(1);
-        stream.synchronize().unwrap();
-    }
-    assert!(fixture.rate() < 52.0, "the link that was busy is given up");
+    fixture.give_up();
     for _ in 0..10 {
         back();
         fixture.copies(60);
     }
     let again = fixture.rate();
     assert!(again > 90.0, "{again}");
-    drop((stream, to));
     fixture.end();
 }
 
