@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, OwnedEvent};
 use glake_device::{DeviceId, Driver, EventKind, StreamId};
-use glake_units::Bytes;
+use glake_units::{Bytes, Micros};
 use parking_lot::Mutex;
 
 use crate::Result;
@@ -41,8 +41,19 @@ pub(crate) struct LaneSet {
 pub(crate) struct StreamMarks {
     /// Where a copy forks.
     pub(crate) fork: OwnedEvent,
-    /// Before and after a copy that is timed.
-    pub(crate) clock: [OwnedEvent; 2],
+    /// Of a copy that is timed.
+    pub(crate) clock: Clock,
+}
+
+/// What stands on the user's stream around a copy that is timed.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    /// Before its fork.
+    pub(crate) begin: OwnedEvent,
+    /// Behind what goes over that stream itself.
+    pub(crate) own: OwnedEvent,
+    /// Behind its join.
+    pub(crate) end: OwnedEvent,
 }
 
 /// What changes with each copy.
@@ -74,6 +85,14 @@ pub(crate) struct Part {
     pub(crate) timed: Option<(Path, Bytes)>,
 }
 
+/// What stands between the events of a lane's clock, and of which copy it is.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    path: Path,
+    size: Bytes,
+    serial: u64,
+}
+
 /// What is under way on a lane.
 #[derive(Debug, Default)]
 struct Flight {
@@ -84,7 +103,7 @@ struct Flight {
     /// What others should reckon with: the last copy's, for those of one stream run one after another.
     carried: Option<Carried>,
     ring: Option<Ring>,
-    timed: Option<(Path, Bytes)>,
+    timed: Option<Timed>,
     turn: u64,
 }
 
@@ -175,7 +194,8 @@ impl StreamMarks {
     /// In the primary context of a device.
     pub(crate) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<StreamMarks> {
         let event = |kind| OwnedEvent::new(driver, device, kind);
-        let clock = [event(EventKind::Timed)?, event(EventKind::Timed)?];
+        let timed = || event(EventKind::Timed);
+        let clock = Clock { begin: timed()?, own: timed()?, end: timed()? };
         Ok(StreamMarks { fork: event(EventKind::Plain)?, clock })
     }
 }
@@ -264,7 +284,8 @@ impl LaneSetState {
             flight.since = serial;
         }
         flight.parts += 1;
-        flight.timed = flight.timed.take().or(part.timed);
+        let timed = part.timed.map(|(path, size)| Timed { path, size, serial });
+        flight.timed = flight.timed.take().or(timed);
         if let Some(earlier) = std::mem::replace(&mut flight.carried, part.carried) {
             self.ledger.end(earlier);
         }
@@ -277,11 +298,11 @@ impl LaneSetState {
         }
     }
 
-    /// Whether the next part on a lane is to be timed.
-    pub(crate) fn times(&mut self, device: DeviceId) -> bool {
+    /// Whether the next part on a lane is to be timed: those of a copy that is timed are all.
+    pub(crate) fn times(&mut self, device: DeviceId, all: bool) -> bool {
         self.flight(device).is_some_and(|flight| {
             flight.turn += 1;
-            flight.timed.is_none() && flight.turn % TIMED == 1
+            flight.timed.is_none() && (all || flight.turn % TIMED == 1)
         })
     }
 
@@ -351,10 +372,13 @@ impl LaneSetState {
         if let Some(ring) = flight.ring.take_if(|_| !kept) {
             self.ledger.relays.give_ring(device, ring);
         }
-        if let Some((path, size)) = flight.timed.take()
+        if let Some(Timed { path, size, serial }) = flight.timed.take()
             && let Ok(micros) = lane.clock[1].since(&lane.clock[0])
         {
             self.ledger.counters.timed(path, size, micros);
+            if let Some(sample) = &mut self.sample {
+                sample.part(serial, device, Micros(micros));
+            }
         }
     }
 

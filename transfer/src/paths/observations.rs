@@ -37,26 +37,31 @@ const FAR: f64 = 10.0;
 /// Relays that gain less than this are none.
 const GAIN: f64 = 1.02;
 
-/// An average of ratios, weighted by bytes, that begins at one.
+/// An average of ratios, weighted by bytes; one where nothing was seen.
 #[derive(Clone, Copy, Debug)]
 struct Average {
     ratio: f64,
+    /// The last of them.
+    last: Option<f64>,
     bytes: Bytes,
 }
 
 impl Default for Average {
     fn default() -> Self {
-        Average { ratio: 1.0, bytes: Bytes::ZERO }
+        Average { ratio: 1.0, last: None, bytes: Bytes::ZERO }
     }
 }
 
 impl Average {
     fn note(&mut self, ratio: f64, size: Bytes) {
-        if ratio.is_finite() && ratio > 0.0 && size >= LEAST {
-            let weight = 1.0 - (-float(size) / float(WINDOW)).exp();
-            self.ratio += weight * (ratio.clamp(1.0 / FAR, FAR) - self.ratio);
-            self.bytes = self.bytes.saturating_add(size);
+        if !ratio.is_finite() || ratio <= 0.0 || size < LEAST {
+            return;
         }
+        // Something else may have held one copy up: what is slower than the one before it counts as that one, and the first as none.
+        let Some(last) = self.last.replace(ratio) else { return };
+        self.bytes = self.bytes.saturating_add(size);
+        let weight = (1.0 - (-float(size) / float(WINDOW)).exp()).max(float(size) / float(self.bytes));
+        self.ratio += weight * (ratio.max(last).clamp(1.0 / FAR, FAR) - self.ratio);
     }
 
     /// How far off it is, once so many bytes were seen.
@@ -66,21 +71,14 @@ impl Average {
 }
 
 /// What was seen of a target's copies over several paths.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Beside {
     /// What they gave, of what was predicted.
     together: Average,
     /// How many bytes a microsecond were predicted of the largest such copy.
     predicted: f64,
-    /// What they gained over a native copy, by way: zero-staging, staged. Relays are trusted until they were seen.
+    /// What they gained over a native copy, by way: zero-staging, staged.
     gains: [Average; 2],
-}
-
-impl Default for Beside {
-    fn default() -> Self {
-        let gain = Average { ratio: 2.0, bytes: Bytes::ZERO };
-        Beside { together: Average::default(), predicted: 0.0, gains: [gain; 2] }
-    }
 }
 
 /// What was seen of the copies of one graph.
@@ -144,12 +142,14 @@ impl Observations {
         };
         let ratios =
             || took.iter().enumerate().filter_map(|(part, took)| Some((part, ratio(part, (*took)?)?)));
-        let fastest = ratios().map(|(_, ratio)| ratio).fold(0.0, f64::max);
+        let fastest = ratios().map(|(_, ratio)| ratio).fold(0.0, f64::max).min(1.0);
+        // Each says as much as the copy: else what they give together would be judged before what each gives.
+        let size: Bytes = shares.iter().map(|share| share.size).sum();
         for (part, ratio) in ratios() {
             if let Some(share) = shares.get(part)
                 && let Some(link) = self.link(share.relay, direction)
             {
-                link.note(ratio / fastest, share.size);
+                link.note(ratio / fastest, size);
             }
         }
     }
@@ -172,11 +172,8 @@ impl Observations {
         }
         let mut paths: Paths = graph.paths().clone();
         let scaled = |rate: Bandwidth, link, direction: Direction| {
-            let average =
-                index(link).and_then(|link| self.links.get(link)).map(|link| &link[direction.index()]);
-            Bandwidth(
-                rate.0 * average.filter(|average| is_worth(average)).map_or(1.0, |average| average.ratio),
-            )
+            let average = self.link_of(link, direction).filter(|average| is_worth(average));
+            Bandwidth(rate.0 * average.map_or(1.0, |average| average.ratio))
         };
         for link in &mut paths.links {
             link.rate = scaled(link.rate, link.device, link.direction);
@@ -189,8 +186,15 @@ impl Observations {
             let rates = ceiling.links.iter().map(|link| scaled(ceiling.rate, *link, ceiling.direction).0);
             ceiling.rate = Bandwidth(rates.reduce(f64::max).unwrap_or(ceiling.rate.0));
         }
-        paths.relays.retain(|relay| !self.is_useless(relay));
-        self.set_ceilings(&mut paths);
+        // Parts that did not end together say nothing of what links give that all end together.
+        let is_uneven = |target: DeviceId, direction: Direction| {
+            let relays = graph.paths().relays.iter();
+            let of_target = relays.filter(|relay| (relay.target, relay.direction) == (target, direction));
+            let mut links = of_target.map(|relay| relay.relay).chain([target]);
+            links.any(|link| self.link_of(link, direction).is_some_and(is_worth))
+        };
+        paths.relays.retain(|relay| !self.is_useless(relay) || is_uneven(relay.target, relay.direction));
+        self.set_ceilings(&mut paths, is_uneven);
         let refined = PathGraph::new(paths).ok()?;
         *self = Observations::new();
         Some(refined)
@@ -204,11 +208,14 @@ impl Observations {
     }
 
     /// A ceiling over all links for each target whose paths together gave something else than was predicted.
-    fn set_ceilings(&self, paths: &mut Paths) {
+    fn set_ceilings(&self, paths: &mut Paths, is_uneven: impl Fn(DeviceId, Direction) -> bool) {
         let all: Vec<DeviceId> = paths.gpus.iter().map(|gpu| gpu.device).collect();
         for ((target, beside), direction) in (0_u32..).map(DeviceId).zip(&self.targets).flat_map(each) {
             let beside = &beside[direction.index()];
             if !all.contains(&target) || !is_worth(&beside.together) || beside.predicted <= 0.0 {
+                continue;
+            }
+            if is_uneven(target, direction) {
                 continue;
             }
             let of_all = |known: &Ceiling| {
@@ -227,6 +234,10 @@ impl Observations {
 
     fn target(&mut self, target: DeviceId, direction: Direction) -> Option<&mut Beside> {
         self.targets.get_mut(index(target)?).map(|target| &mut target[direction.index()])
+    }
+
+    fn link_of(&self, link: DeviceId, direction: Direction) -> Option<&Average> {
+        Some(&self.links.get(index(link)?)?[direction.index()])
     }
 
     fn link(&mut self, link: DeviceId, direction: Direction) -> Option<&mut Average> {
@@ -272,17 +283,20 @@ mod tests {
         PathGraph::conservative(&(0..count).map(gpu).collect::<Vec<_>>())
     }
 
-    fn copy(graph: &PathGraph, relays: DeviceSet) -> Shares {
-        let ask = Ask {
+    fn ask(relays: DeviceSet, load: &Load) -> Ask<'_> {
+        Ask {
             target: DeviceId(0),
             direction: Direction::ToGpu,
             size: Bytes::mib(64),
             zero_staging: relays,
             staged: DeviceSet::EMPTY,
-            load: &Load::new(),
+            load,
             expected: 0,
-        };
-        split(graph, &ask)
+        }
+    }
+
+    fn copy(graph: &PathGraph, relays: DeviceSet) -> Shares {
+        split(graph, &ask(relays, &Load::new()))
     }
 
     fn own(graph: &PathGraph) -> f64 {
@@ -338,6 +352,22 @@ mod tests {
         assert_eq!(copy(&graph, DeviceSet::ALL).len(), 4, "no path is left out for it");
         let ceilings = graph.paths().ceilings.iter().filter(|ceiling| ceiling.direction == Direction::ToGpu);
         assert_eq!(ceilings.count(), 1);
+    }
+
+    #[test]
+    fn one_copy_that_is_held_up_changes_nothing() {
+        for size in [Bytes::mib(64), Bytes::gib(1)] {
+            let (graph, mut seen) = (assumed(2), Observations::new());
+            let load = Load::new();
+            let shares = split(&graph, &Ask { size, ..ask(DeviceSet::ALL, &load) });
+            for copy in 0..100 {
+                let late = if copy % 8 == 0 { 9.0 } else { 1.0 };
+                seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(shares.predicted().0 * late));
+                let parts = [1.0, late].map(|late| Some(Micros(shares.predicted().0 * late)));
+                seen.note_parts(Direction::ToGpu, &shares, &parts);
+                assert!(seen.refine(&graph).is_none() && !seen.is_stale(), "{size}, copy {copy}");
+            }
+        }
     }
 
     #[test]

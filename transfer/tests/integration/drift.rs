@@ -101,18 +101,31 @@ impl Fixture {
         self.from.size().get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
     }
 
-    /// The other GPU's link is given up: another process of the machine copies to a GPU of its own over it.
-    fn give_up(&self) {
+    /// Copies beside as many of another process of the machine to a GPU of its own, over its link; the rate of the last.
+    fn copies_beside(&self, count: usize, others: usize) -> f64 {
         let (driver, other): (Arc<dyn Driver>, DeviceId) = (self.sim.clone(), DeviceId(1));
-        let stream = OwnedStream::new(&driver, other).unwrap();
         let size = self.from.size();
-        let memory = Buffer::new(&CompletionEvents::new(driver), other, size, DeviceSet::EMPTY).unwrap();
-        let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
-        for _ in 0..120 {
-            stream.of().copy(&to, &self.from).unwrap();
-            self.copies(1);
-            stream.synchronize().unwrap();
+        let completion_events = CompletionEvents::new(driver.clone());
+        let stream = |_| {
+            let memory = Buffer::new(&completion_events, other, size, DeviceSet::EMPTY).unwrap();
+            let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
+            (OwnedStream::new(&driver, other).unwrap(), to)
+        };
+        let streams: Vec<_> = (0..others).map(stream).collect();
+        let mut rate = 0.0;
+        for _ in 0..count {
+            for (stream, to) in &streams {
+                (0..2).for_each(|_| stream.of().copy(to, &self.from).unwrap());
+            }
+            rate = self.rate();
+            streams.iter().for_each(|(stream, _)| stream.synchronize().unwrap());
         }
+        rate
+    }
+
+    /// The other GPU's link is given up, being all but full.
+    fn give_up(&self) {
+        self.copies_beside(40, 100);
         let alone = self.rate();
         assert!(alone < 52.0, "the link that was busy is given up: {alone}");
     }
@@ -177,6 +190,33 @@ fn what_was_assumed_is_refined() {
 }
 
 #[test]
+fn a_slower_link_is_given_less() {
+    for rate in [15.0, 30.0] {
+        let mut topology = two(50.0);
+        topology.gpus[1].link.to_gpu = Bandwidth(rate);
+        let fixture = Fixture::new(&topology, PathGraph::conservative(&links(&two(50.0))));
+        fixture.copies(120);
+        let found = fixture.rate();
+        assert!(found > 0.93 * (50.0 + rate), "{found}, the other link gives {rate}");
+        fixture.end();
+    }
+}
+
+/// Another process of the machine copies to a GPU of its own over its link meanwhile; then no more.
+#[test]
+fn a_link_that_is_busy_is_given_less_and_then_as_much_again() {
+    let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
+    for _ in 0..5 {
+        let beside = fixture.copies_beside(120, 1);
+        assert!(beside > 70.0, "{beside}");
+        fixture.copies(120);
+        let again = fixture.rate();
+        assert!(again > 93.0, "{again}");
+    }
+    fixture.end();
+}
+
+#[test]
 fn relays_that_gain_nothing_are_given_up() {
     let mut topology = load("h200x4-direct").unwrap();
     topology.gpus.truncate(2);
@@ -233,7 +273,7 @@ fn copies_of_the_other_direction_that_are_over_keep_none_from_being_timed() {
 fn an_attempt_that_no_copy_can_judge_ends() {
     // The relay's link is so slow that it holds up the other half of each copy.
     let mut topology = two(50.0);
-    topology.gpus[1].link.to_gpu = Bandwidth(12.0);
+    topology.gpus[1].link.to_gpu = Bandwidth(0.5);
     let fixture = Fixture::new(&topology, PathGraph::conservative(&links(&two(50.0))));
     fixture.copies(200);
     assert!(fixture.rate() > 49.0, "it is given up");
