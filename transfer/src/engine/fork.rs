@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mark    the fork event is recorded on the user's stream
-//!   enter   a lane waits for it, once; for one that has passed already, it need not
+//!   enter   a lane waits for it, once; for one that has passed already it need not, nor where nothing before touches the memory
 //!   send    a copy on a lane; false: nothing of it was enqueued, it must go another way
 //!   join    every lane that was entered is waited for by the user's stream
 //! ```
@@ -56,8 +56,10 @@ pub(crate) struct Fork<'a> {
     lane_set: &'a LaneSet,
     pub(crate) state: &'a mut LaneSetState,
     on: UserStream,
-    /// What lanes wait for; nothing where the user's stream has come to the fork.
+    /// What lanes wait for; nothing where the user's stream has come to the fork, or where they need not.
     event: Option<Event>,
+    /// Whether lanes may have earlier copies' work still: they did not wait for a fork.
+    pub(crate) is_ready: bool,
     entered: DeviceSet,
     /// Of these, lanes whose second stream has work too.
     second: DeviceSet,
@@ -84,13 +86,13 @@ impl Forks {
         Arc::new(Forks { contexts, ledger, scheduler })
     }
 
-    /// Begins behind a mark.
+    /// Begins behind a mark, or behind nothing.
     pub(crate) fn begin<'a>(
         &'a self,
         lane_set: &'a LaneSet,
         state: &'a mut LaneSetState,
         on: UserStream,
-        event: Event,
+        event: Option<Event>,
     ) -> Fork<'a> {
         state.serial += 1;
         self.scheduler.begin();
@@ -100,7 +102,8 @@ impl Forks {
             lane_set,
             state,
             on,
-            event: Some(event),
+            event,
+            is_ready: event.is_none(),
             entered: none,
             second: none,
             through_slots: SmallVec::new(),
@@ -356,6 +359,16 @@ impl<'a> Fork<'a> {
         Some((&lane.stream, side))
     }
 
+    /// Has a lane's stream, and that of a target's side of it, wait for all that earlier copies have there; false where one cannot.
+    #[must_use]
+    pub(crate) fn follow(&mut self, device: DeviceId, side: &TargetSide) -> bool {
+        let Some(lane) = self.lane_set.lane(device) else { return false };
+        [&lane.stream, &side.stream].into_iter().all(|stream| {
+            let waited = stream.wait_for(lane.done.id());
+            waited.inspect_err(|error| self.blame(stream.device(), error)).is_ok()
+        })
+    }
+
     /// What comes on a lane's second stream begins after what is on its first by now.
     pub(crate) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
         let Some(lane) = self.lane_set.lane(device) else { return Ok(()) };
@@ -453,18 +466,25 @@ impl<'a> Fork<'a> {
         };
         // What the target's side does is a part of the lane: its slots are used until then.
         let target = self.through_slots.iter().find(|(relay, _)| *relay == device).map(|(_, target)| *target);
+        let mut last = &lane.stream;
         let staged = match target.and_then(|target| self.lane_set.side(target, device)) {
-            Some(side) => twice(|| side.end.record(side.stream.id()))
-                .and_then(|()| twice(|| lane.stream.wait_for(side.end.id())))
-                .or_else(|_| self.wait_on_host(side.stream.device(), side.stream.synchronize())),
+            Some(side) => {
+                // What waits for no fork goes on filling slots meanwhile.
+                if self.is_ready && self.stagger(device).is_ok() {
+                    last = &lane.second.stream;
+                }
+                twice(|| side.end.record(side.stream.id()))
+                    .and_then(|()| twice(|| last.wait_for(side.end.id())))
+                    .or_else(|_| self.wait_on_host(side.stream.device(), side.stream.synchronize()))
+            }
             None => Ok(()),
         };
         let on = self.on;
-        let joined = twice(|| lane.done.record(lane.stream.id())).and_then(|()| {
+        let joined = twice(|| lane.done.record(last.id())).and_then(|()| {
             twice(|| self.forks.contexts.driver().stream_wait_event(on.device, on.raw, lane.done.id()))
         });
         // The error itself may be that of the user's device.
-        let joined = joined.or_else(|_| self.wait_on_host(device, lane.stream.synchronize()));
+        let joined = joined.or_else(|_| self.wait_on_host(device, last.synchronize()));
         chained.and(staged).and(joined)
     }
 

@@ -88,12 +88,15 @@ pub struct CopyOptions {
     pub verify: bool,
     /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.
     pub waited: bool,
+    /// Whether nothing that was enqueued before touches the memory: then parts need not wait for the stream, which still waits for them, and
+    /// copies one after another leave no link idle in between. Of lists of a few large ranges ([`crate::Engine::copy_list`]).
+    pub ready: bool,
 }
 
 impl Default for CopyOptions {
-    /// A normal copy that somebody may wait for.
+    /// A normal copy that somebody may wait for, behind all that its stream has.
     fn default() -> Self {
-        CopyOptions { priority: Priority::Normal, verify: false, waited: true }
+        CopyOptions { priority: Priority::Normal, verify: false, waited: true, ready: false }
     }
 }
 

@@ -91,8 +91,13 @@ impl SpanCopies {
 
     /// A few large ranges as one copy that may be split; `None`: they are many, or small on the average, or not of pinned memory and one GPU's,
     /// or have one link anyway.
-    pub(crate) fn as_one<'a>(&self, ranges: &'a [(&'a Span, &'a Span)], on: UserStream) -> Option<Job<'a>> {
-        let job = Job::list(ranges, on)?;
+    pub(crate) fn as_one<'a>(
+        &self,
+        ranges: &'a [(&'a Span, &'a Span)],
+        on: UserStream,
+        ready: bool,
+    ) -> Option<Job<'a>> {
+        let job = Job::list(ranges, on, ready)?;
         let (target, size) = job.asked();
         let mean = Bytes::new(size.get() / ranges.len() as u64);
         let are_few_and_large = ranges.len() <= FEW && mean >= LARGE;

@@ -103,6 +103,8 @@ struct Flight {
     /// What others should reckon with: the last copy's, for those of one stream run one after another.
     carried: Option<Carried>,
     ring: Option<Ring>,
+    /// How the ring was used last: how large its slots were, and which of them is next.
+    slots: (Bytes, usize),
     timed: Option<Timed>,
     turn: u64,
 }
@@ -332,6 +334,22 @@ impl LaneSetState {
     /// The slots of a lane.
     pub(crate) fn ring(&self, relay: DeviceId) -> Option<&Ring> {
         self.flights.get(index(relay)?)?.ring.as_ref()
+    }
+
+    /// A copy is about to use a lane's slots, of this size and so many; which of them is the first, and whether they lie as before: then whoever
+    /// fills one waits for the event of who emptied it last. Else for all that the lane has.
+    pub(crate) fn lay_out(&mut self, relay: DeviceId, size: Bytes, slots: usize) -> (usize, bool) {
+        let Some(flight) = self.flight(relay) else { return (0, false) };
+        let (before, next) = std::mem::replace(&mut flight.slots, (size, 0));
+        let same = before == size && next < slots;
+        (if same { next } else { 0 }, same)
+    }
+
+    /// Which of a lane's slots is the next one's.
+    pub(crate) fn next_slot(&mut self, relay: DeviceId, next: usize) {
+        if let Some(flight) = self.flight(relay) {
+            flight.slots.1 = next;
+        }
     }
 
     /// Gives back the slots that idle lanes do not need.

@@ -176,7 +176,7 @@ impl DeferredCopies {
             self.links.want_fork_event(on.device);
             return Ok(None);
         };
-        let mut fork = self.forks.begin(lane_set, state, on, event);
+        let mut fork = self.forks.begin(lane_set, state, on, Some(event));
         fork.take(prioritized, std::iter::empty());
         let mut late = Deferred { to, from, next: Bytes::ZERO, going, left: SmallVec::new() };
         while late.fill(&mut fork) {

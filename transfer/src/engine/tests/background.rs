@@ -10,7 +10,8 @@ use super::fixture::{Fixture, GPU, ends};
 use crate::paths::{Direction, Way};
 use crate::{CopyOptions, Priority, UserStream};
 
-const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };
+const BACKGROUND: CopyOptions =
+    CopyOptions { priority: Priority::Background, verify: false, waited: true, ready: false };
 const CRITICAL: CopyOptions = CopyOptions { priority: Priority::Critical, ..BACKGROUND };
 const UNWAITED: CopyOptions = CopyOptions { waited: false, ..BACKGROUND };
 

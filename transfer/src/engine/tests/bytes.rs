@@ -169,3 +169,51 @@ fn synchronous_copies_are_there_when_they_return() {
     drop((stream, gpu, span));
     fixture.end();
 }
+
+/// Slots of earlier copies are still in use when the next ones begin, which lay them out otherwise, or go the other way.
+#[test]
+fn copies_of_ready_memory_through_slots() {
+    let fixture = Fixture::new("h200x4");
+    let stream = fixture.stream(GPU);
+    let on = fixture.user(GPU, stream.id());
+    let sizes =
+        [5, 20, 20, 20, 40, 7, 16, 16, 16, 16, 48, 20].map(|mib| Bytes::new((mib << 20) + 4096 * mib));
+    let all: Bytes = sizes.into_iter().sum();
+    let length = usize::try_from(all.get()).unwrap();
+    let (first, second, back) = (fixture.pinned(all, 1), fixture.pinned(all, 2), fixture.pinned(all, 3));
+    let gpu = fixture.plain(GPU, all);
+    let [one, two, three] =
+        [&first, &second, &back].map(|memory| Span::pinned(memory, Bytes::ZERO, all).unwrap());
+    let copy = |to: &Span, from: &Span, at: usize| {
+        let offset = sizes[..at].iter().copied().sum();
+        let part = |span: &Span| span.part(offset, sizes[at]).unwrap();
+        let options = CopyOptions { ready: true, ..CopyOptions::default() };
+        drop(fixture.engine().copy_list(&[(part(to), part(from))], on, options).unwrap());
+    };
+    for round in 0..2 {
+        (0..sizes.len()).for_each(|at| copy(&gpu.span, &one, at));
+        fixture.wait(on);
+        assert!(fixture.holds(&gpu.span, &first.as_slice()[..length]), "round {round}, to the GPU");
+        // One of two comes back, of the others other bytes go there.
+        for at in 0..sizes.len() {
+            if at % 2 == 0 { copy(&three, &gpu.span, at) } else { copy(&gpu.span, &two, at) }
+        }
+        fixture.wait(on);
+        let mut start = 0;
+        let after = fixture.read(&gpu.span);
+        for (at, size) in sizes.iter().enumerate() {
+            let range = start..start + usize::try_from(size.get()).unwrap();
+            start = range.end;
+            let (found, expected) = match at % 2 {
+                0 => (&back.as_slice()[range.clone()], &first.as_slice()[range]),
+                _ => (&after[range.clone()], &second.as_slice()[range]),
+            };
+            assert!(found == expected, "round {round}, piece {at}");
+        }
+    }
+    assert!(fixture.carried(Way::Staged) > all);
+    // The simulator refuses what could use a slot too early.
+    assert!(fixture.engine().statistics().paths.iter().all(|path| path.retries == 0));
+    drop((gpu, stream));
+    fixture.end();
+}

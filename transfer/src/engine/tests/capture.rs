@@ -16,7 +16,8 @@ fn split_fixture() -> Fixture {
     Fixture::with("h200x4", EngineOptions { graphs: true, ..EngineOptions::default() })
 }
 
-const UNWAITED: CopyOptions = CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false };
+const UNWAITED: CopyOptions =
+    CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false, ready: false };
 
 /// Puts other bytes into pinned memory.
 fn refill(fixture: &Fixture, host: &Arc<Registration>, seed: u64) -> Vec<u8> {

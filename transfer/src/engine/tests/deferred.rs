@@ -12,7 +12,8 @@ use super::fixture::{Fixture, GPU, ends};
 use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
-const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: false, waited: true };
+const BACKGROUND: CopyOptions =
+    CopyOptions { priority: Priority::Background, verify: false, waited: true, ready: false };
 
 /// A stream with pool memory and pinned memory.
 struct User {

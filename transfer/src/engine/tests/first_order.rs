@@ -8,7 +8,8 @@ use super::fixture::{Fixture, GPU, ends};
 use crate::paths::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, Priority, Scheduling};
 
-const BACKGROUND: CopyOptions = CopyOptions { priority: Priority::Background, verify: true, waited: true };
+const BACKGROUND: CopyOptions =
+    CopyOptions { priority: Priority::Background, verify: true, waited: true, ready: false };
 
 fn fixture(scheduling: Scheduling) -> Fixture {
     Fixture::with("h200x4", EngineOptions { scheduling, ..EngineOptions::default() })

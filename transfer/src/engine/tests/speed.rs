@@ -7,6 +7,7 @@ use glake_device::owned::Span;
 use glake_units::Bytes;
 
 use super::fixture::{Fixture, GPU, ends};
+use crate::CopyOptions;
 use crate::paths::{Direction, Way};
 
 /// GB/s of one copy between pinned memory and a GPU.
@@ -128,4 +129,31 @@ fn gpus_that_copy_at_once_share_the_links_of_those_that_do_not() {
         assert!(four >= 0.98 * native, "{direction:?}: {four} of {native}");
         fixture.end();
     }
+}
+
+#[test]
+fn copies_of_ready_memory_one_after_another_keep_the_links_busy() {
+    let (fixture, size, count) = (Fixture::of_times("h200x4"), Bytes::mib(128), 24_u64);
+    for (direction, least) in Direction::BOTH.into_iter().zip([0.92 * 213.0, 0.97 * 160.0]) {
+        let stream = fixture.stream(GPU);
+        let on = fixture.user(GPU, stream.id());
+        let all = Bytes::new(size.get() * count);
+        let (host, gpu) = (fixture.pinned(all, 1), fixture.plain(GPU, all));
+        let part = |at: u64| {
+            let at = Bytes::new(size.get() * at);
+            let (host, gpu) = (Span::pinned(&host, at, size).unwrap(), gpu.span.part(at, size).unwrap());
+            let (to, from) = ends(direction, &host, &gpu);
+            (to.clone(), from.clone())
+        };
+        let start = fixture.sim.now();
+        for at in 0..count {
+            let options = CopyOptions { ready: true, ..CopyOptions::default() };
+            drop(fixture.engine().copy_list(&[part(at)], on, options).unwrap());
+        }
+        fixture.wait(on);
+        let got = all.get() as f64 / (fixture.sim.now() - start).as_secs_f64() / 1e9;
+        println!("{direction:?}: {got:.1} GB/s");
+        assert!(got >= least, "{direction:?}: {got} of {least}");
+    }
+    fixture.end();
 }

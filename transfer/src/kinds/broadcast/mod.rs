@@ -149,7 +149,7 @@ impl BroadcastCopies {
         };
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
-        let mut fork = self.forks.begin(lane_set, state, cast.on, mark);
+        let mut fork = self.forks.begin(lane_set, state, cast.on, Some(mark));
         let links = self.routes.most_links();
         let prioritized = self.scheduler.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
         fork.take(prioritized, sources.iter().map(|source| source.device));

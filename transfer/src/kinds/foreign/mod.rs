@@ -42,7 +42,10 @@ struct Going<'a> {
     /// What a slot holds, and how many there are.
     slot: Bytes,
     slots: usize,
-    prioritized: usize,
+    /// Which slot is the next chunk's.
+    next: usize,
+    /// Of how many chunks the slots may be filled without a wait for who emptied them.
+    empty: usize,
 }
 
 /// One side of a chunk: on which stream, and the events of a slot that it waits for and records.
@@ -72,7 +75,13 @@ impl<'a> Fork<'a> {
             let slot = chunk(part.share.size, ring).min(self.slice());
             let Some(slots) = self.state.ring(relay).map(|ring| ring.count(slot)) else { continue };
             let Some((lane, side)) = self.both_sides(target, relay) else { continue };
-            going.push(Going { index, lane, side, slot, slots, prioritized: 0 });
+            let (next, same) = self.state.lay_out(relay, slot, slots);
+            // Behind a fork the work of earlier copies is done.
+            let empty = if self.is_ready && same { 0 } else { slots };
+            if self.is_ready && !same && !self.follow(relay, side) {
+                continue;
+            }
+            going.push(Going { index, lane, side, slot, slots, next, empty });
         }
         while !going.is_empty() {
             going.retain(|going| self.chunk(&mut parts[going.index], going));
@@ -90,7 +99,7 @@ impl<'a> Fork<'a> {
         if !self.is_turn(going.lane.of()) {
             return false;
         }
-        let (index, size) = (going.prioritized % going.slots, to.size());
+        let (index, size) = (going.next, to.size());
         let Some(ring) = self.state.ring(relay) else { return false };
         let Some(slot) = ring.slot(index, going.slot, size) else { return false };
         let lane = Hop { on: going.lane, done: &ring.done[index], device: relay };
@@ -99,8 +108,7 @@ impl<'a> Fork<'a> {
             Direction::ToGpu => (lane, side),
             Direction::FromGpu => (side, lane),
         };
-        let again = going.prioritized >= going.slots;
-        let filled = fill.enqueue(again.then_some(&empty), &slot, &from);
+        let filled = fill.enqueue((going.empty == 0).then_some(&empty), &slot, &from);
         // A slot that was filled in vain is filled again by whoever is next, behind the lane's end.
         let enqueued = filled.and_then(|()| empty.enqueue(Some(&fill), &to, &slot));
         if let Err((device, error)) = enqueued {
@@ -109,7 +117,8 @@ impl<'a> Fork<'a> {
         }
         self.sent(part.path, size, 2);
         part.sent = part.sent.saturating_add(size);
-        going.prioritized += 1;
+        (going.next, going.empty) = ((index + 1) % going.slots, going.empty.saturating_sub(1));
+        self.state.next_slot(relay, going.next);
         true
     }
 }

@@ -196,7 +196,7 @@ impl ScatteredCopies {
                     self.scatter_alone(list, *spread)?;
                     continue;
                 }
-                let mut fork = self.forks.begin(lane_set, state, list.on, mark);
+                let mut fork = self.forks.begin(lane_set, state, list.on, Some(mark));
                 let links = self.routes.most_links();
                 let turn =
                     self.scheduler.prioritize(list.priority, spread.direction, spread.group.size, links);
