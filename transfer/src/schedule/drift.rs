@@ -221,6 +221,12 @@ impl Drift {
         if !Arc::ptr_eq(&graph, &sample.begun.graph) {
             return;
         }
+        tracing::trace!(
+            target: "glake::transfer",
+            gpu = %sample.on, direction = ?sample.direction, shares = ?&sample.shares[..], parts = ?sample.parts, ?took,
+            predicted = ?sample.shares.predicted(),
+            "a copy was timed"
+        );
         seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
         seen.graph.note_parts(sample.direction, &sample.shares, &sample.parts);
         if sample.shares.len() > 1 {
