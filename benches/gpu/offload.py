@@ -70,6 +70,7 @@ def arguments():
     p.add_argument("--tokens", type=int, default=8192, help="in sequences of --length")
     p.add_argument("--length", type=int, default=4096)
     p.add_argument("--steps", type=int, default=12, help="the first six are no steady ones; of fewer the first is none")
+    p.add_argument("--host-memory", type=float, help="GiB that glake.offload pins before the first step; else steps pin what they need")
     p.add_argument("--budget", type=float, help="GiB, for parts that have one; else of what was measured before")
     p.add_argument("--blind-bytes", type=float, nargs="+", help="GiB out, and GiB in if that differs; else what hybrid moved")
     p.add_argument("--beside", type=pathlib.Path, help="rows of an earlier call of the same shape on the same machine: they count as this call's")
@@ -169,6 +170,7 @@ class Runs:
     def _run(self, name, *more):
         a = self.a
         told = ["--layers", a.layers, "--hidden", a.hidden, "--tokens", a.tokens, "--length", a.length, "--steps", a.steps]
+        told += [] if a.host_memory is None else ["--host-memory", a.host_memory]
         told += ["--case", a.case, "--device", a.device, "--time-limit", max(self.clock.left(), 1), *more]
         names = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if name.startswith("exact") else {}
         ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKED else []

@@ -723,7 +723,7 @@ int32_t glake_offload_release(uint64_t id);
 
 // Pins host memory for `bytes` bytes of a device that will be offloaded, beside what is in use: to be called ahead, on another thread.
 //
-// `GLAKE_OUT_OF_MEMORY`: what was pinned by then stays.
+// `GLAKE_OUT_OF_MEMORY`: there is not so much, and nothing was pinned; or the driver refused some of it, and what was pinned by then stays.
 int32_t glake_offload_prepare(int32_t device,
                               uint64_t bytes);
 

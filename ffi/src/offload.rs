@@ -115,7 +115,7 @@ pub extern "C" fn glake_offload_release(id: u64) -> i32 {
 
 /// Pins host memory for `bytes` bytes of a device that will be offloaded, beside what is in use: to be called ahead, on another thread.
 ///
-/// `GLAKE_OUT_OF_MEMORY`: what was pinned by then stays.
+/// `GLAKE_OUT_OF_MEMORY`: there is not so much, and nothing was pinned; or the driver refused some of it, and what was pinned by then stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_prepare(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().prepare(device.into(), Bytes::new(bytes))?))

@@ -80,7 +80,8 @@ def of_ours(name, by):
         if rate and alone and not name.startswith("ddp-"):
             bar = 0.93 if name.startswith(("hybrid", "memory")) else None
             yield f"{said}: GB/s {way} while a queue was busy, of {'all links' if wide else 'the link'} alone", rate / alone, bar, False
-    yield f"{said}: first step, of a steady one", ours["first_s"] / ours["step_s"], 1.5, True
+    ahead = ", host memory pinned before" if ours.get("host_memory") else ""
+    yield f"{said}: first step, of a steady one{ahead}", ours["first_s"] / ours["step_s"], 1.5, True
     yield from longest(said, ours)
 
 

@@ -175,7 +175,8 @@ def one(a):
         if is_recomputed:
             recomputes(model)
         if preset:
-            handle = glake.offload(layers_of(model), budget=f"{a.budget // MIB}MiB", preset=preset)
+            pinned = None if a.host_memory is None else f"{a.host_memory}GiB"
+            handle = glake.offload(layers_of(model), budget=f"{a.budget // MIB}MiB", preset=preset, host_memory=pinned)
         else:
             # One site for all steps: it learns from the first.
             site = glake.offload.activations()
@@ -209,7 +210,7 @@ def one(a):
     if blind:
         row.update(blind_bytes=a.blind_bytes[0], blind_back_bytes=a.blind_bytes[-1])
     if moved:
-        row.update(report=glake.offload.report(), budget=a.budget if OURS[a.one][1] else None, **moved.row())
+        row.update(report=glake.offload.report(), budget=a.budget if OURS[a.one][1] else None, host_memory=a.host_memory, **moved.row())
     if handle:
         handle.remove()
     if rank == 0:

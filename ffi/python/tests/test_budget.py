@@ -136,6 +136,20 @@ class Offloads(OfTorch):
                 glake.offload(wrong, budget="1GiB")
         self.assertFalse(model._forward_pre_hooks or model._forward_hooks)
 
+    def test_host_memory_that_is_asked_for_is_pinned_when_the_call_returns(self):
+        model = self.model(2)
+        handle = glake.offload(model, host_memory="24MiB")
+        self.assertGreaterEqual(glake.offload.report()["host_pinned_bytes"], 24 << 20)
+        handle.remove()
+        # What there is not is said at once, and nothing is pinned or hooked for it.
+        before = glake.offload.report()["host_pinned_bytes"]
+        with self.assertRaisesRegex(glake.Error, "pinned"):
+            glake.offload(model, host_memory=1 << 52)
+        self.assertEqual(glake.offload.report()["host_pinned_bytes"], before)
+        with self.assertRaisesRegex(ValueError, "host_memory is"):
+            glake.offload(model, host_memory="much")
+        self.assertFalse(model._forward_pre_hooks or model._forward_hooks)
+
     def test_forwards_that_are_given_what_has_no_sizes(self):
         class Padded(torch.nn.Module):
             def __init__(self):

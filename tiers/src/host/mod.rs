@@ -164,6 +164,22 @@ impl HostPool {
         self.pin(&sizes, || true)
     }
 
+    /// Whether so much can be had beside what is in use, with nothing given up for it. Nothing is pinned.
+    ///
+    /// # Errors
+    /// [`HostError::OverBudget`], [`HostError::Exhausted`]: it cannot.
+    pub fn has_room(&self, size: Bytes) -> Result<()> {
+        self.absorb();
+        let (missing, pinned) = {
+            let core = self.core.lock();
+            (size.saturating_sub(core.free.total()), core.statistics.pinned)
+        };
+        if pinned.checked_add(missing).is_none_or(|total| total > self.options.budget) {
+            return Err(self.over_budget(size));
+        }
+        pin::has_room(&self.options, missing)
+    }
+
     /// Slots for more bytes than may be pinned: `slots` of them, or as many as can be had, but two at least.
     ///
     /// # Errors

@@ -57,15 +57,22 @@ fn threads(wanted: usize) -> Result<ThreadPool> {
     named.build().map_err(|source| HostError::NoThreads { wanted, source })
 }
 
+/// Whether the host has so much.
+pub(super) fn has_room(options: &HostOptions, size: Bytes) -> Result<()> {
+    let (spare, has) = (options.spare, AvailableMemory::of_host().least());
+    match has.filter(|has| has.checked_sub(spare).is_none_or(|free| free < size)) {
+        Some(available) => Err(HostError::Exhausted { wanted: size, available, spare }),
+        None => Ok(()),
+    }
+}
+
 /// Memory whose pages are there, on the nodes that it shall lie on.
 fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
-    let spare = options.spare;
-    let has = AvailableMemory::of_host().least();
-    let exhausted = |available| HostError::Exhausted { wanted: size, available, spare };
-    if let Some(has) = has.filter(|has| has.checked_sub(spare).is_none_or(|free| free < size)) {
-        return Err(exhausted(has));
-    }
-    let mut pages = Pages::new(size, 0).map_err(|_| exhausted(has.unwrap_or(Bytes::ZERO)))?;
+    has_room(options, size)?;
+    let mut pages = Pages::new(size, 0).map_err(|_| {
+        let available = AvailableMemory::of_host().least().unwrap_or(Bytes::ZERO);
+        HostError::Exhausted { wanted: size, available, spare: options.spare }
+    })?;
     if options.nodes.len() > 1
         && let Err(error) = pages.interleave(&options.nodes)
     {

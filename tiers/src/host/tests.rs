@@ -295,6 +295,24 @@ fn a_host_that_has_not_so_much_is_asked_for_nothing() {
 }
 
 #[test]
+fn whether_there_is_room_is_said_without_pinning() {
+    let fixture = fixture(ARENA);
+    fixture.pool.has_room(ARENA).unwrap();
+    assert!(matches!(fixture.pool.has_room(Bytes::mib(5)), Err(HostError::OverBudget { .. })));
+    assert_eq!(fixture.pins(), 0);
+    let block = fixture.take(ONE);
+    // What is free of what is pinned counts.
+    fixture.pool.has_room(Bytes::mib(3)).unwrap();
+    assert!(matches!(fixture.pool.has_room(ARENA), Err(HostError::OverBudget { .. })));
+    drop(block);
+    let endless = self::fixture(Bytes::MAX);
+    assert!(matches!(endless.pool.has_room(Bytes::new(1 << 60)), Err(HostError::Exhausted { .. })));
+    assert_eq!((fixture.pins(), endless.pins()), (1, 0));
+    endless.end();
+    fixture.end();
+}
+
+#[test]
 fn a_driver_that_does_not_pin_leaves_the_pool_as_it_was() {
     let fixture = fixture(Bytes::mib(32));
     let fail = |when, error| Fault { verb: Some(Verb::HostRegister), when, error };

@@ -28,7 +28,7 @@ _EVERY = 0.005
 _DEPTH = 8
 
 
-def parsed(budget: int | float | str | None) -> int | None:
+def parsed(budget: int | float | str | None, name: str = "budget") -> int | None:
     """A number of bytes.
 
     Raises:
@@ -40,10 +40,10 @@ def parsed(budget: int | float | str | None) -> int | None:
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", budget)
         unit = _UNITS.get(found[2].lower()) if found else None
         if found is None or unit is None:
-            raise ValueError(f'budget is {budget!r}: a number of bytes, or a text like "60GiB"')
+            raise ValueError(f'{name} is {budget!r}: a number of bytes, or a text like "60GiB"')
         budget = float(found[1]) * unit
     if not is_number(budget) or not 1 <= budget < 1 << 63:
-        raise ValueError(f'budget is {budget!r}: a number of bytes above 0, or a text like "60GiB"')
+        raise ValueError(f'{name} is {budget!r}: a number of bytes above 0, or a text like "60GiB"')
     return int(budget)
 
 
@@ -78,6 +78,15 @@ class Offloaded(Activations):
             bytes_of = _all_of(device)
         self._packer.site.ask(device, bytes_of, self._preset)
         self._device = device
+
+    def prepare(self, host_memory: int) -> None:
+        """Has so much host memory pinned for copies out of the module's GPU, what is pinned already included.
+
+        Raises:
+            Error: there is not so much; what could be pinned stays.
+        """
+        if self._device is not None:
+            _library.api().offload_prepare(self._device, host_memory)
 
     def remove(self) -> None:
         """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
@@ -187,6 +196,7 @@ def offload(
     preset: str = "fit",
     *,
     least: int = LEAST,
+    host_memory: int | float | str | None = None,
 ) -> Offloaded:
     """Keeps what a module's passes save within a budget of GPU memory::
 
@@ -205,6 +215,8 @@ def offload(
         preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as
             links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that are recomputed leaves are stored one by one.
         least: what has fewer bytes stays on the GPU.
+        host_memory: so much host memory is pinned when the call returns, in bytes or as a text: of a training that ran before, its report's
+            ``host_pinned_bytes``. None: passes pin what they need, by which the first is longer.
 
     Returns:
         ``remove()`` takes the hooks off; ``report()`` says what the module's passes do.
@@ -212,9 +224,17 @@ def offload(
     Raises:
         ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with the
             least budget that is enough.
+        Error: there is less host memory than that; nothing is offloaded.
     """
     if module is None:
         raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
+    pinned = parsed(host_memory, "host_memory")
     handle = Offloaded(module, budget, preset, least)
+    if pinned is not None:
+        try:
+            handle.prepare(pinned)
+        except BaseException:
+            handle.remove()
+            raise
     _take_off(module, handle)
     return handle

@@ -137,8 +137,10 @@ impl HostMemory {
     /// Has so much free.
     ///
     /// # Errors
-    /// As [`HostMemory::take`]; what was had by then stays.
+    /// As [`HostMemory::take`]: where there is not so much nothing is pinned; what was had by then stays.
     pub(super) fn prepare(&self, size: Bytes) -> Result<()> {
+        let free = Bytes::new(self.memory.lock().ranges.total());
+        self.pool.has_room(size.saturating_sub(free))?;
         self.keeping(|| {
             loop {
                 let free = Bytes::new(self.memory.lock().ranges.total());
