@@ -176,7 +176,8 @@ impl<'a> Fork<'a> {
         if prioritized.is_foreground() {
             self.look();
             // What waits for nothing on its own stream waits for nothing at all, and may shut barriers before its streams can.
-            if self.event.is_none() {
+            // Of a copy that waits for no fork that is not known.
+            if self.event.is_none() && !self.is_ready {
                 prioritized.shut_now(links);
             }
         }
@@ -466,17 +467,21 @@ impl<'a> Fork<'a> {
         };
         // What the target's side does is a part of the lane: its slots are used until then.
         let target = self.through_slots.iter().find(|(relay, _)| *relay == device).map(|(_, target)| *target);
-        let mut last = &lane.stream;
-        let staged = match target.and_then(|target| self.lane_set.side(target, device)) {
-            Some(side) => {
-                // What waits for no fork goes on filling slots meanwhile.
-                if self.is_ready && self.stagger(device).is_ok() {
-                    last = &lane.second.stream;
-                }
-                twice(|| side.end.record(side.stream.id()))
-                    .and_then(|()| twice(|| last.wait_for(side.end.id())))
-                    .or_else(|_| self.wait_on_host(side.stream.device(), side.stream.synchronize()))
+        // Of copies that wait for no fork the lane's second stream has the ends, in their order: those of the targets' sides too, for which
+        // the first, which goes on filling slots, does not wait.
+        let (last, ahead) = match self.is_ready.then(|| self.stagger(device)) {
+            None => (&lane.stream, Ok(())),
+            Some(Ok(())) => (&lane.second.stream, Ok(())),
+            Some(Err(_)) => {
+                let behind = twice(|| lane.stream.wait_for(lane.done.id()));
+                let behind = behind.or_else(|_| self.wait_on_host(device, lane.second.stream.synchronize()));
+                (&lane.stream, behind)
             }
+        };
+        let staged = match target.and_then(|target| self.lane_set.side(target, device)) {
+            Some(side) => twice(|| side.end.record(side.stream.id()))
+                .and_then(|()| twice(|| last.wait_for(side.end.id())))
+                .or_else(|_| self.wait_on_host(side.stream.device(), side.stream.synchronize())),
             None => Ok(()),
         };
         let on = self.on;
@@ -485,7 +490,7 @@ impl<'a> Fork<'a> {
         });
         // The error itself may be that of the user's device.
         let joined = joined.or_else(|_| self.wait_on_host(device, last.synchronize()));
-        chained.and(staged).and(joined)
+        chained.and(ahead).and(staged).and(joined)
     }
 
     /// Waited on the host instead: the work is done, or its relay lost, by which no more of it runs.

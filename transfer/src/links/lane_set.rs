@@ -352,6 +352,13 @@ impl LaneSetState {
         }
     }
 
+    /// The events of a lane's slots do not say any more who uses them: the next copy waits for all that the lane has.
+    pub(crate) fn mix_up(&mut self, relay: DeviceId) {
+        if let Some(flight) = self.flight(relay) {
+            flight.slots = (Bytes::ZERO, 0);
+        }
+    }
+
     /// Gives back the slots that idle lanes do not need.
     pub(crate) fn give_rings(&mut self, relays: DeviceSet) {
         for relay in relays.without(self.busy).iter() {

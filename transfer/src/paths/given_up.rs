@@ -58,6 +58,11 @@ impl GivenUp {
         GivenUp { assumed, places: (0..MOST_GPUS).map(|_| Default::default()).collect() }
     }
 
+    /// What was assumed before copies refined it.
+    pub(crate) fn assumed(&self) -> &PathGraph {
+        &self.assumed
+    }
+
     /// Whether something is tried.
     pub(crate) fn is_on(&self) -> bool {
         self.places.iter().flatten().any(|place| place.attempt.is_some())

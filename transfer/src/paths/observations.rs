@@ -14,10 +14,11 @@
 //! leaves out the others.
 
 use glake_device::DeviceId;
-use glake_units::{Bandwidth, Bytes, Micros};
+use glake_units::{Bytes, Micros};
+use smallvec::SmallVec;
 
 use super::shares::Shares;
-use super::table::{Ceiling, Paths, RelayRate};
+use super::table::{Ceiling, LinkRate, Paths, RelayRate};
 use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes};
 
 /// The memory of an average: after so many bytes, what was before counts for a part in e.
@@ -36,6 +37,11 @@ const LIKELY: Bytes = Bytes::mib(256);
 const FAR: f64 = 10.0;
 /// Relays that gain less than this are none.
 const GAIN: f64 = 1.02;
+/// A path that was to give less than this part of what it gives alone shares something with others.
+const BOUND: f64 = 0.98;
+/// No link is taken to give less than this part of what was assumed: what gets no share of a copy is never seen again. Where one gives less
+/// copies gain nothing by relays, and these are given up and tried again.
+const LOW: f64 = 0.125;
 
 /// An average of ratios, weighted by bytes; one where nothing was seen.
 #[derive(Clone, Copy, Debug)]
@@ -133,65 +139,79 @@ impl Observations {
     }
 
     /// The parts of a copy took so long, each on its own path from where its bytes began to flow, and nothing else was in
-    /// flight; in the order of the shares, nothing where a part was not measured.
-    pub fn note_parts(&mut self, direction: Direction, shares: &Shares, took: &[Option<Micros>]) {
-        let ratio = |part: usize, took: Micros| {
-            let size = shares.get(part).map_or(0.0, |share| float(share.size));
-            Some(size / bytes_a_micro(shares.rate(part)) / took.0)
-                .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
+    /// flight; in the order of the shares. Where a part was not measured the others say nothing: what it left them is not known.
+    pub fn note_parts(
+        &mut self,
+        graph: &PathGraph,
+        (target, direction): (DeviceId, Direction),
+        shares: &Shares,
+        took: &[Option<Micros>],
+    ) {
+        let ratio = |(part, took): (usize, &Option<Micros>)| {
+            let (share, rate) = (shares.get(part)?, shares.rate(part));
+            let ratio = float(share.size) / bytes_a_micro(rate) / (*took)?.0;
+            let path = graph
+                .rates(target, direction)
+                .find(|path| (path.relay, path.way) == (share.relay, share.way));
+            // Of what several share one may get more than its part: that is no faster link.
+            let is_bound = path.is_none_or(|path| rate.0 < BOUND * path.rate.0);
+            let ratio = if is_bound { ratio.min(1.0) } else { ratio };
+            Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
         };
-        let ratios =
-            || took.iter().enumerate().filter_map(|(part, took)| Some((part, ratio(part, (*took)?)?)));
-        let fastest = ratios().map(|(_, ratio)| ratio).fold(0.0, f64::max).min(1.0);
+        let ratios: Option<SmallVec<[f64; 8]>> = took.iter().enumerate().map(ratio).collect();
+        let Some(ratios) = ratios.filter(|ratios| ratios.len() == shares.len()) else { return };
+        let fastest = ratios.iter().copied().fold(0.0, f64::max).min(1.0);
         // Each says as much as the copy: else what they give together would be judged before what each gives.
         let size: Bytes = shares.iter().map(|share| share.size).sum();
-        for (part, ratio) in ratios() {
-            if let Some(share) = shares.get(part)
-                && let Some(link) = self.link(share.relay, direction)
-            {
+        for (share, ratio) in shares.iter().zip(ratios) {
+            if let Some(link) = self.link(share.relay, direction) {
                 link.note(ratio / fastest, size);
             }
         }
     }
 
-    /// Whether a link, or all together, give 20 % more or less than the graph says, or relays gain nothing: time to
-    /// calibrate again.
+    /// Whether all paths of a target together give 20 % more or less than the graph says, or relays gain nothing: time to calibrate again.
     pub fn is_stale(&self) -> bool {
-        let together = self.targets.iter().flatten().map(|beside| &beside.together);
-        let drifted = self.links.iter().flatten().chain(together).any(|average| average.off(SURE) > DRIFT);
-        drifted || self.gains().any(is_lost)
+        let mut together = self.targets.iter().flatten().map(|beside| &beside.together);
+        together.any(|average| average.off(SURE) > DRIFT) || self.gains().any(is_lost)
     }
 
-    /// The graph with what was seen, where that is worth it; what was seen of it is then forgotten. A graph that was
-    /// measured is not changed: it holds, or it is stale.
-    pub fn refine(&mut self, graph: &PathGraph) -> Option<PathGraph> {
+    /// The graph with what was seen, where that is worth it, and what it was before anything was; what was seen of it is then forgotten.
+    /// A graph that was measured is not changed: it holds, or it is stale.
+    pub fn refine(&mut self, graph: &PathGraph, assumed: &PathGraph) -> Option<PathGraph> {
         let together = self.targets.iter().flatten().map(|beside| &beside.together);
         let seen = self.links.iter().flatten().chain(together).any(is_worth) || self.gains().any(is_lost);
         if graph.is_calibrated() || !seen {
             return None;
         }
         let mut paths: Paths = graph.paths().clone();
-        let scaled = |rate: Bandwidth, link, direction: Direction| {
+        // By how much a link's rate changes.
+        let change = |link: DeviceId, direction: Direction| {
+            let rate = |graph: &PathGraph| {
+                let of_link = |known: &&LinkRate| (known.device, known.direction) == (link, direction);
+                graph.paths().links.iter().find(of_link).map(|known| known.rate.0)
+            };
             let average = self.link_of(link, direction).filter(|average| is_worth(average));
-            Bandwidth(rate.0 * average.map_or(1.0, |average| average.ratio))
+            let least = rate(assumed).zip(rate(graph)).map_or(0.0, |(assumed, now)| LOW * assumed / now);
+            average.map_or(1.0, |average| average.ratio.max(least.min(1.0)))
         };
         for link in &mut paths.links {
-            link.rate = scaled(link.rate, link.device, link.direction);
+            link.rate.0 *= change(link.device, link.direction);
         }
         for relay in &mut paths.relays {
-            relay.rate = scaled(relay.rate, relay.relay, relay.direction);
+            relay.rate.0 *= change(relay.relay, relay.direction);
         }
         for ceiling in &mut paths.ceilings {
             // What the links behind it were seen to give, the fastest of them.
-            let rates = ceiling.links.iter().map(|link| scaled(ceiling.rate, *link, ceiling.direction).0);
-            ceiling.rate = Bandwidth(rates.reduce(f64::max).unwrap_or(ceiling.rate.0));
+            let changes = ceiling.links.iter().map(|link| change(*link, ceiling.direction));
+            ceiling.rate.0 *= changes.reduce(f64::max).unwrap_or(1.0);
         }
         // Parts that did not end together say nothing of what links give that all end together.
         let is_uneven = |target: DeviceId, direction: Direction| {
             let relays = graph.paths().relays.iter();
             let of_target = relays.filter(|relay| (relay.target, relay.direction) == (target, direction));
             let mut links = of_target.map(|relay| relay.relay).chain([target]);
-            links.any(|link| self.link_of(link, direction).is_some_and(is_worth))
+            links.any(|link| (change(link, direction) - 1.0).abs() > WORTH)
         };
         paths.relays.retain(|relay| !self.is_useless(relay) || is_uneven(relay.target, relay.direction));
         self.set_ceilings(&mut paths, is_uneven);
@@ -266,6 +286,7 @@ fn index(device: DeviceId) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use glake_device::owned::DeviceSet;
+    use glake_units::Bandwidth;
 
     use super::super::{Ask, GpuLinks, Load, split};
     use super::*;
@@ -305,14 +326,14 @@ mod tests {
 
     #[test]
     fn an_assumed_rate_becomes_the_one_that_is_seen() {
-        let (mut graph, mut seen) = (assumed(2), Observations::new());
-        assert!(seen.refine(&graph).is_none());
+        let (first, mut graph, mut seen) = (assumed(2), assumed(2), Observations::new());
+        assert!(seen.refine(&graph, &graph).is_none());
         for _ in 0..40 {
             let shares = copy(&graph, DeviceSet::EMPTY);
             // The link gives 20 GB/s.
             let took = Micros(7.7 + float(Bytes::mib(64)) / 20_000.0);
             seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, took);
-            graph = seen.refine(&graph).unwrap_or(graph);
+            graph = seen.refine(&graph, &first).unwrap_or(graph);
         }
         assert!((own(&graph) - 20.0).abs() < 1.5, "{}", own(&graph));
         let other = graph.rates(DeviceId(1), Direction::ToGpu).next().unwrap();
@@ -326,16 +347,21 @@ mod tests {
         assert_eq!(shares.len(), 2);
         for _ in 0..40 {
             let took = |part: usize, rate| Some(Micros(float(shares[part].size) / rate));
-            seen.note_parts(Direction::ToGpu, &shares, &[took(0, 50_000.0), took(1, 25_000.0)]);
+            seen.note_parts(
+                &graph,
+                (DeviceId(0), Direction::ToGpu),
+                &shares,
+                &[took(0, 50_000.0), took(1, 25_000.0)],
+            );
         }
-        let graph = seen.refine(&graph).unwrap();
+        let graph = seen.refine(&graph, &graph).unwrap();
         let rates: Vec<f64> = graph.rates(DeviceId(0), Direction::ToGpu).map(|path| path.rate.0).collect();
         assert!(rates[0] == 50.0 && (rates[1] - 25.0).abs() < 0.5, "{rates:?}");
     }
 
     #[test]
     fn what_slows_all_down_alike_is_a_ceiling() {
-        let (mut graph, mut seen) = (assumed(4), Observations::new());
+        let (first, mut graph, mut seen) = (assumed(4), assumed(4), Observations::new());
         for _ in 0..200 {
             let shares = copy(&graph, DeviceSet::ALL);
             // The links give 50 GB/s each, but 160 together.
@@ -343,8 +369,8 @@ mod tests {
             seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(20.0 + size / 160_000.0));
             let took: Vec<Option<Micros>> =
                 shares.iter().map(|share| Some(Micros(float(share.size) / 40_000.0))).collect();
-            seen.note_parts(Direction::ToGpu, &shares, &took);
-            graph = seen.refine(&graph).unwrap_or(graph);
+            seen.note_parts(&graph, (DeviceId(0), Direction::ToGpu), &shares, &took);
+            graph = seen.refine(&graph, &first).unwrap_or(graph);
         }
         let together = graph.together(DeviceId(0), Direction::ToGpu).0;
         assert!((together - 160.0).abs() < 10.0, "{together}");
@@ -364,9 +390,50 @@ mod tests {
                 let late = if copy % 8 == 0 { 9.0 } else { 1.0 };
                 seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(shares.predicted().0 * late));
                 let parts = [1.0, late].map(|late| Some(Micros(shares.predicted().0 * late)));
-                seen.note_parts(Direction::ToGpu, &shares, &parts);
-                assert!(seen.refine(&graph).is_none() && !seen.is_stale(), "{size}, copy {copy}");
+                seen.note_parts(&graph, (DeviceId(0), Direction::ToGpu), &shares, &parts);
+                assert!(seen.refine(&graph, &graph).is_none() && !seen.is_stale(), "{size}, copy {copy}");
             }
+        }
+    }
+
+    /// A host that writes 160 GB/s in all, of which the target's own link gets more than its part.
+    #[test]
+    fn who_gets_more_of_what_is_shared_is_no_faster_link() {
+        let (size, shared) = (Bytes::mib(256), 160_000.0);
+        for own in [42_000.0, 45_000.0, 50_000.0] {
+            let (first, mut graph, mut seen) = (assumed(4), assumed(4), Observations::new());
+            let load = Load::new();
+            let mut slowest = f64::INFINITY;
+            for copy in 0..400 {
+                let shares = split(&graph, &Ask { size, ..ask(DeviceSet::ALL, &load) });
+                assert_eq!(shares.len(), 4, "{own}, copy {copy}");
+                let rate = |part: usize| if part == 0 { own } else { (shared - own) / 3.0 };
+                let took: Vec<f64> = (0..4).map(|part| float(shares[part].size) / rate(part)).collect();
+                let last = took.iter().copied().fold(0.0, f64::max);
+                seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(last));
+                let parts: Vec<_> = took.into_iter().map(|took| Some(Micros(took))).collect();
+                seen.note_parts(&graph, (DeviceId(0), Direction::ToGpu), &shares, &parts);
+                graph = seen.refine(&graph, &first).unwrap_or(graph);
+                if copy >= 100 {
+                    slowest = slowest.min(float(size) / last);
+                }
+            }
+            assert!(slowest > 0.9 * shared, "{own}: {slowest}");
+        }
+    }
+
+    #[test]
+    fn a_calibrated_graph_holds_whoever_gets_more_of_what_is_shared() {
+        let mut paths = assumed(4).paths().clone();
+        paths.calibrated = true;
+        let (graph, load, mut seen) = (PathGraph::new(paths).unwrap(), Load::new(), Observations::new());
+        let shares = split(&graph, &Ask { size: Bytes::mib(256), ..ask(DeviceSet::ALL, &load) });
+        for _ in 0..100 {
+            seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, shares.predicted());
+            let took = |part| shares.predicted().0 / if part == 0 { 1.5 } else { 1.0 };
+            let parts: Vec<_> = (0..4).map(|part| Some(Micros(took(part)))).collect();
+            seen.note_parts(&graph, (DeviceId(0), Direction::ToGpu), &shares, &parts);
+            assert!(!seen.is_stale());
         }
     }
 
@@ -379,7 +446,7 @@ mod tests {
             seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, shares.direct());
         }
         assert!(seen.is_stale());
-        let graph = seen.refine(&graph).unwrap();
+        let graph = seen.refine(&graph, &graph).unwrap();
         assert_eq!(copy(&graph, DeviceSet::ALL).len(), 1);
         assert!(!seen.is_stale(), "seen of the graph before");
     }
@@ -399,7 +466,7 @@ mod tests {
                 seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, took);
             }
             assert_eq!(seen.is_stale(), stale, "{part}");
-            assert!(seen.refine(&graph).is_none());
+            assert!(seen.refine(&graph, &graph).is_none());
         }
     }
 
@@ -410,10 +477,15 @@ mod tests {
         for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             for _ in 0..100 {
                 seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(took));
-                seen.note_parts(Direction::ToGpu, &shares, &[None, Some(Micros(took)), Some(Micros(1.0))]);
+                seen.note_parts(
+                    &graph,
+                    (DeviceId(0), Direction::ToGpu),
+                    &shares,
+                    &[None, Some(Micros(took)), Some(Micros(1.0))],
+                );
                 seen.note_copy(DeviceId(99), Direction::ToGpu, &shares, Micros(took));
             }
         }
-        assert!(!seen.is_stale() && seen.refine(&graph).is_none());
+        assert!(!seen.is_stale() && seen.refine(&graph, &graph).is_none());
     }
 }

@@ -55,6 +55,10 @@ impl Seen {
     fn nothing(assumed: PathGraph) -> Seen {
         Seen { graph: Observations::new(), given_up: GivenUp::new(assumed) }
     }
+
+    fn refine(&mut self, graph: &PathGraph) -> Option<PathGraph> {
+        self.graph.refine(graph, self.given_up.assumed())
+    }
 }
 
 /// A copy that is timed, before it is joined.
@@ -228,7 +232,7 @@ impl Drift {
             "a copy was timed"
         );
         seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
-        seen.graph.note_parts(sample.direction, &sample.shares, &sample.parts);
+        seen.graph.note_parts(&graph, (sample.on, sample.direction), &sample.shares, &sample.parts);
         if sample.shares.len() > 1 {
             let size = sample.shares.iter().map(|share| share.size).sum();
             seen.given_up.seen(sample.on, sample.direction, size);
@@ -248,7 +252,7 @@ impl Drift {
                 *seen = Seen::nothing(assumed.clone());
                 self.routes.set(assumed);
             }
-        } else if let Some(refined) = seen.graph.refine(&graph) {
+        } else if let Some(refined) = seen.refine(&graph) {
             let (relays, before) = (refined.paths().relays.len(), graph.paths().relays.len());
             tracing::debug!(target: "glake::transfer", relays, before, "the paths are refined by what copies took");
             self.routes.set(refined);

@@ -18,11 +18,18 @@ use glake_transfer::{CopyHandle, CopyOptions, Engine, EngineOptions, UserStream}
 use glake_units::{Bandwidth, Bytes};
 
 const GPU: DeviceId = DeviceId(0);
+const OTHER: DeviceId = DeviceId(1);
 
 /// Two GPUs with links of so many GB/s each way, and nothing else that bounds them.
 fn two(rate: f64) -> SimTopology {
-    let mut topology = load("h200x4").unwrap();
+    let mut topology = four(rate);
     topology.gpus.truncate(2);
+    topology
+}
+
+/// Four of them.
+fn four(rate: f64) -> SimTopology {
+    let mut topology = load("h200x4").unwrap();
     for gpu in &mut topology.gpus {
         (gpu.link.to_gpu, gpu.link.from_gpu) = (Bandwidth(rate), Bandwidth(rate));
     }
@@ -58,6 +65,11 @@ struct Fixture {
 
 impl Fixture {
     fn new(topology: &SimTopology, graph: PathGraph) -> Fixture {
+        Fixture::reached_by(topology, graph, DeviceSet::ALL)
+    }
+
+    /// Of memory that so many of the GPUs may touch.
+    fn reached_by(topology: &SimTopology, graph: PathGraph, reach: DeviceSet) -> Fixture {
         let sim = simulator(topology, true);
         let driver: Arc<dyn Driver> = sim.clone();
         let completion_events = CompletionEvents::new(driver.clone());
@@ -70,7 +82,8 @@ impl Fixture {
         ready.recv().unwrap();
         let size = Bytes::mib(64);
         let to = [(); 2].map(|()| {
-            let memory = Arc::new(Buffer::new(&completion_events, GPU, size, gpus).unwrap());
+            let reach = gpus.intersection(reach);
+            let memory = Arc::new(Buffer::new(&completion_events, GPU, size, reach).unwrap());
             memory.span(Bytes::ZERO, size).unwrap()
         });
         let from = Arc::new(Registration::new(&completion_events, Pages::new(size, 0).unwrap()).unwrap());
@@ -101,9 +114,9 @@ impl Fixture {
         self.from.size().get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
     }
 
-    /// Copies beside as many of another process of the machine to a GPU of its own, over its link; the rate of the last.
-    fn copies_beside(&self, count: usize, others: usize) -> f64 {
-        let (driver, other): (Arc<dyn Driver>, DeviceId) = (self.sim.clone(), DeviceId(1));
+    /// Copies beside as many of another process of the machine over a GPU's link; the rate of the last.
+    fn copies_beside(&self, count: usize, (other, others): (DeviceId, usize)) -> f64 {
+        let driver: Arc<dyn Driver> = self.sim.clone();
         let size = self.from.size();
         let completion_events = CompletionEvents::new(driver.clone());
         let stream = |_| {
@@ -125,7 +138,7 @@ impl Fixture {
 
     /// The other GPU's link is given up, being all but full.
     fn give_up(&self) {
-        self.copies_beside(40, 100);
+        self.copies_beside(40, (OTHER, 100));
         let alone = self.rate();
         assert!(alone < 52.0, "the link that was busy is given up: {alone}");
     }
@@ -207,11 +220,46 @@ fn a_slower_link_is_given_less() {
 fn a_link_that_is_busy_is_given_less_and_then_as_much_again() {
     let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
     for _ in 0..5 {
-        let beside = fixture.copies_beside(120, 1);
+        let beside = fixture.copies_beside(120, (OTHER, 1));
         assert!(beside > 70.0, "{beside}");
         fixture.copies(120);
         let again = fixture.rate();
         assert!(again > 93.0, "{again}");
+    }
+    fixture.end();
+}
+
+/// So full that it gives next to nothing.
+#[test]
+fn one_link_of_four_that_was_full_gives_its_part_again() {
+    for full in [GPU, OTHER] {
+        let fixture = Fixture::new(&four(50.0), PathGraph::conservative(&links(&four(50.0))));
+        let before = fixture.rate();
+        fixture.copies_beside(60, (full, 100));
+        fixture.copies(600);
+        let again = fixture.rate();
+        assert!(again > 0.97 * before, "{full}: {again}, before {before}");
+        fixture.end();
+    }
+}
+
+#[test]
+fn copies_through_slots_stay_over_all_links() {
+    let topology = load("h200x4").unwrap();
+    let graph = PathGraph::conservative(&links(&topology));
+    let fixture = Fixture::reached_by(&topology, graph, DeviceSet::EMPTY);
+    // Another thread makes the slots.
+    let is_split = || {
+        fixture.copies(1);
+        std::thread::sleep(Duration::from_millis(1));
+        fixture.engine.statistics().split_copies > 0
+    };
+    assert!((0..1000).any(|_| is_split()));
+    let before = fixture.rate();
+    for _ in 0..10 {
+        fixture.copies(100);
+        let now = fixture.rate();
+        assert!(now > 0.97 * before, "{now}, before {before}");
     }
     fixture.end();
 }
@@ -286,9 +334,13 @@ fn an_attempt_that_no_copy_can_judge_ends() {
         }
         fixture.engine.statistics().split_copies - begun
     };
-    let tried = pairs(512);
-    assert!(tried > 0 && tried < 300, "{tried} of 1024");
-    assert_eq!(pairs(64), tried, "it is over");
+    let mut tried = pairs(512);
+    assert!(tried > 0 && tried < 400, "{tried} of 1024");
+    // Another one may be under way.
+    for _ in 0..16 {
+        tried = pairs(16);
+    }
+    assert_eq!(pairs(16), tried, "it is over");
     // Small ones would not be timed either: they begin no attempt.
     let small = Bytes::mib(8);
     let (to, from) =

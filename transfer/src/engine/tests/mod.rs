@@ -11,6 +11,7 @@ mod fixture;
 mod losses;
 mod order;
 mod pageable;
+mod ready;
 mod scatter;
 mod speed;
 mod suspension;

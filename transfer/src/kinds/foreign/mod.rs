@@ -79,6 +79,7 @@ impl<'a> Fork<'a> {
             // Behind a fork the work of earlier copies is done.
             let empty = if self.is_ready && same { 0 } else { slots };
             if self.is_ready && !same && !self.follow(relay, side) {
+                self.state.mix_up(relay);
                 continue;
             }
             going.push(Going { index, lane, side, slot, slots, next, empty });
@@ -109,9 +110,10 @@ impl<'a> Fork<'a> {
             Direction::FromGpu => (side, lane),
         };
         let filled = fill.enqueue((going.empty == 0).then_some(&empty), &slot, &from);
-        // A slot that was filled in vain is filled again by whoever is next, behind the lane's end.
+        // A slot that was filled in vain is filled again by whoever is next, behind all that the lane has.
         let enqueued = filled.and_then(|()| empty.enqueue(Some(&fill), &to, &slot));
         if let Err((device, error)) = enqueued {
+            self.state.mix_up(relay);
             self.blame(device, &error);
             return false;
         }
