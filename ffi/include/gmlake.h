@@ -1013,17 +1013,6 @@ int32_t glake_offload_needs(uint64_t site,
                             uint64_t shape,
                             bool *needs);
 
-// Pins `most` bytes at most of the host memory that a site's plan needs and its passes do without until it is there; `missing` is what is
-// missing then. To be called again, on another thread than the program's, while that is above 0; with `most` 0 nothing is pinned.
-//
-// `GLAKE_INVALID`: there is no such site. `GLAKE_OUT_OF_MEMORY`: there is not so much, and passes from the next on pin what they need.
-//
-// # Safety
-// `missing` is null or may be written; null is refused.
-int32_t glake_offload_pin_ahead(uint64_t site,
-                                uint64_t most,
-                                uint64_t *missing);
-
 // What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
 // step. Null on failure; to be given to `glake_string_free`.
 char *glake_offload_site_json(uint64_t site,

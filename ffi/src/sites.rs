@@ -76,24 +76,6 @@ pub unsafe extern "C" fn glake_offload_needs(site: u64, shape: u64, needs: *mut 
     })
 }
 
-/// Pins `most` bytes at most of the host memory that a site's plan needs and its passes do without until it is there; `missing` is what is
-/// missing then. To be called again, on another thread than the program's, while that is above 0; with `most` 0 nothing is pinned.
-///
-/// `GLAKE_INVALID`: there is no such site. `GLAKE_OUT_OF_MEMORY`: there is not so much, and passes from the next on pin what they need.
-///
-/// # Safety
-/// `missing` is null or may be written; null is refused.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn glake_offload_pin_ahead(site: u64, most: u64, missing: *mut u64) -> i32 {
-    guard::answer(|| {
-        // SAFETY: the caller's promise.
-        unsafe { guard::put(missing, "missing", 0) }?;
-        let found = library::process()?.offload().pin_ahead(site, Bytes::new(most))?;
-        // SAFETY: the caller's promise.
-        unsafe { guard::put(missing, "missing", found.get()) }
-    })
-}
-
 /// What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
 /// step. Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]

@@ -131,7 +131,6 @@ macro_rules! functions {
             glake_offload_site_release(u64) -> i32;
             glake_offload_ask(u64, i32, u64, i32) -> i32;
             glake_offload_needs(u64, u64, *mut bool) -> i32;
-            glake_offload_pin_ahead(u64, u64, *mut u64) -> i32;
             glake_offload_site_json(u64, bool) -> *mut c_char;
             glake_offload_packed(u64, *const Pack, *mut u64, *mut i32, *mut u64, usize, *mut usize) -> i32;
             glake_offload_leaf_begins(u64, *mut c_void) -> i32;

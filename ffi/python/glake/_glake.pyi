@@ -114,9 +114,6 @@ class Site:
     def needs(self, shape: int) -> bool:
         """Whether a forward of such a shape has to tell what it saves: not where the plan of one like it keeps everything."""
 
-    def pin_ahead(self, most: int) -> int:
-        """Pins so much at most of the host memory that a plan needs and passes do without until it is there; how much is missing then."""
-
     def told_json(self, course: bool = False) -> str: ...
     def packed(
         self, size: int, link_size: int | None = None, scope: int = -1, leaf: int = 0, stream: int = 0

@@ -63,7 +63,6 @@ glake_abi::table! {
         glake_offload_site_release,
         glake_offload_ask,
         glake_offload_needs,
-        glake_offload_pin_ahead,
         glake_offload_site_json,
         glake_offload_packed,
         glake_offload_leaf_begins,

@@ -49,13 +49,6 @@ impl Site {
         Ok(needs)
     }
 
-    fn pin_ahead(&self, py: Python<'_>, most: u64) -> PyResult<u64> {
-        let mut missing = 0;
-        // SAFETY: it writes one number to a place that is ours.
-        checked(py, |symbols| unsafe { (symbols.glake_offload_pin_ahead)(self.id, most, &raw mut missing) })?;
-        Ok(missing)
-    }
-
     #[pyo3(signature = (course=false))]
     fn told_json(&self, py: Python<'_>, course: bool) -> PyResult<String> {
         // SAFETY: it takes a number; its answer is a text of ours to free, or null.

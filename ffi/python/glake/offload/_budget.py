@@ -24,8 +24,6 @@ _AHEAD = 32
 _LEAST_AHEAD, _MOST_AHEAD = 64 << 20, 1 << 30
 # How often that is looked at, in seconds.
 _EVERY = 0.005
-# What a plan needs of it is pinned so much at a time; so many forwards after it was asked for that may begin.
-_STEP, _FIRST = 256 << 20, 16
 # Of what is within what a forward is given, sizes are looked at so far.
 _DEPTH = 8
 
@@ -59,7 +57,6 @@ class Offloaded(Activations):
         # The GPU that the budget is of, from when it was asked for until it is taken off.
         self._device: int | None = None
         self._has_begun = self._has_ended = False
-        self._forwards = 0
         super().__init__(module, least, memory, replay=preset == "hybrid")
         if module is not None:
             try:
@@ -80,7 +77,7 @@ class Offloaded(Activations):
         if bytes_of is None and self._preset != "memory" and isinstance(self._packer.memory, Cuda):
             bytes_of = _all_of(device)
         self._packer.site.ask(device, bytes_of, self._preset)
-        self._device, self._forwards = device, 0
+        self._device = device
 
     def prepare(self, host_memory: int) -> None:
         """Has so much host memory pinned for copies out of the module's GPU, what is pinned already included.
@@ -119,12 +116,6 @@ class Offloaded(Activations):
     def _after(self, module: Any, inputs: Any, output: Any) -> None:
         super()._after(module, inputs, output)
         self._has_ended = self._has_ended or (self._has_begun and not self._stack())
-        if self._forwards < _FIRST and not self._stack():
-            self._forwards += 1
-            if self._packer.site.pin_ahead(0):
-                # Once: what is wanted is wanted once.
-                self._forwards = _FIRST
-                threading.Thread(target=_pin_planned, args=(self._packer.site,), name="glake-offload-pin", daemon=True).start()
 
     def _is_first_pass(self) -> bool:
         return self._device is not None and json.loads(self._packer.site.told_json())["passes"] == 0
@@ -149,16 +140,6 @@ def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
             time.sleep(_EVERY)
     except Error:
         # Whoever needs memory hears why there is none.
-        return
-
-
-def _pin_planned(site: Any) -> None:
-    """While passes do without the host memory that a plan needs, it is pinned."""
-    try:
-        while site.pin_ahead(_STEP):
-            pass
-    except Error:
-        # Passes pin what they need from the next on; who needs memory hears why there is none.
         return
 
 

@@ -153,20 +153,6 @@ impl HostMemory {
         })
     }
 
-    /// Has so much in all, or comes nearer to it by `most`; how much is missing then.
-    ///
-    /// # Errors
-    /// As [`HostMemory::take`].
-    pub(super) fn grow_to(&self, all: Bytes, most: Bytes) -> Result<Bytes> {
-        let missing = || all.saturating_sub(self.bytes().0);
-        let step = missing().min(most);
-        if !step.is_zero() {
-            self.pool.has_room(step)?;
-            self.keeping(|| self.grow(step, self.chunks.ahead(step)))?;
-        }
-        Ok(missing())
-    }
-
     /// Does something that takes more of the pool, which has nothing of this back for it.
     fn keeping<T>(&self, grow: impl FnOnce() -> T) -> T {
         self.growing.fetch_add(1, Relaxed);

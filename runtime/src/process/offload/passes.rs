@@ -3,12 +3,12 @@
 //! Nothing is measured, and no driver called, of a site of which nothing but to offload everything was asked.
 
 use glake_device::Stream;
-use glake_offload::{ItemId, Pack, Plan, PlanError, Preset, Request, ScopeId, Verdict};
+use glake_offload::{ItemId, Pack, PlanError, Preset, Request, ScopeId, Verdict};
 use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::measures::Measures;
-use super::sites::{Asked, LEARNED, PackedItem, Pinning, Planned};
+use super::sites::{Asked, LEARNED, PackedItem, Planned};
 use super::{Offload, Position};
 
 /// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
@@ -17,8 +17,6 @@ const CHANGED: f64 = 0.2;
 const RATE: f64 = 0.06;
 /// So many passes are the first.
 const FIRST: u64 = 8;
-/// Less than this is pinned by a pass itself.
-const WORTH: Bytes = Bytes::mib(256);
 /// A pass in so many is timed for the report alone.
 const TOLD: u64 = 64;
 
@@ -32,7 +30,7 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.asked = Some(Asked { device, budget, preset });
-        (planned.due, planned.shapes, planned.spare, planned.pinning) = Default::default();
+        (planned.due, planned.shapes, planned.spare) = Default::default();
         self.checks.again(site);
         if planned.is_measured().is_none() {
             self.measures.set_budget(site, None);
@@ -233,7 +231,6 @@ impl Offload {
                 passes < FIRST || passes.is_power_of_two() || passes.is_multiple_of(256),
             );
         }
-        self.look_at_pinning(planned, asked);
         let Some(pool) = self.measures.pool(asked.device) else { return };
         if let Some(budget) = asked.budget {
             self.measures.set_budget(site, Some((asked.device, budget.saturating_sub(planned.beside))));
@@ -275,53 +272,6 @@ impl Offload {
             host_room: if has_room { host_room } else { before.host_room },
             preset: asked.preset,
         });
-    }
-
-    /// A plan needs more host memory than is pinned, and another one does with what there is: that one is followed while somebody pins what
-    /// the first needs ([`Offload::pin_ahead`]). A pass that pins it itself takes longer by all of that.
-    fn look_at_pinning(&self, planned: &mut Planned, asked: Asked) {
-        let Ok(host) = self.host(asked.device) else { return };
-        let (now, request) = (host.bytes().0, *planned.site.request());
-        let limited = Request { host_room: now, ..request };
-        planned.pinning = match planned.pinning {
-            Pinning::Idle => {
-                let Some(plan) = planned.site.plan() else { return };
-                let all = plan.host();
-                if all.saturating_sub(now) < WORTH || Plan::new(plan.tape(), &limited).is_err() {
-                    return;
-                }
-                Pinning::Wanted { all, before: now, room: now }
-            }
-            // Each plan costs something: few are made.
-            Pinning::Wanted { all, before, room } if now < all && now > before => {
-                let is_more = now.get() / 4 * 3 > room.get();
-                Pinning::Wanted { all, before: now, room: if is_more { now } else { room } }
-            }
-            Pinning::Wanted { .. } => Pinning::Over,
-            Pinning::Over => return,
-        };
-        let host_room = match planned.pinning {
-            Pinning::Wanted { room, .. } => room,
-            _ => self.host_room(asked).unwrap_or(request.host_room),
-        };
-        planned.site.ask(Request { host_room, ..request });
-    }
-
-    /// Pins `most` at most of the host memory that a site's passes do without until it is there; how much is missing then. To be called again,
-    /// on another thread than the program's, while that is more than nothing. With none it is asked alone.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Host`]: there is not so much, and passes from the next on pin what they need.
-    pub fn pin_ahead(&self, site: u64, most: Bytes) -> Result<Bytes> {
-        let (asked, pinning) = {
-            let known = self.sites.of(site)?;
-            let planned = known.lock();
-            (planned.asked, planned.pinning)
-        };
-        match (asked, pinning) {
-            (Some(asked), Pinning::Wanted { all, .. }) => self.host(asked.device)?.grow_to(all, most),
-            _ => Ok(Bytes::ZERO),
-        }
     }
 
     fn host_room(&self, asked: Asked) -> Option<Bytes> {

@@ -31,25 +31,6 @@ pub struct Sites {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare(u64);
 
-/// Host memory of a plan that is pinned while passes do without it. It is waited for once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Pinning {
-    /// No plan needed more than there was.
-    #[default]
-    Idle,
-    /// It needs more than there is.
-    Wanted {
-        /// In all.
-        all: Bytes,
-        /// What there was when the last pass began.
-        before: Bytes,
-        /// What plans have of it.
-        room: Bytes,
-    },
-    /// There is as much, or nobody pins.
-    Over,
-}
-
 /// What a program asks of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
@@ -89,7 +70,6 @@ pub(super) struct Planned {
     pub(super) spare: Spare,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
-    pub(super) pinning: Pinning,
 }
 
 /// Kinds of passes, as the program tells them apart before they begin.
@@ -189,7 +169,6 @@ impl Planned {
             passed: 0,
             spare: Spare::default(),
             due: 0,
-            pinning: Pinning::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::{ItemId, Pack, Preset, ScopeId, Verdict};
+use super::super::{ItemId, Pack, Preset, Verdict};
 use super::*;
 
 /// Memory is counted in these: smaller blocks than 1 MiB share slabs, which wait for copies in another way.
@@ -301,69 +301,5 @@ fn a_budget_is_kept_by_what_has_many_sizes() {
     assert!(program.most.get() <= most, "{} of {budget}: {above:?}", program.most.get());
     program.end();
     scene.free(own);
-    scene.end();
-}
-
-/// A pass of four layers that are computed again, each with three leaves; how many of these were offloaded. Nothing is copied for it.
-fn replayed_pass(scene: &Scene, site: u64) -> usize {
-    let (offload, on, mut begins) = (&scene.offload, scene.own, [0; 64]);
-    let (mut layers, mut offloaded) = (Vec::new(), 0);
-    assert!(offload.needs(site, 1).unwrap());
-    for layer in 0..4 {
-        let (input, _) = offload.packed(site, Pack::new(Bytes::mib(1)), on, &mut begins).unwrap();
-        let output = Pack::new(Bytes::mib(64)).within(ScopeId(layer)).leaf();
-        let mut stored = Vec::new();
-        for _ in 0..3 {
-            let (packed, _) = offload.packed(site, output, on, &mut begins).unwrap();
-            scene.sim.enqueue_kernel(GPU, on, &[], &[], US(5000), |_| {}).unwrap();
-            offloaded += usize::from(packed.verdict == Verdict::Offload);
-            match packed.verdict {
-                Verdict::Recompute => offload.dropped(site, packed.item).unwrap(),
-                Verdict::Keep | Verdict::Offload => stored.push(packed.item),
-            }
-        }
-        layers.push((ScopeId(layer), input.item, stored));
-    }
-    for (scope, input, stored) in layers.into_iter().rev() {
-        offload.unpacked(site, input, &mut begins).unwrap();
-        offload.dropped(site, input).unwrap();
-        offload.replays(site, scope, on, true).unwrap();
-        for item in stored {
-            offload.unpacked(site, item, &mut begins).unwrap();
-            offload.dropped(site, item).unwrap();
-        }
-        offload.replays(site, scope, on, false).unwrap();
-    }
-    offloaded
-}
-
-#[test]
-fn host_memory_of_a_plan_is_pinned_while_passes_do_without_it() {
-    let scene = small();
-    let site = scene.offload.sites().create();
-    scene.offload.ask(site, 0, Some(Bytes::mib(256)), Preset::Hybrid).unwrap();
-    let pass = || replayed_pass(&scene, site);
-    let pin = |most| scene.offload.pin_ahead(site, most).unwrap();
-    assert_eq!((pass(), pin(Bytes::ZERO)), (0, Bytes::ZERO), "nothing is planned yet");
-    assert_eq!((pass(), pin(Bytes::ZERO)), (0, Bytes::mib(9 * 64)), "nothing is pinned yet");
-    assert_eq!(pin(Bytes::mib(256)), Bytes::mib(5 * 64));
-    assert_eq!((pass(), pin(Bytes::ZERO)), (4, Bytes::mib(5 * 64)), "with what there is");
-    while !pin(Bytes::mib(64)).is_zero() {}
-    assert_eq!((pass(), pin(Bytes::ZERO)), (9, Bytes::ZERO));
-    assert_eq!(scene.stats().host_pinned_bytes, (9 * 64) << 20);
-    scene.offload.release_site(site).unwrap();
-    scene.end();
-}
-
-#[test]
-fn where_nobody_pins_passes_do() {
-    let scene = small();
-    let site = scene.offload.sites().create();
-    scene.offload.ask(site, 0, Some(Bytes::mib(256)), Preset::Hybrid).unwrap();
-    let passes: Vec<usize> = (0..4).map(|_| replayed_pass(&scene, site)).collect();
-    assert_eq!(passes, [0, 0, 9, 9]);
-    assert_eq!(scene.offload.pin_ahead(site, Bytes::MAX).unwrap(), Bytes::ZERO);
-    assert!(scene.offload.pin_ahead(site + 1, Bytes::ZERO).is_err());
-    scene.offload.release_site(site).unwrap();
     scene.end();
 }
