@@ -156,9 +156,10 @@ impl<'a> Fork<'a> {
             }
         };
         let count = self.enqueued[index].1.saturating_add(operations);
-        if count > MOST_WAITING && self.event.is_some() {
+        // Of a copy that waits for no fork it is not known whether its streams have come here.
+        if count > MOST_WAITING && (self.event.is_some() || self.is_ready) {
             self.look();
-            if self.event.is_some() {
+            if self.event.is_some() || self.is_ready {
                 return false;
             }
         }
@@ -199,8 +200,8 @@ impl<'a> Fork<'a> {
         }
         self.look();
         match self.event {
-            Some(_) => few.align_up(PAGE).unwrap_or(few).min(LARGEST).max(slice),
-            None => slice,
+            None if !self.is_ready => slice,
+            _ => few.align_up(PAGE).unwrap_or(few).min(LARGEST).max(slice),
         }
     }
 

@@ -14,7 +14,7 @@
 //! leaves out the others.
 
 use glake_device::DeviceId;
-use glake_units::{Bytes, Micros};
+use glake_units::{Bandwidth, Bytes, Micros};
 use smallvec::SmallVec;
 
 use super::shares::Shares;
@@ -39,8 +39,7 @@ const FAR: f64 = 10.0;
 const GAIN: f64 = 1.02;
 /// A path that was to give less than this part of what it gives alone shares something with others.
 const BOUND: f64 = 0.98;
-/// No link is taken to give less than this part of what was assumed: what gets no share of a copy is never seen again. Where one gives less
-/// copies gain nothing by relays, and these are given up and tried again.
+/// No link is taken to give less than this part of what was assumed: what gets no share of a copy is never seen again.
 const LOW: f64 = 0.125;
 
 /// An average of ratios, weighted by bytes; one where nothing was seen.
@@ -81,6 +80,8 @@ impl Average {
 struct Beside {
     /// What they gave, of what was predicted.
     together: Average,
+    /// What their parts gave, each while it flowed, of what was predicted: where one ends late this is more than what they gave together.
+    flowed: Average,
     /// How many bytes a microsecond were predicted of the largest such copy.
     predicted: f64,
     /// What they gained over a native copy, by way: zero-staging, staged.
@@ -163,6 +164,12 @@ impl Observations {
         let fastest = ratios.iter().copied().fold(0.0, f64::max).min(1.0);
         // Each says as much as the copy: else what they give together would be judged before what each gives.
         let size: Bytes = shares.iter().map(|share| share.size).sum();
+        let flowed: f64 =
+            shares.iter().zip(took.iter().flatten()).map(|(share, took)| float(share.size) / took.0).sum();
+        let rates: f64 = (0..shares.len()).map(|part| bytes_a_micro(shares.rate(part))).sum();
+        if let Some(beside) = self.target(target, direction).filter(|_| shares.len() > 1) {
+            beside.flowed.note(flowed / rates, size);
+        }
         for (share, ratio) in shares.iter().zip(ratios) {
             if let Some(link) = self.link(share.relay, direction) {
                 link.note(ratio / fastest, size);
@@ -179,39 +186,48 @@ impl Observations {
     /// The graph with what was seen, where that is worth it, and what it was before anything was; what was seen of it is then forgotten.
     /// A graph that was measured is not changed: it holds, or it is stale.
     pub fn refine(&mut self, graph: &PathGraph, assumed: &PathGraph) -> Option<PathGraph> {
-        let together = self.targets.iter().flatten().map(|beside| &beside.together);
+        let together = self.targets.iter().flatten().flat_map(|beside| [&beside.together, &beside.flowed]);
         let seen = self.links.iter().flatten().chain(together).any(is_worth) || self.gains().any(is_lost);
         if graph.is_calibrated() || !seen {
             return None;
         }
         let mut paths: Paths = graph.paths().clone();
-        // By how much a link's rate changes.
+        // By how much a link's rate changes, and what rates become by it: that of a relay which is tried again is not its link's.
         let change = |link: DeviceId, direction: Direction| {
-            let rate = |graph: &PathGraph| {
-                let of_link = |known: &&LinkRate| (known.device, known.direction) == (link, direction);
-                graph.paths().links.iter().find(of_link).map(|known| known.rate.0)
-            };
             let average = self.link_of(link, direction).filter(|average| is_worth(average));
-            let least = rate(assumed).zip(rate(graph)).map_or(0.0, |(assumed, now)| LOW * assumed / now);
-            average.map_or(1.0, |average| average.ratio.max(least.min(1.0)))
+            average.map_or(1.0, |average| average.ratio)
         };
-        for link in &mut paths.links {
-            link.rate.0 *= change(link.device, link.direction);
-        }
-        for relay in &mut paths.relays {
-            relay.rate.0 *= change(relay.relay, relay.direction);
-        }
+        let changed = |rate: Bandwidth, change: f64, assumed: Option<Bandwidth>| {
+            let least = assumed.map_or(0.0, |assumed| LOW * assumed.0).min(rate.0);
+            Bandwidth((rate.0 * change).max(least))
+        };
+        let of_link = |known: &LinkRate| {
+            let key = |of: &LinkRate| (of.device, of.direction);
+            let first = assumed.paths().links.iter().find(|of| key(of) == key(known));
+            changed(known.rate, change(known.device, known.direction), first.map(|of| of.rate))
+        };
+        let of_relay = |known: &RelayRate| {
+            let key = |of: &RelayRate| (of.target, of.relay, of.way, of.direction);
+            let first = assumed.paths().relays.iter().find(|of| key(of) == key(known));
+            changed(known.rate, change(known.relay, known.direction), first.map(|of| of.rate))
+        };
+        paths.links.iter_mut().for_each(|link| link.rate = of_link(link));
+        paths.relays.iter_mut().for_each(|relay| relay.rate = of_relay(relay));
         for ceiling in &mut paths.ceilings {
-            // What the links behind it were seen to give, the fastest of them.
-            let changes = ceiling.links.iter().map(|link| change(*link, ceiling.direction));
-            ceiling.rate.0 *= changes.reduce(f64::max).unwrap_or(1.0);
+            // Only where all links behind it were seen to give more, or all less: as the one that changed least.
+            let changes = || ceiling.links.iter().map(|link| change(*link, ceiling.direction));
+            let (least, most) = (changes().fold(FAR, f64::min), changes().fold(1.0 / FAR, f64::max));
+            ceiling.rate.0 *= 1.0_f64.clamp(least.min(most), most.max(least));
         }
         // Parts that did not end together say nothing of what links give that all end together.
         let is_uneven = |target: DeviceId, direction: Direction| {
-            let relays = graph.paths().relays.iter();
-            let of_target = relays.filter(|relay| (relay.target, relay.direction) == (target, direction));
-            let mut links = of_target.map(|relay| relay.relay).chain([target]);
-            links.any(|link| (change(link, direction) - 1.0).abs() > WORTH)
+            let is_off = |before: Bandwidth, after: Bandwidth| (after.0 / before.0 - 1.0).abs() > WORTH;
+            let of_target = |relay: &&RelayRate| (relay.target, relay.direction) == (target, direction);
+            let own = |link: &&LinkRate| (link.device, link.direction) == (target, direction);
+            let mut relays = graph.paths().relays.iter().filter(of_target);
+            let mut links = graph.paths().links.iter().filter(own);
+            relays.any(|relay| is_off(relay.rate, of_relay(relay)))
+                || links.any(|link| is_off(link.rate, of_link(link)))
         };
         paths.relays.retain(|relay| !self.is_useless(relay) || is_uneven(relay.target, relay.direction));
         self.set_ceilings(&mut paths, is_uneven);
@@ -232,7 +248,10 @@ impl Observations {
         let all: Vec<DeviceId> = paths.gpus.iter().map(|gpu| gpu.device).collect();
         for ((target, beside), direction) in (0_u32..).map(DeviceId).zip(&self.targets).flat_map(each) {
             let beside = &beside[direction.index()];
-            if !all.contains(&target) || !is_worth(&beside.together) || beside.predicted <= 0.0 {
+            // Parts that ended early could have had more of the copy: what they gave together is no ceiling.
+            let is_more = beside.flowed.bytes >= LIKELY && beside.flowed.ratio > beside.together.ratio;
+            let seen = if is_more { &beside.flowed } else { &beside.together };
+            if !all.contains(&target) || !is_worth(seen) || beside.predicted <= 0.0 {
                 continue;
             }
             if is_uneven(target, direction) {
@@ -242,7 +261,7 @@ impl Observations {
                 (known.target, known.direction) == (Some(target), direction) && known.links == all
             };
             paths.ceilings.retain(|known| !of_all(known));
-            let rate = gigabytes(beside.predicted * beside.together.ratio);
+            let rate = gigabytes(beside.predicted * seen.ratio);
             let (links, reached_by) = (all.clone(), u32::try_from(all.len()).unwrap_or(u32::MAX));
             paths.ceilings.push(Ceiling { direction, links, target: Some(target), rate, reached_by });
         }
@@ -286,7 +305,6 @@ fn index(device: DeviceId) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use glake_device::owned::DeviceSet;
-    use glake_units::Bandwidth;
 
     use super::super::{Ask, GpuLinks, Load, split};
     use super::*;
@@ -419,6 +437,33 @@ mod tests {
                 }
             }
             assert!(slowest > 0.9 * shared, "{own}: {slowest}");
+        }
+    }
+
+    /// Links that give what they were assumed to, and as much together, now a little more and now a little less.
+    #[test]
+    fn a_ceiling_stays_where_it_is_whatever_copies_differ_by() {
+        let (first, mut seen, mut random) = (assumed(4), Observations::new(), 3_u64);
+        let mut paths = first.paths().clone();
+        let links = (0..4).map(DeviceId).collect();
+        let (target, rate) = (Some(DeviceId(0)), Bandwidth(160.0));
+        paths.ceilings.push(Ceiling { direction: Direction::ToGpu, links, target, rate, reached_by: 4 });
+        let mut graph = PathGraph::new(paths).unwrap();
+        let mut noise = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            0.9 + 0.2 * (random >> 40) as f64 / (1_u64 << 24) as f64
+        };
+        let load = Load::new();
+        for _ in 0..4000 {
+            let shares = split(&graph, &Ask { size: Bytes::mib(256), ..ask(DeviceSet::ALL, &load) });
+            let took: Vec<f64> = (0..4).map(|part| float(shares[part].size) / 40_000.0 * noise()).collect();
+            let last = took.iter().copied().fold(0.0, f64::max);
+            seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(last));
+            let parts: Vec<_> = took.into_iter().map(|took| Some(Micros(took))).collect();
+            seen.note_parts(&graph, (DeviceId(0), Direction::ToGpu), &shares, &parts);
+            graph = seen.refine(&graph, &first).unwrap_or(graph);
+            let most = graph.paths().ceilings.iter().map(|ceiling| ceiling.rate.0).fold(0.0, f64::max);
+            assert!(most < 250.0, "{most}");
         }
     }
 

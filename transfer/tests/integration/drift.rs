@@ -20,6 +20,13 @@ use glake_units::{Bandwidth, Bytes};
 const GPU: DeviceId = DeviceId(0);
 const OTHER: DeviceId = DeviceId(1);
 
+/// Four of which one gives so much.
+fn with_one(of: DeviceId, rate: f64) -> SimTopology {
+    let mut topology = four(50.0);
+    topology.gpus[usize::try_from(of.0).unwrap()].link.to_gpu = Bandwidth(rate);
+    topology
+}
+
 /// Two GPUs with links of so many GB/s each way, and nothing else that bounds them.
 fn two(rate: f64) -> SimTopology {
     let mut topology = four(rate);
@@ -112,6 +119,16 @@ impl Fixture {
         let begun = self.sim.now();
         self.copies(1);
         self.from.size().get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
+    }
+
+    /// Copies until some are split: another thread makes the slots.
+    fn until_split(&self, copy: impl Fn()) {
+        let is_split = |_| {
+            copy();
+            std::thread::sleep(Duration::from_millis(1));
+            self.engine.statistics().split_copies > 0
+        };
+        assert!((0..1000).any(is_split));
     }
 
     /// Copies beside as many of another process of the machine over a GPU's link; the rate of the last.
@@ -244,17 +261,53 @@ fn one_link_of_four_that_was_full_gives_its_part_again() {
 }
 
 #[test]
+fn one_link_of_four_gives_less_than_an_eighth() {
+    for (of, rate, least) in [(OTHER, 5.0, 100.0), (OTHER, 3.0, 65.0), (GPU, 5.0, 100.0), (GPU, 3.0, 65.0)] {
+        let fixture = Fixture::new(&with_one(of, rate), PathGraph::conservative(&links(&four(50.0))));
+        fixture.copies(2000);
+        let found = fixture.rate();
+        assert!(found > least, "{found}, {of} gives {rate}");
+        fixture.end();
+    }
+}
+
+#[test]
+fn a_slower_link_that_was_full_is_seen_to_be_slower_again() {
+    let fixture = Fixture::new(&with_one(OTHER, 20.0), PathGraph::conservative(&links(&four(50.0))));
+    fixture.copies(200);
+    fixture.copies_beside(250, (OTHER, 8));
+    fixture.copies(2000);
+    let again = fixture.rate();
+    assert!(again > 150.0, "{again} of 170");
+    fixture.end();
+}
+
+#[test]
+fn what_copies_through_slots_give_together_is_no_ceiling_for_others() {
+    let fixture = Fixture::new(&with_one(OTHER, 20.0), PathGraph::conservative(&links(&four(50.0))));
+    let completion_events = CompletionEvents::new(fixture.sim.clone());
+    let size = fixture.from.size();
+    let closed = Arc::new(Buffer::new(&completion_events, GPU, size, DeviceSet::EMPTY).unwrap());
+    let to = closed.span(Bytes::ZERO, size).unwrap();
+    let copy = || {
+        let on = fixture.streams[0].1;
+        fixture.engine.copy(&to, &fixture.from, on, CopyOptions::default()).unwrap().wait().unwrap();
+    };
+    fixture.until_split(copy);
+    (0..100).for_each(|_| copy());
+    fixture.copies(2000);
+    let found = fixture.rate();
+    assert!(found > 150.0, "{found} of 170");
+    drop((to, closed, completion_events));
+    fixture.end();
+}
+
+#[test]
 fn copies_through_slots_stay_over_all_links() {
     let topology = load("h200x4").unwrap();
     let graph = PathGraph::conservative(&links(&topology));
     let fixture = Fixture::reached_by(&topology, graph, DeviceSet::EMPTY);
-    // Another thread makes the slots.
-    let is_split = || {
-        fixture.copies(1);
-        std::thread::sleep(Duration::from_millis(1));
-        fixture.engine.statistics().split_copies > 0
-    };
-    assert!((0..1000).any(|_| is_split()));
+    fixture.until_split(|| fixture.copies(1));
     let before = fixture.rate();
     for _ in 0..10 {
         fixture.copies(100);

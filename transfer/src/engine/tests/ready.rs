@@ -236,3 +236,22 @@ fn beside_others_in_any_order() {
         }
     }
 }
+
+/// A copy that waits for no fork does not know whether its streams have come to it.
+#[test]
+fn no_more_than_fits_stands_on_a_stream_that_is_held_up() {
+    let fixture = Fixture::of_times("h200x4");
+    let stream = fixture.stream(GPU);
+    let (on, size) = (fixture.user(GPU, stream.id()), Bytes::gib(2));
+    let (open, host) = (fixture.mapped(GPU, size), fixture.pinned(size, 1));
+    let pair = (open.span(Bytes::ZERO, size).unwrap(), Span::pinned(&host, Bytes::ZERO, size).unwrap());
+    let held = std::time::Duration::from_millis(500);
+    fixture.sim.enqueue_kernel(GPU, stream.id(), &[], &[], held, |_| {}).unwrap();
+    let options = CopyOptions { priority: Priority::Background, ..READY };
+    drop(fixture.engine().copy_list(&[pair], on, options).unwrap());
+    let slices: Vec<u64> = fixture.engine().statistics().paths.iter().map(|path| path.slices).collect();
+    assert!(slices.iter().all(|slices| 2 * slices <= 256), "{slices:?}");
+    fixture.wait(on);
+    drop((open, host, stream));
+    fixture.end();
+}
