@@ -70,9 +70,6 @@ pub(crate) struct Fork<'a> {
     /// Relays that were found lost.
     dead: DeviceSet,
     parts: SmallVec<[(DeviceId, Part); 8]>,
-    /// Whether the copy is timed as a whole, and each part with it; and whether what went over the user's own stream is.
-    is_timed: bool,
-    is_own_timed: bool,
     prioritized: Prioritized<'a>,
 }
 
@@ -110,8 +107,6 @@ impl Forks {
             enqueued: SmallVec::new(),
             dead: none,
             parts: SmallVec::new(),
-            is_timed: false,
-            is_own_timed: false,
             prioritized: Prioritized::alone(),
         }
     }
@@ -133,16 +128,6 @@ impl<'a> Fork<'a> {
         let marks = self.lane_set.marks(self.on.device);
         let passed = |marks: &StreamMarks| matches!(marks.fork.is_passed(), Ok(true));
         self.event = self.event.filter(|_| !marks.is_some_and(passed));
-    }
-
-    /// The copy is timed as a whole: its parts are too, from here on.
-    pub(crate) fn time_parts(&mut self) {
-        self.is_timed = true;
-    }
-
-    /// Whether what went over the user's own stream is timed.
-    pub(crate) fn is_own_timed(&self) -> bool {
-        self.is_own_timed
     }
 
     /// Whether so many operations more may be enqueued on a lane, or on the user's stream.
@@ -247,9 +232,8 @@ impl<'a> Fork<'a> {
             return false;
         }
         // A part whose time is not taken is as good as one whose time is.
-        let timed = !self.is_background()
-            && self.state.times(device, self.is_timed)
-            && lane.clock[0].record(on.id()).is_ok();
+        let timed =
+            !self.is_background() && self.state.times(device) && lane.clock[0].record(on.id()).is_ok();
         if !self.is_turn(on) {
             return false;
         }
@@ -295,8 +279,6 @@ impl<'a> Fork<'a> {
         self.forks.ledger.counters.sent(path, size, 1);
         if !self.is_background() {
             self.state.carry_own(self.forks.ledger.begin(path, size));
-            let marks = self.lane_set.marks(self.on.device).filter(|_| self.is_timed);
-            self.is_own_timed = marks.is_some_and(|marks| marks.clock.own.record(on.id()).is_ok());
         }
         true
     }

@@ -183,9 +183,6 @@ impl PinnedCopies {
             }
         };
         let mut fork = self.forks.begin(lane_set, state, job.on, event);
-        if begun.is_some() {
-            fork.time_parts();
-        }
         // One that others give way to looks anyway.
         if shares.len() > MANY_RELAYS && !prioritized.as_ref().is_some_and(Prioritized::is_foreground) {
             fork.look();
@@ -198,10 +195,10 @@ impl PinnedCopies {
         if fork.state.is_due(Instant::now()) || job.size >= LONG {
             fork.poll();
         }
-        let (forked, serial, is_own_timed) = (fork.forked(), fork.state.serial, fork.is_own_timed());
+        let (forked, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
         if let Some(begun) = begun.filter(|_| dead.is_empty() && left.is_empty()) {
-            begun.end(lane_set, state, (job.on, job.direction), (&shares, is_own_timed));
+            begun.end(lane_set, state, (job.on, job.direction), &shares);
         }
         left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());

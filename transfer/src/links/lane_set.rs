@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, OwnedEvent};
 use glake_device::{DeviceId, Driver, EventKind, StreamId};
-use glake_units::{Bytes, Micros};
+use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use crate::Result;
@@ -41,19 +41,8 @@ pub(crate) struct LaneSet {
 pub(crate) struct StreamMarks {
     /// Where a copy forks.
     pub(crate) fork: OwnedEvent,
-    /// Of a copy that is timed.
-    pub(crate) clock: Clock,
-}
-
-/// What stands on the user's stream around a copy that is timed.
-#[derive(Debug)]
-pub(crate) struct Clock {
-    /// Before its fork.
-    pub(crate) begin: OwnedEvent,
-    /// Behind what goes over that stream itself.
-    pub(crate) own: OwnedEvent,
-    /// Behind its join.
-    pub(crate) end: OwnedEvent,
+    /// Before and after a copy that is timed.
+    pub(crate) clock: [OwnedEvent; 2],
 }
 
 /// What changes with each copy.
@@ -85,14 +74,6 @@ pub(crate) struct Part {
     pub(crate) timed: Option<(Path, Bytes)>,
 }
 
-/// What stands between the events of a lane's clock, and of which copy it is.
-#[derive(Clone, Copy, Debug)]
-struct Timed {
-    path: Path,
-    size: Bytes,
-    serial: u64,
-}
-
 /// What is under way on a lane.
 #[derive(Debug, Default)]
 struct Flight {
@@ -105,7 +86,7 @@ struct Flight {
     ring: Option<Ring>,
     /// How the ring was used last: how large its slots were, and which of them is next.
     slots: (Bytes, usize),
-    timed: Option<Timed>,
+    timed: Option<(Path, Bytes)>,
     turn: u64,
 }
 
@@ -196,8 +177,7 @@ impl StreamMarks {
     /// In the primary context of a device.
     pub(crate) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<StreamMarks> {
         let event = |kind| OwnedEvent::new(driver, device, kind);
-        let timed = || event(EventKind::Timed);
-        let clock = Clock { begin: timed()?, own: timed()?, end: timed()? };
+        let clock = [event(EventKind::Timed)?, event(EventKind::Timed)?];
         Ok(StreamMarks { fork: event(EventKind::Plain)?, clock })
     }
 }
@@ -286,8 +266,7 @@ impl LaneSetState {
             flight.since = serial;
         }
         flight.parts += 1;
-        let timed = part.timed.map(|(path, size)| Timed { path, size, serial });
-        flight.timed = flight.timed.take().or(timed);
+        flight.timed = flight.timed.take().or(part.timed);
         if let Some(earlier) = std::mem::replace(&mut flight.carried, part.carried) {
             self.ledger.end(earlier);
         }
@@ -300,11 +279,11 @@ impl LaneSetState {
         }
     }
 
-    /// Whether the next part on a lane is to be timed: those of a copy that is timed are all.
-    pub(crate) fn times(&mut self, device: DeviceId, all: bool) -> bool {
+    /// Whether the next part on a lane is to be timed.
+    pub(crate) fn times(&mut self, device: DeviceId) -> bool {
         self.flight(device).is_some_and(|flight| {
             flight.turn += 1;
-            flight.timed.is_none() && (all || flight.turn % TIMED == 1)
+            flight.timed.is_none() && flight.turn % TIMED == 1
         })
     }
 
@@ -397,13 +376,10 @@ impl LaneSetState {
         if let Some(ring) = flight.ring.take_if(|_| !kept) {
             self.ledger.relays.give_ring(device, ring);
         }
-        if let Some(Timed { path, size, serial }) = flight.timed.take()
+        if let Some((path, size)) = flight.timed.take()
             && let Ok(micros) = lane.clock[1].since(&lane.clock[0])
         {
             self.ledger.counters.timed(path, size, micros);
-            if let Some(sample) = &mut self.sample {
-                sample.part(serial, device, Micros(micros));
-            }
         }
     }
 

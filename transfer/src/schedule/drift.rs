@@ -2,8 +2,7 @@
 //! that its calibration is stale.
 //!
 //! ```text
-//!   user's stream  ──begin──fork──┤own share├──own──join──end──   the clock of the lane set's marks on that GPU
-//!   a relay's lane            └───┤share├──┘                      the lane's clock, before the share and behind it
+//!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lane set's marks on that GPU
 //!                                     ─► Observations ─► another graph, or stale
 //! ```
 //!
@@ -15,14 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use glake_device::DeviceId;
 use glake_units::{Bytes, Micros};
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use crate::UserStream;
 use crate::engine::ledger::Ledger;
 use crate::engine::requests::Requests;
 use crate::engine::routes::Routes;
 use crate::links::lane_set::{LaneSet, LaneSetState, StreamMarks};
-use crate::paths::{Direction, GivenUp, Observations, PathGraph, Share, Shares, Way};
+use crate::paths::{Direction, GivenUp, Observations, PathGraph, Shares};
 
 /// Smaller copies say more of latencies, and of the host, than of links: too much to give a calibration up, or to mend what
 /// was assumed.
@@ -55,10 +53,6 @@ impl Seen {
     fn nothing(assumed: PathGraph) -> Seen {
         Seen { graph: Observations::new(), given_up: GivenUp::new(assumed) }
     }
-
-    fn refine(&mut self, graph: &PathGraph) -> Option<PathGraph> {
-        self.graph.refine(graph, self.given_up.assumed())
-    }
 }
 
 /// A copy that is timed, before it is joined.
@@ -76,30 +70,7 @@ pub(crate) struct Sample {
     on: DeviceId,
     direction: Direction,
     shares: Shares,
-    /// What each share took, of those that were timed.
-    parts: SmallVec<[Option<Micros>; 8]>,
-    is_own_timed: bool,
-    serial: u64,
     begun: Begun,
-}
-
-impl Sample {
-    /// A relay's share of a copy took so long.
-    pub(crate) fn part(&mut self, serial: u64, relay: DeviceId, took: Micros) {
-        let is_of = |share: &Share| share.relay == relay && share.way != Way::Direct;
-        if serial == self.serial
-            && let Some(part) = self.shares.iter().position(is_of)
-        {
-            self.parts[part] = Some(took);
-        }
-    }
-
-    /// So did what went over the target's own link.
-    fn own_part(&mut self, took: Micros) {
-        if let Some(part) = self.shares.iter().position(|share| share.way == Way::Direct) {
-            self.parts[part] = Some(took);
-        }
-    }
 }
 
 impl Drift {
@@ -189,7 +160,7 @@ impl Drift {
         let begun = state.is_clock_free()
             && self.is_idle()
             && !is_crowded()
-            && lane_set.marks(target).is_some_and(|marks| marks.clock.begin.record(on.raw).is_ok());
+            && lane_set.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
         begun.then(|| Begun { graph: graph.clone(), others })
     }
 
@@ -197,19 +168,14 @@ impl Drift {
     pub(crate) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
         let marks = state.sample.as_ref().and_then(|sample| lane_set.marks(sample.on));
         let Some(StreamMarks { clock, .. }) = marks else { return };
-        if matches!(clock.end.is_passed(), Ok(false)) {
+        if matches!(clock[1].is_passed(), Ok(false)) {
             return;
         }
-        let took = clock.end.since(&clock.begin);
-        if let (Some(mut sample), Ok(took)) = (state.sample.take(), took)
+        let took = clock[1].since(&clock[0]);
+        if let (Some(sample), Ok(took)) = (state.sample.take(), took)
             && sample.begun.others == self.others(state)
             && !sample.shares.iter().any(|share| self.ledger.relays.is_fenced(share.relay))
         {
-            if sample.is_own_timed
-                && let Ok(took) = clock.own.since(&clock.begin)
-            {
-                sample.own_part(Micros(took));
-            }
             self.note(&sample, Micros(took));
         }
     }
@@ -227,12 +193,11 @@ impl Drift {
         }
         tracing::trace!(
             target: "glake::transfer",
-            gpu = %sample.on, direction = ?sample.direction, shares = ?&sample.shares[..], parts = ?sample.parts, ?took,
+            gpu = %sample.on, direction = ?sample.direction, shares = ?&sample.shares[..], ?took,
             predicted = ?sample.shares.predicted(),
             "a copy was timed"
         );
         seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
-        seen.graph.note_parts(&graph, (sample.on, sample.direction), &sample.shares, &sample.parts);
         if sample.shares.len() > 1 {
             let size = sample.shares.iter().map(|share| share.size).sum();
             seen.given_up.seen(sample.on, sample.direction, size);
@@ -252,7 +217,7 @@ impl Drift {
                 *seen = Seen::nothing(assumed.clone());
                 self.routes.set(assumed);
             }
-        } else if let Some(refined) = seen.refine(&graph) {
+        } else if let Some(refined) = seen.graph.refine(&graph) {
             let (relays, before) = (refined.paths().relays.len(), graph.paths().relays.len());
             tracing::debug!(target: "glake::transfer", relays, before, "the paths are refined by what copies took");
             self.routes.set(refined);
@@ -267,12 +232,11 @@ impl Begun {
         lane_set: &LaneSet,
         state: &mut LaneSetState,
         (on, direction): (UserStream, Direction),
-        (shares, is_own_timed): (&Shares, bool),
+        shares: &Shares,
     ) {
-        if lane_set.marks(on.device).is_some_and(|marks| marks.clock.end.record(on.raw).is_ok()) {
-            let (parts, serial) = (SmallVec::from_elem(None, shares.len()), state.serial);
-            let (on, shares) = (on.device, shares.clone());
-            state.sample = Some(Sample { on, direction, shares, parts, is_own_timed, serial, begun: self });
+        if lane_set.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
+            let shares = shares.clone();
+            state.sample = Some(Sample { on: on.device, direction, shares, begun: self });
         }
     }
 }

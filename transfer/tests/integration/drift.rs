@@ -18,25 +18,11 @@ use glake_transfer::{CopyHandle, CopyOptions, Engine, EngineOptions, UserStream}
 use glake_units::{Bandwidth, Bytes};
 
 const GPU: DeviceId = DeviceId(0);
-const OTHER: DeviceId = DeviceId(1);
-
-/// Four of which one gives so much.
-fn with_one(of: DeviceId, rate: f64) -> SimTopology {
-    let mut topology = four(50.0);
-    topology.gpus[usize::try_from(of.0).unwrap()].link.to_gpu = Bandwidth(rate);
-    topology
-}
 
 /// Two GPUs with links of so many GB/s each way, and nothing else that bounds them.
 fn two(rate: f64) -> SimTopology {
-    let mut topology = four(rate);
-    topology.gpus.truncate(2);
-    topology
-}
-
-/// Four of them.
-fn four(rate: f64) -> SimTopology {
     let mut topology = load("h200x4").unwrap();
+    topology.gpus.truncate(2);
     for gpu in &mut topology.gpus {
         (gpu.link.to_gpu, gpu.link.from_gpu) = (Bandwidth(rate), Bandwidth(rate));
     }
@@ -72,11 +58,6 @@ struct Fixture {
 
 impl Fixture {
     fn new(topology: &SimTopology, graph: PathGraph) -> Fixture {
-        Fixture::reached_by(topology, graph, DeviceSet::ALL)
-    }
-
-    /// Of memory that so many of the GPUs may touch.
-    fn reached_by(topology: &SimTopology, graph: PathGraph, reach: DeviceSet) -> Fixture {
         let sim = simulator(topology, true);
         let driver: Arc<dyn Driver> = sim.clone();
         let completion_events = CompletionEvents::new(driver.clone());
@@ -89,8 +70,7 @@ impl Fixture {
         ready.recv().unwrap();
         let size = Bytes::mib(64);
         let to = [(); 2].map(|()| {
-            let reach = gpus.intersection(reach);
-            let memory = Arc::new(Buffer::new(&completion_events, GPU, size, reach).unwrap());
+            let memory = Arc::new(Buffer::new(&completion_events, GPU, size, gpus).unwrap());
             memory.span(Bytes::ZERO, size).unwrap()
         });
         let from = Arc::new(Registration::new(&completion_events, Pages::new(size, 0).unwrap()).unwrap());
@@ -121,41 +101,18 @@ impl Fixture {
         self.from.size().get() as f64 / (self.sim.now() - begun).as_secs_f64() / 1e9
     }
 
-    /// Copies until some are split: another thread makes the slots.
-    fn until_split(&self, copy: impl Fn()) {
-        let is_split = |_| {
-            copy();
-            std::thread::sleep(Duration::from_millis(1));
-            self.engine.statistics().split_copies > 0
-        };
-        assert!((0..1000).any(is_split));
-    }
-
-    /// Copies beside as many of another process of the machine over a GPU's link; the rate of the last.
-    fn copies_beside(&self, count: usize, (other, others): (DeviceId, usize)) -> f64 {
-        let driver: Arc<dyn Driver> = self.sim.clone();
-        let size = self.from.size();
-        let completion_events = CompletionEvents::new(driver.clone());
-        let stream = |_| {
-            let memory = Buffer::new(&completion_events, other, size, DeviceSet::EMPTY).unwrap();
-            let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
-            (OwnedStream::new(&driver, other).unwrap(), to)
-        };
-        let streams: Vec<_> = (0..others).map(stream).collect();
-        let mut rate = 0.0;
-        for _ in 0..count {
-            for (stream, to) in &streams {
-                (0..2).for_each(|_| stream.of().copy(to, &self.from).unwrap());
-            }
-            rate = self.rate();
-            streams.iter().for_each(|(stream, _)| stream.synchronize().unwrap());
-        }
-        rate
-    }
-
-    /// The other GPU's link is given up, being all but full.
+    /// The other GPU's link is given up: another process of the machine copies to a GPU of its own over it.
     fn give_up(&self) {
-        self.copies_beside(40, (OTHER, 100));
+        let (driver, other): (Arc<dyn Driver>, DeviceId) = (self.sim.clone(), DeviceId(1));
+        let stream = OwnedStream::new(&driver, other).unwrap();
+        let size = self.from.size();
+        let memory = Buffer::new(&CompletionEvents::new(driver), other, size, DeviceSet::EMPTY).unwrap();
+        let to = Arc::new(memory).span(Bytes::ZERO, size).unwrap();
+        for _ in 0..120 {
+            stream.of().copy(&to, &self.from).unwrap();
+            self.copies(1);
+            stream.synchronize().unwrap();
+        }
         let alone = self.rate();
         assert!(alone < 52.0, "the link that was busy is given up: {alone}");
     }
@@ -220,104 +177,6 @@ fn what_was_assumed_is_refined() {
 }
 
 #[test]
-fn a_slower_link_is_given_less() {
-    for rate in [15.0, 30.0] {
-        let mut topology = two(50.0);
-        topology.gpus[1].link.to_gpu = Bandwidth(rate);
-        let fixture = Fixture::new(&topology, PathGraph::conservative(&links(&two(50.0))));
-        fixture.copies(120);
-        let found = fixture.rate();
-        assert!(found > 0.93 * (50.0 + rate), "{found}, the other link gives {rate}");
-        fixture.end();
-    }
-}
-
-/// Another process of the machine copies to a GPU of its own over its link meanwhile; then no more.
-#[test]
-fn a_link_that_is_busy_is_given_less_and_then_as_much_again() {
-    let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
-    for _ in 0..5 {
-        let beside = fixture.copies_beside(120, (OTHER, 1));
-        assert!(beside > 70.0, "{beside}");
-        fixture.copies(120);
-        let again = fixture.rate();
-        assert!(again > 93.0, "{again}");
-    }
-    fixture.end();
-}
-
-/// So full that it gives next to nothing.
-#[test]
-fn one_link_of_four_that_was_full_gives_its_part_again() {
-    for full in [GPU, OTHER] {
-        let fixture = Fixture::new(&four(50.0), PathGraph::conservative(&links(&four(50.0))));
-        let before = fixture.rate();
-        fixture.copies_beside(60, (full, 100));
-        fixture.copies(600);
-        let again = fixture.rate();
-        assert!(again > 0.97 * before, "{full}: {again}, before {before}");
-        fixture.end();
-    }
-}
-
-#[test]
-fn one_link_of_four_gives_less_than_an_eighth() {
-    for (of, rate, least) in [(OTHER, 5.0, 100.0), (OTHER, 3.0, 65.0), (GPU, 5.0, 100.0), (GPU, 3.0, 65.0)] {
-        let fixture = Fixture::new(&with_one(of, rate), PathGraph::conservative(&links(&four(50.0))));
-        fixture.copies(2000);
-        let found = fixture.rate();
-        assert!(found > least, "{found}, {of} gives {rate}");
-        fixture.end();
-    }
-}
-
-#[test]
-fn a_slower_link_that_was_full_is_seen_to_be_slower_again() {
-    let fixture = Fixture::new(&with_one(OTHER, 20.0), PathGraph::conservative(&links(&four(50.0))));
-    fixture.copies(200);
-    fixture.copies_beside(250, (OTHER, 8));
-    fixture.copies(2000);
-    let again = fixture.rate();
-    assert!(again > 150.0, "{again} of 170");
-    fixture.end();
-}
-
-#[test]
-fn what_copies_through_slots_give_together_is_no_ceiling_for_others() {
-    let fixture = Fixture::new(&with_one(OTHER, 20.0), PathGraph::conservative(&links(&four(50.0))));
-    let completion_events = CompletionEvents::new(fixture.sim.clone());
-    let size = fixture.from.size();
-    let closed = Arc::new(Buffer::new(&completion_events, GPU, size, DeviceSet::EMPTY).unwrap());
-    let to = closed.span(Bytes::ZERO, size).unwrap();
-    let copy = || {
-        let on = fixture.streams[0].1;
-        fixture.engine.copy(&to, &fixture.from, on, CopyOptions::default()).unwrap().wait().unwrap();
-    };
-    fixture.until_split(copy);
-    (0..100).for_each(|_| copy());
-    fixture.copies(2000);
-    let found = fixture.rate();
-    assert!(found > 150.0, "{found} of 170");
-    drop((to, closed, completion_events));
-    fixture.end();
-}
-
-#[test]
-fn copies_through_slots_stay_over_all_links() {
-    let topology = load("h200x4").unwrap();
-    let graph = PathGraph::conservative(&links(&topology));
-    let fixture = Fixture::reached_by(&topology, graph, DeviceSet::EMPTY);
-    fixture.until_split(|| fixture.copies(1));
-    let before = fixture.rate();
-    for _ in 0..10 {
-        fixture.copies(100);
-        let now = fixture.rate();
-        assert!(now > 0.97 * before, "{now}, before {before}");
-    }
-    fixture.end();
-}
-
-#[test]
 fn relays_that_gain_nothing_are_given_up() {
     let mut topology = load("h200x4-direct").unwrap();
     topology.gpus.truncate(2);
@@ -374,7 +233,7 @@ fn copies_of_the_other_direction_that_are_over_keep_none_from_being_timed() {
 fn an_attempt_that_no_copy_can_judge_ends() {
     // The relay's link is so slow that it holds up the other half of each copy.
     let mut topology = two(50.0);
-    topology.gpus[1].link.to_gpu = Bandwidth(0.5);
+    topology.gpus[1].link.to_gpu = Bandwidth(12.0);
     let fixture = Fixture::new(&topology, PathGraph::conservative(&links(&two(50.0))));
     fixture.copies(200);
     assert!(fixture.rate() > 49.0, "it is given up");
@@ -387,13 +246,9 @@ fn an_attempt_that_no_copy_can_judge_ends() {
         }
         fixture.engine.statistics().split_copies - begun
     };
-    let mut tried = pairs(512);
-    assert!(tried > 0 && tried < 400, "{tried} of 1024");
-    // Another one may be under way.
-    for _ in 0..16 {
-        tried = pairs(16);
-    }
-    assert_eq!(pairs(16), tried, "it is over");
+    let tried = pairs(512);
+    assert!(tried > 0 && tried < 300, "{tried} of 1024");
+    assert_eq!(pairs(64), tried, "it is over");
     // Small ones would not be timed either: they begin no attempt.
     let small = Bytes::mib(8);
     let (to, from) =
