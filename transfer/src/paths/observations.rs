@@ -3,7 +3,6 @@
 //! ```text
 //!   one part:       took ─► its link
 //!   several parts:  took ─► what they give together, and what that gains over a native copy
-//!                   each part's ─► its link, beside the fastest part: what slows all down alike is no link's fault
 //!
 //!   Observations ─┬► refined: rates and ways of a graph that was only assumed
 //!                 └► stale:   a graph that was measured, on a server that has changed
@@ -131,26 +130,6 @@ impl Observations {
         let used = |way| shares.iter().any(|share| share.way == way);
         if used(Way::ZeroStaging) != used(Way::Staged) {
             beside.gains[usize::from(used(Way::Staged))].note(shares.direct().0 / took.0, size);
-        }
-    }
-
-    /// The parts of a copy took so long, each on its own path from where its bytes began to flow, and nothing else was in
-    /// flight; in the order of the shares, nothing where a part was not measured.
-    pub fn note_parts(&mut self, direction: Direction, shares: &Shares, took: &[Option<Micros>]) {
-        let ratio = |part: usize, took: Micros| {
-            let size = shares.get(part).map_or(0.0, |share| float(share.size));
-            Some(size / bytes_a_micro(shares.rate(part)) / took.0)
-                .filter(|ratio| ratio.is_finite() && *ratio > 0.0)
-        };
-        let ratios =
-            || took.iter().enumerate().filter_map(|(part, took)| Some((part, ratio(part, (*took)?)?)));
-        let fastest = ratios().map(|(_, ratio)| ratio).fold(0.0, f64::max);
-        for (part, ratio) in ratios() {
-            if let Some(share) = shares.get(part)
-                && let Some(link) = self.link(share.relay, direction)
-            {
-                link.note(ratio / fastest, share.size);
-            }
         }
     }
 
@@ -306,20 +285,6 @@ mod tests {
     }
 
     #[test]
-    fn parts_speak_for_their_own_links() {
-        let (graph, mut seen) = (assumed(2), Observations::new());
-        let shares = copy(&graph, DeviceSet::ALL);
-        assert_eq!(shares.len(), 2);
-        for _ in 0..40 {
-            let took = |part: usize, rate| Some(Micros(float(shares[part].size) / rate));
-            seen.note_parts(Direction::ToGpu, &shares, &[took(0, 50_000.0), took(1, 25_000.0)]);
-        }
-        let graph = seen.refine(&graph).unwrap();
-        let rates: Vec<f64> = graph.rates(DeviceId(0), Direction::ToGpu).map(|path| path.rate.0).collect();
-        assert!(rates[0] == 50.0 && (rates[1] - 25.0).abs() < 0.5, "{rates:?}");
-    }
-
-    #[test]
     fn what_slows_all_down_alike_is_a_ceiling() {
         let (mut graph, mut seen) = (assumed(4), Observations::new());
         for _ in 0..200 {
@@ -327,9 +292,6 @@ mod tests {
             // The links give 50 GB/s each, but 160 together.
             let size = float(Bytes::mib(64));
             seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(20.0 + size / 160_000.0));
-            let took: Vec<Option<Micros>> =
-                shares.iter().map(|share| Some(Micros(float(share.size) / 40_000.0))).collect();
-            seen.note_parts(Direction::ToGpu, &shares, &took);
             graph = seen.refine(&graph).unwrap_or(graph);
         }
         let together = graph.together(DeviceId(0), Direction::ToGpu).0;
@@ -380,7 +342,6 @@ mod tests {
         for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             for _ in 0..100 {
                 seen.note_copy(DeviceId(0), Direction::ToGpu, &shares, Micros(took));
-                seen.note_parts(Direction::ToGpu, &shares, &[None, Some(Micros(took)), Some(Micros(1.0))]);
                 seen.note_copy(DeviceId(99), Direction::ToGpu, &shares, Micros(took));
             }
         }
