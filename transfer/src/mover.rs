@@ -30,7 +30,7 @@ impl LinkMover {
         let driver = engine.completion_events().driver();
         let stream = OwnedStream::new(driver, device)?;
         let on = UserStream::of(&**driver, device, stream.id())?;
-        let options = CopyOptions { priority, ready: true, ..CopyOptions::default() };
+        let options = CopyOptions { priority, unordered: true, ..CopyOptions::default() };
         // The slots' other side, above all: until it is made copies of regions take one link.
         engine.expect_copies_of(device);
         Ok(LinkMover { engine: engine.clone(), on, options, _stream: stream })

@@ -143,7 +143,7 @@ class Offloads(OfTorch):
         handle.remove()
         # What there is not is said at once, and nothing is pinned or hooked for it.
         before = glake.offload.report()["host_pinned_bytes"]
-        with self.assertRaisesRegex(glake.Error, "pinned"):
+        with self.assertRaisesRegex(glake.OutOfMemoryError, "pinned"):
             glake.offload(model, host_memory=1 << 52)
         self.assertEqual(glake.offload.report()["host_pinned_bytes"], before)
         with self.assertRaisesRegex(ValueError, "host_memory is"):

@@ -120,7 +120,7 @@ impl Litmus<'_> {
             1 => Priority::Background,
             _ => Priority::Normal,
         };
-        CopyOptions { priority, verify: false, waited: self.below(4) == 0, ready: false }
+        CopyOptions { priority, verify: false, waited: self.below(4) == 0, unordered: false }
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct Fork<'a> {
     /// What lanes wait for; nothing where the user's stream has come to the fork, or where they need not.
     event: Option<Event>,
     /// Whether lanes may have earlier copies' work still: they did not wait for a fork.
-    pub(crate) is_ready: bool,
+    pub(crate) is_unordered: bool,
     entered: DeviceSet,
     /// Of these, lanes whose second stream has work too.
     second: DeviceSet,
@@ -100,7 +100,7 @@ impl Forks {
             state,
             on,
             event,
-            is_ready: event.is_none(),
+            is_unordered: event.is_none(),
             entered: none,
             second: none,
             through_slots: SmallVec::new(),
@@ -141,10 +141,10 @@ impl<'a> Fork<'a> {
             }
         };
         let count = self.enqueued[index].1.saturating_add(operations);
-        // Of a copy that waits for no fork it is not known whether its streams have come here.
-        if count > MOST_WAITING && (self.event.is_some() || self.is_ready) {
+        // Where lanes do not wait for the fork it is not known whether their streams have come to it.
+        if count > MOST_WAITING && (self.event.is_some() || self.is_unordered) {
             self.look();
-            if self.event.is_some() || self.is_ready {
+            if self.event.is_some() || self.is_unordered {
                 return false;
             }
         }
@@ -162,8 +162,8 @@ impl<'a> Fork<'a> {
         if prioritized.is_foreground() {
             self.look();
             // What waits for nothing on its own stream waits for nothing at all, and may shut barriers before its streams can.
-            // Of a copy that waits for no fork that is not known.
-            if self.event.is_none() && !self.is_ready {
+            // Of an unordered copy that is not known: it never asks.
+            if self.event.is_none() && !self.is_unordered {
                 prioritized.shut_now(links);
             }
         }
@@ -185,7 +185,7 @@ impl<'a> Fork<'a> {
         }
         self.look();
         match self.event {
-            None if !self.is_ready => slice,
+            None if !self.is_unordered => slice,
             _ => few.align_up(PAGE).unwrap_or(few).min(LARGEST).max(slice),
         }
     }
@@ -450,9 +450,9 @@ impl<'a> Fork<'a> {
         };
         // What the target's side does is a part of the lane: its slots are used until then.
         let target = self.through_slots.iter().find(|(relay, _)| *relay == device).map(|(_, target)| *target);
-        // Of copies that wait for no fork the lane's second stream has the ends, in their order: those of the targets' sides too, for which
-        // the first, which goes on filling slots, does not wait.
-        let (last, ahead) = match self.is_ready.then(|| self.stagger(device)) {
+        // The ends of unordered copies stand on the lane's second stream, in their order, those of the targets' sides too: the first stream
+        // goes on filling slots meanwhile.
+        let (last, ahead) = match self.is_unordered.then(|| self.stagger(device)) {
             None => (&lane.stream, Ok(())),
             Some(Ok(())) => (&lane.second.stream, Ok(())),
             Some(Err(_)) => {

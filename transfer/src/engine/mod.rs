@@ -270,7 +270,7 @@ impl Engine {
             return Err(TransferError::SizesDiffer { to, from });
         }
         let ranges: SmallVec<[(&Span, &Span); 8]> = blocks.iter().map(|(to, from)| (to, from)).collect();
-        if let Some(job) = self.spans.as_one(&ranges, on, options.ready) {
+        if let Some(job) = self.spans.as_one(&ranges, on, options.unordered) {
             let parts = self.spans.enqueue_as_one(job, options.priority);
             let parts = self.completions.covered(parts, DeviceSet::of(job.asked().0), on)?;
             return self.completions.handle(on, options, parts);

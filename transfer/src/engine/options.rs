@@ -88,15 +88,16 @@ pub struct CopyOptions {
     pub verify: bool,
     /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.
     pub waited: bool,
-    /// Whether nothing that was enqueued before touches the memory: then parts need not wait for the stream, which still waits for them, and
-    /// copies one after another leave no link idle in between. Of lists of a few large ranges ([`crate::Engine::copy_list`]).
-    pub ready: bool,
+    /// Whether its parts need not wait for what the stream has, because nothing of that touches the memory; the stream still waits for them.
+    /// Such copies one after another leave no link idle in between. Of lists of a few large ranges ([`crate::Engine::copy_list`]); all
+    /// others wait.
+    pub unordered: bool,
 }
 
 impl Default for CopyOptions {
     /// A normal copy that somebody may wait for, behind all that its stream has.
     fn default() -> Self {
-        CopyOptions { priority: Priority::Normal, verify: false, waited: true, ready: false }
+        CopyOptions { priority: Priority::Normal, verify: false, waited: true, unordered: false }
     }
 }
 

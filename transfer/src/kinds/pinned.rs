@@ -49,7 +49,7 @@ pub(crate) struct Job<'a> {
     /// Whether what it takes says something of the links: regions' lists go beside memory that is pinned, mapped and unmapped.
     tells: bool,
     /// Whether no part has to wait for the stream.
-    ready: bool,
+    unordered: bool,
     on: UserStream,
     /// Whose memory it is about.
     target: DeviceId,
@@ -171,9 +171,9 @@ impl PinnedCopies {
         }
         let time = || self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.size);
         let begun = job.tells.then(time).flatten();
-        let mark = if job.ready { Ok(None) } else { Fork::mark(lane_set, job.on) };
+        let mark = if job.unordered { Ok(None) } else { Fork::mark(lane_set, job.on) };
         let event = match mark {
-            Ok(event) if event.is_some() || job.ready => event,
+            Ok(event) if event.is_some() || job.unordered => event,
             outcome => {
                 if outcome.is_ok() {
                     self.links.want_fork_event(job.on.device);
@@ -348,11 +348,15 @@ impl<'a> Job<'a> {
         on: UserStream,
         (target, direction): (DeviceId, Direction),
     ) -> Job<'a> {
-        Job { ranges: range, size: range[0].0.size(), tells: true, ready: false, on, target, direction }
+        Job { ranges: range, size: range[0].0.size(), tells: true, unordered: false, on, target, direction }
     }
 
     /// Ranges of a region between pinned memory and one GPU's, that are copied as one; `None`: one of them is something else.
-    pub(crate) fn list(ranges: &'a [(&'a Span, &'a Span)], on: UserStream, ready: bool) -> Option<Job<'a>> {
+    pub(crate) fn list(
+        ranges: &'a [(&'a Span, &'a Span)],
+        on: UserStream,
+        unordered: bool,
+    ) -> Option<Job<'a>> {
         let between = |(to, from): &(&Span, &Span)| match (to.kind(), from.kind()) {
             (PointerKind::Device { device, .. }, PointerKind::Pinned) => Some((device, Direction::ToGpu)),
             (PointerKind::Pinned, PointerKind::Device { device, .. }) => Some((device, Direction::FromGpu)),
@@ -361,7 +365,7 @@ impl<'a> Job<'a> {
         let (target, direction) = between(ranges.first()?)?;
         let is_one = ranges.iter().all(|range| between(range) == Some((target, direction)));
         let size = ranges.iter().map(|(to, _)| to.size()).sum();
-        is_one.then_some(Job { ranges, size, tells: false, ready, on, target, direction })
+        is_one.then_some(Job { ranges, size, tells: false, unordered, on, target, direction })
     }
 
     /// Whose memory it is, and how many bytes.

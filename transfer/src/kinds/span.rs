@@ -95,9 +95,9 @@ impl SpanCopies {
         &self,
         ranges: &'a [(&'a Span, &'a Span)],
         on: UserStream,
-        ready: bool,
+        unordered: bool,
     ) -> Option<Job<'a>> {
-        let job = Job::list(ranges, on, ready)?;
+        let job = Job::list(ranges, on, unordered)?;
         let (target, size) = job.asked();
         let mean = Bytes::new(size.get() / ranges.len() as u64);
         let are_few_and_large = ranges.len() <= FEW && mean >= LARGE;

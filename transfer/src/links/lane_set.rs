@@ -315,8 +315,8 @@ impl LaneSetState {
         self.flights.get(index(relay)?)?.ring.as_ref()
     }
 
-    /// A copy is about to use a lane's slots, of this size and so many; which of them is the first, and whether they lie as before: then whoever
-    /// fills one waits for the event of who emptied it last. Else for all that the lane has.
+    /// A copy is about to use a lane's slots, of this size and so many: which of them is the first, and whether they lie as before. Then, of an
+    /// unordered copy, whoever fills one waits for the event of who emptied it last; else for all that the lane has.
     pub(crate) fn lay_out(&mut self, relay: DeviceId, size: Bytes, slots: usize) -> (usize, bool) {
         let Some(flight) = self.flight(relay) else { return (0, false) };
         let (before, next) = std::mem::replace(&mut flight.slots, (size, 0));
@@ -331,8 +331,8 @@ impl LaneSetState {
         }
     }
 
-    /// The events of a lane's slots do not say any more who uses them: the next copy waits for all that the lane has.
-    pub(crate) fn mix_up(&mut self, relay: DeviceId) {
+    /// The events of a lane's slots do not say any more who uses them: the next unordered copy waits for all that the lane has.
+    pub(crate) fn forget_layout(&mut self, relay: DeviceId) {
         if let Some(flight) = self.flight(relay) {
             flight.slots = (Bytes::ZERO, 0);
         }

@@ -79,15 +79,6 @@ class Offloaded(Activations):
         self._packer.site.ask(device, bytes_of, self._preset)
         self._device = device
 
-    def prepare(self, host_memory: int) -> None:
-        """Has so much host memory pinned for copies out of the module's GPU, what is pinned already included.
-
-        Raises:
-            Error: there is not so much; what could be pinned stays.
-        """
-        if self._device is not None:
-            _library.api().offload_prepare(self._device, host_memory)
-
     def remove(self) -> None:
         """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
         device, self._device = self._device, None
@@ -215,8 +206,8 @@ def offload(
         preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as
             links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that are recomputed leaves are stored one by one.
         least: what has fewer bytes stays on the GPU.
-        host_memory: so much host memory is pinned when the call returns, in bytes or as a text: of a training that ran before, its report's
-            ``host_pinned_bytes``. None: passes pin what they need, by which the first is longer.
+        host_memory: so much pinned host memory is free for what is offloaded when the call returns, in bytes or as a text: the report of a run
+            before says how much it took (``host_pinned_bytes``). None: passes pin what they need, by which the first is longer.
 
     Returns:
         ``remove()`` takes the hooks off; ``report()`` says what the module's passes do.
@@ -224,7 +215,7 @@ def offload(
     Raises:
         ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with the
             least budget that is enough.
-        Error: there is less host memory than that; nothing is offloaded.
+        glake.OutOfMemoryError: there is less host memory than that. The module stays as it was before the call.
     """
     if module is None:
         raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")
@@ -232,7 +223,7 @@ def offload(
     handle = Offloaded(module, budget, preset, least)
     if pinned is not None:
         try:
-            handle.prepare(pinned)
+            _library.api().offload_prepare(handle._device, pinned)
         except BaseException:
             handle.remove()
             raise

@@ -35,6 +35,6 @@ pub struct CopyAsk {
 
 impl CopyAsk {
     pub(super) fn options(&self, waited: bool) -> CopyOptions {
-        CopyOptions { priority: self.priority, verify: self.verify, waited, ready: false }
+        CopyOptions { priority: self.priority, verify: self.verify, waited, unordered: false }
     }
 }

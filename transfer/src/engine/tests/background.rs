@@ -11,7 +11,7 @@ use crate::paths::{Direction, Way};
 use crate::{CopyOptions, Priority, UserStream};
 
 const BACKGROUND: CopyOptions =
-    CopyOptions { priority: Priority::Background, verify: false, waited: true, ready: false };
+    CopyOptions { priority: Priority::Background, verify: false, waited: true, unordered: false };
 const CRITICAL: CopyOptions = CopyOptions { priority: Priority::Critical, ..BACKGROUND };
 const UNWAITED: CopyOptions = CopyOptions { waited: false, ..BACKGROUND };
 

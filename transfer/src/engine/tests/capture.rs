@@ -17,7 +17,7 @@ fn split_fixture() -> Fixture {
 }
 
 const UNWAITED: CopyOptions =
-    CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false, ready: false };
+    CopyOptions { priority: crate::Priority::Normal, verify: false, waited: false, unordered: false };
 
 /// Puts other bytes into pinned memory.
 fn refill(fixture: &Fixture, host: &Arc<Registration>, seed: u64) -> Vec<u8> {

@@ -13,7 +13,7 @@ use crate::paths::Direction;
 use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 
 const BACKGROUND: CopyOptions =
-    CopyOptions { priority: Priority::Background, verify: false, waited: true, ready: false };
+    CopyOptions { priority: Priority::Background, verify: false, waited: true, unordered: false };
 
 /// A stream with pool memory and pinned memory.
 struct User {

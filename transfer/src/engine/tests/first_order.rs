@@ -9,7 +9,7 @@ use crate::paths::{Direction, Way};
 use crate::{CopyOptions, EngineOptions, Priority, Scheduling};
 
 const BACKGROUND: CopyOptions =
-    CopyOptions { priority: Priority::Background, verify: true, waited: true, ready: false };
+    CopyOptions { priority: Priority::Background, verify: true, waited: true, unordered: false };
 
 fn fixture(scheduling: Scheduling) -> Fixture {
     Fixture::with("h200x4", EngineOptions { scheduling, ..EngineOptions::default() })

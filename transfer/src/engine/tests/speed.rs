@@ -132,7 +132,7 @@ fn gpus_that_copy_at_once_share_the_links_of_those_that_do_not() {
 }
 
 #[test]
-fn copies_of_ready_memory_one_after_another_keep_the_links_busy() {
+fn unordered_copies_one_after_another_keep_the_links_busy() {
     let (fixture, size, count) = (Fixture::of_times("h200x4"), Bytes::mib(128), 24_u64);
     for (direction, least) in Direction::BOTH.into_iter().zip([0.92 * 213.0, 0.97 * 160.0]) {
         let stream = fixture.stream(GPU);
@@ -147,7 +147,7 @@ fn copies_of_ready_memory_one_after_another_keep_the_links_busy() {
         };
         let start = fixture.sim.now();
         for at in 0..count {
-            let options = CopyOptions { ready: true, ..CopyOptions::default() };
+            let options = CopyOptions { unordered: true, ..CopyOptions::default() };
             drop(fixture.engine().copy_list(&[part(at)], on, options).unwrap());
         }
         fixture.wait(on);

@@ -15,7 +15,7 @@ use crate::{CopyOptions, EngineOptions, Priority, UserStream};
 const OTHER: DeviceId = DeviceId(1);
 const SIZE: Bytes = Bytes::mib(24);
 const UNWAITED: CopyOptions =
-    CopyOptions { priority: Priority::Normal, verify: false, waited: false, ready: false };
+    CopyOptions { priority: Priority::Normal, verify: false, waited: false, unordered: false };
 
 /// A device on which a kernel that touches what it may not kills its context, as on CUDA.
 fn killing() -> SimOptions {

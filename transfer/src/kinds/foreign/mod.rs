@@ -77,9 +77,9 @@ impl<'a> Fork<'a> {
             let Some((lane, side)) = self.both_sides(target, relay) else { continue };
             let (next, same) = self.state.lay_out(relay, slot, slots);
             // Behind a fork the work of earlier copies is done.
-            let empty = if self.is_ready && same { 0 } else { slots };
-            if self.is_ready && !same && !self.follow(relay, side) {
-                self.state.mix_up(relay);
+            let empty = if self.is_unordered && same { 0 } else { slots };
+            if self.is_unordered && !same && !self.follow(relay, side) {
+                self.state.forget_layout(relay);
                 continue;
             }
             going.push(Going { index, lane, side, slot, slots, next, empty });
@@ -113,7 +113,7 @@ impl<'a> Fork<'a> {
         // A slot that was filled in vain is filled again by whoever is next, behind all that the lane has.
         let enqueued = filled.and_then(|()| empty.enqueue(Some(&fill), &to, &slot));
         if let Err((device, error)) = enqueued {
-            self.state.mix_up(relay);
+            self.state.forget_layout(relay);
             self.blame(device, &error);
             return false;
         }

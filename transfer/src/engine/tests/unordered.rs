@@ -8,13 +8,13 @@ use super::fixture::{Fixture, GPU, Plain};
 use crate::paths::Way;
 use crate::{CopyOptions, Priority, UserStream};
 
-const READY: CopyOptions =
-    CopyOptions { priority: Priority::Normal, verify: false, waited: false, ready: true };
+const UNORDERED: CopyOptions =
+    CopyOptions { priority: Priority::Normal, verify: false, waited: false, unordered: true };
 const ALL: Bytes = Bytes::mib(56);
 
 /// Slots of earlier copies are still in use when the next ones begin, which lay them out otherwise, or go the other way.
 #[test]
-fn copies_of_ready_memory_through_slots() {
+fn unordered_copies_through_slots() {
     let fixture = Fixture::new("h200x4");
     let stream = fixture.stream(GPU);
     let on = fixture.user(GPU, stream.id());
@@ -29,7 +29,7 @@ fn copies_of_ready_memory_through_slots() {
     let copy = |to: &Span, from: &Span, at: usize| {
         let offset = sizes[..at].iter().copied().sum();
         let part = |span: &Span| span.part(offset, sizes[at]).unwrap();
-        let options = CopyOptions { ready: true, ..CopyOptions::default() };
+        let options = CopyOptions { unordered: true, ..CopyOptions::default() };
         drop(fixture.engine().copy_list(&[(part(to), part(from))], on, options).unwrap());
     };
     for round in 0..2 {
@@ -72,7 +72,7 @@ struct Ask {
 
 impl Ask {
     fn new(is_open: bool, to_gpu: bool, mib: u64) -> Ask {
-        Ask { is_open, to_gpu, size: Bytes::mib(mib), options: READY, stream: 0 }
+        Ask { is_open, to_gpu, size: Bytes::mib(mib), options: UNORDERED, stream: 0 }
     }
 }
 
@@ -219,7 +219,7 @@ fn beside_others_in_any_order() {
                     break;
                 }
                 let priority = if below(5) == 0 { Priority::Background } else { Priority::Normal };
-                let options = CopyOptions { priority, ready: below(5) != 0, ..READY };
+                let options = CopyOptions { priority, unordered: below(5) != 0, ..UNORDERED };
                 let (is_open, to_gpu, stream) = (below(4) == 0, below(2) == 0, usize::from(below(4) == 0));
                 let when = When::Chance { probability: chance, seed: below(1 << 30) };
                 let fault = Fault { verb: None, when, error: Injected::Failed(2) };
@@ -247,7 +247,7 @@ fn no_more_than_fits_stands_on_a_stream_that_is_held_up() {
     let pair = (open.span(Bytes::ZERO, size).unwrap(), Span::pinned(&host, Bytes::ZERO, size).unwrap());
     let held = std::time::Duration::from_millis(500);
     fixture.sim.enqueue_kernel(GPU, stream.id(), &[], &[], held, |_| {}).unwrap();
-    let options = CopyOptions { priority: Priority::Background, ..READY };
+    let options = CopyOptions { priority: Priority::Background, ..UNORDERED };
     drop(fixture.engine().copy_list(&[pair], on, options).unwrap());
     let slices: Vec<u64> = fixture.engine().statistics().paths.iter().map(|path| path.slices).collect();
     assert!(slices.iter().all(|slices| 2 * slices <= 256), "{slices:?}");
