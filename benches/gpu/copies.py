@@ -114,6 +114,48 @@ def pulls(report):
             report(f"{count} GPUs pull 1 GiB each, {name}", times["native"] / times["engine"], least, **rates)
 
 
+@scenario("both", 2)
+def both(report):
+    """Copies of 64 MiB of both ways at once, each way on a stream of its own; and one of 256 MiB to the GPU that begins behind many from it."""
+    import torch
+    size, count, gpus = 64 * MIB, 32, torch.cuda.device_count()
+    ends = [((pinned(GIB), on(gpu, GIB)), (on(gpu, GIB), pinned(GIB)), torch.cuda.Stream(gpu), torch.cuda.Stream(gpu)) for gpu in range(gpus)]
+    for gpu, (out, into, *_) in enumerate(ends):
+        out[1].random_(0, 255)
+
+    def copies(copy, used):
+        for number in range(count):
+            out, into, away, back = ends[number % used]
+            at = slice(number // used % 16 * size, (number // used % 16 + 1) * size)
+            for (dst, src), stream in ((out, away), (into, back)):
+                with torch.cuda.stream(stream):
+                    copy(dst[at], src[at])
+
+    def behind(copy):
+        """Seconds until the copy to the GPU has ended."""
+        settle()
+        (host, gpu), into, away, back = ends[0]
+        with torch.cuda.stream(away):
+            for _ in range(4):
+                copy(host, gpu)
+        begin = time.perf_counter()
+        with torch.cuda.stream(back):
+            copy(*(end[:256 * MIB] for end in into))
+        back.synchronize()
+        return time.perf_counter() - begin
+
+    works = dict(native=lambda: copies(native, 1), engine=lambda: copies(engine, 1), limit=lambda: copies(native, gpus))
+    times = alternate(10, **works)
+    ends[0][0][0].zero_(), ends[0][1][0].zero_()
+    seconds(works["engine"])
+    assert all(torch.equal(dst.cpu(), src.cpu()) for dst, src in ends[0][:2])
+    rates = {f"{which}_gbps": 2 * count * size / took / 1e9 for which, took in times.items()}
+    report("both ways at once, 64 MiB, of native", times["native"] / times["engine"], 1.0, **rates)
+    report("the same, of the limit", times["limit"] / times["engine"], 0.9)
+    took = {copy: statistics.median(behind(copy) for _ in range(7)) for copy in (native, engine)}
+    report("256 MiB to the GPU behind 4 GiB from it, of native", took[native] / took[engine], 1.0, native_ms=took[native] * 1e3, engine_ms=took[engine] * 1e3)
+
+
 @scenario("late", 2)
 def late(report):
     """A background copy that is waited for, whose parts are given to links as these have room, beside one whose shares are fixed when it

@@ -2,14 +2,14 @@
 //!
 //! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link
 //!   and then over NVLink, with no staging, unless the topology says that it does not. This is the relay that makes a
-//!   transfer use every link at once.
+//!   transfer use every link at once. *k* has one copy engine for such copies of both ways, which is full where one link is.
 //! - Plain memory, or *k* = *o*: over *o*'s link.
 //! - Between GPUs: over NVLink where both have it; else over both links. Plain memory that *k* was given no access to:
 //!   through host memory, over both links.
 //! - Over a link of another socket than the owner's: shares what the owner can get from there.
 
 use super::flow::Route;
-use super::topology::{Bandwidth, SimTopology};
+use super::topology::{Bandwidth, SimLink, SimTopology};
 
 /// One end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,8 @@ struct Pipes {
     nvlink: Option<Duplex>,
     far: Option<Duplex>,
     local: usize,
+    /// The engine that copies between host memory and other GPUs' memory.
+    crossing: usize,
     socket: u32,
     switch: Option<usize>,
 }
@@ -107,6 +109,7 @@ impl Plumbing {
                 nvlink: gpu.nvlink.map(|bandwidth| duplex(bandwidth, bandwidth, None)),
                 far: topology.host.far_socket.map(|bandwidth| duplex(bandwidth, bandwidth, None)),
                 local: duplex(gpu.local, gpu.local, None).to_gpu,
+                crossing: duplex(crossing(gpu.link), crossing(gpu.link), None).to_gpu,
                 socket: gpu.socket,
                 switch: gpu.switch.map(|index| index as usize).filter(|index| *index < switches.len()),
             })
@@ -194,6 +197,9 @@ impl Plumbing {
                 Way::ToGpu => self.over_nvlink(by, owner, pipes),
                 Way::FromGpu => self.over_nvlink(owner, by, pipes),
             };
+        if crossed {
+            pipes.push((self.gpus[by].crossing, 1.0));
+        }
         let link = if crossed { by } else { owner };
         self.over_link(link, way, pipes);
         if let Some(far) = self.gpus[owner].far
@@ -219,6 +225,11 @@ impl Plumbing {
             _ => false,
         }
     }
+}
+
+/// What the engine gives: as much as the link, the wider way.
+fn crossing(link: SimLink) -> Bandwidth {
+    if link.to_gpu < link.from_gpu { link.from_gpu } else { link.to_gpu }
 }
 
 fn through(duplex: Duplex, way: Way, pipes: &mut Vec<(usize, f64)>) {
@@ -270,6 +281,24 @@ mod tests {
             }
             let speed = (bytes * routes.len() as u64) as f64 / net.next().unwrap() as f64;
             assert!((speed - expected).abs() < 0.1, "{gpus}: {speed}");
+        }
+    }
+
+    /// docs/lab/duplex.md: 54.8 GB/s in all where both of a relay's copies cross NVLink by themselves, 98.6 where each has a slot in the
+    /// relay's memory, and its other half is the other GPU's copy.
+    #[test]
+    fn both_ways_over_a_relay_share_its_engine() {
+        let plumbing = Plumbing::new(&crate::load("h200x4").unwrap());
+        let [own, relay] = [0, 1].map(|index| End::Gpu { index, mapped: true });
+        let out = plumbing.route(own, End::Pinned, 1);
+        for (to, expected) in [(own, 55.5), (relay, 101.7)] {
+            let mut net = FlowNet::new(plumbing.capacity());
+            let bytes = 1 << 30;
+            for (route, cap) in [out.clone(), plumbing.route(End::Pinned, to, 1)] {
+                net.begin(0, 0, &[Load { route, bytes, cap }]);
+            }
+            let speed = 2.0 * bytes as f64 / net.next().unwrap() as f64;
+            assert!((speed - expected).abs() < 0.1, "{expected}: {speed}");
         }
     }
 

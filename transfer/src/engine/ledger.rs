@@ -8,7 +8,7 @@ use glake_units::Bytes;
 use super::Statistics;
 use super::counters::{Counters, Path};
 use crate::links::relays::Relays;
-use crate::paths::{Direction, Load};
+use crate::paths::{Direction, Load, Way};
 
 /// Written by whoever enqueues and by whoever sees that something has arrived. Takes no lock but for a moment, and asks no driver.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Ledger {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Carried {
     target: DeviceId,
-    relay: DeviceId,
+    over: (DeviceId, Way),
     direction: Direction,
     size: Bytes,
 }
@@ -40,14 +40,15 @@ impl Ledger {
 
     /// From now on others reckon with so many bytes on a path.
     pub(crate) fn begin(&self, path: Path, size: Bytes) -> Carried {
-        let Path { target, relay, direction, .. } = path;
-        self.load.begin(target, relay, direction, size);
-        Carried { target, relay, direction, size }
+        let Path { target, relay, direction, way } = path;
+        let over = (relay, way);
+        self.load.begin(target, over, direction, size);
+        Carried { target, over, direction, size }
     }
 
     /// No longer.
     pub(crate) fn end(&self, carried: Carried) {
-        self.load.end(carried.target, carried.relay, carried.direction, carried.size);
+        self.load.end(carried.target, carried.over, carried.direction, carried.size);
     }
 
     /// Whether any link has bytes of copies in flight.
@@ -73,7 +74,6 @@ mod tests {
     use glake_device::owned::DeviceSet;
 
     use super::*;
-    use crate::paths::Way;
 
     #[test]
     fn what_is_carried_loads_its_link_until_it_ends() {

@@ -34,9 +34,6 @@ use crate::{Priority, Result, UserStream};
 /// A copy from this size on takes longer than what the host does for it.
 const LONG: Bytes = Bytes::mib(8);
 
-/// Smaller copies are not timed.
-const TIMED: Bytes = Bytes::mib(16);
-
 /// Ranges, each to and from.
 type Ranges = SmallVec<[(Span, Span); 2]>;
 
@@ -137,13 +134,12 @@ impl PinnedCopies {
         let relays = self.links.relays();
         state.withdraw();
         // Of the other direction too: copies that are over say that they are when somebody looks, and beside others none is timed.
-        let is_loaded = |direction| self.ledger.is_loaded(direction);
-        let may_be_timed = job.tells && job.size >= TIMED;
-        if is_loaded(job.direction) || (may_be_timed && Direction::BOTH.into_iter().any(is_loaded)) {
+        if Direction::BOTH.into_iter().any(|direction| self.ledger.is_loaded(direction)) {
             self.links.lane_sets().refresh(lane_set);
         }
         let contenders = self.scheduler.contenders(job.target, job.direction);
-        let (zero_staging, staged) = self.relays_of(lane_set, state, job, contenders.rivals);
+        let gives_way = prioritized.as_ref().is_some_and(Prioritized::is_background);
+        let (zero_staging, staged) = self.relays_of(lane_set, state, job, (contenders.rivals, gives_way));
         let graph = self.routes.graph();
         let shares = split(
             &graph,
@@ -300,20 +296,24 @@ impl PinnedCopies {
         job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
     }
 
-    /// The relays that may touch the memory of a copy directly, and others that have slots for it.
+    /// The relays that may touch the memory of a copy directly, and others that have slots for it. A relay has one engine for what it copies
+    /// with no staging, on which copies of one direction would wait for all of the other's that are under way (docs/lab/duplex.md): they take
+    /// slots. What gives way may wait.
     fn relays_of(
         &self,
         lane_set: &Arc<LaneSet>,
         state: &mut LaneSetState,
         job: Job<'_>,
-        rivals: DeviceSet,
+        (rivals, gives_way): (DeviceSet, bool),
     ) -> (DeviceSet, DeviceSet) {
         let others = self.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
         let usable = others.without(state.broken());
         let (device, host) = job.reach();
         let readers = usable.intersection(host);
         // Memory of ours that is lent to them. The rest is the program's, or closed to some of them.
-        let zero_staging = readers.intersection(device);
+        let waits = |relay: &DeviceId| self.ledger.load.is_crossed(*relay, job.direction.other());
+        let zero_staging: DeviceSet =
+            { readers.intersection(device).iter() }.filter(|relay| gives_way || !waits(relay)).collect();
         let others = readers.without(zero_staging);
         // The target's side would make its GPU's own work wait for another GPU's stream.
         if others.is_empty() || job.on.device != job.target || job.size < LEAST_STAGED {

@@ -15,6 +15,14 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// The other one.
+    pub fn other(self) -> Direction {
+        match self {
+            Direction::ToGpu => Direction::FromGpu,
+            Direction::FromGpu => Direction::ToGpu,
+        }
+    }
+
     /// Both, in the order of [`Direction::index`].
     pub const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
 
