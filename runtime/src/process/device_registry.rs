@@ -7,7 +7,7 @@ use std::time::Duration;
 use glake_device::owned::CompletionEvents;
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, DeviceInfo, Driver};
-use glake_tiers::{Lease, LeaseOptions, LiveBlock};
+use glake_tiers::{Lease, LeaseOptions, LiveBlock, Pinning};
 
 use super::agent::Port;
 use super::device::{DeviceMemory, Started};
@@ -35,6 +35,8 @@ pub(super) struct DeviceRegistry {
     /// One clock for all pools: a capture on any device holds it.
     pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: ProcessEngine,
+    /// Told of by the pools of host memory, heeded by the engine.
+    pub(super) pinning: Arc<Pinning>,
     pub(super) config: config::Pool,
     /// How many mappings a device can have.
     pub(super) mappings: u64,
@@ -76,6 +78,7 @@ impl DeviceRegistry {
             devices,
             completion_events,
             engine,
+            pinning: Arc::default(),
             config,
             mappings,
             stopped: AtomicBool::new(false),

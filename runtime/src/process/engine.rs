@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::topology::Topology;
 use glake_device::{DeviceId, DeviceInfo, Driver, PointerKind};
+use glake_tiers::Pinning;
 use glake_transfer::paths::{Direction, PathGraph};
 use glake_transfer::{Benefit, Engine, EngineOptions};
 use glake_units::Bytes;
@@ -135,7 +136,11 @@ impl ProcessEngine {
         self.on.load(Ordering::Acquire)
     }
 
-    fn make(&self, completion_events: &Arc<CompletionEvents>) -> Result<&Arc<Engine>> {
+    fn make(
+        &self,
+        completion_events: &Arc<CompletionEvents>,
+        pinning: &Arc<Pinning>,
+    ) -> Result<&Arc<Engine>> {
         let _starting = self.starting.lock();
         if let Some(engine) = self.engine.get() {
             return Ok(engine);
@@ -155,6 +160,7 @@ impl ProcessEngine {
             ..EngineOptions::default()
         };
         let engine = Engine::new(completion_events.clone(), PathGraph::empty(), options)?;
+        engine.heed(pinning);
         Ok(self.engine.get_or_init(|| engine))
     }
 
@@ -229,7 +235,7 @@ impl DeviceRegistry {
         }
         self.engine.on.store(on, Ordering::Release);
         if on {
-            let engine = self.engine.make(&self.completion_events)?;
+            let engine = self.engine.make(&self.completion_events, &self.pinning)?;
             return self.engine.start(engine, &self.devices);
         }
         if let Some(engine) = self.engine.made() {
@@ -249,7 +255,7 @@ impl DeviceRegistry {
 
     #[cold]
     fn make_engine(&self) -> Result<&Arc<Engine>> {
-        let engine = self.engine.make(&self.completion_events)?;
+        let engine = self.engine.make(&self.completion_events, &self.pinning)?;
         if self.engine.is_on() {
             self.engine.start(engine, &self.devices)?;
         }

@@ -139,6 +139,7 @@ impl HostPool {
 
     /// In one's turn: pins arenas of these sizes while they are wanted.
     pub(super) fn pin(&self, sizes: &[Bytes], wanted: impl Fn() -> bool + Sync) -> Result<()> {
+        let _under_way = self.options.pinning.begin();
         pin::pin(&self.completion_events, &self.options, sizes, wanted, |range, time| {
             let mut core = self.core.lock();
             let statistics = &mut core.statistics;

@@ -1,7 +1,11 @@
 //! How a host pool is made.
 
+use std::sync::Arc;
+
 use glake_device::owned::DeviceSet;
 use glake_units::Bytes;
+
+use super::Pinning;
 
 /// How a host pool is made.
 #[derive(Clone, Debug)]
@@ -20,10 +24,12 @@ pub struct HostOptions {
     /// The devices whose work touches it: memory that is given back waits for theirs. Those that copies do not use are better
     /// left out, for asking a device makes a context there.
     pub devices: DeviceSet,
+    /// Who is told while it is touched and pinned.
+    pub pinning: Arc<Pinning>,
 }
 
 impl Default for HostOptions {
-    /// Everything that the host has but 1 GiB, in arenas of 256 MiB, by one thread a core, for all devices.
+    /// Everything that the host has but 1 GiB, in arenas of 256 MiB, by one thread a core, for all devices; nobody is told.
     fn default() -> Self {
         HostOptions {
             budget: Bytes::MAX,
@@ -32,6 +38,7 @@ impl Default for HostOptions {
             threads: 0,
             nodes: Vec::new(),
             devices: DeviceSet::ALL,
+            pinning: Arc::default(),
         }
     }
 }

@@ -55,6 +55,7 @@ use std::time::Duration;
 
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
 use glake_device::{DeviceId, StreamId};
+use glake_tiers::Pinning;
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
@@ -229,6 +230,11 @@ impl Engine {
         };
         engine.replace_graph(graph);
         Ok(Arc::new(engine))
+    }
+
+    /// Has the engine learn nothing of links from copies that run while host memory is pinned; to be told once, before them.
+    pub fn heed(&self, pinning: &Arc<Pinning>) {
+        self.scheduler.heed(pinning);
     }
 
     /// Enqueues a copy on a stream of the program.

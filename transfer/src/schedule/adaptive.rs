@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
 use glake_device::owned::CompletionEvents;
+use glake_tiers::Pinning;
 use glake_units::{Bytes, Micros};
 
 use super::Scheduler;
@@ -131,6 +132,10 @@ impl Scheduler for Adaptive {
 
     fn replace_graph(&self, _routes: &Routes, graph: PathGraph) {
         self.drift.replace(graph);
+    }
+
+    fn heed(&self, pinning: &Arc<Pinning>) {
+        self.drift.heed(pinning);
     }
 
     fn is_stale(&self) -> bool {

@@ -6,12 +6,14 @@
 //!                                     ─► Observations ─► another graph, or stale
 //! ```
 //!
-//! Invariant: a copy says something only if no other copy of the engine was under way between its begin and its end.
+//! Invariant: a copy says something only if between its begin and its end no other copy of the engine was under way, and nobody pinned host
+//! memory who tells.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
+use glake_tiers::Pinning;
 use glake_units::{Bytes, Micros};
 use parking_lot::Mutex;
 
@@ -40,6 +42,8 @@ pub(crate) struct Drift {
     is_trying: AtomicBool,
     /// How many copies were begun, on all streams.
     begun: AtomicU64,
+    /// Whoever pins host memory and tells.
+    pinning: OnceLock<Arc<Pinning>>,
 }
 
 /// Of the graph that holds, and of the one that it was refined from.
@@ -61,6 +65,8 @@ pub(crate) struct Begun {
     graph: Arc<PathGraph>,
     /// How many copies were begun on other streams before.
     others: u64,
+    /// Since when nobody pins.
+    unpinned: u64,
 }
 
 /// A copy that is timed.
@@ -84,7 +90,18 @@ impl Drift {
             stale: AtomicBool::new(false),
             is_trying: AtomicBool::new(false),
             begun: AtomicU64::new(0),
+            pinning: OnceLock::new(),
         }
+    }
+
+    /// As [`super::Scheduler::heed`].
+    pub(crate) fn heed(&self, pinning: &Arc<Pinning>) {
+        let _told_already = self.pinning.set(pinning.clone());
+    }
+
+    /// `None` while host memory is pinned.
+    fn unpinned(&self) -> Option<u64> {
+        self.pinning.get().map_or(Some(0), |pinning| pinning.idle_since())
     }
 
     /// Whether a calibrated graph was seen not to hold.
@@ -157,11 +174,12 @@ impl Drift {
         let least = LEAST[usize::from(!graph.is_calibrated())];
         let due = size >= least && on.device == target && state.serial.is_multiple_of(EVERY);
         let others = due.then(|| self.others(state))?;
+        let unpinned = self.unpinned()?;
         let begun = state.is_clock_free()
             && self.is_idle()
             && !is_crowded()
             && lane_set.marks(target).is_some_and(|marks| marks.clock[0].record(on.raw).is_ok());
-        begun.then(|| Begun { graph: graph.clone(), others })
+        begun.then(|| Begun { graph: graph.clone(), others, unpinned })
     }
 
     /// All lanes of a lane set are idle: what a copy took, if one was timed and its join has passed.
@@ -174,6 +192,7 @@ impl Drift {
         let took = clock[1].since(&clock[0]);
         if let (Some(sample), Ok(took)) = (state.sample.take(), took)
             && sample.begun.others == self.others(state)
+            && self.unpinned() == Some(sample.begun.unpinned)
             && !sample.shares.iter().any(|share| self.ledger.relays.is_fenced(share.relay))
         {
             self.note(&sample, Micros(took));
@@ -200,7 +219,8 @@ impl Drift {
         seen.graph.note_copy(sample.on, sample.direction, &sample.shares, took);
         if sample.shares.len() > 1 {
             let size = sample.shares.iter().map(|share| share.size).sum();
-            seen.given_up.seen(sample.on, sample.direction, size);
+            let gains = sample.shares.direct().0 > took.0;
+            seen.given_up.seen(sample.on, sample.direction, size, gains);
         }
         if graph.is_calibrated() && seen.graph.is_stale() {
             if !self.stale.swap(true, Ordering::Relaxed) {

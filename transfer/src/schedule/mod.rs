@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use glake_device::DeviceId;
 use glake_device::owned::CompletionEvents;
+use glake_tiers::Pinning;
 use glake_units::{Bytes, Micros};
 
 use crate::engine::ledger::Ledger;
@@ -112,6 +113,9 @@ pub(crate) trait Scheduler: std::fmt::Debug + Send + Sync {
     fn replace_graph(&self, routes: &Routes, graph: PathGraph) {
         routes.set(graph);
     }
+
+    /// What copies take while host memory is pinned says nothing; told once.
+    fn heed(&self, _pinning: &Arc<Pinning>) {}
 
     /// Whether a calibrated graph was seen not to hold.
     fn is_stale(&self) -> bool {

@@ -12,6 +12,7 @@ use glake_device::topology::Topology;
 use glake_device::{DeviceId, Driver};
 use glake_sim::load;
 use glake_sim::{Census, SimOptions, SimTopology, Simulator};
+use glake_tiers::Pinning;
 use glake_transfer::calibrate::Calibration;
 use glake_transfer::paths::{Direction, GpuLinks, PathGraph};
 use glake_transfer::{CopyHandle, CopyOptions, Engine, EngineOptions, UserStream};
@@ -103,6 +104,12 @@ impl Fixture {
 
     /// The other GPU's link is given up: another process of the machine copies to a GPU of its own over it.
     fn give_up(&self) {
+        self.copies_beside_others();
+        let alone = self.rate();
+        assert!(alone < 52.0, "the link that was busy is given up: {alone}");
+    }
+
+    fn copies_beside_others(&self) {
         let (driver, other): (Arc<dyn Driver>, DeviceId) = (self.sim.clone(), DeviceId(1));
         let stream = OwnedStream::new(&driver, other).unwrap();
         let size = self.from.size();
@@ -113,8 +120,6 @@ impl Fixture {
             self.copies(1);
             stream.synchronize().unwrap();
         }
-        let alone = self.rate();
-        assert!(alone < 52.0, "the link that was busy is given up: {alone}");
     }
 
     fn own(&self) -> f64 {
@@ -160,6 +165,21 @@ fn copies_beside_others_say_nothing() {
         handles.into_iter().for_each(|handle| handle.wait().unwrap());
     }
     assert!(!fixture.engine.is_stale() && fixture.engine.graph().is_calibrated());
+    fixture.end();
+}
+
+/// What a program's first steps meet: memory for their copies is pinned beside them, by threads that fill the host's memory.
+#[test]
+fn copies_beside_pinning_say_nothing() {
+    let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
+    let pinning = Arc::new(Pinning::default());
+    fixture.engine.heed(&pinning);
+    let under_way = pinning.begin();
+    fixture.copies_beside_others();
+    drop(under_way);
+    let rate = fixture.rate();
+    assert!(rate > 90.0, "{rate}");
+    fixture.give_up();
     fixture.end();
 }
 

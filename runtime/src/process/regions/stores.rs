@@ -199,6 +199,7 @@ impl Stores {
             spare: self.config.host_spare,
             nodes: nodes_of(&self.registry.topology(), devices),
             devices,
+            pinning: self.registry.pinning.clone(),
             ..HostOptions::default()
         };
         let pool = HostPool::new(&self.registry.completion_events, options)?;
