@@ -12,7 +12,7 @@ use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 use glake_device::topology::Topology;
 use glake_sim::load;
-use glake_transfer::paths::{Ask, Direction, GpuLinks, Load, PathGraph, Way, split};
+use glake_transfer::paths::{Ask, Direction, GpuLinks, Load, PathGraph, split};
 use glake_units::Bytes;
 
 const SERVERS: [&str; 3] = ["h200x4", "a100x8", "h20x8"];
@@ -26,7 +26,7 @@ fn nothing_is_taken_from_the_heap() {
     assert_eq!(measure(|| drop(black_box(Box::new(1)))).count_total, 1, "allocations are counted");
     let (idle, busy) = (Load::new(), Load::new());
     for gpu in 0..8 {
-        busy.begin(DeviceId(gpu / 2), (DeviceId(gpu), Way::ZeroStaging), Direction::FromGpu, Bytes::mib(64));
+        busy.begin(DeviceId(gpu / 2), DeviceId(gpu), Direction::FromGpu, Bytes::mib(64));
     }
     for graph in SERVERS.map(graph) {
         let made = measure(|| {
@@ -53,7 +53,7 @@ fn how_long_it_takes() {
     for name in SERVERS {
         let graph = graph(name);
         let (idle, busy) = (Load::new(), Load::new());
-        busy.begin(DeviceId(1), (DeviceId(1), Way::Direct), Direction::ToGpu, Bytes::mib(64));
+        busy.begin(DeviceId(1), DeviceId(1), Direction::ToGpu, Bytes::mib(64));
         let mut ask = Ask {
             target: DeviceId(0),
             direction: Direction::ToGpu,

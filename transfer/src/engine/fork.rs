@@ -29,6 +29,7 @@ use crate::engine::lane::Lane;
 use crate::engine::ledger::Ledger;
 use crate::kinds::foreign::target::TargetSide;
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
+use crate::paths::Way;
 use crate::schedule::Scheduler;
 use crate::schedule::prioritized::Prioritized;
 
@@ -242,6 +243,11 @@ impl<'a> Fork<'a> {
             return false;
         }
         self.sent(path, size, 1);
+        if path.way == Way::ZeroStaging {
+            self.forks.ledger.crossings.begin(device, path.direction, size);
+            let crossing = &mut self.part(device).crossing[path.direction.index()];
+            *crossing = crossing.saturating_add(size);
+        }
         if timed && lane.clock[1].record(on.id()).is_ok() {
             self.part(device).timed = Some((path, size));
         }

@@ -7,8 +7,9 @@ use glake_units::Bytes;
 
 use super::Statistics;
 use super::counters::{Counters, Path};
+use crate::links::crossings::Crossings;
 use crate::links::relays::Relays;
-use crate::paths::{Direction, Load, Way};
+use crate::paths::{Direction, Load};
 
 /// Written by whoever enqueues and by whoever sees that something has arrived. Takes no lock but for a moment, and asks no driver.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(crate) struct Ledger {
     pub(crate) relays: Arc<Relays>,
     /// What copies that begin reckon with.
     pub(crate) load: Load,
+    /// What of that keeps a relay's one engine busy, and what gives way too.
+    pub(crate) crossings: Crossings,
     /// What was done.
     pub(crate) counters: Counters,
     devices: usize,
@@ -26,7 +29,7 @@ pub(crate) struct Ledger {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Carried {
     target: DeviceId,
-    over: (DeviceId, Way),
+    relay: DeviceId,
     direction: Direction,
     size: Bytes,
 }
@@ -34,21 +37,20 @@ pub(crate) struct Carried {
 impl Ledger {
     /// With nothing under way, for so many GPUs.
     pub(crate) fn new(relays: &Arc<Relays>, devices: usize) -> Arc<Ledger> {
-        let (load, counters) = (Load::new(), Counters::new(devices));
-        Arc::new(Ledger { relays: relays.clone(), load, counters, devices })
+        let (load, crossings, counters) = (Load::new(), Crossings::default(), Counters::new(devices));
+        Arc::new(Ledger { relays: relays.clone(), load, crossings, counters, devices })
     }
 
     /// From now on others reckon with so many bytes on a path.
     pub(crate) fn begin(&self, path: Path, size: Bytes) -> Carried {
-        let Path { target, relay, direction, way } = path;
-        let over = (relay, way);
-        self.load.begin(target, over, direction, size);
-        Carried { target, over, direction, size }
+        let Path { target, relay, direction, .. } = path;
+        self.load.begin(target, relay, direction, size);
+        Carried { target, relay, direction, size }
     }
 
     /// No longer.
     pub(crate) fn end(&self, carried: Carried) {
-        self.load.end(carried.target, carried.over, carried.direction, carried.size);
+        self.load.end(carried.target, carried.relay, carried.direction, carried.size);
     }
 
     /// Whether any link has bytes of copies in flight.
@@ -74,6 +76,7 @@ mod tests {
     use glake_device::owned::DeviceSet;
 
     use super::*;
+    use crate::paths::Way;
 
     #[test]
     fn what_is_carried_loads_its_link_until_it_ends() {

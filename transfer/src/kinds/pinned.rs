@@ -34,6 +34,9 @@ use crate::{Priority, Result, UserStream};
 /// A copy from this size on takes longer than what the host does for it.
 const LONG: Bytes = Bytes::mib(8);
 
+/// Smaller copies are not timed.
+const TIMED: Bytes = Bytes::mib(16);
+
 /// Ranges, each to and from.
 type Ranges = SmallVec<[(Span, Span); 2]>;
 
@@ -134,7 +137,13 @@ impl PinnedCopies {
         let relays = self.links.relays();
         state.withdraw();
         // Of the other direction too: copies that are over say that they are when somebody looks, and beside others none is timed.
-        if Direction::BOTH.into_iter().any(|direction| self.ledger.is_loaded(direction)) {
+        let is_loaded = |direction| self.ledger.is_loaded(direction);
+        let may_be_timed = job.tells && job.size >= TIMED;
+        let looks = is_loaded(job.direction)
+            || (may_be_timed && Direction::BOTH.into_iter().any(is_loaded))
+            || (relays.usable().iter().any(|relay| self.is_crossed(relay, state, job))
+                && (job.size >= LONG || state.looks_around(Instant::now())));
+        if looks {
             self.links.lane_sets().refresh(lane_set);
         }
         let contenders = self.scheduler.contenders(job.target, job.direction);
@@ -296,9 +305,15 @@ impl PinnedCopies {
         job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
     }
 
-    /// The relays that may touch the memory of a copy directly, and others that have slots for it. A relay has one engine for what it copies
-    /// with no staging, on which copies of one direction would wait for all of the other's that are under way (docs/lab/duplex.md): they take
-    /// slots. What gives way may wait.
+    /// Whether others have a relay copy the other way with no staging: what it is to copy so for this one stands behind that.
+    fn is_crossed(&self, relay: DeviceId, state: &LaneSetState, job: Job<'_>) -> bool {
+        let other = job.direction.other();
+        self.ledger.crossings.of(relay, other) > state.crossing(relay, other)
+    }
+
+    /// The relays that may touch the memory of a copy directly, and others that have slots for it. A relay that copies the other way with no
+    /// staging has slots for this one, or is left out; where there are several that have none, all wait for their turns. What gives
+    /// way may wait.
     fn relays_of(
         &self,
         lane_set: &Arc<LaneSet>,
@@ -311,18 +326,35 @@ impl PinnedCopies {
         let (device, host) = job.reach();
         let readers = usable.intersection(host);
         // Memory of ours that is lent to them. The rest is the program's, or closed to some of them.
-        let waits = |relay: &DeviceId| self.ledger.load.is_crossed(*relay, job.direction.other());
-        let zero_staging: DeviceSet =
-            { readers.intersection(device).iter() }.filter(|relay| gives_way || !waits(relay)).collect();
+        let open = readers.intersection(device);
+        let is_crossed = |relay: &DeviceId| !gives_way && self.is_crossed(*relay, state, job);
+        let crossed: DeviceSet = open.iter().filter(is_crossed).collect();
+        let zero_staging = open.without(crossed);
         let others = readers.without(zero_staging);
-        // The target's side would make its GPU's own work wait for another GPU's stream.
-        if others.is_empty() || job.on.device != job.target || job.size < LEAST_STAGED {
+        if others.is_empty() || job.size < LEAST_STAGED {
             return (zero_staging, DeviceSet::EMPTY);
         }
-        let has_side = |relay: &DeviceId| lane_set.side(job.target, *relay).is_some();
-        let candidates: DeviceSet = others.iter().filter(has_side).collect();
-        if candidates != others {
-            self.resources.want(job.target);
+        // Else the target's side would make its GPU's own work wait for another GPU's stream.
+        let may_stage = job.on.device == job.target;
+        let staged =
+            if may_stage { self.with_slots(lane_set, state, job.target, others) } else { DeviceSet::EMPTY };
+        // Of one relay and the own link the other way keeps the one busy, and this way the other; of several relays too many would be left out.
+        let left = if readers.len() > 1 { crossed.without(staged) } else { DeviceSet::EMPTY };
+        (zero_staging.union(left), staged)
+    }
+
+    /// Those of some relays that have slots for a copy of a target's memory.
+    fn with_slots(
+        &self,
+        lane_set: &Arc<LaneSet>,
+        state: &mut LaneSetState,
+        target: DeviceId,
+        relays: DeviceSet,
+    ) -> DeviceSet {
+        let has_side = |relay: &DeviceId| lane_set.side(target, *relay).is_some();
+        let candidates: DeviceSet = relays.iter().filter(has_side).collect();
+        if candidates != relays {
+            self.resources.want(target);
         }
         let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
         for relay in candidates.iter() {
@@ -337,7 +369,7 @@ impl PinnedCopies {
                 staged = staged.union(DeviceSet::of(relay));
             }
         }
-        (zero_staging, staged)
+        staged
     }
 }
 

@@ -20,6 +20,7 @@ use crate::engine::lane::Lane;
 use crate::engine::ledger::{Carried, Ledger};
 use crate::kinds::foreign::slots::Ring;
 use crate::kinds::foreign::target::TargetSide;
+use crate::paths::Direction;
 use crate::schedule::Scheduler;
 use crate::schedule::drift::Sample;
 
@@ -59,6 +60,8 @@ pub(crate) struct LaneSetState {
     busy: DeviceSet,
     broken: DeviceSet,
     polled: Option<Instant>,
+    /// When it was last looked what others have under way.
+    looked: Option<Instant>,
     flights: Box<[Flight]>,
     /// What goes over the target's link on the owner's own stream.
     own: Option<Carried>,
@@ -70,6 +73,8 @@ pub(crate) struct LaneSetState {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Part {
     pub(crate) carried: Option<Carried>,
+    /// What of it the lane copies with no staging, by direction.
+    pub(crate) crossing: [Bytes; 2],
     /// What stands between the events of the lane's clock.
     pub(crate) timed: Option<(Path, Bytes)>,
 }
@@ -83,6 +88,8 @@ struct Flight {
     since: u64,
     /// What others should reckon with: the last copy's, for those of one stream run one after another.
     carried: Option<Carried>,
+    /// What of all parts that were not seen done is copied with no staging, by direction.
+    crossing: [Bytes; 2],
     ring: Option<Ring>,
     /// How the ring was used last: how large its slots were, and which of them is next.
     slots: (Bytes, usize),
@@ -110,6 +117,7 @@ impl LaneSet {
                 busy: DeviceSet::EMPTY,
                 broken: DeviceSet::EMPTY,
                 polled: None,
+                looked: None,
                 flights: (0..devices).map(|_| Flight::default()).collect(),
                 own: None,
                 sample: None,
@@ -229,6 +237,11 @@ impl LaneSetState {
         self.busy.is_empty()
     }
 
+    /// Whether others reckon with any.
+    pub(crate) fn carries(&self) -> bool {
+        !self.is_idle() || self.own.is_some()
+    }
+
     /// It is out of use from now on. There is no work on it.
     pub(crate) fn retire(&mut self) {
         self.withdraw();
@@ -266,6 +279,9 @@ impl LaneSetState {
             flight.since = serial;
         }
         flight.parts += 1;
+        for (all, more) in flight.crossing.iter_mut().zip(part.crossing) {
+            *all = all.saturating_add(more);
+        }
         flight.timed = flight.timed.take().or(part.timed);
         if let Some(earlier) = std::mem::replace(&mut flight.carried, part.carried) {
             self.ledger.end(earlier);
@@ -299,6 +315,28 @@ impl LaneSetState {
             self.polled = Some(now);
         }
         due
+    }
+
+    /// Whether it is time to look what others have under way, of which so many lanes may have to be asked.
+    pub(crate) fn looks_around(&mut self, now: Instant) -> bool {
+        let due = self.looked.is_none_or(|looked| now - looked >= PAUSE);
+        if due {
+            self.looked = Some(now);
+        }
+        due
+    }
+
+    /// What its own copies have a relay copy with no staging, in a direction: they are in the order of their stream.
+    pub(crate) fn crossing(&self, relay: DeviceId, direction: Direction) -> Bytes {
+        let flight = index(relay).and_then(|index| self.flights.get(index));
+        flight.map_or(Bytes::ZERO, |flight| flight.crossing[direction.index()])
+    }
+
+    fn end_crossing(&mut self, relay: DeviceId) {
+        let crossing = self.flight(relay).map(|flight| std::mem::take(&mut flight.crossing));
+        for (direction, size) in Direction::BOTH.into_iter().zip(crossing.unwrap_or_default()) {
+            self.ledger.crossings.end(relay, direction, size);
+        }
     }
 
     /// Takes the slots that this lane set's lane works with already, or free ones; true where it has some now.
@@ -368,6 +406,7 @@ impl LaneSetState {
         let device = lane.stream.device();
         self.busy = self.busy.without(DeviceSet::of(device));
         let kept = kept || self.broken.contains(device);
+        self.end_crossing(device);
         let Some(flight) = index(device).and_then(|index| self.flights.get_mut(index)) else { return };
         self.ledger.relays.confirm(device, std::mem::take(&mut flight.parts));
         if let Some(carried) = flight.carried.take() {
@@ -386,6 +425,7 @@ impl LaneSetState {
     /// A lane's relay is lost, and its parts are told of elsewhere. Its slots go with it.
     fn forget(&mut self, device: DeviceId) {
         self.busy = self.busy.without(DeviceSet::of(device));
+        self.end_crossing(device);
         if let Some(flight) = self.flight(device) {
             (flight.parts, flight.timed) = (0, None);
             if let Some(carried) = flight.carried.take() {

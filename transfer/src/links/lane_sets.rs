@@ -89,7 +89,7 @@ impl LaneSets {
         for lane_set in self.snapshot() {
             if !Arc::ptr_eq(&lane_set, but)
                 && let Some(mut state) = lane_set.state.try_lock()
-                && !state.is_idle()
+                && state.carries()
             {
                 self.look(&lane_set, &mut state);
             }

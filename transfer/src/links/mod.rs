@@ -2,10 +2,12 @@
 //!
 //! ```text
 //!   lane_sets ─► lane_set   what one stream of the program has on all relays
+//!   crossings               what relays copy with no staging
 //!   relays                  which GPUs serve, and which were lost
 //!   suspension              how relays are given up, and their contexts with them
 //! ```
 
+pub(crate) mod crossings;
 pub(crate) mod lane_set;
 pub(crate) mod lane_sets;
 pub(crate) mod relays;

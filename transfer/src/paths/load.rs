@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-use super::{Direction, MOST_GPUS, Way};
+use super::{Direction, MOST_GPUS};
 
 /// Bytes in flight, by target, link and direction. Counters only: whoever enqueues adds, whoever sees the end takes away.
 ///
@@ -13,8 +13,6 @@ use super::{Direction, MOST_GPUS, Way};
 #[derive(Debug, Default)]
 pub struct Load {
     links: [[AtomicU64; 2]; MOST_GPUS],
-    /// What of that relays copy with no staging.
-    crossing: [[AtomicU64; 2]; MOST_GPUS],
     targets: [[[AtomicU64; 2]; MOST_GPUS]; MOST_GPUS],
 }
 
@@ -25,15 +23,15 @@ impl Load {
     }
 
     /// `size` more bytes of `target` over the link of `relay`.
-    pub fn begin(&self, target: DeviceId, (relay, way): (DeviceId, Way), direction: Direction, size: Bytes) {
-        for counter in self.counters(target, (relay, way), direction).into_iter().flatten() {
+    pub fn begin(&self, target: DeviceId, relay: DeviceId, direction: Direction, size: Bytes) {
+        for counter in self.counters(target, relay, direction).into_iter().flatten() {
             counter.fetch_add(size.get(), Ordering::Relaxed);
         }
     }
 
     /// `size` bytes have arrived; those that never began are not counted below nothing.
-    pub fn end(&self, target: DeviceId, (relay, way): (DeviceId, Way), direction: Direction, size: Bytes) {
-        for counter in self.counters(target, (relay, way), direction).into_iter().flatten() {
+    pub fn end(&self, target: DeviceId, relay: DeviceId, direction: Direction, size: Bytes) {
+        for counter in self.counters(target, relay, direction).into_iter().flatten() {
             let less = |bytes: u64| Some(bytes.saturating_sub(size.get()));
             // The closure always answers, so the update cannot fail.
             let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -48,27 +46,15 @@ impl Load {
 
     /// What of that is for `target`.
     pub fn target(&self, target: DeviceId, relay: DeviceId, direction: Direction) -> Bytes {
-        let [_, of_target, _] = self.counters(target, (relay, Way::Direct), direction);
+        let [_, of_target] = self.counters(target, relay, direction);
         Bytes::new(of_target.map_or(0, |bytes| bytes.load(Ordering::Relaxed)))
     }
 
-    /// Whether a relay copies in a direction with no staging, whosever memory.
-    pub fn is_crossed(&self, relay: DeviceId, direction: Direction) -> bool {
-        let crossing = usize::try_from(relay.0).ok().and_then(|relay| self.crossing.get(relay));
-        crossing.is_some_and(|crossing| crossing[direction.index()].load(Ordering::Relaxed) > 0)
-    }
-
-    fn counters(
-        &self,
-        target: DeviceId,
-        (relay, way): (DeviceId, Way),
-        direction: Direction,
-    ) -> [Option<&AtomicU64>; 3] {
+    fn counters(&self, target: DeviceId, relay: DeviceId, direction: Direction) -> [Option<&AtomicU64>; 2] {
         let (target, relay) = (usize::try_from(target.0), usize::try_from(relay.0));
-        let (Ok(target @ 0..MOST_GPUS), Ok(relay @ 0..MOST_GPUS)) = (target, relay) else { return [None; 3] };
-        let index = direction.index();
-        let crossing = (way == Way::ZeroStaging).then_some(&self.crossing[relay][index]);
-        [Some(&self.links[relay][index]), Some(&self.targets[target][relay][index]), crossing]
+        let (Ok(target @ 0..MOST_GPUS), Ok(relay @ 0..MOST_GPUS)) = (target, relay) else { return [None; 2] };
+        let way = direction.index();
+        [Some(&self.links[relay][way]), Some(&self.targets[target][relay][way])]
     }
 }
 
@@ -80,19 +66,15 @@ mod tests {
     fn counts_by_link_and_target() {
         let load = Load::new();
         let (a, b, far) = (DeviceId(0), DeviceId(3), DeviceId(40));
-        load.begin(a, (b, Way::ZeroStaging), Direction::ToGpu, Bytes::mib(3));
-        load.begin(b, (b, Way::Direct), Direction::ToGpu, Bytes::mib(1));
-        load.begin(a, (far, Way::ZeroStaging), Direction::ToGpu, Bytes::mib(1));
+        load.begin(a, b, Direction::ToGpu, Bytes::mib(3));
+        load.begin(b, b, Direction::ToGpu, Bytes::mib(1));
+        load.begin(a, far, Direction::ToGpu, Bytes::mib(1));
         assert_eq!(load.link(b, Direction::ToGpu), Bytes::mib(4));
         assert_eq!(load.target(a, b, Direction::ToGpu), Bytes::mib(3));
         assert_eq!(load.link(b, Direction::FromGpu), Bytes::ZERO);
         assert_eq!(load.link(far, Direction::ToGpu), Bytes::ZERO);
-        assert!(load.is_crossed(b, Direction::ToGpu) && !load.is_crossed(b, Direction::FromGpu));
-        load.begin(b, (a, Way::Staged), Direction::ToGpu, Bytes::mib(1));
-        assert!(!load.is_crossed(a, Direction::ToGpu) && !load.is_crossed(far, Direction::ToGpu));
-        load.end(a, (b, Way::ZeroStaging), Direction::ToGpu, Bytes::mib(9));
-        load.end(b, (b, Way::Direct), Direction::ToGpu, Bytes::mib(1));
-        assert!(!load.is_crossed(b, Direction::ToGpu));
+        load.end(a, b, Direction::ToGpu, Bytes::mib(9));
+        load.end(b, b, Direction::ToGpu, Bytes::mib(1));
         assert_eq!(load.link(b, Direction::ToGpu), Bytes::ZERO);
     }
 }

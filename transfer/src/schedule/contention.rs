@@ -126,7 +126,6 @@ mod tests {
     use glake_units::Bytes;
 
     use super::*;
-    use crate::paths::Way;
 
     const TO: Direction = Direction::ToGpu;
 
@@ -140,10 +139,10 @@ mod tests {
         let [a, b, idle] = [0, 1, 2].map(DeviceId);
         let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 3);
         assert_eq!(at(0, a), Contenders::default());
-        load.begin(a, (b, Way::ZeroStaging), TO, Bytes::mib(1));
+        load.begin(a, b, TO, Bytes::mib(1));
         // Where they meet first, the first one's copy uses both links already.
         assert_eq!(at(1, b), Contenders::default());
-        load.end(a, (b, Way::ZeroStaging), TO, Bytes::mib(1));
+        load.end(a, b, TO, Bytes::mib(1));
         assert_eq!(at(2, a), contenders_of(DeviceSet::of(b), 1));
         assert_eq!(at(2, b), contenders_of(DeviceSet::of(a), 1));
         assert_eq!(at(2, idle), contenders_of(DeviceSet::of(a).union(DeviceSet::of(b)), 2));
@@ -156,9 +155,9 @@ mod tests {
         let (rivals, load) = (Contention::new(), Load::new());
         let [a, b] = [0, 1].map(DeviceId);
         let at = |now: u64, gpu| rivals.at(|| now, gpu, TO, &load, 2);
-        load.begin(a, (b, Way::ZeroStaging), TO, Bytes::mib(1));
+        load.begin(a, b, TO, Bytes::mib(1));
         at(0, b);
-        load.end(a, (b, Way::ZeroStaging), TO, Bytes::mib(1));
+        load.end(a, b, TO, Bytes::mib(1));
         // A round in 50 ms, whose copies take 20 ms each.
         for round in 1..100 {
             let now = round * 50_000;

@@ -319,7 +319,7 @@ fn at_once(server: &Server, graph: &PathGraph, targets: &[u32]) -> (f64, f64) {
         for share in
             &split(graph, &Ask { target, direction, size, zero_staging, staged, load: &load, expected: 0 })
         {
-            load.begin(target, (share.relay, share.way), direction, share.size);
+            load.begin(target, share.relay, direction, share.size);
             legs.push(Leg { target, relay: share.relay, way: share.way, size: share.size });
         }
         native.push(Leg { target, relay: target, way: Way::Direct, size });

@@ -111,7 +111,7 @@ proptest! {
         let graph = graph(&server);
         let load = Load::new();
         for (target, relay, bytes) in flights {
-            load.begin(DeviceId(target), (DeviceId(relay), Way::ZeroStaging), Direction::ToGpu, Bytes::new(bytes));
+            load.begin(DeviceId(target), DeviceId(relay), Direction::ToGpu, Bytes::new(bytes));
         }
         let target = DeviceId(target);
         let ask = Ask { target, direction: Direction::ToGpu, size, zero_staging, staged, load: &load, expected: 0 };

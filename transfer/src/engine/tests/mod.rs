@@ -5,6 +5,7 @@ mod broadcast;
 mod bytes;
 mod capture;
 mod deferred;
+mod duplex;
 mod faults;
 mod first_order;
 mod fixture;

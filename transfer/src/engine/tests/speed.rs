@@ -131,43 +131,6 @@ fn gpus_that_copy_at_once_share_the_links_of_those_that_do_not() {
     }
 }
 
-/// Copies of both ways at once, each on a stream of its own: what one relay's link carries, both ways, is bound by its engines.
-#[test]
-fn both_ways_at_once_do_not_wait_for_each_other() {
-    let (size, count) = (Bytes::mib(64), 24_u64);
-    let all = Bytes::new(size.get() * count);
-    for links in [2, 4] {
-        let fixture = Fixture::of_times("h200x4");
-        fixture.engine().set_relays((0..links).map(DeviceId).collect());
-        let streams = Direction::BOTH.map(|direction| {
-            let (host, gpu) = (fixture.pinned(all, 1), fixture.mapped(GPU, all));
-            (direction, fixture.stream(GPU), host, gpu)
-        });
-        let mut got = 0.0;
-        // Slots are made when they are first missed.
-        for _ in 0..2 {
-            let start = fixture.sim.now();
-            for at in 0..count {
-                for (direction, stream, host, gpu) in &streams {
-                    let at = Bytes::new(size.get() * at);
-                    let host = Span::pinned(host, at, size).unwrap();
-                    let gpu = gpu.span(at, size).unwrap();
-                    let (to, from) = ends(*direction, &host, &gpu);
-                    fixture.copy(to, from, fixture.user(GPU, stream.id()));
-                }
-            }
-            for (_, stream, ..) in &streams {
-                fixture.wait(fixture.user(GPU, stream.id()));
-            }
-            got = 2.0 * all.get() as f64 / (fixture.sim.now() - start).as_secs_f64() / 1e9;
-        }
-        println!("{links} links, both ways: {got:.1} GB/s");
-        assert!(got >= 0.9 * 203.0, "{links} links: {got}");
-        drop(streams);
-        fixture.end();
-    }
-}
-
 #[test]
 fn unordered_copies_one_after_another_keep_the_links_busy() {
     let (fixture, size, count) = (Fixture::of_times("h200x4"), Bytes::mib(128), 24_u64);
