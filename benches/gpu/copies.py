@@ -153,7 +153,7 @@ def both(report):
     report("both ways at once, 64 MiB, of native", times["native"] / times["engine"], 1.0, **rates)
     report("the same, of the limit", times["limit"] / times["engine"], 0.9)
     took = {copy: statistics.median(behind(copy) for _ in range(7)) for copy in (native, engine)}
-    report("256 MiB to the GPU behind 4 GiB from it, of native", took[native] / took[engine], 1.0, native_ms=took[native] * 1e3, engine_ms=took[engine] * 1e3)
+    report("256 MiB to the GPU behind 4 GiB from it, of native", took[native] / took[engine], 0.98, native_ms=took[native] * 1e3, engine_ms=took[engine] * 1e3)
 
 
 @scenario("late", 2)
