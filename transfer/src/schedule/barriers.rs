@@ -12,7 +12,8 @@
 //! Invariants:
 //! - A barrier that was shut is opened by work that is enqueued with what shut it; where that work itself stands behind a slice
 //!   that waits, in a shared queue, by the watch.
-//! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way.
+//! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way and no barrier is
+//!   to be shut that nothing enqueued opens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -81,6 +82,8 @@ struct State {
     places: Vec<(u32, bool)>,
     /// When the last background copy was seen ended.
     last: Option<Instant>,
+    /// Barriers that a stream may still shut, and the watch is to open: a call that should have opened them failed.
+    owed: u64,
     stopped: bool,
 }
 
@@ -91,7 +94,7 @@ impl Barriers {
         let mut barriers = Flag::several(completion_events, count + TICKETS)?;
         let ends = barriers.split_off(2 * MOST_GPUS);
         let places = ends.iter().map(|_| (0, false)).collect();
-        let state = Mutex::new(State { places, last: None, stopped: false });
+        let state = Mutex::new(State { places, last: None, owed: 0, stopped: false });
         let shared = Shared {
             barriers,
             ends,
@@ -128,7 +131,8 @@ impl Barriers {
     /// The background copy has ended where the stream is now. A copy whose end cannot be told counts as ended.
     pub(crate) fn end_background_on(&self, ticket: Ticket, on: StreamRef<'_>) {
         let Some(end) = self.shared.ends.get(ticket.place) else { return };
-        if let Err(error) = end.set_on(on, ticket.generation) {
+        let tell = || end.set_on(on, ticket.generation);
+        if let Err(error) = tell().or_else(|_| tell()) {
             debug!(target: "glake::transfer", %error, "a background copy is no longer counted");
             end.set(ticket.generation);
         }
@@ -210,10 +214,21 @@ impl Barriers {
     /// Opens the barrier of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
     /// the watch opens it.
     pub(crate) fn open_on(&self, direction: Direction, on: StreamRef<'_>) {
-        if let Some(barrier) = self.shared.barrier(on.device(), direction)
-            && barrier.set_on(on, OPEN).is_err()
-        {
+        let Some(barrier) = self.shared.barrier(on.device(), direction) else { return };
+        let open = || barrier.set_on(on, OPEN);
+        if open().or_else(|_| open()).is_err() {
             barrier.set(OPEN);
+            self.owe(on.device(), direction);
+        }
+    }
+
+    /// Has the watch open the barrier of a link once a stream has shut it.
+    fn owe(&self, link: DeviceId, direction: Direction) {
+        if let Some(index) = self.shared.index(link, direction)
+            && self.is_watched()
+        {
+            self.shared.state.lock().owed |= 1 << index;
+            self.shared.wake.notify_one();
         }
     }
 
@@ -260,7 +275,12 @@ impl Drop for Barriers {
 
 impl Shared {
     fn barrier(&self, link: DeviceId, direction: Direction) -> Option<&Flag> {
-        self.barriers.get(2 * usize::try_from(link.0).ok()? + direction.index())
+        self.barriers.get(self.index(link, direction)?)
+    }
+
+    fn index(&self, link: DeviceId, direction: Direction) -> Option<usize> {
+        let index = 2 * usize::try_from(link.0).ok()? + direction.index();
+        (index < self.barriers.len()).then_some(index)
     }
 
     /// The value of a barrier that a copy shuts: never that of an open one, and another for each of many copies.
@@ -291,19 +311,20 @@ impl Shared {
         loop {
             self.look(&mut state);
             let shut = self.barriers.iter().any(|barrier| barrier.get() != OPEN);
-            if state.is_idle() && !shut {
+            if state.is_idle() && !shut && (state.stopped || state.owed == 0) {
                 if state.stopped {
                     return;
                 }
                 self.wake.wait(&mut state);
                 continue;
             }
-            for (barrier, (value, looks)) in self.barriers.iter().zip(&mut seen) {
+            for (index, (barrier, (value, looks))) in self.barriers.iter().zip(&mut seen).enumerate() {
                 let now = barrier.get();
                 *looks = if now == *value { looks.saturating_add(1) } else { 1 };
                 *value = now;
                 if now != OPEN && *looks >= LOOKS_BEFORE_OPENING + (now & MOST_LOOKS) {
                     barrier.set(OPEN);
+                    state.owed &= !(1 << index);
                 }
             }
             // Whoever enters while it looks need not wake it.
@@ -403,6 +424,30 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(since.elapsed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
+    }
+
+    /// What stands on no stream: the copy's end could not be told, so that it counts as ended, and what shuts the barrier comes late.
+    #[test]
+    fn a_gate_is_opened_for_copies_that_do_not_count() {
+        let fixture = fixture();
+        let ticket = fixture.barriers.begin_background().unwrap();
+        fixture.barriers.end_background(ticket);
+        // The watch sees that it has ended, and sleeps.
+        std::thread::sleep(5 * LOOK);
+        fixture.work(&fixture.critical);
+        fixture.barriers.shut_on(Direction::ToGpu, fixture.critical.of(), Bytes::mib(1)).unwrap();
+        // What else could not be enqueued.
+        fixture.barriers.open(GPU, Direction::ToGpu);
+        fixture.barriers.owe(GPU, Direction::ToGpu);
+        fixture.critical.synchronize().unwrap();
+        fixture.slice();
+        fixture.passed.record(fixture.background.id()).unwrap();
+        let since = Instant::now();
+        while !fixture.passed.is_passed().unwrap() {
+            assert!(since.elapsed() < Duration::from_secs(5));
+            fixture.sim.step();
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// How long a barrier stays shut that a copy of so many bytes shut, and nobody opens.

@@ -21,7 +21,7 @@ struct User {
     host: Span,
     gpu: Span,
     direction: Direction,
-    _stream: OwnedStream,
+    stream: OwnedStream,
 }
 
 impl User {
@@ -32,7 +32,7 @@ impl User {
             host: Span::pinned(&fixture.pinned(size, 3), Bytes::ZERO, size).unwrap(),
             gpu: fixture.mapped(GPU, size).span(Bytes::ZERO, size).unwrap(),
             direction,
-            _stream: stream,
+            stream,
         }
     }
 
@@ -339,6 +339,43 @@ fn every_call_may_fail_once() {
                 if injected == 0 {
                     break;
                 }
+            }
+        }
+    }
+}
+
+/// What shuts a barrier stands on a stream that has not come there: to open it at once would be too early.
+#[test]
+fn a_barrier_that_a_stream_shuts_is_opened_though_a_call_fails() {
+    let (size, length) = (Bytes::mib(9), usize::try_from(Bytes::mib(9).get()).unwrap());
+    for unordered in [false, true] {
+        for n in 1.. {
+            let fixture = Fixture::new("h200x4");
+            let stream = fixture.stream(GPU);
+            let (on, mapped) = (fixture.user(GPU, stream.id()), fixture.mapped(GPU, size));
+            let host = fixture.pinned(size, n);
+            let (to, from) =
+                (mapped.span(Bytes::ZERO, size).unwrap(), Span::pinned(&host, Bytes::ZERO, size).unwrap());
+            let critical = User::new(&fixture, Direction::ToGpu, Bytes::mib(4));
+            // Neither has come to its copy when the calls are made.
+            [&stream, &critical.stream].into_iter().for_each(|stream| fixture.keep_busy(stream));
+            let write =
+                Fault { verb: Some(Verb::StreamWriteValue), when: When::Nth(n), error: Injected::Failed(1) };
+            fixture.faults.set(&[write]);
+            drop(fixture.engine().copy(&to, &from, on, UNWAITED).unwrap());
+            let options = CopyOptions { waited: false, unordered, ..CRITICAL };
+            let pair = (critical.gpu.clone(), critical.host.clone());
+            drop(fixture.engine().copy_list(&[pair], critical.on, options).unwrap());
+            let injected = fixture.faults.injected();
+            fixture.faults.set(&[]);
+            // In virtual time nobody waits for the watch.
+            fixture.wait(on);
+            fixture.wait(critical.on);
+            assert!(fixture.holds(&to, &host.as_slice()[..length]), "{unordered} {n}");
+            drop((critical, stream, mapped, to, from, host));
+            fixture.end();
+            if injected == 0 {
+                break;
             }
         }
     }
