@@ -3,7 +3,7 @@
     python benches/gpu/copies.py [--only NAME,...] [--out DIR]
 
 Sizes and kinds of memory, and critical copies beside background ones, are `glake bench copy`'s. Here: the first copy to new memory, several
-GPUs at once, processor time, a GEMM and an NCCL all-reduce beside a copy, and an unchanged program under the preload library.
+GPUs at once, both directions at once, processor time, a GEMM and an NCCL all-reduce beside a copy, and an unchanged program under the preload library.
 Each bar is a ratio of this run. Writes DIR/copies.jsonl. Ends with 1 if a bar was missed.
 """
 import argparse, os, resource, statistics, subprocess, sys, threading, time
@@ -120,8 +120,8 @@ def both(report):
     import torch
     size, count, gpus = 64 * MIB, 32, torch.cuda.device_count()
     ends = [((pinned(GIB), on(gpu, GIB)), (on(gpu, GIB), pinned(GIB)), torch.cuda.Stream(gpu), torch.cuda.Stream(gpu)) for gpu in range(gpus)]
-    for gpu, (out, into, *_) in enumerate(ends):
-        out[1].random_(0, 255)
+    for (_, leaves), *_ in ends:
+        leaves.random_(0, 255)
 
     def copies(copy, used):
         for number in range(count):
@@ -146,13 +146,18 @@ def both(report):
 
     works = dict(native=lambda: copies(native, 1), engine=lambda: copies(engine, 1), limit=lambda: copies(native, gpus))
     times = alternate(10, **works)
-    ends[0][0][0].zero_(), ends[0][1][0].zero_()
+    for dst, _ in ends[0][:2]:
+        dst.zero_()
     seconds(works["engine"])
     assert all(torch.equal(dst.cpu(), src.cpu()) for dst, src in ends[0][:2])
     rates = {f"{which}_gbps": 2 * count * size / took / 1e9 for which, took in times.items()}
     report("both ways at once, 64 MiB, of native", times["native"] / times["engine"], 1.0, **rates)
     report("the same, of the limit", times["limit"] / times["engine"], 0.9)
-    took = {copy: statistics.median(behind(copy) for _ in range(7)) for copy in (native, engine)}
+    times = {native: [], engine: []}
+    for _ in range(7):
+        for copy, measured in times.items():
+            measured.append(behind(copy))
+    took = {copy: statistics.median(measured) for copy, measured in times.items()}
     report("256 MiB to the GPU behind 4 GiB from it, of native", took[native] / took[engine], 0.98, native_ms=took[native] * 1e3, engine_ms=took[engine] * 1e3)
 
 

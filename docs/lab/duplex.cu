@@ -159,7 +159,17 @@ static void run(const std::string& said, std::vector<Flow*> flows, double second
 
 int main(int count, char** words) {
     const double seconds = count > 1 ? atof(words[1]) : 0.3;
+    int gpus_here = 0;
+    if (seconds <= 0 || count > 2) {
+        fprintf(stderr, "usage: duplex [SECONDS]\n");
+        return 2;
+    }
     DO(cuInit(0));
+    DO(cuDeviceGetCount(&gpus_here));
+    if (gpus_here < 2) {
+        fprintf(stderr, "duplex: needs two GPUs, here are %d\n", gpus_here);
+        return 2;
+    }
     CUdevice gpus[2];
     for (int gpu = 0; gpu < 2; gpu++) {
         DO(cuDeviceGet(&gpus[gpu], gpu));

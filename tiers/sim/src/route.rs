@@ -2,7 +2,7 @@
 //!
 //! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link
 //!   and then over NVLink, with no staging, unless the topology says that it does not. This is the relay that makes a
-//!   transfer use every link at once. *k* has one copy engine for such copies of both ways, which is full where one link is.
+//!   transfer use every link at once. *k* has one copy engine for such copies of both ways, which gives as much as one link.
 //! - Plain memory, or *k* = *o*: over *o*'s link.
 //! - Between GPUs: over NVLink where both have it; else over both links. Plain memory that *k* was given no access to:
 //!   through host memory, over both links.
@@ -109,7 +109,7 @@ impl Plumbing {
                 nvlink: gpu.nvlink.map(|bandwidth| duplex(bandwidth, bandwidth, None)),
                 far: topology.host.far_socket.map(|bandwidth| duplex(bandwidth, bandwidth, None)),
                 local: duplex(gpu.local, gpu.local, None).to_gpu,
-                crossing: duplex(crossing(gpu.link), crossing(gpu.link), None).to_gpu,
+                crossing: duplex(wider(gpu.link), wider(gpu.link), None).to_gpu,
                 socket: gpu.socket,
                 switch: gpu.switch.map(|index| index as usize).filter(|index| *index < switches.len()),
             })
@@ -227,8 +227,8 @@ impl Plumbing {
     }
 }
 
-/// What the engine gives: as much as the link, the wider way.
-fn crossing(link: SimLink) -> Bandwidth {
+/// What a link gives the way that it gives more.
+fn wider(link: SimLink) -> Bandwidth {
     if link.to_gpu < link.from_gpu { link.from_gpu } else { link.to_gpu }
 }
 

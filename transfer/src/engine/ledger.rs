@@ -18,7 +18,7 @@ pub(crate) struct Ledger {
     pub(crate) relays: Arc<Relays>,
     /// What copies that begin reckon with.
     pub(crate) load: Load,
-    /// What of that keeps a relay's one engine busy, and what gives way too.
+    /// What relays copy with no staging, for background copies too.
     pub(crate) crossings: Crossings,
     /// What was done.
     pub(crate) counters: Counters,

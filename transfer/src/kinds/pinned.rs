@@ -305,15 +305,15 @@ impl PinnedCopies {
         job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
     }
 
-    /// Whether others have a relay copy the other way with no staging: what it is to copy so for this one stands behind that.
+    /// Whether others have a relay copy the other way with no staging: what it copies so for this one waits for that.
     fn is_crossed(&self, relay: DeviceId, state: &LaneSetState, job: Job<'_>) -> bool {
         let other = job.direction.other();
         self.ledger.crossings.of(relay, other) > state.crossing(relay, other)
     }
 
     /// The relays that may touch the memory of a copy directly, and others that have slots for it. A relay that copies the other way with no
-    /// staging has slots for this one, or is left out; where there are several that have none, all wait for their turns. What gives
-    /// way may wait.
+    /// staging has slots for this copy, or is left out; where several have none they are used without. Background copies do not ask:
+    /// they may wait.
     fn relays_of(
         &self,
         lane_set: &Arc<LaneSet>,
@@ -338,7 +338,8 @@ impl PinnedCopies {
         let may_stage = job.on.device == job.target;
         let staged =
             if may_stage { self.with_slots(lane_set, state, job.target, others) } else { DeviceSet::EMPTY };
-        // Of one relay and the own link the other way keeps the one busy, and this way the other; of several relays too many would be left out.
+        // One relay alone is left to the other direction, which fills it: this one has the own link. To leave several out would cost more
+        // than to wait for them.
         let left = if readers.len() > 1 { crossed.without(staged) } else { DeviceSet::EMPTY };
         (zero_staging.union(left), staged)
     }

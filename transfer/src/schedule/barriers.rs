@@ -88,7 +88,7 @@ struct State {
 }
 
 impl Barriers {
-    /// Gates that are open. Pins memory.
+    /// Barriers that are open. Pins memory.
     pub(crate) fn new(completion_events: &Arc<CompletionEvents>) -> Result<Barriers> {
         let count = u32::try_from(2 * MOST_GPUS).unwrap_or(u32::MAX);
         let mut barriers = Flag::several(completion_events, count + TICKETS)?;
@@ -370,6 +370,17 @@ mod tests {
             self.sim.enqueue_kernel(GPU, stream.id(), &[], &[], Duration::from_micros(10), |_| {}).unwrap();
         }
 
+        /// How long it takes until the background's event has passed.
+        fn until_passed(&self) -> Duration {
+            let since = Instant::now();
+            while !self.passed.is_passed().unwrap() {
+                assert!(since.elapsed() < Duration::from_secs(5));
+                self.sim.step();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            since.elapsed()
+        }
+
         fn slice(&self) {
             self.barriers.await_on(Direction::ToGpu, self.background.of()).unwrap();
             self.work(&self.background);
@@ -410,25 +421,19 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_nobody_opens_is_opened_by_the_watch() {
+    fn a_barrier_that_nobody_opens_is_opened_by_the_watch() {
         let fixture = fixture();
         let ticket = fixture.barriers.begin_background().unwrap();
         fixture.barriers.shut_on(Direction::ToGpu, fixture.critical.of(), Bytes::mib(1)).unwrap();
         fixture.slice();
         fixture.barriers.end_background_on(ticket, fixture.background.of());
         fixture.passed.record(fixture.background.id()).unwrap();
-        let since = Instant::now();
-        while !fixture.passed.is_passed().unwrap() {
-            assert!(since.elapsed() < Duration::from_secs(5));
-            fixture.sim.step();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(since.elapsed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
+        assert!(fixture.until_passed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
     }
 
     /// What stands on no stream: the copy's end could not be told, so that it counts as ended, and what shuts the barrier comes late.
     #[test]
-    fn a_gate_is_opened_for_copies_that_do_not_count() {
+    fn a_barrier_is_opened_for_copies_that_do_not_count() {
         let fixture = fixture();
         let ticket = fixture.barriers.begin_background().unwrap();
         fixture.barriers.end_background(ticket);
@@ -442,12 +447,7 @@ mod tests {
         fixture.critical.synchronize().unwrap();
         fixture.slice();
         fixture.passed.record(fixture.background.id()).unwrap();
-        let since = Instant::now();
-        while !fixture.passed.is_passed().unwrap() {
-            assert!(since.elapsed() < Duration::from_secs(5));
-            fixture.sim.step();
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        fixture.until_passed();
     }
 
     /// How long a barrier stays shut that a copy of so many bytes shut, and nobody opens.

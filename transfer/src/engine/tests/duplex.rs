@@ -91,9 +91,9 @@ fn a_copy_takes_no_engine_that_is_busy_the_other_way() {
     }
 }
 
-/// It gives way on links, of which each direction has its own, and not on an engine.
+/// They give way on links, of which each direction has its own, and not on an engine.
 #[test]
-fn nor_one_that_is_busy_with_what_gives_way() {
+fn a_copy_takes_no_engine_that_background_copies_keep_busy() {
     let size = Bytes::gib(1);
     for direction in Direction::BOTH {
         let fixture = of_links(2);
@@ -108,9 +108,9 @@ fn nor_one_that_is_busy_with_what_gives_way() {
     }
 }
 
-/// Slots are for two streams of a relay.
+/// Slots of a relay are for two streams at a time: others do without, and no link is idle for it.
 #[test]
-fn many_streams_lose_nothing() {
+fn streams_that_have_no_slots_lose_no_relays() {
     let (size, each) = (Bytes::mib(64), 8);
     for (links, streams, least) in [(2, 1, 185.0), (4, 1, 195.0), (2, 4, 130.0), (4, 4, 185.0)] {
         let fixture = of_links(links);
