@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_stays_shut_for_as_long_as_its_copy_may_take() {
+    fn a_barrier_stays_shut_for_as_long_as_its_copy_may_take() {
         let fixture = fixture();
         // At 4 GB/s: 0.6 s beyond the 0.2 that every copy has.
         assert!(shut_for(&fixture, Bytes::new(2_400_000_000)) >= Duration::from_millis(750));

@@ -35,7 +35,9 @@ fn a_worker_joins_wants_is_granted_and_shrinks() {
         }
         agent.say(ToWorker::Admit);
         let held = agent.refilled();
-        assert_eq!((held.lease, held.resident, held.evicted, held.room), (mib(28), mib(12), mib(0), mib(0)));
+        assert_eq!((held.resident, held.evicted, held.room), (mib(12), mib(0), mib(0)));
+        // It has what it needs before all that is granted may have come; the shrink below counts all.
+        assert!((mib(16)..=mib(28)).contains(&held.lease), "{}", held.lease);
         let id = used.join().unwrap().unwrap();
         assert!(process.has(block, mib(12), 7));
         let busy = agent.activity();
