@@ -46,6 +46,20 @@ impl CopyHandle {
             }
             End::Stream(driver, on) => driver.stream_synchronize(on.device, on.raw)?,
         }
+        self.check()
+    }
+
+    /// Whether relays took part in it.
+    pub fn is_split(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Whether what relays took has arrived: to be asked once the copy's stream has come past it, which whoever has an event of their own
+    /// behind it knows without one of the engine's.
+    ///
+    /// # Errors
+    /// As [`CopyHandle::wait`].
+    pub fn check(&self) -> Result<()> {
         self.parts.as_ref().map_or(Ok(()), Parts::check)
     }
 
@@ -57,7 +71,7 @@ impl CopyHandle {
     pub fn is_done(&self) -> Result<bool> {
         match &self.end {
             End::PooledEvent(mark) if mark.is_passed()? => {
-                self.parts.as_ref().map_or(Ok(()), Parts::check)?;
+                self.check()?;
                 Ok(true)
             }
             End::PooledEvent(_) | End::Stream(..) => Ok(false),

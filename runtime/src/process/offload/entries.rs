@@ -32,7 +32,7 @@ pub(super) struct Away {
     pub(super) taken: HostRange,
     /// The end of the copy out.
     pub(super) out: Arc<OwnedEvent>,
-    /// The parts of the copy out that were not seen to arrive.
+    /// The parts of the copy out that relays took part in, and that were not seen to arrive.
     pub(super) copied: Vec<CopyHandle>,
     /// Where the block begins that is looked at once more when it is freed.
     pub(super) watched: Option<Address>,
@@ -46,7 +46,7 @@ pub(super) struct Load {
     pub(super) event: Arc<OwnedEvent>,
     /// Its number among the copies of its queue.
     pub(super) number: u64,
-    /// The parts of it that were not seen to arrive.
+    /// The parts of it that relays took part in, and that were not seen to arrive.
     pub(super) copied: Vec<CopyHandle>,
     /// Where it goes.
     pub(super) block: BlockId,
@@ -67,14 +67,14 @@ pub(super) struct Entry {
 impl Away {
     /// Whether the copy out lost bytes, as far as it was seen to end. Never waits.
     pub(super) fn check(&mut self) -> Result<()> {
-        check(&mut self.copied)
+        check(&self.out, &mut self.copied)
     }
 }
 
 impl Load {
     /// As [`Away::check`].
     pub(super) fn check(&mut self) -> Result<()> {
-        check(&mut self.copied)
+        check(&self.event, &mut self.copied)
     }
 
     /// What whoever has the host memory next waits for.
@@ -84,10 +84,12 @@ impl Load {
 }
 
 /// What was seen to arrive is not asked again.
-fn check(copied: &mut Vec<CopyHandle>) -> Result<()> {
-    while let Some(handle) = copied.last()
-        && handle.is_done()?
-    {
+fn check(end: &OwnedEvent, copied: &mut Vec<CopyHandle>) -> Result<()> {
+    if copied.is_empty() || !end.is_passed()? {
+        return Ok(());
+    }
+    while let Some(handle) = copied.last() {
+        handle.check()?;
         copied.pop();
     }
     Ok(())

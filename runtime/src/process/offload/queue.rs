@@ -170,13 +170,15 @@ impl Queue {
         Ok(self.stream.wait_for(fork.id())?)
     }
 
-    /// One copy, in parts: each to the first from the second.
+    /// One copy, in parts: each to the first from the second. Its end, and those of its parts that relays took part in.
     fn copy(&mut self, parts: &[(Span, Span)]) -> Result<(Arc<OwnedEvent>, Vec<CopyHandle>)> {
         let size: Bytes = parts.iter().map(|(to, _)| to.size()).sum();
         let start = self.start(size)?;
         let end = self.event()?;
-        let copies =
-            parts.iter().map(|(to, from)| self.engine.copy(to, from, self.on, CopyOptions::default()));
+        // The end of all parts is marked here.
+        let options = CopyOptions { waited: false, ..CopyOptions::default() };
+        let copies = parts.iter().map(|(to, from)| self.engine.copy(to, from, self.on, options));
+        let copies = copies.filter(|copied| copied.as_ref().map_or(true, CopyHandle::is_split));
         let copied: std::result::Result<Vec<CopyHandle>, _> = copies.collect();
         let marked = copied.map_err(ProcessError::from).and_then(|handles| {
             end.record(self.on.raw)?;
