@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::owned::{OwnedEvent, OwnedStream};
-use glake_device::{DeviceId, Driver, EventKind, Faults, Recorder};
+use glake_device::{DeviceId, Driver, EventKind, Faults, Recorder, StreamId};
 use glake_sim::{Census, Clock, SimOptions, SimTopology, Simulator};
 use glake_stitch::{Borrow, Settings};
 use glake_tiers::{Block, GpuPool, PoolOptions, PoolStream};
@@ -148,7 +148,8 @@ impl Lane {
         let event = Arc::new(OwnedEvent::new(&driver, GPU, EventKind::Plain).unwrap());
         event.record(self.pool.raw).unwrap();
         let holds = pool.read_holds();
-        _ = holds.hold(holds.identify(block.address, block.size).unwrap(), &event).unwrap();
+        let of = holds.identify(block.address, block.size).unwrap();
+        _ = holds.hold(of, &event, StreamId(self.pool.key.0)).unwrap();
     }
 
     /// What is enqueued here is recorded from now on, instead of run.

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use glake_device::DeviceId;
+use glake_device::owned::OwnedEvent;
+use glake_device::{Address, DeviceId, EventKind, StreamId};
 use glake_tests::pool::{Fixture, Lane, Shape, Stamp, Verdicts};
 use glake_tiers::{Block, PoolError};
 use glake_units::Bytes;
@@ -159,7 +161,7 @@ fn a_hold_is_of_the_block_that_was_meant() {
     let holds = scene.fixture.pool.read_holds();
     let block = scene.malloc(8);
     let id = holds.identify(block.address, block.size).unwrap();
-    let inner = glake_device::Address(block.address.0 + 4096);
+    let inner = Address(block.address.0 + 4096);
     assert_eq!(holds.identify(inner, Bytes::kib(1)).unwrap(), id);
     let outside = holds.identify(inner, block.size).unwrap_err();
     assert!(matches!(outside, PoolError::OutsideBlock { .. }), "{outside}");
@@ -167,11 +169,8 @@ fn a_hold_is_of_the_block_that_was_meant() {
     let again = scene.malloc(8);
     assert_eq!(again, block);
     assert_ne!(holds.identify(again.address, again.size).unwrap(), id);
-    let event = std::sync::Arc::new(
-        glake_device::owned::OwnedEvent::new(&scene.fixture.driver, GPU, glake_device::EventKind::Plain)
-            .unwrap(),
-    );
-    let over = holds.hold(id, &event).unwrap_err();
+    let event = Arc::new(OwnedEvent::new(&scene.fixture.driver, GPU, EventKind::Plain).unwrap());
+    let over = holds.hold(id, &event, StreamId(scene.queue.pool.key.0)).unwrap_err();
     assert!(matches!(over, PoolError::UnknownAddress { address, .. } if address == block.address), "{over}");
     assert_eq!(holds.count(), 0);
     scene.fixture.pool.free(again.address).unwrap();
@@ -195,5 +194,39 @@ fn a_capturing_stream_is_given_nothing_that_is_held() {
     assert_eq!(again, gone);
     scene.poison(again);
     scene.fixture.pool.free(again.address).unwrap();
+    scene.end();
+}
+
+/// Of two queues' holds, after each thing that a GPU does: those that have passed are known, and no other.
+#[test]
+fn what_has_passed_is_known_however_many_are_held() {
+    let scene = Scene::new();
+    let other = scene.fixture.lane();
+    let holds = scene.fixture.pool.read_holds();
+    let block = scene.malloc(2);
+    let mut events = Vec::new();
+    for number in 0..60 {
+        let lane = if number % 3 == 0 { &other } else { &scene.queue };
+        lane.busy(US(1 + number % 7));
+        let event = Arc::new(OwnedEvent::new(&scene.fixture.driver, GPU, EventKind::Plain).unwrap());
+        event.record(lane.pool.raw).unwrap();
+        let of = holds.identify(block.address, block.size).unwrap();
+        holds.hold(of, &event, StreamId(lane.pool.key.0)).unwrap();
+        events.push(event);
+    }
+    loop {
+        let done = !scene.fixture.sim.step();
+        // Seldom, so that often many have passed, and often few.
+        if done || scene.now().as_micros().is_multiple_of(5) {
+            let left = events.iter().filter(|event| !event.is_passed().unwrap()).count();
+            scene.fixture.pool.tick().unwrap();
+            assert_eq!(holds.count(), left, "{:?}", scene.now());
+        }
+        if done {
+            break;
+        }
+    }
+    scene.fixture.pool.free(block.address).unwrap();
+    drop((events, other));
     scene.end();
 }

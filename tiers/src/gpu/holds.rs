@@ -9,18 +9,22 @@
 //! event, and only where there is no other memory; they are as any other once the event has passed. Nobody else has them, and nothing is
 //! unmapped, before the completion point that comes after the free: the event was recorded before it, in the same context.
 //!
+//! Events of one stream pass in the order in which they were recorded. So of many of them few are asked for: the oldest, then one further
+//! and further ahead, then halves of what is left between.
+//!
 //! Invariants: a hold that the allocator has pending has its event here; both change under the allocator's lock, an event's passing too.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use glake_device::owned::{OwnedEvent, Span};
-use glake_device::{Address, DriverError};
+use glake_device::{Address, DriverError, StreamId};
 use glake_stitch::{HoldId, HomeRange, StreamKey};
 use glake_units::Bytes;
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use super::core::Core;
 use super::retry::retry;
@@ -40,10 +44,14 @@ pub struct BlockId {
 /// So many holds at least are not asked for while nothing is freed.
 const LEAST: usize = 32;
 
+/// Holds of one stream, the oldest first.
+type Line = VecDeque<(HoldId, Arc<OwnedEvent>)>;
+
 /// The events of holds.
 #[derive(Debug, Default)]
 pub(super) struct HoldEvents {
-    events: Mutex<BTreeMap<HoldId, Arc<OwnedEvent>>>,
+    /// By the stream that their events were recorded on.
+    lines: Mutex<FxHashMap<StreamId, Line>>,
     /// How many had not passed when they were asked for last.
     left: AtomicUsize,
 }
@@ -51,42 +59,92 @@ pub(super) struct HoldEvents {
 impl HoldEvents {
     /// The event of a hold; `None`: it has passed.
     pub(super) fn event(&self, hold: HoldId) -> Option<Arc<OwnedEvent>> {
-        self.events.lock().get(&hold).cloned()
+        let lines = self.lines.lock();
+        lines.values().find_map(|line| Some(line[place_of(line, hold)?].1.clone()))
     }
 
     /// Returns whether there are twice as many now as when they were asked for last.
-    fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>) -> bool {
-        let mut events = self.events.lock();
-        events.insert(hold, event.clone());
-        events.len() > self.left.load(Relaxed).max(LEAST) * 2
+    fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>, on: StreamId) -> bool {
+        let mut lines = self.lines.lock();
+        lines.entry(on).or_default().push_back((hold, event.clone()));
+        count(&lines) > self.left.load(Relaxed).max(LEAST) * 2
     }
 
-    fn oldest(&self) -> Option<(HoldId, Arc<OwnedEvent>)> {
-        self.events.lock().first_key_value().map(|(hold, event)| (*hold, event.clone()))
+    fn streams(&self) -> Vec<StreamId> {
+        self.lines.lock().keys().copied().collect()
+    }
+
+    /// The hold of a stream with so many before it.
+    fn after(&self, on: StreamId, before: usize) -> Option<(HoldId, Arc<OwnedEvent>)> {
+        self.lines.lock().get(&on)?.get(before).cloned()
     }
 
     fn remove(&self, hold: HoldId) {
-        self.events.lock().remove(&hold);
+        let mut lines = self.lines.lock();
+        lines.retain(|_, line| {
+            if let Some(place) = place_of(line, hold) {
+                line.remove(place);
+            }
+            !line.is_empty()
+        });
+    }
+
+    /// Those of a stream up to one of them, which are no more here.
+    fn take_until(&self, on: StreamId, last: HoldId) -> Vec<HoldId> {
+        let mut lines = self.lines.lock();
+        let Some(line) = lines.get_mut(&on) else { return Vec::new() };
+        let passed = line.partition_point(|(hold, _)| *hold <= last);
+        let passed = line.drain(..passed).map(|(hold, _)| hold).collect();
+        if line.is_empty() {
+            lines.remove(&on);
+        }
+        passed
     }
 
     fn count(&self) -> usize {
-        self.events.lock().len()
+        count(&self.lines.lock())
     }
 }
 
+fn count(lines: &FxHashMap<StreamId, Line>) -> usize {
+    lines.values().map(VecDeque::len).sum()
+}
+
+fn place_of(line: &Line, hold: HoldId) -> Option<usize> {
+    line.binary_search_by_key(&hold, |(hold, _)| *hold).ok()
+}
+
 impl Core {
-    /// Tells the allocator which holds have passed, the oldest first; those behind one that has not are asked for another time.
+    /// Tells the allocator which holds have passed.
     pub(super) fn poll_holds(&self) -> std::result::Result<(), DriverError> {
-        while let Some((hold, event)) = self.holds().oldest() {
-            if !retry(|| event.is_passed())? {
-                break;
+        for on in self.holds().streams() {
+            if let Some(last) = self.last_passed(on)? {
+                let mut allocator = self.lock();
+                self.holds().take_until(on, last).into_iter().for_each(|hold| allocator.pass_hold(hold));
             }
-            let mut allocator = self.lock();
-            allocator.pass_hold(hold);
-            self.holds().remove(hold);
         }
         self.holds().left.store(self.holds().count(), Relaxed);
         Ok(())
+    }
+
+    /// The last hold of a stream whose event has passed. Others may end holds meanwhile: what is found then is one further behind.
+    fn last_passed(&self, on: StreamId) -> std::result::Result<Option<HoldId>, DriverError> {
+        let mut last = None;
+        // How many are known to have passed; where one has not; how much further the next one is.
+        let (mut passed, mut not, mut ahead) = (0, usize::MAX, 1);
+        while passed < not {
+            let next = if not == usize::MAX { passed + ahead - 1 } else { usize::midpoint(passed, not) };
+            match self.holds().after(on, next) {
+                Some((hold, event)) if retry(|| event.is_passed())? => {
+                    (last, passed, ahead) = (last.max(Some(hold)), next + 1, ahead * 2);
+                }
+                Some(_) => not = next,
+                // There are not so many.
+                None if ahead == 1 => break,
+                None => ahead = 1.max(ahead / 2),
+            }
+        }
+        Ok(last)
     }
 }
 
@@ -117,17 +175,18 @@ impl ReadHolds<'_> {
         Ok(BlockId { address: begins, generation, stream: block.stream })
     }
 
-    /// Holds a block until an event that was recorded in the context of its device, for work that was enqueued before on whatever stream.
+    /// Holds a block until an event that was recorded on a stream in the context of its device, for work that was enqueued before on
+    /// whatever stream. Holds of one stream are asked for in the order in which their events were recorded.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]: that block lives no more.
-    pub fn hold(&self, block: BlockId, event: &Arc<OwnedEvent>) -> Result<HoldId> {
+    pub fn hold(&self, block: BlockId, event: &Arc<OwnedEvent>, on: StreamId) -> Result<HoldId> {
         let offset = self.core.offset(block.address)?;
         let mut allocator = self.core.lock();
         let hold = allocator.hold(offset, block.generation);
         let (device, address) = (self.core.device(), block.address);
         let hold = hold.ok_or(PoolError::UnknownAddress { device, address })?;
-        let are_many = self.core.holds().add(hold, event);
+        let are_many = self.core.holds().add(hold, event, on);
         drop(allocator);
         // Completion points ask for them where something is freed. Where nothing is, somebody has to.
         if are_many && let Err(error) = self.core.poll_holds() {

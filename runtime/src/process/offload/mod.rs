@@ -154,7 +154,7 @@ impl Offload {
             let digest = save.and_then(|_| self.digest(&mut out, on, &place, address));
             let copied = out.copy_out(on, &taken, &place.span).and_then(|(event, handles)| {
                 drop(place.span);
-                match place.started.pool.read_holds().hold(block, &event) {
+                match place.started.pool.read_holds().hold(block, &event, out.id()) {
                     Ok(_) => Ok((event, handles)),
                     Err(error) => Err(error.into()),
                 }
@@ -308,7 +308,7 @@ impl Offload {
         let mut queue = queue.lock();
         let (event, number, handles) = queue.copy_in(on, &span, away)?;
         drop(span);
-        match started.pool.read_holds().hold(block, &event) {
+        match started.pool.read_holds().hold(block, &event, queue.id()) {
             Ok(hold) => Ok(Load { event, number, copied: handles, block, hold: Some(hold) }),
             Err(error) => {
                 queue.finish();

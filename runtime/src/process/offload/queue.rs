@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::owned::{Digesting, Digests, OwnedEvent, OwnedStream, Span};
-use glake_device::{DeviceId, Driver, EventKind};
+use glake_device::{DeviceId, Driver, EventKind, StreamId};
 use glake_transfer::paths::Direction;
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
 use glake_units::Bytes;
@@ -138,6 +138,11 @@ impl Queue {
         let pairs = away.taken.beside(to).into_iter();
         let (event, handles) = self.copy(&pairs.map(|(host, gpu)| (gpu, host)).collect::<Vec<_>>())?;
         Ok((event, self.moved.copies, handles))
+    }
+
+    /// Which stream its copies run on.
+    pub(super) fn id(&self) -> StreamId {
+        self.on.id
     }
 
     /// Its stream.

@@ -121,7 +121,7 @@ impl Offload {
             let second = digest.as_ref().and_then(|_| self.digest(&mut out, packed, &place, address));
             let held = out.copy_out(packed, &away.taken, &place.span).and_then(|(event, handles)| {
                 (away.out, away.copied) = (event, handles);
-                Ok(place.started.pool.read_holds().hold(block, &away.out)?)
+                Ok(place.started.pool.read_holds().hold(block, &away.out, out.id())?)
             });
             if let Err(error) = held {
                 // The block is freed next.

@@ -1,5 +1,7 @@
 //! Bytes go out and come back whatever is slow.
 
+use glake_device::Verb;
+
 use super::*;
 
 /// One block goes out, its memory is another's, it comes back to a third, with something slow at each place.
@@ -201,5 +203,32 @@ fn a_live_block_is_held_by_no_more_than_is_under_way() {
         assert!(held < 100, "{held} after {round}");
     }
     scene.free(written.address);
+    scene.end();
+}
+
+/// Of each pack the copy, its fork, and its end: two events. Which copies are over is asked of few of them.
+#[test]
+fn a_pack_takes_few_calls_of_the_driver() {
+    let scene = Scene::of(Bytes::mib(256), |_| ());
+    let packs = || {
+        let pack = |_| {
+            let address = scene.malloc(Bytes::kib(256));
+            let id = scene.offload.offload(scene.own, address, Bytes::kib(256)).unwrap();
+            scene.free(address);
+            id
+        };
+        let ids: Vec<u64> = (0..300).map(pack).collect();
+        scene.synchronize(Direction::FromGpu);
+        ids.into_iter().for_each(|id| scene.offload.release(id).unwrap());
+    };
+    packs();
+    packs();
+    let before = scene.recorder.counters();
+    packs();
+    let of = |verb| scene.recorder.counters().since(&before).of(verb).calls;
+    assert_eq!(of(Verb::Copy), 300);
+    // One in eight is timed, which takes a third event and is asked for.
+    assert!(of(Verb::EventRecord) <= 2 * 300 + 300 / 8 + 20, "{} events", of(Verb::EventRecord));
+    assert!(of(Verb::EventQuery) <= 150, "{} were asked for", of(Verb::EventQuery));
     scene.end();
 }
