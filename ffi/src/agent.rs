@@ -11,7 +11,8 @@ use crate::{guard, library};
 /// seconds at most. To join again as the same is no error, and says that all is loaded.
 ///
 /// `GLAKE_UNAVAILABLE`: nobody answers there who can be trusted, or it refuses this process; the text says why. `GLAKE_INVALID`: the name
-/// cannot be one, or another agent is joined. Nothing has changed then.
+/// cannot be one, or this process has joined another agent, or by another name: with `GLAKE_AGENT` it does so by itself when its first pool
+/// starts. Nothing has changed then.
 ///
 /// # Safety
 /// Each is null or a text that ends with a zero.

@@ -156,7 +156,7 @@ def shrink(
         DriverError: as that, where the driver or the disk refused.
     """
     _gate.refuse_inside("shrink")
-    return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=_milliseconds(timeout))
+    return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=None if timeout is None else _milliseconds(timeout))
 
 
 def refill(
@@ -182,7 +182,7 @@ def refill(
         OutOfMemoryError: others have the GPU's memory. What came back by then is there; free some, and call it again.
         DriverError: as that, where the driver or the disk refused, or a digest does not match.
     """
-    return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=_milliseconds(timeout))
+    return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=None if timeout is None else _milliseconds(timeout))
 
 
 def wait(tag: str, stream: Stream = None) -> None:
@@ -276,9 +276,13 @@ def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float 
     the thread that touches it may hold Python's lock. None removes one. The end of the program waits for hooks that run, as for threads,
     and calls none after that.
     """
+    for name, hook in (("before", before), ("after", after)):
+        if hook is not None and not callable(hook):
+            raise TypeError(f"{name} is {hook!r}: a function of one argument, or None")
+    within = _milliseconds(timeout)
     if before is not None or after is not None:
         _end_with_python()
-    _library.api().hooks_set(_hook(before), _hook(after), int(timeout * 1000))
+    _library.api().hooks_set(_hook(before), _hook(after), within)
 
 
 @functools.cache
@@ -304,10 +308,10 @@ def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more:
     return report
 
 
-def _milliseconds(seconds: float | None) -> int | None:
-    if seconds is None:
-        return None
-    if seconds < 0:
+def _milliseconds(seconds: float) -> int:
+    if not isinstance(seconds, (int, float)):
+        raise TypeError(f"timeout is {seconds!r}: seconds, 0 or more, or None")
+    if not 0 <= seconds < float("inf"):
         raise InvalidError(f"timeout is {seconds}: seconds, 0 or more, or None")
     return int(seconds * 1000)
 

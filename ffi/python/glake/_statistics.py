@@ -85,6 +85,8 @@ def trim(keep: int = 0, device: Device = None) -> int:
         InvalidError: there is no such device, or ``keep`` is negative.
         DriverError: the driver refused.
     """
+    if not isinstance(keep, int):
+        raise TypeError(f"keep is {keep!r}: a number of bytes")
     if keep < 0:
         raise InvalidError(f"keep is {keep}: an amount of bytes is 0 or more")
     return int(_library.api().trim(-1 if device is None else index(device), keep))

@@ -60,6 +60,8 @@ def watch(callback: Watcher | None) -> None:
     much back, and the lease is lower by it. It is called on the thread at hand. It may change leases; it must neither move regions nor
     wait. What it raises is reported and goes no further.
     """
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is {callback!r}: a function of three arguments, or None")
     _library.api().lease_watch(callback)
     if callback is not None:
         atexit.unregister(_library.api().hooks_end)

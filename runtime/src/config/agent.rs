@@ -23,7 +23,7 @@ knobs! {
         socket: Option<PathBuf> = None, "the path of a socket, from the root",
             if |socket| socket.as_ref().is_none_or(|path| path.is_absolute() || path.as_os_str().is_empty()),
             absent "it joins none by itself" as "";
-        /// What the agent calls this worker, where `glake_join` says no other name: that of its entry in the agent's file.
+        /// What the agent calls this worker, where `glake_join` said no other name before the first pool started: that of its entry in the agent's file.
         name: Option<String> = None, "1 to 64 of A-Z a-z 0-9 . _ -",
             if |name| name.as_ref().is_none_or(|name| is_name(name)),
             absent "the program's name and its number" as "chat";

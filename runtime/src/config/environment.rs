@@ -70,7 +70,7 @@ const VARIABLES: &[Variable] = &[
         allowed: "1 to 64 of A-Z a-z 0-9 . _ -",
         read: text,
     },
-    Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a tracing filter", read: text },
+    Variable { names: &["GLAKE_LOG"], key: "log.filter", allowed: "a level or a tracing filter", read: text },
     Variable {
         names: &["GLAKE_MULTI_PATH"],
         key: "transfer.multi_path",
@@ -382,7 +382,8 @@ mod tests {
             ("autoGC", "1.5", "a whole number of GB (2^30 bytes), at most 8589934591"),
             ("autoGC", "99999999999", "a whole number of GB (2^30 bytes), at most 8589934591"),
             ("GLAKE_DEVICE", "gpu", "auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER"),
-            ("GLAKE_LOG", "loud=very", "a tracing filter"),
+            ("GLAKE_LOG", "loud=very", "a level or a tracing filter"),
+            ("GLAKE_LOG", "debgu", "a level or a tracing filter"),
             ("GLAKE_MULTI_PATH", "2", "0 or 1"),
         ] {
             assert_eq!(

@@ -10,7 +10,19 @@ knobs! {
         ///
         /// Logs go to standard error. `off` says nothing, `trace` everything (one event a stitch is at `info`).
         filter: String = "warn".to_owned(),
-            "a tracing filter, such as \"info\" or \"warn,glake::transfer=debug\"",
-            if |filter| tracing_subscriber::EnvFilter::builder().parse(filter).is_ok();
+            "off, error, warn, info, debug, trace, or levels by part, such as \"warn,glake::transfer=debug\"",
+            if |filter| is_filter(filter);
     }
+}
+
+/// Whether each part is a level, or names what it is for: a lone word that is no level would turn all off that it does not name.
+fn is_filter(filter: &str) -> bool {
+    let is_part = |part: &str| {
+        part.is_empty()
+            || part.contains(['=', '['])
+            || part.starts_with("glake")
+            || part.parse::<tracing_subscriber::filter::LevelFilter>().is_ok()
+    };
+    let is_parsed = tracing_subscriber::EnvFilter::builder().parse(filter).is_ok();
+    is_parsed && filter.split(',').map(str::trim).all(is_part)
 }

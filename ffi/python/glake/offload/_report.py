@@ -44,7 +44,9 @@ class Report(dict[str, Any]):
             busy, timed = self[f"busy_us_{way}"], self[f"timed_bytes_{way}"]
             rate = f", at {timed / busy / 1e3:.1f} GB/s" if busy else ""
             lines.append(f"{name}: {_size(self[f'bytes_{way}'])}{rate}")
-        lines.append(f"saves merged: {self['merged']}, stayed for want of host memory, or in memory that is not GLake's: {self['stayed']}")
+        lines.append(f"saves merged: {self['merged']}, stayed for want of host memory, in memory that is not GLake's, or because a copy failed: {self['stayed']}")
+        told = {"changed": "saves that a kernel changed unseen, which stay", "others": "hooks of others in the model, which keep what they pack"}
+        lines += [f"{text}: {self[key]}" for key, text in told.items() if self[key]]
         for site in self["sites"]:
             lines += _lines(site)
         return "\n".join(lines)

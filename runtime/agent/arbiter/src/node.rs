@@ -87,11 +87,6 @@ pub struct Worker {
     /// is on none of them counts where it is.
     #[serde(default = "first_gpu")]
     pub gpus: Vec<u16>,
-    /// Where it listens.
-    pub port: Option<u16>,
-    /// Which models it serves.
-    #[serde(default)]
-    pub models: Vec<String>,
     /// When its command is started.
     pub start: Option<Start>,
 }
@@ -299,7 +294,7 @@ impl NodeFile {
         for worker in &self.workers {
             let needs = worker.share();
             if needs.is_zero() {
-                let (whom, found) = (format!("worker {:?}", worker.name), needs.to_string());
+                let (whom, found) = (format!("worker {:?}", worker.name), "0 B, or not given".to_owned());
                 return Err(NodeError::Value {
                     whom,
                     key: "weights",

@@ -211,7 +211,7 @@ impl Supervisor {
     pub(crate) fn stop(&mut self, name: &str, now: Duration) -> Result<Option<Act>, String> {
         let Some(worker) = self.get(name) else {
             return Err(format!(
-                "{name} was not started by this agent: end its process (glake ps shows which it is)"
+                "{name:?} is no worker that this agent has started: one that joined by itself is ended by its process (glake ps shows which it is)"
             ));
         };
         (worker.is_wanted, worker.is_stopped) = (false, true);

@@ -206,7 +206,11 @@ fn one_for_requests_is_started_when_it_is_asked_for() {
         let error = world.supervisor.ask(name, world.now).unwrap_err();
         assert!(error.contains(says), "{error}");
         assert!(
-            world.supervisor.stop(name, world.now).unwrap_err().contains("was not started by this agent")
+            world
+                .supervisor
+                .stop(name, world.now)
+                .unwrap_err()
+                .contains("is no worker that this agent has started")
         );
     }
 }

@@ -22,8 +22,9 @@ Examples:
 
 Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB
 Settings:    flags go over the environment, over the file, over the preset, over the defaults
-Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG, and GMLake's own: vmmDefragment, fragLimit,
-             reuseLimit, defragLevel, autoGC
+Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; of glake serve GLAKE_AGENT and GLAKE_WORKER; of
+             glake run GLAKE_MULTI_PATH, GLAKE_LIBRARY and GLAKE_PRELOAD; and GMLake's own:
+             vmmDefragment, fragLimit, reuseLimit, defragLevel, autoGC
 Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad input";
 
 /// GLake: a runtime for the memory of a GPU server
@@ -55,7 +56,8 @@ pub struct Global {
     /// Print one JSON object a line, and nothing else, on standard output
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to log on standard error: off, warn, info, debug, or a tracing filter such as warn,glake::transfer=debug
+    /// What to log on standard error: off, error, warn, info, debug, trace, or a tracing filter such as
+    /// warn,glake::transfer=debug
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
 }

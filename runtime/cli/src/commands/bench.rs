@@ -49,8 +49,8 @@ pub struct AllocArguments {
     /// Free ranges between them
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     free_ranges: u32,
-    /// Numbers of streams, one measurement each
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 3],
+    /// Numbers of streams, several with commas, one measurement each
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,3",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     streams: Vec<u32>,
     /// The trace that sizes are drawn from [default: built-in, of a training run of OPT-1.3B]

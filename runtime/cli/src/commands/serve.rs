@@ -46,7 +46,7 @@ Examples:
   glake serve node.toml --socket /run/llm/a.sock   a folder of mode 0700 that is this user's
   GLAKE_AGENT=/run/llm/a.sock python worker.py     a worker that joins by itself
 
-The file (all of it optional, sizes as 23GiB):
+The file (sizes as 23GiB; a worker needs name and weights, all else is optional):
   [node]      budget (what workers may use of a GPU together, contexts included);
               host_budget (host memory of all copies: from 90 % on they go to files, and what idle
               workers have above 80 % follows while nobody waits; workers need tiers.files)

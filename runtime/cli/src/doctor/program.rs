@@ -8,7 +8,7 @@ use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 use glake_runtime::config::{Environment, Sources};
 
 /// Our variables; others that begin like them are most likely misspelt.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 9] = [
     "GLAKE_AGENT",
     "GLAKE_CONFIG",
     "GLAKE_DEVICE",
@@ -16,7 +16,6 @@ const VARIABLES: [&str; 10] = [
     "GLAKE_LOG",
     "GLAKE_MULTI_PATH",
     "GLAKE_PRELOAD",
-    "GLAKE_SCHEDULES",
     "GLAKE_START",
     "GLAKE_WORKER",
 ];

@@ -93,7 +93,7 @@ fn a_mistake_in_the_arguments_is_one_line_and_exit_code_2() {
         (&["replay", "--preset", "fast", trace], "write training, serverless or offload"),
         (&["replay", "--config", "/no/such.toml", trace], "/no/such.toml: No such file"),
         (&["replay", "--config", config, trace], "c.toml:2: unknown key pool.extend; allowed: pool.extent, "),
-        (&["replay", "--log", "a=b=c", trace], "a tracing filter"),
+        (&["replay", "--log", "a=b=c", trace], "levels by part"),
         (&["bench", "copy", "--sizes", "1MiB,0"], "take sizes from 1 byte up, and one is 0"),
     ] {
         let (code, error) = refused(arguments);
