@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - A lane that was entered is joined, whatever failed in between: by an event, or else by a wait on the host. What cannot be
-//!   joined either way is an error, and its lane is never used again.
+//!   joined either way is an error, and its lane is never used again; it is joined by all copies that begin later, until it is done.
 //! - What was sent is counted with its relay before it is enqueued.
 //! - No call puts more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not come to: the driver's
 //!   queues are bounded, and a call that finds one full waits for what the program may enqueue later.
@@ -420,6 +420,7 @@ impl<'a> Fork<'a> {
             let Some(lane) = self.lane_set.lane(device) else { continue };
             if let Err(error) = self.join_lane(lane) {
                 self.state.break_lane(device);
+                self.lane_set.leave_unjoined(device);
                 outcome = Err(error);
             }
             // Behind the join: nobody waits for it.
@@ -524,7 +525,7 @@ impl Drop for Fork<'_> {
 }
 
 /// Asks a second time if the first answer is an error that need not stay.
-fn twice(mut ask: impl FnMut() -> glake_device::Result<()>) -> glake_device::Result<()> {
+pub(crate) fn twice(mut ask: impl FnMut() -> glake_device::Result<()>) -> glake_device::Result<()> {
     match ask() {
         Err(error) if !error.is_sticky() => ask(),
         answer => answer,

@@ -1,6 +1,7 @@
 //! What copies have under way and what they have done: counted with each relay, on each link, and by path.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
@@ -22,6 +23,8 @@ pub(crate) struct Ledger {
     pub(crate) crossings: Crossings,
     /// What was done.
     pub(crate) counters: Counters,
+    /// How many streams of ours have work that no stream of the program could be made to wait for, and that was not seen done.
+    unjoined: AtomicUsize,
     devices: usize,
 }
 
@@ -38,7 +41,23 @@ impl Ledger {
     /// With nothing under way, for so many GPUs.
     pub(crate) fn new(relays: &Arc<Relays>, devices: usize) -> Arc<Ledger> {
         let (load, crossings, counters) = (Load::new(), Crossings::default(), Counters::new(devices));
-        Arc::new(Ledger { relays: relays.clone(), load, crossings, counters, devices })
+        let unjoined = AtomicUsize::new(0);
+        Arc::new(Ledger { relays: relays.clone(), load, crossings, counters, unjoined, devices })
+    }
+
+    /// One more stream has work that could not be joined.
+    pub(crate) fn leave_unjoined(&self) {
+        self.unjoined.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The work of one is done.
+    pub(crate) fn end_unjoined(&self) {
+        self.unjoined.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether any has: what every copy asks.
+    pub(crate) fn has_unjoined(&self) -> bool {
+        self.unjoined.load(Ordering::Acquire) > 0
     }
 
     /// From now on others reckon with so many bytes on a path.

@@ -129,7 +129,7 @@ impl Engine {
         let routes = Routes::new(&relays, options.break_even);
         let scheduler = schedule::scheduler(options.scheduling, &ledger, &routes, &requests, devices);
         let lane_sets = LaneSets::new(&ledger, &scheduler);
-        let links = Links::new(&contexts, &relays, lane_sets, &requests, options.streams);
+        let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, options.streams);
         let native = NativeCopies::new(&contexts, &ledger);
         let forks = Forks::new(&contexts, &ledger, &scheduler);
         let marks = EventPool::new(contexts.driver().clone());

@@ -406,6 +406,11 @@ impl<'a> Job<'a> {
         (self.target, self.size)
     }
 
+    /// On which stream.
+    pub(crate) fn on(&self) -> UserStream {
+        self.on
+    }
+
     /// The ranges of a share.
     fn part(&self, share: &Share) -> Ranges {
         self.within(share.offset, share.size).collect()

@@ -52,7 +52,7 @@ impl SpanCopies {
         priority: Priority,
     ) -> Result<Option<Parts>> {
         let ends = Endpoints::of(to, from)?;
-        self.links.begin_copy()?;
+        self.links.begin_copy(on)?;
         if let Endpoints::HostAndGpu { target, direction, pinned: false } = ends
             && self.pageable.copy(
                 to,
@@ -111,7 +111,7 @@ impl SpanCopies {
     /// # Errors
     /// As [`crate::Engine::copy`].
     pub(crate) fn enqueue_as_one(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        self.links.begin_copy()?;
+        self.links.begin_copy(job.on())?;
         let _call = self.scheduler.urgent_call(priority);
         self.pinned.copy(job, priority)
     }

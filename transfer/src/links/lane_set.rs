@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{DeviceSet, OwnedEvent};
+use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, StreamRef};
 use glake_device::{DeviceId, Driver, EventKind, StreamId};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use crate::Result;
 use crate::engine::counters::Path;
+use crate::engine::fork::twice;
 use crate::engine::lane::Lane;
 use crate::engine::ledger::{Carried, Ledger};
 use crate::kinds::foreign::slots::Ring;
@@ -34,6 +35,9 @@ pub(crate) struct LaneSet {
     sides: Box<[OnceLock<TargetSide>]>,
     /// Whose copies these are, as its state says: for those who need not wait for its lock then. 0: nobody's.
     owner: AtomicU64,
+    /// Lanes with work that no stream could be made to wait for, and that was not seen done. The bits of a [`DeviceSet`].
+    unjoined: AtomicU64,
+    ledger: Arc<Ledger>,
     pub(crate) state: Mutex<LaneSetState>,
 }
 
@@ -109,6 +113,8 @@ impl LaneSet {
             marks: (0..devices).map(|_| OnceLock::new()).collect(),
             sides: (0..devices * devices).map(|_| OnceLock::new()).collect(),
             owner: AtomicU64::new(0),
+            unjoined: AtomicU64::new(0),
+            ledger: ledger.clone(),
             state: Mutex::new(LaneSetState {
                 ledger: ledger.clone(),
                 retired: false,
@@ -152,6 +158,60 @@ impl LaneSet {
     pub(crate) fn set_owner(&self, state: &mut LaneSetState, owner: Option<StreamId>) -> Option<StreamId> {
         self.owner.store(owner_bits(owner), Ordering::Release);
         std::mem::replace(&mut state.owner, owner)
+    }
+
+    /// A lane's work could not be joined.
+    pub(crate) fn leave_unjoined(&self, device: DeviceId) {
+        let lane = DeviceSet::of(device).bits();
+        if self.unjoined.fetch_or(lane, Ordering::AcqRel) & lane == 0 {
+            self.ledger.leave_unjoined();
+        }
+    }
+
+    /// Makes a stream wait for all work that could not be joined before. Takes no lock: nobody uses such a lane.
+    ///
+    /// # Errors
+    /// The driver's: something still cannot be joined.
+    pub(crate) fn join_late(&self, on: StreamRef<'_>) -> Result<()> {
+        for device in DeviceSet::from_bits(self.unjoined.load(Ordering::Acquire)).iter() {
+            let Some(lane) = self.lane(device) else { continue };
+            if !self.is_over(device, lane)? {
+                twice(|| on.wait_for(lane.done.id()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the end of a lane's work that could not be joined; whether it is done, or its GPU lost, by which no more of it runs.
+    fn is_over(&self, device: DeviceId, lane: &Lane) -> glake_device::Result<bool> {
+        let follow = |stream: &OwnedStream, end: &OwnedEvent| {
+            twice(|| end.record(stream.id())).and_then(|()| twice(|| lane.stream.wait_for(end.id())))
+        };
+        let targets = (0_u32..).map(DeviceId).take(self.lanes.len());
+        let marked = follow(&lane.second.stream, &lane.second.done)
+            .and_then(|()| {
+                let mut sides = targets.filter_map(|target| self.side(target, device));
+                sides.try_for_each(|side| follow(&side.stream, &side.end))
+            })
+            .and_then(|()| twice(|| lane.done.record(lane.stream.id())));
+        // The error may be that of the target.
+        let is_lost = || matches!(lane.done.is_passed(), Err(error) if error.is_sticky());
+        let is_over = match marked {
+            Ok(()) => matches!(lane.done.is_passed(), Ok(true)) || is_lost(),
+            Err(_) if is_lost() => true,
+            Err(error) => return Err(error),
+        };
+        let lane = DeviceSet::of(device).bits();
+        if is_over && self.unjoined.fetch_and(!lane, Ordering::AcqRel) & lane != 0 {
+            self.ledger.end_unjoined();
+        }
+        Ok(is_over)
+    }
+
+    /// Whether a lane has work that could not be joined, and is not done.
+    fn is_unjoined(&self, device: DeviceId, lane: &Lane) -> bool {
+        DeviceSet::from_bits(self.unjoined.load(Ordering::Acquire)).contains(device)
+            && !matches!(self.is_over(device, lane), Ok(true))
     }
 
     /// Adds a lane; one that is there stays.
@@ -209,6 +269,10 @@ impl LaneSetState {
             let Some(lane) = lane_set.lane(device) else { continue };
             if self.ledger.relays.is_fenced(device) {
                 self.forget(device);
+                continue;
+            }
+            // What its event says is of an earlier copy.
+            if lane_set.is_unjoined(device, lane) {
                 continue;
             }
             match lane.done.is_passed() {

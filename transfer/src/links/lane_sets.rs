@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::StreamId;
-use glake_device::owned::DeviceSet;
+use glake_device::owned::{DeviceSet, StreamRef};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::Result;
 use crate::engine::ledger::Ledger;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::schedule::Scheduler;
@@ -94,6 +95,14 @@ impl LaneSets {
                 self.look(&lane_set, &mut state);
             }
         }
+    }
+
+    /// Makes a stream wait for what earlier copies left on lanes that could not be joined.
+    ///
+    /// # Errors
+    /// The driver's: something still cannot be.
+    pub(crate) fn join_late(&self, on: StreamRef<'_>) -> Result<()> {
+        self.snapshot().iter().try_for_each(|lane_set| lane_set.join_late(on))
     }
 
     /// Takes those that have anything of these GPUs out of use, where no work is on them, into `retired`; whether that is all of

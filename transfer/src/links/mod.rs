@@ -18,11 +18,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::owned::DeviceSet;
-use glake_device::{DeviceId, StreamId};
+use glake_device::{CaptureState, DeviceId, StreamId};
+use parking_lot::Mutex;
 
-use crate::Result;
 use crate::engine::contexts::Contexts;
+use crate::engine::fork::twice;
+use crate::engine::ledger::Ledger;
 use crate::engine::requests::Requests;
+use crate::kinds::pageable::StagingStream;
+use crate::{Result, UserStream};
 use lane_set::{LaneSet, LaneSetState};
 use lane_sets::LaneSets;
 use relays::Relays;
@@ -38,6 +42,9 @@ pub(crate) struct Links {
     contexts: Arc<Contexts>,
     relays: Arc<Relays>,
     lane_sets: LaneSets,
+    ledger: Arc<Ledger>,
+    /// What pageable copies left that could not be waited for: streams, and which slot's event marks it.
+    unjoined: Mutex<Vec<(Arc<StagingStream>, usize)>>,
     suspensions: Suspensions,
     requests: Arc<Requests>,
     /// How many lane sets there can be.
@@ -53,6 +60,7 @@ impl Links {
         contexts: &Arc<Contexts>,
         relays: &Arc<Relays>,
         lane_sets: LaneSets,
+        ledger: &Arc<Ledger>,
         requests: &Arc<Requests>,
         streams: usize,
     ) -> Arc<Links> {
@@ -60,6 +68,8 @@ impl Links {
             contexts: contexts.clone(),
             relays: relays.clone(),
             lane_sets,
+            ledger: ledger.clone(),
+            unjoined: Mutex::default(),
             suspensions: Suspensions::default(),
             requests: requests.clone(),
             most: streams.max(1),
@@ -86,15 +96,57 @@ impl Links {
     /// A copy is about to be enqueued: tells of a loss, and looks which relays the program has begun to use, where it was not looked a
     /// moment ago.
     ///
+    /// What earlier copies left that could not be joined comes before it.
+    ///
     /// # Errors
-    /// [`crate::TransferError::Lost`] of earlier copies, once.
-    pub(crate) fn begin_copy(&self) -> Result<()> {
+    /// [`crate::TransferError::Lost`] of earlier copies, once; the driver's, where what they left still cannot be joined.
+    pub(crate) fn begin_copy(&self, on: UserStream) -> Result<()> {
         self.relays.tell()?;
+        if self.ledger.has_unjoined() {
+            self.join_late(on)?;
+        }
         if !self.relays.are_shared() {
             let now = u64::try_from(self.made.elapsed().as_micros()).unwrap_or(u64::MAX);
             if now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= ANSWER_LASTS_US {
                 self.looked.store(now, Ordering::Relaxed);
                 self.look_around();
+            }
+        }
+        Ok(())
+    }
+
+    /// Work of pageable copies on a stream of ours that could not be waited for; the slot's event is nobody else's any more.
+    pub(crate) fn leave_unjoined(&self, of: Arc<StagingStream>, slot: usize) {
+        self.unjoined.lock().push((of, slot));
+        self.ledger.leave_unjoined();
+    }
+
+    /// Makes a stream wait for what earlier copies left that could not be joined.
+    fn join_late(&self, on: UserStream) -> Result<()> {
+        // A graph runs later, whenever that is: it cannot wait for this.
+        if self.contexts.driver().capture_state(on.device, on.raw)? != CaptureState::None {
+            return Ok(());
+        }
+        let on = on.of_driver(&**self.contexts.driver());
+        self.lane_sets.join_late(on)?;
+        let all = self.unjoined.lock().clone();
+        for (of, slot) in all {
+            let Some(done) = of.done.get(slot) else { continue };
+            let marked =
+                twice(|| done.record(of.stream.id())).and_then(|()| twice(|| on.wait_for(done.id())));
+            let is_over = match (marked, done.is_passed()) {
+                (_, Err(error)) if error.is_sticky() => true,
+                (Err(error), _) => return Err(error.into()),
+                (Ok(()), passed) => matches!(passed, Ok(true)),
+            };
+            if is_over {
+                self.unjoined.lock().retain(|(other, at)| {
+                    let is_it = Arc::ptr_eq(other, &of) && *at == slot;
+                    if is_it {
+                        self.ledger.end_unjoined();
+                    }
+                    !is_it
+                });
             }
         }
         Ok(())
@@ -171,16 +223,16 @@ impl Links {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::Driver;
     use glake_device::owned::CompletionEvents;
+    use glake_device::{Driver, Stream};
     use glake_sim::{SimOptions, SimTopology, Simulator};
     use glake_units::Bytes;
 
     use super::*;
-    use crate::engine::ledger::Ledger;
     use crate::schedule::first_order::FirstOrder;
 
     const RELAY: DeviceId = DeviceId(1);
+    const ON: UserStream = UserStream { device: DeviceId(0), raw: Stream::LEGACY, id: StreamId(1) };
 
     /// Two GPUs, of which one is ready as a relay.
     fn links() -> (Arc<Simulator>, Arc<Requests>, Arc<Links>) {
@@ -194,7 +246,7 @@ mod tests {
         let scheduler: Arc<dyn crate::schedule::Scheduler> = Arc::new(FirstOrder);
         let requests = Arc::new(Requests::default());
         let lane_sets = LaneSets::new(&ledger, &scheduler);
-        let links = Links::new(&contexts, &relays, lane_sets, &requests, 1);
+        let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, 1);
         (sim, requests, links)
     }
 
@@ -202,12 +254,12 @@ mod tests {
     fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
         let (sim, requests, links) = links();
         requests.set_served(true);
-        links.begin_copy().unwrap();
+        links.begin_copy(ON).unwrap();
         assert_eq!(links.relays().usable(), DeviceSet::of(RELAY));
         assert!(links.of_program().is_empty());
         sim.hold_context(RELAY).unwrap();
         std::thread::sleep(Duration::from_micros(ANSWER_LASTS_US + 1));
-        links.begin_copy().unwrap();
+        links.begin_copy(ON).unwrap();
         assert!(links.relays().usable().is_empty());
         assert_eq!(links.of_program(), DeviceSet::of(RELAY));
         assert_eq!(requests.next(None).suspend, Some(1));

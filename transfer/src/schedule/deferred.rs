@@ -112,7 +112,7 @@ impl DeferredCopies {
         if paths.len() < 2 {
             return Ok(false);
         }
-        relays.tell()?;
+        self.links.begin_copy(on)?;
         // A lane set of its own: no driver counts its streams so far down from the end.
         let own = StreamId(u64::MAX - self.count.fetch_add(1, Ordering::Relaxed));
         let left = self.links.with(own, |lane_set, state| {

@@ -20,9 +20,16 @@ struct Loss {
 }
 
 impl Losses {
-    /// Loses a device once a stream of it has come to where it is now; the first of several losses stands.
+    /// Loses a device once a stream of it has come to where it is now; of several such places the one that is come to first.
     pub(super) fn lose(&self, driver: &dyn Driver, device: DeviceId, stream: Stream, code: u32) {
         self.add(Loss { device, code, at: mark(driver, device, stream) }, driver);
+    }
+
+    /// Work of a device that is to be lost is left out: who waits for it is told, wherever the stream of the failure is.
+    pub(super) fn leave_out(&self, driver: &dyn Driver, device: DeviceId, stream: Stream) {
+        if let Some(loss) = self.find(device) {
+            self.lose(driver, device, stream, loss.code);
+        }
     }
 
     /// Loses a device now.
@@ -32,7 +39,8 @@ impl Losses {
 
     /// The error number of a device that is lost.
     pub(super) fn lost(&self, device: DeviceId) -> Option<u32> {
-        self.find(device).filter(|loss| loss.at.is_none()).map(|loss| loss.code)
+        let of = |loss: &&Loss| loss.device == device && loss.at.is_none();
+        self.table.lock().iter().find(of).map(|loss| loss.code)
     }
 
     /// Whether work of a device runs no more, told yet or not.
@@ -73,15 +81,13 @@ impl Losses {
 
     fn add(&self, loss: Loss, driver: &dyn Driver) {
         let mut table = self.table.lock();
-        match table.iter_mut().find(|other| other.device == loss.device) {
-            None => table.push(loss),
-            Some(earlier) => {
-                let event = if loss.at.is_none() { earlier.at.take() } else { loss.at };
-                drop(table);
-                if let Some(event) = event {
-                    destroy(driver, loss.device, event);
-                }
-            }
+        if !table.iter().any(|other| other.device == loss.device && other.at.is_none()) {
+            table.push(loss);
+            return;
+        }
+        drop(table);
+        if let Some(event) = loss.at {
+            destroy(driver, loss.device, event);
         }
     }
 }

@@ -141,11 +141,14 @@ impl Faults {
             Judged::Shorten(part) => make(&*self.inner, part),
             Judged::Pass if !self.losses.is_doomed(device) => make(&*self.inner, Part::All),
             judged => {
-                if let Judged::Lose(part, code) = judged {
-                    if part != Part::Nothing {
-                        make(&*self.inner, part)?;
+                match judged {
+                    Judged::Lose(part, code) => {
+                        if part != Part::Nothing {
+                            make(&*self.inner, part)?;
+                        }
+                        self.losses.lose(&*self.inner, device, stream, code);
                     }
-                    self.losses.lose(&*self.inner, device, stream, code);
+                    _ => self.losses.leave_out(&*self.inner, device, stream),
                 }
                 // A copy to pageable memory returns when its bytes are there.
                 let pageable = |to| {

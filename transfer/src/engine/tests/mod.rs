@@ -16,4 +16,5 @@ mod scatter;
 mod speed;
 mod suspension;
 mod unchanged;
+mod unjoined;
 mod unordered;

@@ -81,7 +81,7 @@ impl BroadcastCopies {
         options: CopyOptions,
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
-        self.links.begin_copy()?;
+        self.links.begin_copy(on)?;
         let _call = self.scheduler.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let parts = self.enqueue_cast(cast);

@@ -55,6 +55,8 @@ pub(crate) struct Outcome {
     pub(crate) carried: SmallVec<[(DeviceId, Bytes, u64); 8]>,
     /// Work on the target may still be under way, and the driver does not say when it ends.
     pub(crate) unjoined: Option<DriverError>,
+    /// Where: the streams, and the slots whose events are to mark it.
+    pub(crate) unjoined_on: Vec<(Arc<StagingStream>, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +193,9 @@ impl Job {
             End::Unknown(error) => {
                 slot.lost.store(true, Ordering::Relaxed);
                 if self.direction == Direction::ToGpu {
-                    self.outcome.lock().unjoined = Some(error);
+                    let mut outcome = self.outcome.lock();
+                    outcome.unjoined = Some(error);
+                    outcome.unjoined_on.push((staging_stream.clone(), slot.index));
                 }
                 false
             }

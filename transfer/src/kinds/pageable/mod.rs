@@ -180,7 +180,8 @@ impl PageableCopies {
         let work: Arc<dyn Work> = job.clone();
         self.threads.call(&work, job.width().saturating_sub(1));
         work.help();
-        let Outcome { left, carried, unjoined, .. } = job.finish();
+        let Outcome { left, carried, unjoined, unjoined_on, .. } = job.finish();
+        unjoined_on.into_iter().for_each(|(of, slot)| self.links.leave_unjoined(of, slot));
         drop((taken, prioritized));
         let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
         for (relay, bytes, copies) in carried {

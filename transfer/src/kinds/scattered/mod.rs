@@ -124,7 +124,7 @@ impl ScatteredCopies {
         options: CopyOptions,
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
-        self.links.begin_copy()?;
+        self.links.begin_copy(on)?;
         let _call = self.scheduler.urgent_call(options.priority);
         let kernels = &*self.resources.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
