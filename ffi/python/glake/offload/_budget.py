@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections import UserDict
 from typing import Any
 
 from .. import _library
@@ -161,8 +161,11 @@ def _sizes(found: list[Any], value: Any, depth: int = 0) -> None:
 
     if isinstance(value, torch.Tensor):
         found.append(value.numel() if value.is_nested else tuple(value.shape))
-    elif depth < _DEPTH and isinstance(value, (list, tuple, Mapping)):
-        for part in value.values() if isinstance(value, Mapping) else value:
+    elif depth < _DEPTH and isinstance(value, (list, tuple, dict, UserDict)):
+        # Those that have them alone: others may load or make what they are asked for.
+        if isinstance(value, UserDict):
+            value = value.data
+        for part in dict.values(value) if isinstance(value, dict) else value:
             _sizes(found, part, depth + 1)
 
 

@@ -6,6 +6,7 @@ of interest. Where nothing is replayed on the calling thread they do what they d
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
@@ -82,7 +83,8 @@ def _replace_torch() -> None:
     for owner, name, kind in kinds:
         original = getattr(owner, name)
         # What others put in its place may save anything.
-        kind.is_steady = kind.is_steady and isinstance(original, types.BuiltinFunctionType)
+        kind.is_own = isinstance(original, types.BuiltinFunctionType)
+        kind.is_steady = kind.is_steady and kind.is_own
         _replace(owner, name, original, _of_function(original, kind))
     _replace(
         checkpoint,
@@ -96,7 +98,8 @@ def _replace_peft() -> None:
     module = sys.modules.get(_PEFT)
     if module is None or any(name == "forward" for _, name, _, _ in _replaced):
         return
-    kind = _leaf.Adapted(module.Linear)
+    products = next(original for owner, name, original, _ in _replaced if name == "linear")
+    kind = _leaf.Adapted(module.Linear, isinstance(products, types.BuiltinFunctionType))
     original = module.Linear.forward
 
     @functools.wraps(original)
@@ -111,12 +114,40 @@ def _replace_peft() -> None:
     _replace(module.Linear, "forward", original, forward)
 
 
+class _InPlaceOf:
+    """Stands in the place of a function: it is equal to it, is pickled as it is, and is no method where a class has it."""
+
+    def __init__(self, original: Any, function: Any) -> None:
+        functools.update_wrapper(self, original)
+        self._original, self._function = original, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(other == self._original)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __copy__(self) -> _InPlaceOf:
+        return self
+
+    def __deepcopy__(self, _memo: Any) -> _InPlaceOf:
+        return self
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._original,)
+
+
 def _of_function(original: Any, kind: Any) -> Any:
     # What is being compiled folds it to a constant, and sees the function alone.
     is_compiling, found = torch.compiler.is_compiling, current
 
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def calls(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
         scope = found.scope
@@ -124,6 +155,7 @@ def _of_function(original: Any, kind: Any) -> Any:
             return original(*args, **kwargs)
         return scope.leaf(kind, original, args, kwargs)
 
+    function = _InPlaceOf(original, calls)
     # TorchScript knows functions by their identity.
     operator = torch.jit._builtins._find_builtin(original)
     if operator is not None:

@@ -13,17 +13,17 @@ _CASTS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 class Call:
     """One call of a leaf: how it is computed, which tensors it reads, and what else it depends on."""
 
-    __slots__ = ("args", "draws", "function", "inputs", "kwargs", "lowered", "signature", "weight")
+    __slots__ = ("args", "draws", "drops", "function", "inputs", "kwargs", "lowered", "signature", "weight")
 
     def __init__(self, function: Any, args: Any, kwargs: Any, rest: Any, weight: Any, lowered: Any = None) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
         # The parameter that it is known by from one pass to the next, if there is one.
         self.weight = weight if type(weight) is torch.nn.Parameter else None
-        # The type that autocast has it compute in, and whether it draws random numbers.
-        self.lowered, self.draws = lowered, False
+        # The type that autocast has it compute in, whether it is to draw random numbers, and whether it may.
+        self.lowered, self.drops, self.draws = lowered, False, False
         # Calls of one signature save tensors of the same kinds.
         self.inputs: list[Any] = []
-        self.signature: list[Any] = [lowered, torch.is_grad_enabled()]
+        self.signature: list[Any] = [lowered, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
         for value in rest:
             if isinstance(value, torch.Tensor):
                 self.inputs.append(value)
@@ -43,6 +43,8 @@ class Function:
 
     # Whether calls of one signature save nothing but views of what they read and gave, once one did.
     is_steady = False
+    # Whether it is torch's own. What others put in its place may save anything, refuse what it is tried with, and draw random numbers.
+    is_own = True
     # Of the output's bytes, what may be stored beside it.
     most_beside = 0.25
 
@@ -56,13 +58,15 @@ class Function:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         """A call of it. None: what it reads or writes is unusual."""
-        if "out" in kwargs:
+        if "out" in kwargs or any(_is_others(value) for value in (*args, *kwargs.values())):
             return None
         lowered = None
         if torch._C._is_any_autocast_enabled():
             args, kwargs, lowered = self._as_autocast(function, args, kwargs)
         values = (*args, *kwargs, *kwargs.values()) if kwargs else args
-        return Call(function, args, kwargs, values, self.weight(args), lowered)
+        call = Call(function, args, kwargs, values, self.weight(args), lowered)
+        call.draws = not self.is_own
+        return call
 
     def weight(self, args: Any) -> Any:
         return None
@@ -82,7 +86,7 @@ class Function:
         if not torch.is_autocast_enabled(device):
             return args, kwargs, None
         lowered = torch.get_autocast_dtype(device)
-        known = self._lowers.get((device, lowered))
+        known = self._lowers.get((device, lowered)) if self.is_own else False
         if known is None:
             # Not every function is of those that autocast has compute in its lower type.
             with torch.no_grad():
@@ -108,6 +112,8 @@ class Product(Function):
             return True
         # A result takes as many operations as its inner dimension is long.
         activation = args[self._activation]
+        if not _is_usual(activation):
+            return False
         return bool(activation.is_nested or activation.dim() == 0 or activation.size(-1) < least_inner)
 
     def weight(self, args: Any) -> Any:
@@ -126,14 +132,14 @@ class Attention(Function):
     def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         call = super().call(function, args, kwargs)
         if call is not None and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)):
-            call.draws = True
+            call.draws = call.drops = True
             if not call.inputs or call.inputs[0].device.type not in ("cpu", "cuda"):
                 return None
         return call
 
     def sets(self, saved: Any, call: Call) -> bool:
         # Seed and offset of a generator that it does not draw from are whatever memory had.
-        return call.draws or saved.dtype in _TYPES
+        return call.drops or saved.dtype in _TYPES
 
     def probe(self, function: Any, zeros: Any) -> Any:
         return function(*[zeros(1, 1, 1, 8) for _ in range(3)])
@@ -146,8 +152,9 @@ class Adapted:
     is_steady = False
     most_beside = 0.25
 
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
+    def __init__(self, kind: type, is_own: bool = True) -> None:
+        # Whether its products are torch's own.
+        self._kind, self.is_own = kind, is_own
 
     def sets(self, saved: Any, call: Call) -> bool:
         return True
@@ -170,7 +177,7 @@ class Adapted:
             return False
         for name in self._active(module):
             product, dropout = parts["lora_A"]._modules[name], parts["lora_dropout"]._modules[name]
-            if not _is_bare(product) or not _is_bare(parts["lora_B"]._modules[name]) or product._parameters["weight"].dtype != x.dtype:
+            if not _is_bare(product) or not _is_bare(parts["lora_B"]._modules[name]) or _part(product, "weight").dtype != x.dtype:
                 return False
             if type(dropout) is not torch.nn.Identity and (type(dropout) is not torch.nn.Dropout or (dropout.training and dropout.p != 0)):
                 return False
@@ -182,13 +189,16 @@ class Adapted:
     def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
         module, x = args
         parts, scaling = module._modules, module.scaling
-        base = parts["base_layer"]._parameters
-        rest = [x, base["weight"], base["bias"]]
+        base = parts["base_layer"]
+        weight = _part(base, "weight")
+        rest = [x, weight, _part(base, "bias")]
         for name in self._active(module):
             for layer in (parts["lora_A"]._modules[name], parts["lora_B"]._modules[name]):
-                rest += (layer._parameters["weight"], layer._parameters["bias"])
+                rest += (_part(layer, "weight"), _part(layer, "bias"))
             rest += (name, scaling[name])
-        return Call(function, args, kwargs, rest, base["weight"])
+        call = Call(function, args, kwargs, rest, weight)
+        call.draws = not self.is_own
+        return call
 
     def _active(self, module: Any) -> list[str]:
         adapters = module._modules["lora_A"]._modules
@@ -196,11 +206,26 @@ class Adapted:
 
 
 def is_plain(tensor: Any) -> bool:
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+    if not _is_usual(tensor) or tensor.is_inference():
         return False
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
         return False
     return tensor.dtype in _TYPES and not tensor.is_neg()
+
+
+def _is_usual(value: Any) -> bool:
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
+def _is_others(value: Any) -> bool:
+    """Whether it says itself what functions of torch do with it: any question to it may be one of those."""
+    return not _is_usual(value) and hasattr(type(value), "__torch_function__")
+
+
+def _part(layer: Any, name: str) -> Any:
+    """A weight or bias: FSDP has plain tensors in the place of parameters."""
+    found = layer._parameters.get(name)
+    return getattr(layer, name) if found is None else found
 
 
 def is_kept_by_autocast(tensor: Any) -> bool:

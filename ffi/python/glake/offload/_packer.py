@@ -174,7 +174,7 @@ class Packer:
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:
         """Whether what is saved of a tensor is bytes of its own that can be copied and laid under the same tensor again."""
-        if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or not self.memory.owns(tensor):
+        if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor() or not self.memory.owns(tensor):
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 

@@ -41,7 +41,7 @@ class Draws:
 class Sketch:
     """What a leaf saves when it is called with a signature, in its order, by what each tensor is a view of."""
 
-    __slots__ = ("beside", "reads_output", "saves", "signature", "why")
+    __slots__ = ("_shared", "beside", "reads_output", "saves", "signature", "why")
 
     def __init__(self, kind: Any, call: Call, output: Any, saved: list[Any], least: int) -> None:
         self.signature = call.signature
@@ -50,6 +50,8 @@ class Sketch:
         # Which of them are stored by themselves, and whether one is of the output.
         self.beside: list[int] = []
         self.reads_output = False
+        # How inputs share storages, where it is not certain which of them was saved.
+        self._shared: list[Any] | None = None
         # Why it cannot be replayed.
         self.why: str | None = None
         if not call.is_plain() or not is_plain(output):
@@ -70,6 +72,8 @@ class Sketch:
             place = next((place for place in whence.get(source, ()) if _is_within(tensor, call.inputs[place])), -1)
             if place >= 0:
                 what, offset = _INPUT, offset - call.inputs[place].storage_offset()
+                if len(whence[source]) > 1:
+                    self._shared = _shared(call.inputs)
             elif source == storage and _is_within(tensor, output):
                 what, offset, self.reads_output = _OUTPUT, offset - output.storage_offset(), True
             else:
@@ -83,6 +87,10 @@ class Sketch:
         if size > kind.most_beside * output.nbytes and size > least:
             self.why = "large"
 
+    def is_of(self, call: Call) -> bool:
+        """Whether a call saves the like."""
+        return self.signature == call.signature and (self._shared is None or self._shared == _shared(call.inputs))
+
     def fits(self, saved: list[Any]) -> bool:
         """Whether another call saved the like."""
         return len(saved) == len(self.saves) and all((tensor.size(), tensor.stride()) == save[2:4] for tensor, save in zip(saved, self.saves))
@@ -91,11 +99,13 @@ class Sketch:
 class Record:
     """Of one call: what was stored of it."""
 
-    __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "is_compared", "is_stored", "kind", "leaf")
+    __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "_versions", "is_compared", "is_stored", "kind", "leaf")
 
-    def __init__(self, kind: Any, leaf: Any, sketch: Sketch, before: Draws | None, after: Draws | None) -> None:
+    def __init__(self, kind: Any, leaf: Any, sketch: Sketch, before: Draws | None, after: Draws | None, call: Call | None = None) -> None:
         self.kind, self.leaf, self._sketch = kind, leaf, sketch
         self._before, self._after = before, after
+        # Of its weights: an optimiser may step before it is computed again.
+        self._versions = [] if call is None else _versions(call)
         self._output: Any = None
         self._beside: dict[int, Any] = {}
         self._requires_grad = False
@@ -120,7 +130,7 @@ class Record:
 
     def is_of(self, kind: Any, call: Call) -> bool:
         """Whether this is the call that it was made by."""
-        return bool(kind is self.kind and call.signature == self._sketch.signature)
+        return bool(kind is self.kind and call.signature == self._sketch.signature and _versions(call) == self._versions)
 
     def is_not_read(self) -> None:
         """Its checkpoint had all that it needed before what the leaf gave was read."""
@@ -148,9 +158,9 @@ class Record:
                 self.leaf.is_read = True
                 # Not without gradients: autocast would keep casts of weights that have none.
                 with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
-                    output = call.run()
-            else:
-                output = self._output.read()
+                    # As it is: that it is not changed in place is known of what is stored alone.
+                    return call.run()
+            output = self._output.read()
         if self._after is not None:
             self._after.set()
         # Another tensor each time: what is kept stays as it is.
@@ -184,6 +194,21 @@ class Record:
                 return tensor
             offset += tensor.storage_offset()
         return tensor.detach().as_strided(size, stride, offset)
+
+
+def _shared(inputs: list[Any]) -> list[Any]:
+    """Of each input, the first in the same storage, and how far behind it begins."""
+    first: dict[int, tuple[int, int]] = {}
+    found = []
+    for place, tensor in enumerate(inputs):
+        begin = tensor.storage_offset()
+        source, origin = first.setdefault(tensor.untyped_storage()._cdata, (place, begin))
+        found.append((source, begin - origin))
+    return found
+
+
+def _versions(call: Call) -> list[int]:
+    return [tensor._version for tensor in call.inputs if type(tensor) is torch.nn.Parameter]
 
 
 def _is_within(view: Any, tensor: Any) -> bool:

@@ -25,6 +25,7 @@ LEAST_INNER = 128
 _MOST_LEAVES = 1 << 17
 
 REASONS = {
+    "backward": "a backward pass runs within its checkpoint",
     "aliases": "it gives a part of what it read",
     "changed": "what it gave is changed in place afterwards",
     "context_fn": "its checkpoint has a context_fn of its own, or debug=True",

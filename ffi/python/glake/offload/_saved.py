@@ -84,8 +84,9 @@ class Kept(Saved):
     __slots__ = ()
 
     def __init__(self, tensor: Any) -> None:
-        # Detached: an operation's own output would hold itself for ever.
-        Saved.__init__(self, tensor, tensor.detach(), tensor.grad_fn)
+        # Detached: an operation's own output would hold itself for ever. What nothing made stays what it is, whatever bytes it is given.
+        made_by = tensor.grad_fn
+        Saved.__init__(self, tensor, tensor if made_by is None else tensor.detach(), made_by)
 
     def read(self) -> Any:
         if not self.is_intact():
@@ -209,7 +210,11 @@ class Away(Saved):
             raise self._modified(list(self._size))
         storage, start = self.entry.read()
         view = torch.empty(0, dtype=self._dtype, device=storage.device)
-        return view.set_(storage, (start + self._offset) // view.element_size(), self._size, self._stride)
+        view.set_(storage, (start + self._offset) // view.element_size(), self._size, self._stride)
+        # A backward that writes to it changes what all have that saved it.
+        found = self._alias.detach()
+        found.data = view
+        return found
 
 
 class Stored:

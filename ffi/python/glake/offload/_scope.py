@@ -62,6 +62,8 @@ class Scope:
         self._last = 0
         self._came: dict[int, int] = {}
         self.device: Any = None
+        # Whether its forward pass is over, and whether a backward pass ran within it: that one needs the operations themselves.
+        self.is_over, self.is_differentiated = False, False
 
     def key(self, weight: Any) -> tuple[Any, ...]:
         """What the next leaf is known by from pass to pass. Experts and layers come in another order, and some do not come: by its weight, and
@@ -80,13 +82,13 @@ class _Inside:
         self._scope = scope
 
     def __enter__(self) -> Any:
-        self.before, self.is_over, self._thread = current.scope, False, threading.get_ident()
+        self.before, self.is_over, self.thread = current.scope, False, threading.get_ident()
         current.scope = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.is_over = True
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             return
         inside = current.scope
         while isinstance(inside, _Inside) and inside.is_over:
@@ -94,7 +96,7 @@ class _Inside:
         current.scope = inside
 
     def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        if self.is_over or kind.is_cheap(args, self._scope.replay.least_inner):
+        if self.is_over or _is_transformed() or kind.is_cheap(args, self._scope.replay.least_inner):
             return function(*args, **kwargs)
         current.scope = None
         try:
@@ -116,6 +118,7 @@ class Stores(_Inside):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)
+        self._scope.is_over = True
         watched, self._watched = self._watched, []
         if kind is None:
             for leaf, output, version, copy in watched:
@@ -133,7 +136,9 @@ class Stores(_Inside):
             return function(*args, **kwargs)
         leaf = replay.leaf(scope.key(call.weight), kind, call.weight)
         sketch = leaf.sketch
-        is_known = sketch is not None and sketch.signature == call.signature
+        is_known = sketch is not None and sketch.is_of(call)
+        if scope.is_differentiated:
+            leaf.reason = leaf.reason or "backward"
         if leaf.reason is not None or (is_known and sketch.why is not None):
             replay.computes_again(kind.name, leaf.reason or sketch.why)
             return call.run()
@@ -155,7 +160,10 @@ class Stores(_Inside):
                     replay.computes_again(kind.name, sketch.why)
                     saved.clear()
                     return output
-        record = Record(kind, leaf, sketch, before, Draws(call.inputs[0].device) if call.draws else None)
+        after = Draws(call.inputs[0].device) if call.draws else None
+        if before is not None and not call.drops and before.is_now():
+            before = after = None
+        record = Record(kind, leaf, sketch, before, after, call)
         # Its replay is told there, also where nothing of it is stored: the site's pass waits for that.
         scope.device, scope.records[turn] = output.device, record
         record.store(output, saved, replay.packer, scope.number)
@@ -194,7 +202,7 @@ class Replays(_Inside):
             replay.computes_again(kind.name, "other")
             return call.run()
         top = _top()
-        why = "hooks" if top is None else record.hindrance()
+        why = "hooks" if top is None else "backward" if self._scope.is_differentiated else record.hindrance()
         if why is not None:
             try:
                 output = call.run()
@@ -202,7 +210,7 @@ class Replays(_Inside):
                 if _is_stop(error):
                     record.is_not_read()
                 raise
-            if why == "changed":
+            if why in ("changed", "backward"):
                 # It would be again: nothing is stored of it from then on.
                 record.leaf.reason = why
             if why != "planned":
@@ -247,13 +255,19 @@ class _Again:
         self._inside: list[Replays] = []
 
     def __enter__(self) -> None:
+        if not self._scope.is_over:
+            self._scope.is_differentiated = True
         inside = Replays(self._scope)
-        self._inside.append(inside)
         inside.__enter__()
+        self._inside.append(inside)
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, True)
 
     def __exit__(self, *error: object) -> None:
-        self._inside.pop().__exit__(None, None, None)
+        # Several threads may be in one at a time.
+        thread = threading.get_ident()
+        inside = next(inside for inside in reversed(self._inside) if inside.thread == thread)
+        self._inside.remove(inside)
+        inside.__exit__(None, None, None)
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, False)
 
 
@@ -283,6 +297,11 @@ def _is_eager() -> bool:
     if torch._C._get_tracing_state() is not None:
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _is_transformed() -> bool:
+    """Whether tensors are wrapped, or have tangents."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _top() -> Any:
