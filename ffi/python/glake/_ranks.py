@@ -16,6 +16,7 @@ A wish lasts as long as a shrink waits for one of the uses that were wished for,
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -103,9 +104,9 @@ class Ranks:
         self._are_over = False
         # The store is being asked since then; first of all for a connection.
         self._asks_since: float | None = time.monotonic()
-        # Held no longer than by its group: one that lives on is the next group's too, with all that was written.
-        arrivals = self._arrivals
-        self._group_store = weakref.ref(store, lambda _: arrivals.put(None))
+        # Held no longer than by its group: one that lives on is the next group's too, with all that was written. Told by no code of Python's,
+        # within which an interrupt would be lost, and with it that the group is gone.
+        self._group_store = weakref.ref(store, functools.partial(self._arrivals.put, None))
         self._own_store: Any = None
         threading.Thread(target=self._serve, name="glake-ranks", daemon=True).start()
 

@@ -78,7 +78,7 @@ class Queue:
     def __init__(self, clock):
         self.clock, self.items = clock, collections.deque()
 
-    def put(self, item):
+    def put(self, item, _block=True):
         with self.clock.changed:
             self.items.append(item)
             self.clock.wake(lambda wait: wait.thing is self)
