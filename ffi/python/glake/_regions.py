@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import numbers
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -309,7 +310,7 @@ def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more:
 
 
 def _milliseconds(seconds: float) -> int:
-    if not isinstance(seconds, (int, float)):
+    if not isinstance(seconds, numbers.Real):
         raise TypeError(f"timeout is {seconds!r}: seconds, 0 or more, or None")
     if not 0 <= seconds < float("inf"):
         raise InvalidError(f"timeout is {seconds}: seconds, 0 or more, or None")

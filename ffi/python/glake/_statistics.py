@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import numbers
 import sys
 from typing import Any, Union
 
@@ -85,7 +86,7 @@ def trim(keep: int = 0, device: Device = None) -> int:
         InvalidError: there is no such device, or ``keep`` is negative.
         DriverError: the driver refused.
     """
-    if not isinstance(keep, int):
+    if not isinstance(keep, numbers.Integral):
         raise TypeError(f"keep is {keep!r}: a number of bytes")
     if keep < 0:
         raise InvalidError(f"keep is {keep}: an amount of bytes is 0 or more")

@@ -213,7 +213,8 @@ class Threads(unittest.TestCase):
         arrival, parks = self.come(second, 1, "use")
         self.assertFalse(parks and self.heard(lambda: arrival.moves(1)))
         self.assertLess(self.clock.monotonic() - begin, 0.9)
-        # Nor does it keep the next from agreeing.
+        # Nor does it keep the next from agreeing, once the first one too has seen that nobody came.
+        self.clock.sleep(5.0)
         for ranks in (first, second):
             ranks._rank._rests_until = 0.0
         found = []

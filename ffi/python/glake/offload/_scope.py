@@ -265,7 +265,7 @@ class _Again:
     def __exit__(self, *error: object) -> None:
         # Several threads may be in one at a time.
         thread = threading.get_ident()
-        inside = next(inside for inside in reversed(self._inside) if inside.thread == thread)
+        inside = next((inside for inside in reversed(self._inside) if inside.thread == thread), self._inside[-1])
         self._inside.remove(inside)
         inside.__exit__(None, None, None)
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, False)
