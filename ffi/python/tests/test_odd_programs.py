@@ -2,13 +2,16 @@
 
 Needs torch; those of adapters need peft. Every test is skipped without what it needs."""
 
+import contextlib
 import copy
+import gc
 import importlib.util
 import os
 import pickle
 import sys
 import threading
 import unittest
+import weakref
 
 os.environ["GLAKE_DEVICE"] = "sim"
 
@@ -17,6 +20,7 @@ from test_activations import OfTorch, torch  # noqa: E402
 
 if torch:
     from glake.offload import _interception
+    from glake.offload._activations import Activations
     from glake.offload._budget import Offloaded
     from replays import Block, Layered
     from torch import nn
@@ -248,6 +252,58 @@ class Replayed(Odd):
             return torch.tanh(layer.b(tangent * y))
 
         self.both(self.layers(dual))
+
+    def test_tangents_of_another_thread(self):
+        """Levels are the process's: one that is open in one of both passes takes no other leaf's turn."""
+
+        def forward(self, x):
+            q = self.a(x).unsqueeze(1)
+            for turn in range(3):
+                is_again = torch._C._current_graph_task_id() != -1
+                is_open = turn == 0 and self.step == (5 if is_again else 4)
+                with forward_ad.dual_level() if is_open else contextlib.nullcontext():
+                    q = q + functional.scaled_dot_product_attention(q, q, q)
+            return self.b(q.squeeze(1))
+
+        self.both(self.layers(forward))
+
+    def test_replaced_functions_of_other_devices(self):
+        """Nobody can look at the generator that they might draw from."""
+
+        def forward(self, x):
+            nothing = torch.empty(3, 16, device="meta")
+            assert functional.linear(nothing, nothing).shape == (3, 3)
+            return self.b(self.a(x))
+
+        original = functional.linear
+        functional.linear = lambda *args: original(*args)
+        try:
+            self.both(self.layers(forward))
+        finally:
+            functional.linear = original
+
+    def test_in_place_on_what_a_frozen_layer_gave(self):
+        """Where no backward comes nothing stays."""
+
+        def forward(self, x):
+            y = self.a(x)
+            y += self.b(x)
+            return y
+
+        model = self.layers(forward)()
+        for layer in model.layers:
+            layer.a.requires_grad_(False)
+        # Too small to leave.
+        handle, inputs = Activations(model, 1 << 30, self.memory, True), []
+        handle._replay.least_inner = 0
+        for _ in range(4):
+            x = self.inputs()
+            inputs.append(weakref.ref(x))
+            model(x).sum()
+            del x
+        gc.collect()
+        self.assertEqual([x() for x in inputs], [None] * 4)
+        handle.remove()
 
     def test_in_place_on_what_was_not_read_before(self):
         self.both(self.layers(lambda layer, x: layer.a(x).add_(1).exp() if layer.step > 2 else layer.a(x)))

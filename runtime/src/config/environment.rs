@@ -384,6 +384,7 @@ mod tests {
             ("GLAKE_DEVICE", "gpu", "auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER"),
             ("GLAKE_LOG", "loud=very", "a level or a tracing filter"),
             ("GLAKE_LOG", "debgu", "a level or a tracing filter"),
+            ("GLAKE_LOG", "debug ", "a level or a tracing filter"),
             ("GLAKE_MULTI_PATH", "2", "0 or 1"),
         ] {
             assert_eq!(

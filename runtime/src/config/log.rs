@@ -15,7 +15,8 @@ knobs! {
     }
 }
 
-/// Whether each part is a level, or names what it is for: a lone word that is no level would turn all off that it does not name.
+/// Whether each part is a level, or names what it is for: a lone word that is no level would turn all off that it does not name, and so
+/// would a level with a space.
 fn is_filter(filter: &str) -> bool {
     let is_part = |part: &str| {
         part.is_empty()
@@ -24,5 +25,5 @@ fn is_filter(filter: &str) -> bool {
             || part.parse::<tracing_subscriber::filter::LevelFilter>().is_ok()
     };
     let is_parsed = tracing_subscriber::EnvFilter::builder().parse(filter).is_ok();
-    is_parsed && filter.split(',').map(str::trim).all(is_part)
+    is_parsed && filter.split(',').all(is_part)
 }

@@ -478,8 +478,13 @@ impl<'a> Fork<'a> {
         let joined = twice(|| lane.done.record(last.id())).and_then(|()| {
             twice(|| self.forks.contexts.driver().stream_wait_event(on.device, on.raw, lane.done.id()))
         });
-        // The error itself may be that of the user's device.
-        let joined = joined.or_else(|_| self.wait_on_host(device, last.synchronize()));
+        // The error itself may be that of the user's device. A relay that is lost did not wait for the target's side.
+        let joined = joined.or_else(|_| {
+            let side = target.and_then(|target| self.lane_set.side(target, device));
+            let waited = self.wait_on_host(device, last.synchronize());
+            let beside = side.map(|side| self.wait_on_host(side.stream.device(), side.stream.synchronize()));
+            waited.and(beside.unwrap_or(Ok(())))
+        });
         chained.and(ahead).and(staged).and(joined)
     }
 

@@ -9,18 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, StreamRef};
+use glake_device::owned::{DeviceSet, OwnedEvent, StreamRef};
 use glake_device::{DeviceId, Driver, EventKind, StreamId};
 use glake_units::Bytes;
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::Result;
 use crate::engine::counters::Path;
-use crate::engine::fork::twice;
 use crate::engine::lane::Lane;
 use crate::engine::ledger::{Carried, Ledger};
 use crate::kinds::foreign::slots::Ring;
 use crate::kinds::foreign::target::TargetSide;
+use crate::links::unjoined::End;
 use crate::paths::Direction;
 use crate::schedule::Scheduler;
 use crate::schedule::drift::Sample;
@@ -37,6 +38,8 @@ pub(crate) struct LaneSet {
     owner: AtomicU64,
     /// Lanes with work that no stream could be made to wait for, and that was not seen done. The bits of a [`DeviceSet`].
     unjoined: AtomicU64,
+    /// What is known of the ends of such lanes' streams: their own two, and those of the targets' sides.
+    ends: Mutex<FxHashMap<DeviceId, Vec<End>>>,
     ledger: Arc<Ledger>,
     pub(crate) state: Mutex<LaneSetState>,
 }
@@ -114,6 +117,7 @@ impl LaneSet {
             sides: (0..devices * devices).map(|_| OnceLock::new()).collect(),
             owner: AtomicU64::new(0),
             unjoined: AtomicU64::new(0),
+            ends: Mutex::default(),
             ledger: ledger.clone(),
             state: Mutex::new(LaneSetState {
                 ledger: ledger.clone(),
@@ -168,50 +172,46 @@ impl LaneSet {
         }
     }
 
-    /// Makes a stream wait for all work that could not be joined before. Takes no lock: nobody uses such a lane.
+    /// Whether all work that could not be joined is over; a stream that is given waits for what is not.
     ///
     /// # Errors
     /// The driver's: something still cannot be joined.
-    pub(crate) fn join_late(&self, on: StreamRef<'_>) -> Result<()> {
+    pub(crate) fn settle(&self, on: Option<StreamRef<'_>>) -> Result<bool> {
+        let mut is_all = true;
         for device in DeviceSet::from_bits(self.unjoined.load(Ordering::Acquire)).iter() {
-            let Some(lane) = self.lane(device) else { continue };
-            if !self.is_over(device, lane)? {
-                twice(|| on.wait_for(lane.done.id()))?;
-            }
+            is_all &= self.settle_lane(device, on)?;
         }
-        Ok(())
+        Ok(is_all)
     }
 
-    /// Marks the end of a lane's work that could not be joined; whether it is done, or its GPU lost, by which no more of it runs.
-    fn is_over(&self, device: DeviceId, lane: &Lane) -> glake_device::Result<bool> {
-        let follow = |stream: &OwnedStream, end: &OwnedEvent| {
-            twice(|| end.record(stream.id())).and_then(|()| twice(|| lane.stream.wait_for(end.id())))
-        };
+    /// The same of one lane: of its two streams, and of those that targets have for its slots, each of which may outlive another's GPU.
+    fn settle_lane(&self, device: DeviceId, on: Option<StreamRef<'_>>) -> Result<bool> {
+        let Some(lane) = self.lane(device) else { return Ok(true) };
         let targets = (0_u32..).map(DeviceId).take(self.lanes.len());
-        let marked = follow(&lane.second.stream, &lane.second.done)
-            .and_then(|()| {
-                let mut sides = targets.filter_map(|target| self.side(target, device));
-                sides.try_for_each(|side| follow(&side.stream, &side.end))
-            })
-            .and_then(|()| twice(|| lane.done.record(lane.stream.id())));
-        // The error may be that of the target.
-        let is_lost = || matches!(lane.done.is_passed(), Err(error) if error.is_sticky());
-        let is_over = match marked {
-            Ok(()) => matches!(lane.done.is_passed(), Ok(true)) || is_lost(),
-            Err(_) if is_lost() => true,
-            Err(error) => return Err(error),
-        };
-        let lane = DeviceSet::of(device).bits();
-        if is_over && self.unjoined.fetch_and(!lane, Ordering::AcqRel) & lane != 0 {
+        let sides = targets.map(|target| self.side(target, device).map(|side| (&side.stream, &side.end)));
+        let own = [(&lane.stream, &lane.done), (&lane.second.stream, &lane.second.done)];
+        let mut ends = self.ends.lock();
+        let ends = ends.entry(device).or_default();
+        ends.resize(own.len() + self.lanes.len(), End::Open);
+        let mut is_all = true;
+        for (end, (stream, event)) in ends
+            .iter_mut()
+            .zip(own.into_iter().map(Some).chain(sides))
+            .filter_map(|(end, of)| Some((end, of?)))
+        {
+            is_all &= end.settle(stream, event, on)?;
+        }
+        let bit = DeviceSet::of(device).bits();
+        if is_all && self.unjoined.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
             self.ledger.end_unjoined();
         }
-        Ok(is_over)
+        Ok(is_all)
     }
 
-    /// Whether a lane has work that could not be joined, and is not done.
-    fn is_unjoined(&self, device: DeviceId, lane: &Lane) -> bool {
+    /// Whether a lane has work that could not be joined, and is not over.
+    fn is_unjoined(&self, device: DeviceId) -> bool {
         DeviceSet::from_bits(self.unjoined.load(Ordering::Acquire)).contains(device)
-            && !matches!(self.is_over(device, lane), Ok(true))
+            && !matches!(self.settle_lane(device, None), Ok(true))
     }
 
     /// Adds a lane; one that is there stays.
@@ -267,12 +267,12 @@ impl LaneSetState {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lane_set.lane(device) else { continue };
-            if self.ledger.relays.is_fenced(device) {
-                self.forget(device);
+            // What its event says is of an earlier copy; and of a GPU that is lost the target's side may have more to do.
+            if lane_set.is_unjoined(device) {
                 continue;
             }
-            // What its event says is of an earlier copy.
-            if lane_set.is_unjoined(device, lane) {
+            if self.ledger.relays.is_fenced(device) {
+                self.forget(device);
                 continue;
             }
             match lane.done.is_passed() {

@@ -97,12 +97,12 @@ impl LaneSets {
         }
     }
 
-    /// Makes a stream wait for what earlier copies left on lanes that could not be joined.
+    /// Whether what earlier copies left on lanes that could not be joined is over; a stream that is given waits for what is not.
     ///
     /// # Errors
-    /// The driver's: something still cannot be.
-    pub(crate) fn join_late(&self, on: StreamRef<'_>) -> Result<()> {
-        self.snapshot().iter().try_for_each(|lane_set| lane_set.join_late(on))
+    /// The driver's: something still cannot be joined.
+    pub(crate) fn settle(&self, on: Option<StreamRef<'_>>) -> Result<bool> {
+        self.snapshot().iter().try_fold(true, |is_all, lane_set| Ok(lane_set.settle(on)? && is_all))
     }
 
     /// Takes those that have anything of these GPUs out of use, where no work is on them, into `retired`; whether that is all of

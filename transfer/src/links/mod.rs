@@ -5,6 +5,7 @@
 //!   crossings               what relays copy with no staging
 //!   relays                  which GPUs serve, and which were lost
 //!   suspension              how relays are given up, and their contexts with them
+//!   unjoined                what failed copies left that nothing waits for yet
 //! ```
 
 pub(crate) mod crossings;
@@ -12,17 +13,16 @@ pub(crate) mod lane_set;
 pub(crate) mod lane_sets;
 pub(crate) mod relays;
 pub(crate) mod suspension;
+mod unjoined;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::owned::DeviceSet;
-use glake_device::{CaptureState, DeviceId, StreamId};
-use parking_lot::Mutex;
+use glake_device::{CaptureState, DeviceId, DriverError, StreamId, Verb};
 
 use crate::engine::contexts::Contexts;
-use crate::engine::fork::twice;
 use crate::engine::ledger::Ledger;
 use crate::engine::requests::Requests;
 use crate::kinds::pageable::StagingStream;
@@ -31,6 +31,7 @@ use lane_set::{LaneSet, LaneSetState};
 use lane_sets::LaneSets;
 use relays::Relays;
 use suspension::{Suspensions, UnsuspendedRelay, WhyUnsuspended};
+use unjoined::UnjoinedSlots;
 
 /// How old the answer may be to which relays the program uses. Asked before each copy it took 1 to 3 % of copies of 2 and 4 MiB over two
 /// links; a program takes some 100 times as long as this to make a context.
@@ -43,8 +44,7 @@ pub(crate) struct Links {
     relays: Arc<Relays>,
     lane_sets: LaneSets,
     ledger: Arc<Ledger>,
-    /// What pageable copies left that could not be waited for: streams, and which slot's event marks it.
-    unjoined: Mutex<Vec<(Arc<StagingStream>, usize)>>,
+    unjoined: UnjoinedSlots,
     suspensions: Suspensions,
     requests: Arc<Requests>,
     /// How many lane sets there can be.
@@ -69,7 +69,7 @@ impl Links {
             relays: relays.clone(),
             lane_sets,
             ledger: ledger.clone(),
-            unjoined: Mutex::default(),
+            unjoined: UnjoinedSlots::default(),
             suspensions: Suspensions::default(),
             requests: requests.clone(),
             most: streams.max(1),
@@ -115,39 +115,26 @@ impl Links {
         Ok(())
     }
 
-    /// Work of pageable copies on a stream of ours that could not be waited for; the slot's event is nobody else's any more.
+    /// Work of a pageable copy on a stream of ours could not be waited for; the slot is nobody's any more.
     pub(crate) fn leave_unjoined(&self, of: Arc<StagingStream>, slot: usize) {
-        self.unjoined.lock().push((of, slot));
-        self.ledger.leave_unjoined();
+        self.unjoined.leave(of, slot, &self.ledger);
     }
 
-    /// Makes a stream wait for what earlier copies left that could not be joined.
-    fn join_late(&self, on: UserStream) -> Result<()> {
-        // A graph runs later, whenever that is: it cannot wait for this.
-        if self.contexts.driver().capture_state(on.device, on.raw)? != CaptureState::None {
-            return Ok(());
+    /// Looks what of it is over by now.
+    pub(crate) fn look_unjoined(&self) {
+        if let Err(error) = self.unjoined.settle(&self.ledger, None) {
+            tracing::debug!(target: "glake::transfer", %error, "what a failed copy left is not known to be over");
         }
-        let on = on.of_driver(&**self.contexts.driver());
-        self.lane_sets.join_late(on)?;
-        let all = self.unjoined.lock().clone();
-        for (of, slot) in all {
-            let Some(done) = of.done.get(slot) else { continue };
-            let marked =
-                twice(|| done.record(of.stream.id())).and_then(|()| twice(|| on.wait_for(done.id())));
-            let is_over = match (marked, done.is_passed()) {
-                (_, Err(error)) if error.is_sticky() => true,
-                (Err(error), _) => return Err(error.into()),
-                (Ok(()), passed) => matches!(passed, Ok(true)),
-            };
-            if is_over {
-                self.unjoined.lock().retain(|(other, at)| {
-                    let is_it = Arc::ptr_eq(other, &of) && *at == slot;
-                    if is_it {
-                        self.ledger.end_unjoined();
-                    }
-                    !is_it
-                });
-            }
+    }
+
+    /// Makes a stream wait for what earlier copies left that could not be joined. A graph runs later, whenever that is, and cannot wait for it.
+    fn join_late(&self, on: UserStream) -> Result<()> {
+        let is_captured = self.contexts.driver().capture_state(on.device, on.raw)? != CaptureState::None;
+        let on = (!is_captured).then(|| on.of_driver(&**self.contexts.driver()));
+        let is_over = self.lane_sets.settle(on)? & self.unjoined.settle(&self.ledger, on)?;
+        if is_captured && !is_over {
+            let (verb, code) = (Verb::StreamWaitEvent, DriverError::CAPTURING);
+            return Err(DriverError::Capturing { verb, code }.into());
         }
         Ok(())
     }

@@ -225,6 +225,7 @@ impl Suspension {
 
     /// Drops what nobody has any more; whether that is all.
     fn drop_all(&mut self, links: &Links) -> bool {
+        links.look_unjoined();
         self.lane_sets = std::mem::take(&mut self.lane_sets)
             .into_iter()
             // A handle that is asked meanwhile has it for a moment.

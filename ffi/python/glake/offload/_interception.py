@@ -32,7 +32,8 @@ class _Current(threading.local):
 
 
 current = _Current()
-_lock = threading.Lock()
+# Garbage may be looked for while it is held, and ``remove`` be called by that.
+_lock = threading.RLock()
 _installed = 0
 # Of each that is replaced: where, its name, what it was, and what it is.
 _replaced: list[tuple[Any, str, Any, Any]] = []
@@ -96,7 +97,7 @@ def _replace_torch() -> None:
 
 def _replace_peft() -> None:
     module = sys.modules.get(_PEFT)
-    if module is None or any(name == "forward" for _, name, _, _ in _replaced):
+    if not _replaced or module is None or any(name == "forward" for _, name, _, _ in _replaced):
         return
     products = next(original for owner, name, original, _ in _replaced if name == "linear")
     kind = _leaf.Adapted(module.Linear, isinstance(products, types.BuiltinFunctionType))

@@ -119,7 +119,8 @@ class Record:
         self._requires_grad, is_stored, part = output.requires_grad, True, NO_LEAF
         if self.leaf.is_read or self._sketch.reads_output:
             before = packer.added
-            self._output = packer.store(output, scope, OUTPUT)
+            # Not itself where nothing made it: what changes it in place later may hold its checkpoint, and so this.
+            self._output = packer.store(output if output.requires_grad else output.detach(), scope, OUTPUT)
             is_stored = self._output is not None
             part = NO_LEAF if packer.added == before else BESIDE
         for place in self._sketch.beside:

@@ -96,7 +96,11 @@ class _Inside:
         current.scope = inside
 
     def leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        if self.is_over or _is_transformed() or kind.is_cheap(args, self._scope.replay.least_inner):
+        if self.is_over or kind.is_cheap(args, self._scope.replay.least_inner):
+            return function(*args, **kwargs)
+        if _is_transformed():
+            # It has its turn all the same: that another thread has tangents may be so in one of both passes alone.
+            self._passes_by()
             return function(*args, **kwargs)
         current.scope = None
         try:
@@ -105,6 +109,10 @@ class _Inside:
             current.scope = self
 
     def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _passes_by(self) -> None:
+        """A leaf has its turn, and nothing is done of it."""
         raise NotImplementedError
 
 
@@ -126,12 +134,15 @@ class Stores(_Inside):
                 if output._version == version:
                     leaf.found.append(_bits.are_same(output, copy))
 
+    def _passes_by(self) -> None:
+        self._scope.records.append(None)
+
     def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         scope = self._scope
         replay, turn = scope.replay, len(scope.records)
-        scope.records.append(None)
+        self._passes_by()
         call = kind.call(function, args, kwargs)
-        if call is None or not call.inputs:
+        if call is None or not call.inputs or not _may_draw(call):
             replay.computes_again(kind.name, "tensors")
             return function(*args, **kwargs)
         leaf = replay.leaf(scope.key(call.weight), kind, call.weight)
@@ -186,12 +197,15 @@ class Replays(_Inside):
         super().__init__(scope)
         self._turn, self._is_other = 0, False
 
+    def _passes_by(self) -> None:
+        self._turn += 1
+
     def _leaf(self, kind: Any, function: Any, args: Any, kwargs: Any) -> Any:
         records, turn = self._scope.records, self._turn
-        self._turn += 1
+        self._passes_by()
         record = records[turn] if turn < len(records) else None
         call = kind.call(function, args, kwargs)
-        if call is None or not call.inputs:
+        if call is None or not call.inputs or not _may_draw(call):
             return function(*args, **kwargs)
         if record is None or self._is_other:
             return call.run()
@@ -265,9 +279,10 @@ class _Again:
     def __exit__(self, *error: object) -> None:
         # Several threads may be in one at a time.
         thread = threading.get_ident()
-        inside = next((inside for inside in reversed(self._inside) if inside.thread == thread), self._inside[-1])
-        self._inside.remove(inside)
-        inside.__exit__(None, None, None)
+        inside = next((inside for inside in reversed(self._inside) if inside.thread == thread), None)
+        if inside is not None:
+            self._inside.remove(inside)
+            inside.__exit__(None, None, None)
         self._scope.replay.packer.replays(self._scope.number, self._scope.device, False)
 
 
@@ -302,6 +317,11 @@ def _is_eager() -> bool:
 def _is_transformed() -> bool:
     """Whether tensors are wrapped, or have tangents."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def _may_draw(call: Any) -> bool:
+    """Whether what it draws, if it does, comes from a generator that can be looked at."""
+    return not call.draws or call.inputs[0].device.type in ("cpu", "cuda")
 
 
 def _top() -> Any:

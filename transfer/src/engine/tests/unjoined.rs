@@ -120,3 +120,38 @@ fn a_later_copy_keeps_its_bytes_of_a_pageable_one() {
     drop((stream, mapped, span, memory));
     fixture.end();
 }
+
+#[test]
+fn a_graph_is_not_recorded_beside_what_was_not_joined() {
+    let fixture = Fixture::new("h200x4");
+    let [stream, other] = [(); 2].map(|()| fixture.stream(GPU));
+    let on = fixture.user(GPU, stream.id());
+    let mapped = fixture.mapped(GPU, SIZE);
+    let span = mapped.span(Bytes::ZERO, SIZE).unwrap();
+    let memory = fixture.pinned(SIZE, 1);
+    let from = Span::pinned(&memory, Bytes::ZERO, SIZE).unwrap();
+    fixture.sim.enqueue_kernel(GPU, other.id(), &[], &[], Duration::from_millis(3), |_| {}).unwrap();
+    let late = other.event().unwrap();
+    late.record(other.id()).unwrap();
+    for lane_set in fixture.engine().links.lane_sets().snapshot() {
+        for relay in fixture.gpus.iter() {
+            lane_set.lane(relay).unwrap().stream.wait_for(late.id()).unwrap();
+        }
+    }
+    fixture.faults.set(&faults());
+    assert!(fixture.engine().copy(&span, &from, on, CopyOptions::default()).is_err());
+    fixture.faults.set(&[]);
+    fixture.sim.begin_capture(GPU, stream.id()).unwrap();
+    let unwaited = CopyOptions { waited: false, ..CopyOptions::default() };
+    let refused = fixture.engine().copy(&span, &from, on, unwaited).unwrap_err();
+    assert!(refused.to_string().contains("while a stream capture is open"), "{refused}");
+    fixture.sim.end_capture(GPU, stream.id()).unwrap();
+    // Once it is over a graph is recorded as ever.
+    fixture.completion_events.synchronize(fixture.gpus).unwrap();
+    fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+    fixture.sim.begin_capture(GPU, stream.id()).unwrap();
+    fixture.engine().copy(&span, &from, on, unwaited).unwrap();
+    fixture.sim.end_capture(GPU, stream.id()).unwrap();
+    drop((stream, other, late, mapped, span, from, memory));
+    fixture.end();
+}
