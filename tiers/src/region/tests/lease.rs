@@ -189,7 +189,9 @@ fn run(program: Vec<Op>) {
         let seed = u8::try_from(step % 250).unwrap();
         let before = lease.view().made;
         match op {
-            Op::Malloc { kib, elsewhere: other } => {
+            Op::Malloc { kib, elsewhere: other }
+                if fixture.has_room(&[fixture.region.domain], Bytes::kib(kib)) =>
+            {
                 let domain =
                     if other { glake_stitch::Allocator::default_domain() } else { fixture.region.domain };
                 match fixture.pool.malloc_in(domain, Bytes::kib(kib), fixture.here) {
@@ -201,7 +203,7 @@ fn run(program: Vec<Op>) {
                 }
             }
             Op::Free { which } if !fixture.live.is_empty() => fixture.free(which % fixture.live.len()),
-            Op::Free { .. } => {}
+            Op::Malloc { .. } | Op::Free { .. } => {}
             Op::Shrink { mib, fault } => {
                 random::set(&fixture, fault);
                 let shrunk = fixture.shrink_by(Bytes::mib(mib));
@@ -260,6 +262,16 @@ proptest! {
     fn random_programs_stay_within_their_lease(program in prop::collection::vec(op(), 1..40)) {
         run(program);
     }
+}
+
+#[test]
+fn a_program_that_asks_for_more_than_the_gpu_has() {
+    let one = [
+        Op::Grant { mib: 8 },
+        Op::Malloc { kib: 6000, elsewhere: false },
+        Op::Shrink { mib: 1 << 20, fault: None },
+    ];
+    run(std::iter::repeat_n(one, 16).flatten().collect());
 }
 
 #[test]

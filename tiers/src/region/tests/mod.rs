@@ -25,6 +25,8 @@ use crate::fixture::{self, GPU, Native, PEER, pattern};
 use crate::{HostError, Lease, PoolError, PoolOptions, Store, TransferContext};
 
 const EXTENT: Bytes = Bytes::mib(2);
+/// The most that a fixture's pool reserves.
+const LIMIT: Bytes = Bytes::mib(48);
 
 struct Fixture {
     sim: Arc<Simulator>,
@@ -49,7 +51,7 @@ fn fixture_under(lease: Option<Arc<Lease>>, policy: Policy, host_copy: CopyPolic
     let driver: Arc<dyn Driver> = recorder.clone();
     let completion_events = CompletionEvents::new(driver.clone());
     let options = PoolOptions {
-        settings: Some(fixture::settings(EXTENT, Bytes::mib(48))),
+        settings: Some(fixture::settings(EXTENT, LIMIT)),
         completion_events: Some(completion_events.clone()),
         peers: vec![PEER],
         exportable: true,
@@ -128,6 +130,17 @@ impl Fixture {
 
     fn used(&self) -> Bytes {
         fixture::used(&self.sim, GPU)
+    }
+
+    /// Whether what these domains hold, here and evicted, can all be here at once beside a block more: what was evicted may be more than
+    /// the GPU has, and then not all comes back.
+    fn has_room(&self, domains: &[DomainId], block: Bytes) -> bool {
+        let held = |domain: &DomainId| {
+            let standing = self.pool.records().standing(*domain).unwrap();
+            standing.iter().map(|(view, _)| view.size).sum()
+        };
+        let block = block.saturating_add(EXTENT).saturating_add(EXTENT);
+        domains.iter().map(held).sum::<Bytes>().saturating_add(block) <= LIMIT
     }
 
     fn live_bytes(&self) -> Bytes {

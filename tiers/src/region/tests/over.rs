@@ -95,6 +95,10 @@ impl World {
         self.region(of).refill(amount, TransferContext { mover: &self.fixture.mover, checks: None }, &NoWait)
     }
 
+    fn domains(&self) -> [DomainId; 3] {
+        [Of::Default, Of::Graph, Of::Own].map(|of| self.region(of).domain)
+    }
+
     fn malloc(&mut self, of: Of, size: Bytes, stream: PoolStream, seed: u8) {
         let block = match self.region(of).malloc(size, stream) {
             Ok(block) => block,
@@ -182,7 +186,9 @@ fn run(program: Vec<Op>) {
     for (step, op) in program.into_iter().enumerate() {
         let seed = u8::try_from(step % 250).unwrap();
         match op {
-            Op::Malloc { of, kib, elsewhere } => {
+            Op::Malloc { of, kib, elsewhere }
+                if world.fixture.has_room(&world.domains(), Bytes::kib(kib)) =>
+            {
                 let stream = if elsewhere { world.there } else { world.fixture.here };
                 world.malloc(of, Bytes::kib(kib), stream, seed);
             }
@@ -215,7 +221,7 @@ fn run(program: Vec<Op>) {
             }
             Op::Settle => world.fixture.pool.settle().unwrap(),
             Op::Trim => _ = world.fixture.pool.trim(Bytes::ZERO).unwrap(),
-            Op::Record { .. } | Op::Free { .. } => {}
+            Op::Malloc { .. } | Op::Record { .. } | Op::Free { .. } => {}
         }
         world.check();
     }
@@ -229,6 +235,16 @@ proptest! {
     fn random_programs_over_every_domain(program in prop::collection::vec(op(), 1..48)) {
         run(program);
     }
+}
+
+#[test]
+fn a_program_that_asks_for_more_than_the_gpu_has() {
+    let all = 1 << 20;
+    let one = [
+        Op::Malloc { of: Of::Graph, kib: 6000, elsewhere: false },
+        Op::Shrink { of: Of::Graph, mib: all, fault: None },
+    ];
+    run(std::iter::repeat_n(one, 16).flatten().collect());
 }
 
 /// Blocks of every kind in the default domain, a graph's memory of which nothing is live: everything goes, and comes back.

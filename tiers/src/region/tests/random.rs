@@ -83,7 +83,9 @@ fn run(program: Vec<Op>) {
     for (step, op) in program.into_iter().enumerate() {
         let seed = u8::try_from(step % 250).unwrap();
         match op {
-            Op::Malloc { kib, elsewhere: other } => {
+            Op::Malloc { kib, elsewhere: other }
+                if fixture.has_room(&[fixture.region.domain], Bytes::kib(kib)) =>
+            {
                 let asked = if other {
                     fixture.pool.malloc(Bytes::kib(kib), fixture.here)
                 } else {
@@ -161,7 +163,11 @@ fn run(program: Vec<Op>) {
             }
             Op::Settle => fixture.pool.settle().unwrap(),
             Op::Trim => _ = fixture.pool.trim(Bytes::ZERO).unwrap(),
-            Op::Free { .. } | Op::Live { .. } | Op::Decommit { .. } | Op::Commit { .. } => {}
+            Op::Malloc { .. }
+            | Op::Free { .. }
+            | Op::Live { .. }
+            | Op::Decommit { .. }
+            | Op::Commit { .. } => {}
         }
         fixture.assert_sound();
         assert_eq!(fixture.pool.reserved(), fixture.used(), "reserved counts every physical byte");
@@ -251,4 +257,10 @@ proptest! {
     fn random_programs_keep_every_byte(program in prop::collection::vec(op(), 1..40)) {
         run(program);
     }
+}
+
+#[test]
+fn a_program_that_asks_for_more_than_the_gpu_has() {
+    let one = [Op::Malloc { kib: 6000, elsewhere: false }, Op::Shrink { mib: 1 << 20, fault: None }];
+    run(std::iter::repeat_n(one, 16).flatten().collect());
 }
