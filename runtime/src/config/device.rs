@@ -41,7 +41,9 @@ pub enum DeviceChoice {
 
 /// Text that is not a [`DeviceChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a device: write auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER")]
+#[error(
+    "{text:?} is not a device: write auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER, the folder's path from the root"
+)]
 pub struct DeviceChoiceError {
     /// What was given.
     pub text: String,
@@ -60,6 +62,10 @@ impl FromStr for DeviceChoice {
             ("auto", _, None) => Ok(DeviceChoice::Auto),
             ("cuda", _, None) => Ok(DeviceChoice::Cuda),
             ("sim", _, shared) => Ok(DeviceChoice::Sim { topology: None, shared }),
+            // What is behind an @ was to be a folder, but for that of a file's name.
+            (_, Some(name), None) if name.contains('@') && !name.ends_with(".toml") => {
+                Err(DeviceChoiceError { text: text.to_owned() })
+            }
             (_, Some(name), shared) if !name.trim().is_empty() => {
                 Ok(DeviceChoice::Sim { topology: Some(name.to_owned()), shared })
             }
@@ -117,9 +123,19 @@ mod tests {
 
     #[test]
     fn refuses_everything_else() {
-        for text in
-            ["", "gpu", "CUDA", "sim:", "sim: ", "simulator", "auto@/x", "cuda@/x", "sim:@/x", "sim@x"]
-        {
+        for text in [
+            "",
+            "gpu",
+            "CUDA",
+            "sim:",
+            "sim: ",
+            "simulator",
+            "auto@/x",
+            "cuda@/x",
+            "sim:@/x",
+            "sim@x",
+            "sim:h20x8@x",
+        ] {
             assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
         }
     }

@@ -126,6 +126,14 @@ pub enum BenchError {
         /// Which measurement.
         case: String,
     },
+    /// This machine has not that much memory for what is simulated.
+    #[error("{case}: this machine has no memory for it ({source}): choose a smaller --sizes")]
+    NoHostRoom {
+        /// Which measurement.
+        case: String,
+        /// What the operating system said.
+        source: DriverError,
+    },
     /// The engine is wrong, or the memory is.
     #[error("{case}: the bytes that arrived are not those that were sent")]
     Differs {

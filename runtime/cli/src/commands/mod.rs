@@ -32,7 +32,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 pub use arguments::{Arguments, Command, Global};
 pub use bench::{AllocArguments, Bench};
@@ -57,7 +57,10 @@ use output::Output;
 
 /// Runs one command to its end and says how it went: 0 done, 1 failed, 2 usage.
 pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
-    let outcome = match Arguments::try_parse_from(arguments) {
+    let parsed = with_negative_numbers(Arguments::command())
+        .try_get_matches_from(arguments)
+        .and_then(|matches| Arguments::from_arg_matches(&matches));
+    let outcome = match parsed {
         Ok(arguments) => execute(&arguments, environment),
         Err(error) => failure::from_clap(&error),
     };
@@ -65,6 +68,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, environment: Environm
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// A number below zero is read as an option's value, and refused as such: not as an option that does not exist.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let is_option = |of: &clap::Arg| of.get_action().takes_values() && !of.is_positional();
+    command
+        .mut_args(|of| if is_option(&of) { of.allow_negative_numbers(true) } else { of })
+        .mut_subcommands(with_negative_numbers)
 }
 
 fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {

@@ -51,6 +51,14 @@ pub struct ExplainArguments {
 }
 
 const PS: &str = "\
+Columns:
+  pid                 of its process; 0: none
+  leased, resident    what it may hold on its GPUs, and what it holds
+  evicted             what is not there: in the host's memory or in files
+  idle                how long no use has run; -: one runs, or nothing is known
+  wake                how long its memory would take to come back, as predicted
+  note                of a worker that has not joined: how it ended, and what is waited for
+
 State:
   idle, busy          resident, and whether a use runs
   waiting             its uses wait for memory
@@ -72,6 +80,16 @@ JSON fields: worker, pid (0: none), tenant, gpus, state, leased, resident, evict
 (null: a use runs, or nothing is known), predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
+Columns:
+  worker     who waited for memory
+  outcome    what came of it
+  taken      whose memory it was given, and why theirs; -: it needed none
+  ago        when that was decided
+  waited     how long it waited until then
+  needed     how much memory it waited for
+  predicted  how long it was to take
+  real       how long it took; -: it is not over, or was not granted
+
 JSON fields: ago_s, worker, class, waited_s, needed (bytes), taken (worker, gpu, bytes, why),
 predicted_s, real_s (null: not over, or not granted), outcome";
 

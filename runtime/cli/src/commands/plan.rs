@@ -97,11 +97,18 @@ Calibration (each key has the value of one H200 where it is not given):
   [worker.NAME]             prefill_tok_s and decode_ms in place of the file's; step_ms: the part of
                             a step in which the GPU computes, where it waits in the rest
 
-Figures:
-  Times are in seconds. TTFT is the time to the first token, from when a request came; low and high
-  are the 5th and 95th percentile of the seeds' 99th. The longest gap is between two tokens of a
-  request. Requests that were denied count nowhere else. Density copies the file's workers in turn,
-  each asked as often.
+Columns (times in seconds, from when a request came):
+  requests       that came, of all seeds
+  TTFT p50, p99  to the first token: the median, and the 99th percentile
+  low, high      the 5th and the 95th percentile of the seeds' 99th
+  end p50, p99   to the last token
+  gap p99        the longest time between two tokens of a request
+  hits           requests that found their worker's memory on the GPU
+  GPU s          GPUs times seconds, for each request served
+  GiB/req        copied to the GPUs, for each request served
+  link           the part of the time in which a link was busy with refills
+  denied         requests that were not served: they count nowhere else
+  density        how many such workers keep to --slo: the file's in turn, each asked as often
 
 JSON fields (times in seconds, null where a figure does not apply):
   policy, requests, ttft_p50_s, ttft_p99_s, ttft_p99_low_s, ttft_p99_high_s, e2e_p50_s, e2e_p99_s,

@@ -29,7 +29,7 @@ pub struct ReplayArguments {
     find_limit: bool,
     /// How far the GPU is behind the host, in milliseconds: what was freed on one stream is another's only this
     /// long after. Several with commas
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100], allow_negative_numbers = true,
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100],
           value_parser = milliseconds)]
     gpu_lag_ms: Vec<u64>,
     /// What a stream may take from another: off, completed (what is surely done) or wait (behind a wait on the
@@ -63,10 +63,19 @@ Examples:
   glake replay --limit 32GiB t.gz                             does it fit? exit code 1 if not
   glake replay --find-limit --json t.gz | jq .fit_limit       the least that it fits in
 
-Figures:
-  live is the peak of requested memory, each block rounded up to 512 B: the same for every policy;
-  utilization is live / reserved. Driver time is measured on a GPU and taken from a cost table on
-  the simulator and for the models; late is what came after the first fifth of the events.
+Columns:
+  lag ms        how far the GPU is behind the host (--gpu-lag-ms); the models know no lag
+  live GiB      the peak of requested memory, each block rounded up to 512 B: the same for every policy
+  reserved GiB  the peak of memory taken from the device
+  utilization   live / reserved
+  limit GiB     the least that the trace completes in (--find-limit)
+  OOMs          allocations that failed
+  stitches      ranges made of pieces that were not neighbours
+  maps          pieces of physical memory mapped, once for each address they are mapped at
+  waits         times that a stream was made to wait for another
+  driver ms     calls into the driver for memory: measured on a GPU, by a cost table elsewhere
+  late ms       of these, what came after the first fifth of the events
+  ns/op         an allocation or a completed free, over the whole replay
 
 JSON fields (memory in bytes, null where a figure does not apply):
   trace, policy, device, gpu_lag_ms, borrow, events, allocations, requested_peak, active_peak,

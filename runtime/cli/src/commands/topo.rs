@@ -23,8 +23,8 @@ Examples:
   glake topo --device sim:h20x8       a published server; models: h200x4, h20x8, a100x8
   glake topo --device sim:mine.toml   a server of your own; configs/topologies shows how
 
-Figures:     GB/s (10^9 bytes a second); ? where nothing tells. ≤ marks what the wires carry: copies
-             reach nine tenths of it at best
+Figures:     GB/s (10^9 bytes a second); ? where nothing tells. ≤ marks what the wires carry:
+             copies reach nine tenths of it at best
 Calibration: kept in transfer.calibrations, by default glake/paths in the user's cache folder, for these
              GPUs, this driver and this boot; copies use it, and so does glake bench copy
 JSON fields: name, simulated, packages, nodes, host, devices, switches, links, calibrated (null, or for

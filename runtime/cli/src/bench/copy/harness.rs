@@ -48,7 +48,8 @@ impl Case {
             CopyDirection::H2d => "h2d",
             CopyDirection::D2h => "d2h",
         };
-        format!("{direction} {:?} {}", self.memory, self.size).to_lowercase()
+        let memory = format!("{:?}", self.memory).to_lowercase();
+        format!("{direction} {memory} {}", self.size)
     }
 
     fn bytes(&self) -> usize {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use glake_device::DriverError;
 use glake_units::Bytes;
 
 use super::super::links::changed;
@@ -115,6 +116,9 @@ fn ends<'a>(copies: &'a Copies<'a>, case: &Case) -> Result<Ends<'a>, BenchError>
 fn refused(error: CopyError, case: &Case) -> BenchError {
     match error {
         CopyError::Driver(error) if error.is_out_of_memory() => BenchError::NoRoom { case: case.name() },
+        CopyError::Driver(source @ DriverError::Os { .. }) => {
+            BenchError::NoHostRoom { case: case.name(), source }
+        }
         error => error.into(),
     }
 }
