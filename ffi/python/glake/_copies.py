@@ -136,7 +136,11 @@ def copy_list(
         As ``copy_``.
     """
     ranges: list[Range] = []
-    for number, (dst, src) in enumerate(pairs):
+    for number, pair in enumerate(pairs):
+        try:
+            dst, src = pair
+        except (TypeError, ValueError):
+            raise TypeError(f"pair {number} is {pair!r}: a destination and a source") from None
         ranges.extend(_pair(dst, src, f"dst of pair {number}", f"src of pair {number}"))
     flags = _flags(priority, wait, verify)
     blocks = [(to.address, from_.address, to.size) for to, from_ in zip(ranges[::2], ranges[1::2])]

@@ -86,11 +86,21 @@ def trim(keep: int = 0, device: Device = None) -> int:
         InvalidError: there is no such device, or ``keep`` is negative.
         DriverError: the driver refused.
     """
-    if not isinstance(keep, numbers.Integral):
-        raise TypeError(f"keep is {keep!r}: a number of bytes")
-    if keep < 0:
-        raise InvalidError(f"keep is {keep}: an amount of bytes is 0 or more")
-    return int(_library.api().trim(-1 if device is None else index(device), keep))
+    return int(_library.api().trim(-1 if device is None else index(device), amount(keep, "keep")))
+
+
+def amount(value: Any, name: str) -> int:
+    """A number of bytes, numpy's too.
+
+    Raises:
+        TypeError: it is no whole number.
+        InvalidError: it is below 0.
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: a number of bytes")
+    if value < 0:
+        raise InvalidError(f"{name} is {value}: an amount of bytes is 0 or more")
+    return int(value)
 
 
 def index(device: Device) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from . import _library
+from ._statistics import amount
 
 __all__ = ["Event", "Watcher", "grant", "set", "take", "watch"]
 
@@ -28,18 +29,18 @@ def set(device: int, bytes: int | None) -> None:
     """Sets a GPU's lease, whole; None: there is none. Where more is made already nothing new is until it fits again.
 
     Raises:
-        InvalidError: there is no such GPU.
+        InvalidError: there is no such GPU, or ``bytes`` is negative.
     """
-    _library.api().lease_set(device, bytes)
+    _library.api().lease_set(device, None if bytes is None else amount(bytes, "bytes"))
 
 
 def grant(device: int, bytes: int) -> None:
     """Adds to a GPU's lease; 0 says that there is none to give: whoever waits for a grant gives up.
 
     Raises:
-        InvalidError: it has no lease.
+        InvalidError: it has no lease, or ``bytes`` is negative.
     """
-    _library.api().lease_grant(device, bytes)
+    _library.api().lease_grant(device, amount(bytes, "bytes"))
 
 
 def take(device: int, bytes: int) -> int:
@@ -47,8 +48,11 @@ def take(device: int, bytes: int) -> int:
 
     Returns:
         By how much.
+
+    Raises:
+        InvalidError: there is no such GPU, or ``bytes`` is negative.
     """
-    taken: int = _library.api().lease_take(device, bytes)
+    taken: int = _library.api().lease_take(device, amount(bytes, "bytes"))
     return taken
 
 

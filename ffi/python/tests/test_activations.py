@@ -381,6 +381,56 @@ class Unusual(OfTorch):
         torch.randn(1000, requires_grad=True).exp()
         self.assertEqual(self.out(), before)
 
+    def test_hooks_that_a_signal_left_go_with_the_next_forward(self):
+        class Interrupted(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.is_interrupted, self.again = True, 0
+
+            def forward(self, x):
+                if self.is_interrupted:
+                    raise KeyboardInterrupt
+                if self.again:
+                    self.again -= 1
+                    return outer(x)
+                return x.exp()
+
+        inner = Interrupted()
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), inner)
+        outer = torch.nn.Sequential(model, torch.nn.Linear(8, 8))
+        for whom in (model, outer):
+            handle = self.activations(whom)
+            for _ in range(3):
+                inner.is_interrupted = True
+                with self.assertRaises(KeyboardInterrupt):
+                    outer(torch.randn(2, 8))
+            # Also where it is within itself.
+            inner.is_interrupted, inner.again = False, 2
+            outer(torch.randn(2, 8)).sum().backward()
+            self.assertEqual(handle._stack(), [])
+            self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+            handle.remove()
+
+    def test_hooks_that_a_signal_left_below_others_stay_there(self):
+        class Interrupted(torch.nn.Module):
+            def forward(self, x):
+                if self.training:
+                    raise KeyboardInterrupt
+                return x.exp()
+
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), Interrupted())
+        handle = self.activations(model)
+        with self.assertRaises(KeyboardInterrupt):
+            model(torch.randn(2, 8))
+        model.eval()
+        packed = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: packed.append(tensor) or tensor, lambda saved: saved):
+            model(torch.randn(2, 8)).sum().backward()
+        self.assertGreater(len(packed), 0)
+        model(torch.randn(2, 8)).sum().backward()
+        self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+        handle.remove()
+
     def test_copies_and_pickles_of_a_module_and_its_end(self):
         import copy
         import pickle

@@ -188,6 +188,18 @@ class Bindings(unittest.TestCase):
             thread.join()
         self.assertEqual((failed, self.live()), ([], before))
 
+    def test_what_is_no_amount_is_told(self):
+        for call in (glake.lease.set, glake.lease.grant, glake.lease.take):
+            with self.assertRaisesRegex(glake.InvalidError, "bytes is -1: an amount of bytes is 0 or more"):
+                call(0, -1)
+            with self.assertRaisesRegex(TypeError, "bytes is 0.5: a number of bytes"):
+                call(0, 0.5)
+
+    def test_what_is_no_pair_is_told(self):
+        for pair in ((bytearray(1),), 3):
+            with self.assertRaisesRegex(TypeError, "pair 0 is .*: a destination and a source"):
+                glake.copy_list([pair])
+
     def test_text_with_a_null_byte(self):
         with self.assertRaises(glake.InvalidError):
             api.configure("a\0b")

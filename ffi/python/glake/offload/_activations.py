@@ -39,7 +39,7 @@ class Activations:
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
         self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
         _report.sites.add(self)
-        # What each thread is inside of, the innermost last: for whom it was entered, and its hooks.
+        # What each thread is inside of, the innermost last: for whom it was entered, its hooks, and which call of the module it is.
         self._entered = threading.local()
         self._handles: list[Any] = []
         self._others = Others(_ours)
@@ -73,7 +73,7 @@ class Activations:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # What a forward left behind that a signal ended.
-        while self._stack() and self._stack()[-1][0] == "module":
+        while self._is_in_module():
             self._pop()
         if self._stack():
             self._pop()
@@ -87,16 +87,40 @@ class Activations:
             handle.remove()
         self._others.undo()
         self._packer.unsharded.remove()
-        while self._stack() and self._stack()[-1][0] == "module":
+        while self._is_in_module():
             self._pop()
         if self._replay is not None:
             self._replay.remove()
 
-    def _stack(self) -> list[tuple[str, Any]]:
+    def _stack(self) -> list[tuple[str, Any, _Call | None]]:
         if not hasattr(self._entered, "hooks"):
-            self._entered.hooks = []
-        stack: list[tuple[str, Any]] = self._entered.hooks
+            self._entered.hooks, self._entered.call = [], None
+        stack: list[tuple[str, Any, _Call | None]] = self._entered.hooks
         return stack
+
+    def _is_in_module(self) -> bool:
+        stack = self._stack()
+        return bool(stack) and stack[-1][0] == "module"
+
+    def _leave_ended(self, caller: Any) -> None:
+        """Leaves the module's calls that a signal ended: torch calls no hook after those."""
+        import torch
+
+        running = None
+        while self._is_in_module():
+            _, hooks, call = self._stack()[-1]
+            top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+            if hooks is not None and (top is None or top[0] is not hooks.pack_hook):
+                # Others' hooks lie over them.
+                return
+            running = _running(caller.f_back) if running is None else running
+            if call in running:
+                return
+            self._pop()
+
+    def _skip(self) -> None:
+        """Enters a call of the module without hooks."""
+        self._stack().append(("module", None, self._entered.call))
 
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
@@ -105,12 +129,12 @@ class Activations:
         _ours.add(chosen[0])
         hooks = torch.autograd.graph.saved_tensors_hooks(*chosen)
         hooks.__enter__()
-        self._stack().append((whom, hooks))
+        self._stack().append((whom, hooks, self._entered.call))
         if self._replay is not None:
             self._replay.begin(module)
 
     def _pop(self) -> None:
-        _, hooks = self._stack().pop()
+        _, hooks, _ = self._stack().pop()
         if hooks is not None:
             if self._replay is not None:
                 self._replay.end()
@@ -131,7 +155,7 @@ class Activations:
         if is_others or not may_hook():
             if is_others and torch.is_grad_enabled() and not self._others.is_harmless(top):
                 self._others.told(top[0], module)
-            self._stack().append(("module", None))
+            self._skip()
             return
         if not self._stack():
             self._packer.enter(module)
@@ -139,7 +163,7 @@ class Activations:
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
         # Called without the hook before it where an earlier one raised.
-        if self._stack() and self._stack()[-1][0] == "module":
+        if self._is_in_module():
             self._pop()
         if not self._stack():
             self._others.end()
@@ -148,9 +172,30 @@ class Activations:
         """What else offloads there is found whether this forward offloads or not."""
         import torch
 
+        caller = sys._getframe(1)
+        if self._stack():
+            self._leave_ended(caller)
+        self._entered.call = _call_of(caller)
         if not self._stack() and may_hook():
             if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
                 self._others.look(module)
+
+
+# A call that runs, by its frame and the one below.
+_Call = tuple[int, int]
+
+
+def _call_of(frame: Any) -> _Call:
+    return id(frame), id(frame.f_back)
+
+
+def _running(frame: Any) -> set[_Call]:
+    """The calls from one on that run on this thread."""
+    running = set()
+    while frame is not None:
+        running.add(_call_of(frame))
+        frame = frame.f_back
+    return running
 
 
 def may_hook() -> bool:

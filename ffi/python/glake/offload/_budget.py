@@ -97,7 +97,7 @@ class Offloaded(Activations):
         # Only where hooks are to be pushed at all is anything asked.
         is_outer = not self._stack() and may_hook()
         if is_outer and not self._packer.site.needs(_shape(module, inputs, named)):
-            self._stack().append(("module", None))
+            self._skip()
             return
         if is_outer and not self._has_begun:
             self._has_begun = True
