@@ -9,7 +9,7 @@ use glake_stitch::Settings;
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use crate::{Block, GpuPool, HostOptions, HostPool, Mark, MoveError, Mover, Moving};
+use crate::{Block, Budget, GpuPool, HostOptions, HostPool, Mark, MoveError, Mover, Moving};
 
 pub(crate) const GPU: DeviceId = DeviceId(0);
 pub(crate) const PEER: DeviceId = DeviceId(1);
@@ -41,7 +41,8 @@ pub(crate) fn settings(extent: Bytes, limit: Bytes) -> Settings {
 /// Pinned memory in small pieces.
 pub(crate) fn host(completion_events: &Arc<CompletionEvents>, budget: Bytes) -> Arc<HostPool> {
     let (spare, arena) = (Bytes::ZERO, Bytes::mib(4));
-    let options = HostOptions { budget, arena, spare, threads: 1, ..HostOptions::default() };
+    let options =
+        HostOptions { budget: Budget::new(budget), arena, spare, threads: 1, ..HostOptions::default() };
     HostPool::new(completion_events, options).unwrap()
 }
 

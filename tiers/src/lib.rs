@@ -55,8 +55,8 @@ pub use gpu::{
     Report, Restored, SharedExtent,
 };
 pub use host::{
-    AvailableMemory, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Pinning, PinningUnderWay,
-    Reclaim, Ring, RingSlot, Staging, nodes_of,
+    AvailableMemory, Budget, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Pinning,
+    PinningUnderWay, Reclaim, Ring, RingSlot, Staging, nodes_of,
 };
 pub use import::Import;
 pub use place::{NotNow, Place, Residency, Step};

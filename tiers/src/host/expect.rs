@@ -35,10 +35,7 @@ impl HostPool {
 
     fn expect_in<'a>(&self, turn: Turn<'a>, blocks: &[Bytes]) -> Option<Expected<'a>> {
         self.absorb();
-        let (free, room) = {
-            let core = self.core.lock();
-            (core.free.total(), self.options.budget.saturating_sub(core.statistics.pinned))
-        };
+        let (free, room) = (self.core.lock().free.total(), self.options.budget.room());
         let arenas = arenas(blocks, free, self.options.arena, room);
         (!arenas.is_empty()).then_some(Expected { turn, arenas })
     }

@@ -1,5 +1,6 @@
 //! More memory pinned, and free memory unpinned, by one thread at a time.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{PinnedRange, Sequence};
@@ -97,17 +98,15 @@ impl HostPool {
         if self.is_capturing() {
             return Err(refused);
         }
-        let (room, whole) = {
-            let core = self.core.lock();
-            (self.options.budget.saturating_sub(core.statistics.pinned), core.free.whole())
-        };
         let needed = size.align_up(HUGE).ok_or_else(|| self.over_budget(size))?;
+        let whole = self.core.lock().free.whole().saturating_add(self.whole_of_others());
+        let room = self.options.budget.room();
         if whole.is_zero() || room.saturating_add(whole) < needed {
             return Err(refused);
         }
         loop {
             match self.grow(size) {
-                Err(error) if error.is_shortage() && self.unpin() => {}
+                Err(error) if error.is_shortage() && (self.unpin() || self.unpin_of_others()) => {}
                 answer => return answer,
             }
         }
@@ -127,7 +126,7 @@ impl HostPool {
 
     /// Pins an arena and takes its first `size` bytes.
     pub(super) fn grow(&self, size: Bytes) -> Result<PinnedRange> {
-        let room = self.options.budget.saturating_sub(self.core.lock().statistics.pinned);
+        let room = self.options.budget.room();
         let needed = size.align_up(HUGE).filter(|needed| *needed <= room);
         let needed = needed.ok_or_else(|| self.over_budget(size))?;
         let arena = self.options.arena.align_up(HUGE).filter(|arena| *arena <= room).unwrap_or(needed);
@@ -140,7 +139,11 @@ impl HostPool {
     /// In one's turn: pins arenas of these sizes while they are wanted.
     pub(super) fn pin(&self, sizes: &[Bytes], wanted: impl Fn() -> bool + Sync) -> Result<()> {
         let _under_way = self.options.pinning.begin();
+        let total: Bytes = sizes.iter().copied().sum();
+        // Another pool may have taken the room since it was looked for.
+        let taken = self.options.budget.take(total).ok_or_else(|| self.over_budget(total))?;
         pin::pin(&self.completion_events, &self.options, sizes, wanted, |range, time| {
+            taken.arrived(range.size());
             let mut core = self.core.lock();
             let statistics = &mut core.statistics;
             statistics.pinned = statistics.pinned.saturating_add(range.size());
@@ -160,6 +163,16 @@ impl HostPool {
         drop(range);
         let pinned = &mut self.core.lock().statistics.pinned;
         *pinned = pinned.saturating_sub(size);
+        self.options.budget.give_back(size);
         true
+    }
+
+    /// Unpins one arena that is free as a whole of another pool under the budget. Waits for nobody who pins.
+    pub(super) fn unpin_of_others(&self) -> bool {
+        let unpin = |pool: Arc<HostPool>| {
+            pool.absorb();
+            pool.try_turn().is_some_and(|_turn| pool.unpin())
+        };
+        self.options.budget.others(self).into_iter().any(unpin)
     }
 }

@@ -19,6 +19,7 @@
 
 mod available;
 mod block;
+mod budget;
 mod clock;
 mod error;
 mod expect;
@@ -42,6 +43,7 @@ use parking_lot::{Condvar, Mutex};
 
 pub use available::AvailableMemory;
 pub use block::HostBlock;
+pub use budget::Budget;
 pub use error::HostError;
 use free::FreeRanges;
 use grow::Chance;
@@ -96,6 +98,12 @@ pub enum Staging {
     Ring(Ring),
 }
 
+impl Drop for HostPool {
+    fn drop(&mut self) {
+        self.options.budget.give_back(self.core.get_mut().statistics.pinned);
+    }
+}
+
 impl HostPool {
     /// A pool that has pinned nothing yet.
     ///
@@ -105,7 +113,7 @@ impl HostPool {
         let devices: DeviceSet =
             completion_events.driver().devices()?.into_iter().map(|device| device.id).collect();
         options.devices = options.devices.intersection(devices);
-        let statistics = HostStatistics { budget: options.budget, ..HostStatistics::default() };
+        let statistics = HostStatistics { budget: options.budget.most(), ..HostStatistics::default() };
         let core = Core {
             free: FreeRanges::default(),
             growing: false,
@@ -116,7 +124,9 @@ impl HostPool {
         };
         let (core, arrived, clock) = (Mutex::new(core), Condvar::new(), Mutex::new(None));
         let (completion_events, reclaimers) = (completion_events.clone(), Reclaimers::default());
-        Ok(Arc::new(HostPool { completion_events, options, core, arrived, clock, reclaimers }))
+        let pool = Arc::new(HostPool { completion_events, options, core, arrived, clock, reclaimers });
+        pool.options.budget.add(&pool);
+        Ok(pool)
     }
 
     /// Hands out pinned memory; pins more where none is free.
@@ -142,19 +152,17 @@ impl HostPool {
     pub fn prepare(&self, size: Bytes) -> Result<()> {
         let _turn = self.turn();
         self.absorb();
-        let missing_of = |size: Bytes| {
-            let core = self.core.lock();
-            (size.saturating_sub(core.free.total()).align_up(HUGE), core.statistics.pinned)
-        };
-        let (mut missing, mut pinned) = missing_of(size);
+        let missing_of = |size: Bytes| size.saturating_sub(self.core.lock().free.total()).align_up(HUGE);
+        let mut missing = missing_of(size);
         while let Some(more) = missing
-            && pinned.checked_add(more).is_none_or(|total| total > self.options.budget)
+            && more > self.options.budget.room()
             && self.reclaim(more)
         {
-            (missing, pinned) = missing_of(size);
+            missing = missing_of(size);
         }
         let missing = missing.ok_or_else(|| self.over_budget(size))?;
-        if pinned.checked_add(missing).is_none_or(|total| total > self.options.budget) {
+        while missing > self.options.budget.room() && !self.is_capturing() && self.unpin_of_others() {}
+        if missing > self.options.budget.room() {
             return Err(self.over_budget(size));
         }
         let (mut sizes, mut left) = (Vec::new(), missing);
@@ -172,11 +180,8 @@ impl HostPool {
     /// [`HostError::OverBudget`], [`HostError::Exhausted`]: it cannot.
     pub fn has_room(&self, size: Bytes) -> Result<()> {
         self.absorb();
-        let (missing, pinned) = {
-            let core = self.core.lock();
-            (size.saturating_sub(core.free.total()), core.statistics.pinned)
-        };
-        if pinned.checked_add(missing).is_none_or(|total| total > self.options.budget) {
+        let missing = size.saturating_sub(self.core.lock().free.total());
+        if missing > self.options.budget.room().saturating_add(self.whole_of_others()) {
             return Err(self.over_budget(size));
         }
         pin::has_room(&self.options, missing)
@@ -229,7 +234,7 @@ impl HostPool {
         let core = self.core.lock();
         let HostStatistics { pinned, retained, .. } = core.statistics;
         let in_use = pinned.saturating_sub(core.free.total()).saturating_sub(retained);
-        HostStatistics { in_use, ..core.statistics }
+        HostStatistics { in_use, room: self.options.budget.room(), ..core.statistics }
     }
 
     fn give_back(&self, range: Arc<PinnedRange>) {
@@ -269,8 +274,22 @@ impl HostPool {
         }
     }
 
+    /// Free arenas of the other pools under the same budget.
+    fn whole_of_others(&self) -> Bytes {
+        let whole = |pool: Arc<HostPool>| {
+            pool.absorb();
+            pool.core.lock().free.whole()
+        };
+        self.options.budget.others(self).into_iter().map(whole).sum()
+    }
+
     fn over_budget(&self, wanted: Bytes) -> HostError {
-        let HostStatistics { budget, in_use, retained, .. } = self.statistics();
+        let HostStatistics { budget, mut in_use, mut retained, .. } = self.statistics();
+        for other in self.options.budget.others(self) {
+            let other = other.statistics();
+            in_use = in_use.saturating_add(other.in_use);
+            retained = retained.saturating_add(other.retained);
+        }
         let largest = self.core.lock().free.largest();
         HostError::OverBudget { wanted, budget, in_use, retained, largest }
     }

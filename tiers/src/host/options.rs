@@ -5,13 +5,13 @@ use std::sync::Arc;
 use glake_device::owned::DeviceSet;
 use glake_units::Bytes;
 
-use super::Pinning;
+use super::{Budget, Pinning};
 
 /// How a host pool is made.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// The most that may be pinned, retained copies included. Zero: nothing; [`Bytes::MAX`]: what the host has.
-    pub budget: Bytes,
+    /// The most that it and others of the same budget may pin, retained copies included.
+    pub budget: Arc<Budget>,
     /// How much is pinned at once, where no more is asked for. Large, because each costs driver calls; not larger, because
     /// copies begin when the first is pinned. Zero: as much as is asked for.
     pub arena: Bytes,
@@ -32,7 +32,7 @@ impl Default for HostOptions {
     /// Everything that the host has but 1 GiB, in arenas of 256 MiB, by one thread a core, for all devices; nobody is told.
     fn default() -> Self {
         HostOptions {
-            budget: Bytes::MAX,
+            budget: Budget::new(Bytes::MAX),
             arena: Bytes::mib(256),
             spare: Bytes::gib(1),
             threads: 0,

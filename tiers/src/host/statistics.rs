@@ -7,8 +7,10 @@ use glake_units::Bytes;
 /// Pinned host memory, and what it took to pin it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStatistics {
-    /// The most that may be pinned.
+    /// The most that it and others of the same budget may pin.
     pub budget: Bytes,
+    /// What of it is left.
+    pub room: Bytes,
     /// Pinned now: in use, retained or free.
     pub pinned: Bytes,
     /// Handed out, or given back while spans of it live.

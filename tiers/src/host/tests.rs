@@ -29,8 +29,13 @@ fn fixture(budget: Bytes) -> Fixture {
     let faults = Arc::new(Faults::new(sim.clone()));
     let recorder = Arc::new(Recorder::measured(faults.clone()));
     let completion_events = CompletionEvents::new(recorder.clone());
-    let options =
-        HostOptions { budget, arena: ARENA, spare: Bytes::ZERO, threads: 2, ..HostOptions::default() };
+    let options = HostOptions {
+        budget: Budget::new(budget),
+        arena: ARENA,
+        spare: Bytes::ZERO,
+        threads: 2,
+        ..HostOptions::default()
+    };
     let pool = HostPool::new(&completion_events, options).unwrap();
     Fixture { sim, faults, recorder, completion_events, pool }
 }
@@ -330,6 +335,57 @@ fn a_driver_that_does_not_pin_leaves_the_pool_as_it_was() {
     fixture.faults.set(&[]);
     drop(fixture.take(Bytes::mib(8)));
     fixture.end();
+}
+
+/// GPUs that are used later have a pool of their own, under the same budget.
+#[test]
+fn pools_of_one_budget_pin_no_more_than_it_together() {
+    let fixture = fixture(Bytes::mib(8));
+    let pool_of = |budget: &Arc<Budget>| {
+        let options = HostOptions {
+            budget: budget.clone(),
+            arena: ARENA,
+            spare: Bytes::ZERO,
+            threads: 1,
+            ..HostOptions::default()
+        };
+        HostPool::new(&fixture.completion_events, options).unwrap()
+    };
+    let budget = Budget::new(Bytes::mib(8));
+    let [one, other] = [(); 2].map(|()| pool_of(&budget));
+    let pinned =
+        |pools: &[&Arc<HostPool>]| -> Bytes { pools.iter().map(|pool| pool.statistics().pinned).sum() };
+    let blocks = [(); 2].map(|()| one.take(Bytes::mib(4)).unwrap());
+    match other.take(Bytes::mib(2)).unwrap_err() {
+        HostError::OverBudget { budget, in_use, .. } => assert_eq!([budget, in_use], [Bytes::mib(8); 2]),
+        error => panic!("{error}"),
+    }
+    assert!(other.prepare(Bytes::mib(2)).unwrap_err().is_shortage());
+    assert!(other.has_room(Bytes::mib(2)).unwrap_err().is_shortage());
+    // What the one has free, the other can have.
+    drop(blocks);
+    other.has_room(Bytes::mib(8)).unwrap();
+    let block = other.take(Bytes::mib(2)).unwrap();
+    assert!(pinned(&[&one, &other]) <= Bytes::mib(8));
+    other.prepare(Bytes::mib(6)).unwrap();
+    assert_eq!((pinned(&[&one, &other]), one.statistics().pinned), (Bytes::mib(8), Bytes::ZERO));
+    // A pool that goes leaves its part.
+    drop((block, other));
+    assert_eq!(budget.room(), Bytes::mib(8));
+    // Both at once.
+    let other = pool_of(&budget);
+    std::thread::scope(|scope| {
+        for pool in [&one, &other] {
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let blocks: Vec<_> = (0..2).map_while(|_| pool.take(Bytes::mib(3)).ok()).collect();
+                    drop(blocks);
+                }
+            });
+        }
+    });
+    let pinned = pinned(&[&one, &other]);
+    assert_eq!(budget.room().saturating_add(pinned), Bytes::mib(8));
 }
 
 /// More bytes than the budget go from GPU memory through the slots of a ring.

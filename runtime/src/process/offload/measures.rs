@@ -131,8 +131,7 @@ impl Measures {
     }
 
     /// What a host pool may still pin, beside what it has pinned for what is offloaded.
-    pub(super) fn host_room(budget: Bytes, pinned: Bytes, own: Bytes) -> Bytes {
-        let left = budget.saturating_sub(pinned);
+    pub(super) fn host_room(left: Bytes, own: Bytes) -> Bytes {
         let room = AvailableMemory::of_host().least().map_or(left, |least| least.min(left));
         room.saturating_add(own)
     }

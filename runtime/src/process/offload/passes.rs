@@ -277,7 +277,7 @@ impl Offload {
     fn host_room(&self, asked: Asked) -> Option<Bytes> {
         let pool = self.regions.host(asked.device).ok()?.statistics();
         let own = self.host(asked.device).ok()?.bytes().0;
-        Some(Measures::host_room(pool.budget, pool.pinned, own))
+        Some(Measures::host_room(pool.room, own))
     }
 
     /// A step begins: what memory holds is looked at, and it is timed.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, Digests};
 use glake_tiers::{
-    FileError, FileTier, GpuPool, HostOptions, HostPool, HostStatistics, RegionError, Store, nodes_of,
+    Budget, FileError, FileTier, GpuPool, HostOptions, HostPool, HostStatistics, RegionError, Store, nodes_of,
 };
 use glake_transfer::paths::Direction;
 use glake_transfer::{LinkMover, Priority};
@@ -28,6 +28,7 @@ pub(super) struct Stores {
     movers: Mutex<FxHashMap<(DeviceId, Direction), Arc<LinkMover>>>,
     /// Those of what is cleaned, each on a stream of its own: it waits for no shrink.
     idle_movers: Mutex<FxHashMap<DeviceId, Arc<LinkMover>>>,
+    host_budget: Arc<Budget>,
     /// Each with the devices whose work may touch it.
     hosts: Mutex<Vec<(DeviceSet, Arc<HostPool>)>>,
     files: Mutex<Files>,
@@ -48,6 +49,7 @@ impl Stores {
     pub(super) fn new(registry: &Arc<DeviceRegistry>, config: config::Tiers) -> Stores {
         Stores {
             registry: registry.clone(),
+            host_budget: Budget::new(config.host_budget.unwrap_or(Bytes::MAX)),
             config,
             movers: Mutex::default(),
             idle_movers: Mutex::default(),
@@ -180,7 +182,7 @@ impl Stores {
     }
 
     /// Pinned memory that work of a device may touch. Every device that it is for is asked when that work is done, so it is for
-    /// the devices that are used by then; for one that is used later another is made, under what is left of the budget.
+    /// the devices that are used by then; for one that is used later another is made, under the same budget.
     ///
     /// # Errors
     /// [`ProcessError::Host`].
@@ -192,9 +194,8 @@ impl Stores {
         let started = self.registry.devices.iter().filter(|memory| memory.started().is_some());
         let started: DeviceSet = started.map(DeviceMemory::id).collect();
         let devices = started.union(DeviceSet::of(device)).union(self.registry.engine.relays_of(device));
-        let pinned: Bytes = hosts.iter().map(|(_, pool)| pool.statistics().pinned).sum();
         let options = HostOptions {
-            budget: self.config.host_budget.unwrap_or(Bytes::MAX).saturating_sub(pinned),
+            budget: self.host_budget.clone(),
             arena: self.config.host_arena,
             spare: self.config.host_spare,
             nodes: nodes_of(&self.registry.topology(), devices),
