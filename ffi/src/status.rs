@@ -125,6 +125,7 @@ impl Failure {
             | E::ParkedWork { .. }
             | E::NotAgreed { .. }
             | E::StillComing { .. }
+            | E::RefillGivenUp { .. }
             | E::HookRefused { .. }
             | E::HookTimedOut { .. } => GLAKE_CLOSED,
             E::NoFiles

@@ -104,7 +104,8 @@ impl DeviceMemory {
         open(&pool, relays());
         let pool = Arc::new(pool);
         let interval = Duration::from_micros(config.completion_interval_us);
-        let ticker = Ticker::start(&pool, interval).map_err(|source| ProcessError::NoThread { source })?;
+        let ticker = Ticker::start(&pool, interval)
+            .map_err(|source| ProcessError::NoThread { what: "completion points", source })?;
         let private = PrivatePools::default();
         let settled = AtomicU64::new(0);
         let started = Started { pool, private, before, settled, ticker: Mutex::new(Some(ticker)) };

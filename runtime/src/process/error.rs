@@ -214,9 +214,13 @@ pub enum ProcessError {
         /// What was given.
         fraction: f64,
     },
-    /// The operating system gives no thread to keep completion points going.
-    #[error("no thread for completion points: {source}; raise the limit of threads")]
+    /// The operating system gives no thread.
+    #[error(
+        "no thread for {what}: {source}; raise the limit of threads (ulimit -u, TasksMax=, docker run --pids-limit)"
+    )]
     NoThread {
+        /// What it was to do.
+        what: &'static str,
         /// Its answer.
         #[source]
         source: std::io::Error,
@@ -378,6 +382,14 @@ pub enum ProcessError {
         tags: Tags,
         /// For how long it was waited for.
         waited: Duration,
+    },
+    /// A refill in the background was given up: it got no thread, or the process ends.
+    #[error(
+        "the refill of {tags} was given up: it got no thread (the log says why), or the process ends; what is evicted stays so"
+    )]
+    RefillGivenUp {
+        /// What was asked for.
+        tags: Tags,
     },
     /// There is no such use.
     #[error("no use has the number {id}: it was ended before, or never begun")]

@@ -239,7 +239,10 @@ impl Carrier {
             Ok(thread) => self.refill_thread = Some(thread),
             Err(source) => {
                 self.refill.lock().is_running = false;
-                self.answer("refill", Err(ProcessError::NoThread { source }));
+                self.answer(
+                    "refill",
+                    Err(ProcessError::NoThread { what: "a refill that the agent asked for", source }),
+                );
             }
         }
     }

@@ -209,13 +209,18 @@ impl Joiner {
         let session = thread("glake-agent", move || session.run()).map_err(os("a thread"))?;
         let there = Joined { path, identity, session, carrier, commands };
         let outcome = self.port.outcome();
-        if outcome.is_err() && starting.is_none() {
-            self.join_threads(there);
-            self.port.activity.close();
-        } else {
-            *joined = Some(there);
+        match (outcome, starting) {
+            (Err(error), None) => {
+                self.join_threads(there);
+                self.port.activity.close();
+                Err(error)
+            }
+            // One that joins by itself says why it does not, and tries again.
+            _ => {
+                *joined = Some(there);
+                Ok(())
+            }
         }
-        outcome
     }
 
     /// With the first pool, where a socket is configured and an agent can know the GPUs; whoever starts it waits for the agent, where
@@ -239,8 +244,13 @@ impl Joiner {
                 );
                 return;
             }
-            // Why not was said.
-            let _ = self.join(None, path.clone(), Some(device));
+            if let Err(error) = self.join(None, path.clone(), Some(device)) {
+                tracing::warn!(
+                    target: "glake::agent", socket = %path.display(), %error,
+                    "the agent is not joined: memory is used without a lease; the next GPU's pool tries again"
+                );
+                self.has_begun.store(false, Ordering::Release);
+            }
         }
         let until = Instant::now() + self.port.refill_timeout.max(session::START);
         self.port.wait_for_admission(until, || observers.told(LeaseEvent::Waiting, device, Bytes::ZERO));

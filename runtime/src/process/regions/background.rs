@@ -14,6 +14,8 @@ use super::super::{ProcessError, Result};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// What the thread is for.
+const WHAT: &str = "refills in the background";
 /// At most so many jobs run at a time: each waits for copies most of the time.
 const AT_ONCE: usize = 4;
 
@@ -31,7 +33,7 @@ struct Running {
 }
 
 impl Background {
-    /// Does something soon. Nothing is done after a stop.
+    /// Does something soon. Nothing is done after a stop: the job is dropped.
     ///
     /// # Errors
     /// [`ProcessError::NoThread`].
@@ -51,7 +53,7 @@ impl Background {
             }
         };
         jobs.send(Box::new(job))
-            .map_err(|_| ProcessError::NoThread { source: std::io::ErrorKind::BrokenPipe.into() })
+            .map_err(|_| ProcessError::NoThread { what: WHAT, source: std::io::ErrorKind::BrokenPipe.into() })
     }
 
     /// Waits for what runs; what has not begun is not done.
@@ -73,7 +75,7 @@ impl Drop for Background {
 }
 
 fn start() -> Result<Running> {
-    let no_thread = |source| ProcessError::NoThread { source };
+    let no_thread = |source| ProcessError::NoThread { what: WHAT, source };
     let runtime = runtime::Builder::new_current_thread()
         .thread_name("glake-worker")
         .max_blocking_threads(AT_ONCE)

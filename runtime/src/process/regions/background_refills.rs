@@ -86,8 +86,10 @@ enum Waited {
     Over(Result<RefillReport>),
     /// It is over, and somebody else was told how.
     OthersTold,
-    /// It goes on, or was given up because the process ends.
-    InVain,
+    /// It goes on.
+    GoesOn,
+    /// It was given up: it got no thread, or the process ends.
+    GivenUp,
 }
 
 /// Says that a refill is over, whatever becomes of its job.
@@ -132,13 +134,13 @@ impl BackgroundRefill {
                 State::Told => return Waited::OthersTold,
                 State::GivenUp => {
                     *state = State::GivenUp;
-                    return Waited::InVain;
+                    return Waited::GivenUp;
                 }
                 State::UnderWay => *state = State::UnderWay,
             }
             match until {
                 None => self.changed.wait(&mut state),
-                Some(until) if until <= Instant::now() => return Waited::InVain,
+                Some(until) if until <= Instant::now() => return Waited::GoesOn,
                 // What has changed by then is looked at once more.
                 Some(until) => _ = self.changed.wait_until(&mut state, until),
             }
@@ -176,7 +178,7 @@ impl Regions {
     /// Brings back what a use of `tags` found evicted; `begin` and `timeout` are the use's. Where its time ends the refill goes on.
     ///
     /// # Errors
-    /// What the refill meets; [`ProcessError::HeldTooLong`].
+    /// What the refill meets; [`ProcessError::HeldTooLong`], [`ProcessError::RefillGivenUp`].
     pub(super) fn refill_for_use(
         &self,
         tags: &Tags,
@@ -193,24 +195,26 @@ impl Regions {
         match coming.wait(begin.checked_add(timeout)) {
             Waited::Over(outcome) => outcome.map(|_| ()),
             Waited::OthersTold => Ok(()),
-            Waited::InVain => Err(ProcessError::HeldTooLong { tags: tags.clone(), waited: begin.elapsed() }),
+            Waited::GoesOn => Err(ProcessError::HeldTooLong { tags: tags.clone(), waited: begin.elapsed() }),
+            Waited::GivenUp => Err(ProcessError::RefillGivenUp { tags: tags.clone() }),
         }
     }
 
     /// A refill that is waited for so long, and goes on after that.
     ///
     /// # Errors
-    /// What the refill meets; [`ProcessError::StillComing`].
+    /// What the refill meets; [`ProcessError::StillComing`], [`ProcessError::RefillGivenUp`].
     pub(super) fn refill_within(&self, ask: &Refill, timeout: Duration) -> Result<RefillReport> {
         let begin = Instant::now();
         let coming = Arc::<BackgroundRefill>::default();
+        let tags = || ask.tags.as_deref().map_or(Tags::All, Tags::of);
         self.begin_refill(ask.clone(), &coming)?;
         match coming.wait(begin.checked_add(timeout)) {
             Waited::Over(outcome) => outcome,
-            Waited::OthersTold | Waited::InVain => {
-                let tags = ask.tags.as_deref().map_or(Tags::All, Tags::of);
-                Err(ProcessError::StillComing { tags, waited: begin.elapsed() })
+            Waited::OthersTold | Waited::GoesOn => {
+                Err(ProcessError::StillComing { tags: tags(), waited: begin.elapsed() })
             }
+            Waited::GivenUp => Err(ProcessError::RefillGivenUp { tags: tags() }),
         }
     }
 
@@ -271,7 +275,7 @@ mod schedules {
                         if let Some(job) = job {
                             job.join().unwrap();
                         }
-                        assert!(!matches!(waited, Waited::InVain), "{waited:?}");
+                        assert!(matches!(waited, Waited::Over(_) | Waited::OthersTold), "{waited:?}");
                         usize::from(matches!(waited, Waited::Over(_)))
                     })
                 })
@@ -292,7 +296,7 @@ mod schedules {
             let waits: Vec<_> = (0..2)
                 .map(|_| {
                     let coming = coming.clone();
-                    thread::spawn(move || assert!(matches!(coming.wait(None), Waited::InVain)))
+                    thread::spawn(move || assert!(matches!(coming.wait(None), Waited::GivenUp)))
                 })
                 .collect();
             drop(ending);

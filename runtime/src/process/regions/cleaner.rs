@@ -75,7 +75,11 @@ impl Cleaner {
             }
         };
         let named = std::thread::Builder::new().name("glake-cleaner".to_owned());
-        *running = Some(named.spawn(run).map_err(|source| ProcessError::NoThread { source })?);
+        *running = Some(
+            named
+                .spawn(run)
+                .map_err(|source| ProcessError::NoThread { what: "copies of idle memory", source })?,
+        );
         Ok(())
     }
 

@@ -54,7 +54,8 @@ impl Hooks {
 
     /// How long one may take; `None`: for ever, or there is none.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        self.both.read().timeout
+        let both = self.both.read();
+        both.timeout.filter(|_| both.before.is_some() || both.after.is_some())
     }
 
     /// Calls the one that comes before.
@@ -120,7 +121,7 @@ fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>
         let _ = sender.send(answer);
     };
     let named = std::thread::Builder::new().name("glake-hook".to_owned());
-    named.spawn(run).map_err(|source| ProcessError::NoThread { source })?;
+    named.spawn(run).map_err(|source| ProcessError::NoThread { what: "hooks", source })?;
     let answer = match timeout {
         Some(timeout) => receiver.recv_timeout(timeout),
         None => receiver.recv().map_err(RecvTimeoutError::from),

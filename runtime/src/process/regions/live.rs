@@ -8,7 +8,7 @@
 //! count, and the report says so.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, DeviceId};
@@ -146,15 +146,22 @@ fn answers(
         }
     };
     let named = std::thread::Builder::new().name("glake-live".to_owned());
-    named.spawn(run).map_err(|source| ProcessError::NoThread { source })?;
-    let mut late = None;
+    named
+        .spawn(run)
+        .map_err(|source| ProcessError::NoThread { what: "callbacks that say which bytes count", source })?;
+    let (mut late, mut gone) = (None, "its callback panicked");
     let next = |_| {
         if let Some(why) = &late {
             return Err(String::clone(why));
         }
         match receiver.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(answer) => answer.ok_or_else(|| "its callback failed".to_owned()),
-            Err(_) => {
+            // Its thread is gone: it panicked, and is not the next one's fault.
+            Err(RecvTimeoutError::Disconnected) => {
+                let why = std::mem::replace(&mut gone, "one before it panicked");
+                Err(why.to_owned())
+            }
+            Err(RecvTimeoutError::Timeout) => {
                 let why = format!("its callback did not answer within {} s", timeout.as_secs_f64());
                 late = Some(why.clone());
                 Err(why)

@@ -74,6 +74,35 @@ fn a_callback_is_asked_once_a_shrink_when_nothing_runs() {
 }
 
 #[test]
+fn a_callback_that_panics_is_told_as_that() {
+    let process = started("");
+    process.regions().define(RegionOptions::of("cache")).unwrap();
+    let blocks = [1, 2].map(|seed| process.written_in("cache", 0, mib(4), seed));
+    for block in &blocks {
+        process.regions().ask_live(block.address, Arc::new(|| panic!("as the test wants it"))).unwrap();
+    }
+    let report = process.regions().shrink(&Shrink::default()).unwrap();
+    let [first, second] = &*report.warnings else { panic!("{:?}", report.warnings) };
+    assert!(
+        first.contains("its callback panicked") && second.contains("one before it panicked"),
+        "{first}; {second}"
+    );
+    process.regions().refill(&Refill::default()).unwrap();
+    blocks.iter().for_each(|block| process.check(block));
+    process.end(blocks);
+}
+
+#[test]
+fn what_hooks_had_rules_no_callback_once_they_are_gone() {
+    let process = started("tiers.drain_timeout_ms = 300\n");
+    process.regions().set_hooks(Some(Arc::new(|_| 0)), None, Some(Duration::from_secs(30)));
+    assert_eq!(process.regions().set.hooks.timeout(), Some(Duration::from_secs(30)));
+    process.regions().set_hooks(None, None, Some(Duration::from_secs(30)));
+    assert_eq!(process.regions().set.hooks.timeout(), None);
+    process.end([]);
+}
+
+#[test]
 fn where_a_callback_does_not_tell_all_is_copied() {
     let process = started("tiers.drain_timeout_ms = 300\n");
     process.regions().define(RegionOptions::of("cache")).unwrap();

@@ -17,24 +17,37 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use glake_device::{Address, DeviceId, Stream};
+use glake_device::{Address, DeviceId, Driver, Faults, Stream};
 use glake_sim::pattern;
 use glake_tiers::{CopyPolicy, Place, Policy, RegionOptions, SkipReason};
 use glake_units::Bytes;
 
 use super::super::{PoolId, Process, ProcessError, Tags, WhenClosed};
 use super::*;
-use crate::config::{Environment, Sources};
+use crate::config::{Config, Environment, Sources};
 
 const STREAM: Stream = Stream(0);
 const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\nexpert.host_arena = \"16MiB\"\n\
                      transfer.calibrations = \"\"\n";
 
 pub(super) fn started(settings: &str) -> Process {
+    Process::start(configured(settings)).unwrap()
+}
+
+/// The same, and what makes its driver fail.
+fn started_with_faults(settings: &str) -> (Process, Arc<Faults>) {
+    let mut faults = None;
+    let around =
+        |driver: Arc<dyn Driver>| -> Arc<dyn Driver> { faults.insert(Arc::new(Faults::new(driver))).clone() };
+    let process = Process::start_on(configured(settings), around).unwrap();
+    (process, faults.unwrap())
+}
+
+fn configured(settings: &str) -> Config {
     let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
     let sources = Sources { environment, ..Sources::default() };
     let sources = sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
-    Process::start(sources.load().unwrap()).unwrap()
+    sources.load().unwrap()
 }
 
 fn mib(n: u64) -> Bytes {

@@ -1,5 +1,7 @@
 //! What is told: who holds memory, what stays and why, what went.
 
+use glake_device::{Fault, Injected, Verb, When};
+
 use super::*;
 
 #[test]
@@ -23,6 +25,46 @@ fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
     assert!(process.regions().shrink(&ask).unwrap().freed >= mib(8));
     process.regions().refill(&Refill::default()).unwrap();
     blocks.iter().for_each(|block| process.check(block));
+    process.end(blocks);
+}
+
+#[test]
+fn a_gpu_that_does_not_tell_what_it_holds_fails_no_shrink() {
+    let (process, faults) = started_with_faults("");
+    let block = process.written(0, mib(9), 1);
+    let silent = Fault { verb: Some(Verb::MemoryInfo), when: When::From(1), error: Injected::Failed(1) };
+    faults.set(&[silent]);
+    let report = process.regions().shrink(&Shrink::default()).unwrap();
+    faults.set(&[]);
+    assert!(report.freed >= mib(9) && report.gpu.is_empty(), "{report:?}");
+    assert!(matches!(&*report.warnings, [warning] if warning.contains("not known")), "{:?}", report.warnings);
+    process.regions().refill(&Refill::default()).unwrap();
+    process.check(&block);
+    process.end([block]);
+}
+
+#[test]
+fn a_shrink_that_goes_on_with_others_has_one_time_for_all() {
+    let process = started("");
+    for tag in ["a", "b"] {
+        process.regions().define(RegionOptions::of(tag)).unwrap();
+    }
+    let blocks = [("a", 1), ("b", 2)].map(|(tag, seed)| process.written_in(tag, 0, mib(4), seed));
+    process.regions().fix(blocks[0].address, true).unwrap();
+    let uses = ["a", "b"]
+        .map(|tag| process.regions().begin_use(&Tags::of(&[tag]), WhenClosed::Refuse, None).unwrap());
+    let timeout = Duration::from_secs(2);
+    let ask = Shrink { bytes: Some(mib(4)), timeout: Some(timeout), ..Shrink::default() };
+    std::thread::scope(|scope| {
+        let shrunk = scope.spawn(|| process.regions().shrink(&ask).unwrap_err());
+        std::thread::sleep(Duration::from_millis(500));
+        process.regions().gate().end_use(uses[0]).unwrap();
+        let error = shrunk.join().unwrap();
+        let ProcessError::StillUsed { tags, waited, .. } = &error else { panic!("{error}") };
+        assert!(tags.to_string().contains('b') && *waited < timeout - Duration::from_millis(300), "{error}");
+    });
+    process.regions().gate().end_use(uses[1]).unwrap();
+    process.regions().fix(blocks[0].address, false).unwrap();
     process.end(blocks);
 }
 

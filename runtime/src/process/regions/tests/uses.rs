@@ -78,6 +78,22 @@ fn hooks_come_before_and_after() {
     process.end([block]);
 }
 
+#[test]
+fn a_refill_that_is_given_up_is_told_as_that() {
+    let process = started("");
+    let block = process.written(0, mib(9), 1);
+    process.regions().shrink(&Shrink::default()).unwrap();
+    process.regions().stop_background();
+    let refill = Refill { timeout: Some(Duration::from_secs(60)), ..Refill::default() };
+    let error = process.regions().refill(&refill).unwrap_err();
+    assert!(matches!(error, ProcessError::RefillGivenUp { .. }), "{error}");
+    let entered = process.regions().begin_use(&Tags::All, WhenClosed::Refill, Some(Duration::from_secs(60)));
+    assert!(matches!(entered, Err(ProcessError::RefillGivenUp { .. })), "{entered:?}");
+    process.regions().refill(&Refill::default()).unwrap();
+    process.check(&block);
+    process.end([block]);
+}
+
 /// A hook that waits until it is let go on, and how often it was called.
 fn held(process: &Process) -> (Arc<parking_lot::Mutex<()>>, Arc<AtomicU32>) {
     let (gate, calls) = (Arc::new(parking_lot::Mutex::new(())), Arc::new(AtomicU32::new(0)));

@@ -3,7 +3,7 @@
 //!
 //! 10,000 steps; with `GLAKE_SOAK` a million. `GLAKE_SEED` is where numbers come from.
 
-use glake_device::{Driver, Fault, Faults, Injected, Verb, When};
+use glake_device::{Fault, Faults, Injected, Verb, When};
 
 use super::parks::Ending;
 use super::*;
@@ -70,16 +70,8 @@ struct Walk {
 
 impl Walk {
     fn new(seed: u64) -> Walk {
-        let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
-        let sources = Sources { environment, ..Sources::default() };
         let settings = "tiers.clean_after_ms = 1\ntiers.park_quantum_ms = 0\ntiers.extent = \"2MiB\"\ntransfer.relays = false\n";
-        let sources =
-            sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
-        let mut faults = None;
-        let around = |driver: Arc<dyn Driver>| -> Arc<dyn Driver> {
-            faults.insert(Arc::new(Faults::new(driver))).clone()
-        };
-        let process = Process::start_on(sources.load().unwrap(), around).unwrap();
+        let (process, faults) = started_with_faults(settings);
         let of = |tag, policy, host_copy, clean| RegionOptions { clean, ..options(tag, policy, host_copy) };
         for options in [
             of(TAGS[SEALED], Policy::Sealed, CopyPolicy::Retain, false),
@@ -104,7 +96,7 @@ impl Walk {
         process.regions().views().unwrap();
         Walk {
             process: Arc::new(process),
-            faults: faults.unwrap(),
+            faults,
             refuses,
             numbers: Numbers(seed),
             live: Vec::new(),
