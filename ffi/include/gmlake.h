@@ -350,6 +350,10 @@ typedef struct {
 int32_t glake_join(const char *name,
                    const char *agent);
 
+// Whether this process joins an agent by itself, with its first pool: `agent.socket` or `GLAKE_AGENT` names one. False before the process
+// has started (`glake_started`).
+bool glake_joins_agent(void);
+
 // Leaves the agent: nothing but its limits bounds this process from then on. Where none is joined, in a forked child and at the end of the
 // process nothing is done.
 int32_t glake_leave(void);

@@ -25,6 +25,14 @@ pub unsafe extern "C" fn glake_join(name: *const c_char, agent: *const c_char) -
     })
 }
 
+/// Whether this process joins an agent by itself, with its first pool: `agent.socket` or `GLAKE_AGENT` names one. False before the process
+/// has started (`glake_started`).
+#[unsafe(no_mangle)]
+pub extern "C" fn glake_joins_agent() -> bool {
+    let joins = || Ok(library::started_process()?.is_some_and(|process| process.agent().joins_by_itself()));
+    !library::is_forked() && guard::value(false, joins)
+}
+
 /// Leaves the agent: nothing but its limits bounds this process from then on. Where none is joined, in a forked child and at the end of the
 /// process nothing is done.
 #[unsafe(no_mangle)]

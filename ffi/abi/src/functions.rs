@@ -93,6 +93,7 @@ macro_rules! functions {
             glake_lease_take(i32, u64, *mut u64) -> i32;
             glake_lease_watch(LeaseWatcher, *mut c_void) -> i32;
             glake_join(*const c_char, *const c_char) -> i32;
+            glake_joins_agent() -> bool;
             glake_leave() -> i32;
             glake_snapshot_json() -> *mut c_char;
             glake_segments(i32, SegmentVisit, SegmentBlockVisit, *mut c_void) -> i32;

@@ -6,6 +6,7 @@ to the next call that finds the copy done.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import sys
@@ -24,8 +25,8 @@ _NOW, _VERIFY, _DEVICE = 0x10, 0x20, 0x10000
 _WRITTEN = "a copy writes to it"
 
 # Copies whose handles were dropped before they were done, and what they keep.
-_dropped: list[tuple[int, list[Range]]] = []
-_dropping = threading.Lock()
+# Without a lock: garbage collection may add to it in the middle of anything.
+_dropped: collections.deque[tuple[int, list[Range]]] = collections.deque()
 
 
 class Copy:
@@ -76,9 +77,8 @@ class Copy:
 
     def __del__(self) -> None:
         # A handle that was never made, or the end of the interpreter.
-        if getattr(self, "_handle", 0) and _dropping is not None:
-            with _dropping:
-                _dropped.append((self._handle, self._ranges))
+        if getattr(self, "_handle", 0) and _dropped is not None:
+            _dropped.append((self._handle, self._ranges))
 
     def __repr__(self) -> str:
         size = sum(part.size for part in self._ranges[1::2])
@@ -268,14 +268,16 @@ def _sweep() -> None:
     """Gives back what dropped copies keep that are done. What became of them nobody asked."""
     if not _dropped:
         return
-    with _dropping:
-        waiting, _dropped[:] = _dropped[:], []
     api = _library.api()
-    kept = []
-    for handle, ranges in waiting:
+    # What is dropped meanwhile is the next call's.
+    for _ in range(len(_dropped)):
+        try:
+            handle, ranges = _dropped.popleft()
+        except IndexError:
+            return
         try:
             if not api.copy_done(handle):
-                kept.append((handle, ranges))
+                _dropped.append((handle, ranges))
                 continue
         except RuntimeError:
             # The error of a copy that nobody waits for is told to the next one, by the library.
@@ -284,6 +286,3 @@ def _sweep() -> None:
             api.copy_drop(handle)
         for part in ranges:
             part.release()
-    if kept:
-        with _dropping:
-            _dropped.extend(kept)

@@ -25,17 +25,18 @@ from typing import Any, TypeAlias, TypeVar
 
 from . import _library, _waiting
 from ._waiting import REFUSE, WHEN_CLOSED, WhenClosed
-from .errors import ClosedError, InvalidError, StateError
+from .errors import ClosedError, StateError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Guards what blocks and uses know of each other. It is held for a moment, and is nobody's in a forked child.
-_lock = threading.Lock()
+# Guards what blocks and uses know of each other. It is held for a moment, and is nobody's in a forked child. Garbage collection may end a
+# block (of a generator that was given up) while its thread has the lock.
+_lock = threading.RLock()
 
 
 def _renew_lock() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -142,11 +143,10 @@ class active:
     def __init__(self, *tags: str, when_closed: WhenClosed = "refill", timeout: float | None = None) -> None:
         if when_closed not in WHEN_CLOSED:
             raise ValueError(f"when_closed is {when_closed!r}: 'refill', 'hold' and 'refuse' are there")
-        if timeout is not None and timeout < 0:
-            raise InvalidError(f"timeout is {timeout}: seconds, 0 or more, or None")
         self._tags = tags
         self._when_closed: WhenClosed = when_closed
         self._timeout = timeout
+        self._timeout_ms = -1 if timeout is None else _waiting.milliseconds(timeout)
         self._open: list[_Block] = []
 
     def __enter__(self) -> active:
@@ -157,13 +157,16 @@ class active:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with _lock:
             inside = _inside.get()
-            # In another context than it began in, it is any of them: their tags are the same.
-            block = next((block for block in reversed(inside) if block.of is self and block.is_open()), None) or self._open[-1]
+            use = None
+            # Another one may be ended in between, on this thread.
+            while use is None:
+                # In another context than it began in, it is any of them: their tags are the same.
+                block = next((block for block in reversed(inside) if block.of is self and block.is_open()), None) or self._open[-1]
+                use, block.use = block.use, None
             self._open.remove(block)
-            use, block.use = block.use, None
-            last = use is not None and use.leave(block.member)
+            last = use.leave(block.member)
         _inside.set(tuple(block for block in inside if block.is_open()))
-        if use is not None and last:
+        if last:
             _library.api().use_end(use.number)
 
     async def __aenter__(self) -> active:
@@ -226,8 +229,7 @@ class active:
             pass
 
     def _enter(self, when_closed: int) -> int:
-        timeout = -1 if self._timeout is None else int(self._timeout * 1000)
-        return _waiting.enter(self._tags, when_closed, timeout)
+        return _waiting.enter(self._tags, when_closed, self._timeout_ms)
 
     def _note(self, use: Use) -> None:
         block = _Block(self, frozenset(self._tags) or None, use)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import numbers
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -19,7 +18,7 @@ from . import _gate, _library
 from ._copies import Stream, handle_of
 from ._memory import range_of
 from ._statistics import index
-from .errors import InvalidError
+from ._waiting import milliseconds
 
 Policy = Literal["keep", "sealed", "discard"]
 HostCopy = Literal["drop", "retain", "prepare"]
@@ -157,7 +156,7 @@ def shrink(
         DriverError: as that, where the driver or the disk refused.
     """
     _gate.refuse_inside("shrink")
-    return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=None if timeout is None else _milliseconds(timeout))
+    return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=None if timeout is None else milliseconds(timeout))
 
 
 def refill(
@@ -183,19 +182,20 @@ def refill(
         OutOfMemoryError: others have the GPU's memory. What came back by then is there; free some, and call it again.
         DriverError: as that, where the driver or the disk refused, or a digest does not match.
     """
-    return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=None if timeout is None else _milliseconds(timeout))
+    return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=None if timeout is None else milliseconds(timeout))
 
 
 def wait(tag: str, stream: Stream = None) -> None:
     """Lets a stream's later work use a region that is coming back: returns as soon as its copies are enqueued, and the stream waits for
-    them.
+    them. What is evicted comes back first, before it returns.
 
     Args:
         tag: which region.
         stream: as for ``glake.copy_``; None: torch's current stream.
 
     Raises:
-        InvalidError: there is no such region, or it is out and nobody brings it back.
+        InvalidError: there is no such region.
+        OutOfMemoryError: others took the memory that it comes back to.
     """
     torch = sys.modules.get("torch")
     device = index(getattr(stream, "device_index", None))
@@ -280,7 +280,7 @@ def hooks(before: Hook | None = None, after: Hook | None = None, timeout: float 
     for name, hook in (("before", before), ("after", after)):
         if hook is not None and not callable(hook):
             raise TypeError(f"{name} is {hook!r}: a function of one argument, or None")
-    within = _milliseconds(timeout)
+    within = milliseconds(timeout)
     if before is not None or after is not None:
         _end_with_python()
     _library.api().hooks_set(_hook(before), _hook(after), within)
@@ -307,14 +307,6 @@ def _asked(call: Callable[[str], str], tags: str | Iterable[str] | None, **more:
         wanted["tags"] = [tags] if isinstance(tags, str) else list(tags)
     report: Report = json.loads(call(json.dumps(wanted)))
     return report
-
-
-def _milliseconds(seconds: float) -> int:
-    if not isinstance(seconds, numbers.Real):
-        raise TypeError(f"timeout is {seconds!r}: seconds, 0 or more, or None")
-    if not 0 <= seconds < float("inf"):
-        raise InvalidError(f"timeout is {seconds}: seconds, 0 or more, or None")
-    return int(seconds * 1000)
 
 
 def _fixed(array: Any, fixed: bool) -> None:

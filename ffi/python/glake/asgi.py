@@ -56,8 +56,11 @@ class Gate:
     ) -> None:
         if grain not in ("request", "step"):
             raise InvalidError(f"grain is {grain!r}: 'request' and 'step' are there")
+        tags = tuple(tags)
+        # Whether these can be, before the first request.
+        active(*tags, when_closed=when_closed, timeout=timeout)
         self._app = app
-        self._tags = tuple(tags)
+        self._tags = tags
         self._when_closed: WhenClosed = when_closed
         self._timeout = timeout
         self._retry_after = retry_after

@@ -74,8 +74,7 @@ pub(crate) fn let_others_run(py: Python<'_>) -> PyResult<()> {
     checked(py, |symbols| unsafe { (symbols.glake_lease_watch)(Some(told), ptr::null_mut()) })
 }
 
-/// As [`let_others_run`], once, where the environment names an agent that is joined by itself: whoever waits may wait in any call from then
-/// on.
+/// As [`let_others_run`], once, where the process joins an agent by itself: whoever waits may wait in any call from then on.
 #[inline]
 pub(crate) fn let_others_run_beside_an_agent(py: Python<'_>, symbols: &Functions) {
     if !IS_SEEN_TO.load(Ordering::Relaxed) {
@@ -85,13 +84,14 @@ pub(crate) fn let_others_run_beside_an_agent(py: Python<'_>, symbols: &Functions
 
 #[cold]
 fn see_to_it(py: Python<'_>, symbols: &Functions) {
-    let is_named = std::env::var_os("GLAKE_AGENT").is_some_and(|path| !path.is_empty());
     // SAFETY: it takes nothing.
-    if is_named && !unsafe { (symbols.glake_started)() } {
+    if !unsafe { (symbols.glake_started)() } {
         return;
     }
     IS_SEEN_TO.store(true, Ordering::Relaxed);
-    if is_named && let Err(error) = let_others_run(py) {
+    // SAFETY: as above.
+    let joins = unsafe { (symbols.glake_joins_agent)() };
+    if joins && let Err(error) = let_others_run(py) {
         error.write_unraisable(py, None);
     }
 }

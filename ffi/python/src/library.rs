@@ -80,6 +80,7 @@ glake_abi::table! {
         glake_lease_take,
         glake_lease_watch,
         glake_join,
+        glake_joins_agent,
         glake_leave,
         glake_region_define,
         glake_region_push,

@@ -120,6 +120,23 @@ class Joining(unittest.TestCase):
             GLAKE_DEVICE=self.shared(),
         )
 
+    def test_with_the_setting_too(self):
+        self.check(
+            """
+            agent = Agent()
+            with open(os.environ["GLAKE_CONFIG"], "a") as file:
+                file.write(f'[agent]\\nsocket = "{agent.path}"\\n')
+            made = beside(block)
+            agent.welcome(wait=True)
+            # A thread that waits lets this one run.
+            agent.say("grant", gpu="0", bytes=64 * MIB)
+            agent.say("admit")
+            made()
+            glake.leave()
+            """,
+            GLAKE_DEVICE=self.shared(),
+        )
+
     def test_ranks_are_one_gang(self):
         self.check(
             """

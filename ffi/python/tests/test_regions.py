@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import ctypes
 import functools
+import gc
 import os
 import sys
 import tempfile
@@ -410,6 +411,35 @@ class Gate(unittest.TestCase):
             with glake.active(tag), glake.active():
                 self.assertEqual(glake.gate()["uses"], before)
         self.assertEqual(glake.gate()["uses"], before - 1)
+
+    def test_a_block_of_a_generator_that_is_given_up(self):
+        from glake import _gate
+
+        def generator():
+            with glake.active():
+                yield
+
+        def ends():
+            values = generator()
+            next(values)
+            # As garbage collection ends it, wherever its thread is.
+            with _gate._lock:
+                del values
+                gc.collect()
+
+        thread = threading.Thread(target=ends, daemon=True)
+        thread.start()
+        thread.join(20)
+        self.assertFalse(thread.is_alive(), "it waits for itself")
+        self.assertEqual(glake.gate()["uses"], 0)
+
+    def test_times_that_are_none(self):
+        for timeout in (-1, float("nan"), float("inf")):
+            for call in (glake.active, lambda timeout: glake.asgi.Gate(None, timeout=timeout)):
+                with self.assertRaisesRegex(glake.InvalidError, "timeout is .*: seconds, 0 or more, or None"):
+                    call(timeout=timeout)
+        with self.assertRaisesRegex(ValueError, "when_closed is 'refus'"):
+            glake.asgi.Gate(None, when_closed="refus")
 
     def test_functions(self):
         tag, arrays = made()

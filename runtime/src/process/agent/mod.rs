@@ -131,6 +131,11 @@ impl AgentLink {
         self.joiner.end(true);
     }
 
+    /// Whether it joins one by itself, with its first pool.
+    pub fn joins_by_itself(&self) -> bool {
+        self.joiner.joins_by_itself && self.joiner.socket.is_some()
+    }
+
     /// Whether it has joined one, whether that is there now or not.
     pub fn is_joined(&self) -> bool {
         self.joiner.port.is_on()
