@@ -902,8 +902,10 @@ int32_t glake_region_order(const char *const *tags, size_t count);
 char *glake_region_of(const void *pointer);
 
 // Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-// "resident", "evicted" and "live" in bytes, "place" (where most of what is evicted is), "places" (bytes by place),
-// "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
+// "resident", "evicted", "decommitted" (blocks whose memory was given up, addresses kept) and "live" in bytes, "place" (where most of what
+// is evicted is), "places" (bytes by place), "clean" (null: idle memory is not copied ahead; in bytes "now", what has a copy, and so far
+// "copied", "voided" by uses, allocations and copies, "released" without another copy, "refused" because they had changed though nobody
+// used them, "reclaimed" for others), "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
 // to `glake_string_free`.
 char *glake_regions_json(void);
 
@@ -945,10 +947,12 @@ int32_t glake_close_shared(void *base);
 // Uses of what leaves (`glake_use_begin`) are waited for, and new ones held until it is back. A program that enters no gate must
 // enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
 //
-// The report is a JSON object, to be given to `glake_string_free`: "freed", "copied", "resident", "regions" ("tag", "device", "freed",
-// "copied", "resident", "evicted", "place", "skipped": an array of "device", "address", "size", "reason", one of "fixed", "exported", "withheld"),
-// "skipped" (where everything was to leave: what lies in no region and had to stay, with the reason "imported"), "gpu" ("device",
-// null for the host; "holder", "bytes"), "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
+// The report is a JSON object, to be given to `glake_string_free`. In bytes: "freed", "copied", "clean" (of what left, what was copied
+// before), "undefined" (what did not count, and was not copied), "resident". "regions": an array of "tag", "device", the same in bytes,
+// "evicted" (all that is away), "place" (where most of it is; absent: nothing is away) and "skipped": an array of "device", "address",
+// "size", "reason", one of "fixed", "exported", "withheld". "skipped": where everything was to leave, what lies in no region and had to
+// stay, with the reason "imported". "warnings": texts, of live callbacks that did not tell, and of GPUs that do not tell what they hold.
+// "gpu": an array of "device" (null for the host), "holder", "bytes". "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
 // `glake_last_error` what was evicted by then): no bytes are lost, and the same call goes on from there.
 //
 // # Safety
@@ -959,8 +963,8 @@ char *glake_shrink(const char *request);
 // `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty); "timeout_ms" (how long it is waited for;
 // absent: until it is over).
 //
-// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "evicted", "regions" ("tag", "device", "mapped",
-// "copied", "resident", "evicted"), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
+// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "evicted" (what is still away) in bytes, "regions"
+// (an array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last where something is still away), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
 // background.
 //
 // # Safety

@@ -156,8 +156,10 @@ pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
 }
 
 /// Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-/// "resident", "evicted" and "live" in bytes, "place" (where most of what is evicted is), "places" (bytes by place),
-/// "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
+/// "resident", "evicted", "decommitted" (blocks whose memory was given up, addresses kept) and "live" in bytes, "place" (where most of what
+/// is evicted is), "places" (bytes by place), "clean" (null: idle memory is not copied ahead; in bytes "now", what has a copy, and so far
+/// "copied", "voided" by uses, allocations and copies, "released" without another copy, "refused" because they had changed though nobody
+/// used them, "reclaimed" for others), "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
 /// to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_regions_json() -> *mut c_char {

@@ -14,6 +14,8 @@ use std::io::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use glake_abi::{GLAKE_INVALID, GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED};
+
 use crate::copy::Copy;
 use crate::library::{Gmlake, Unusable};
 use crate::real::Home;
@@ -28,9 +30,6 @@ pub(crate) const FROM_GPU: u32 = glake_abi::GLAKE_COPY_FROM_GPU;
 // What `glake_copy_try` answers. Out of memory has the number of a copy that is not taken, and means the same here.
 const TAKEN: i32 = 0;
 const NOT_TAKEN: i32 = 1;
-const INVALID: i32 = 2;
-const UNAVAILABLE: i32 = 4;
-const UNSUPPORTED: i32 = 5;
 /// `CUDA_ERROR_UNKNOWN`, and the runtime's of the same number.
 const UNKNOWN: c_int = 999;
 
@@ -93,8 +92,8 @@ pub(crate) fn ask(home: Home, copy: &Copy) -> Answer {
         }
         match library.copy(copy) {
             TAKEN => Answer::Taken,
-            NOT_TAKEN | INVALID | UNSUPPORTED => Answer::Native,
-            UNAVAILABLE => {
+            NOT_TAKEN | GLAKE_INVALID | GLAKE_UNSUPPORTED => Answer::Native,
+            GLAKE_UNAVAILABLE => {
                 // At the end of the process there is nothing to say.
                 if !library.has_started() {
                     switch_off(&library.last_error());

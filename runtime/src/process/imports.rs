@@ -1,6 +1,7 @@
 //! Memory of other processes that is open here, counted by handle.
 //!
-//! Invariant: what is in `open` is mapped; what was closed while a capture was open waits in `closing` for its end.
+//! Invariants: what is in `open` is mapped; what was closed waits in `closing` until that is done, which a capture may put off. Nothing is
+//! asked of another process, and nothing waited for, under the lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub(super) struct Imports {
 #[derive(Debug, Default)]
 struct State {
     open: HashMap<Address, Opened>,
-    closing: Vec<Import>,
+    closing: Vec<Arc<Import>>,
 }
 
 /// Memory of another process, where it is mapped here.
@@ -38,7 +39,7 @@ pub(super) struct Imported {
 struct Opened {
     handle: Arc<[u8]>,
     device: DeviceId,
-    import: Import,
+    import: Arc<Import>,
     /// How often it was opened and not closed.
     count: u64,
 }
@@ -52,15 +53,20 @@ impl Imports {
         device: DeviceId,
         peers: DeviceSet,
     ) -> Result<Address, ProcessError> {
-        let mut state = self.state.lock();
-        state.close_due();
-        let known = state.open.iter_mut().find(|(_, open)| *open.handle == *handle && open.device == device);
-        if let Some((base, opened)) = known {
-            opened.count += 1;
-            return Ok(*base);
+        self.settle();
+        if let Some(base) = self.state.lock().count_in(handle, device) {
+            return Ok(base);
         }
-        let import = Import::open(completion_events, device, peers, share::open(handle)?)?;
+        let import = Arc::new(Import::open(completion_events, device, peers, share::open(handle)?)?);
         let base = import.base();
+        let mut state = self.state.lock();
+        // Another thread may have opened it meanwhile.
+        if let Some(base) = state.count_in(handle, device) {
+            state.closing.push(import);
+            drop(state);
+            self.settle();
+            return Ok(base);
+        }
         state.open.insert(base, Opened { handle: handle.into(), device, import, count: 1 });
         Ok(base)
     }
@@ -75,7 +81,8 @@ impl Imports {
         {
             state.closing.push(opened.import);
         }
-        state.close_due();
+        drop(state);
+        self.settle();
         Ok(())
     }
 
@@ -83,7 +90,7 @@ impl Imports {
     pub(super) fn mapped(&self) -> Vec<Imported> {
         let state = self.state.lock();
         let imports = state.open.values().map(|opened| &opened.import).chain(&state.closing);
-        let imported = |import: &Import| Imported {
+        let imported = |import: &Arc<Import>| Imported {
             device: import.device(),
             address: import.base(),
             size: import.size(),
@@ -95,7 +102,16 @@ impl Imports {
 
     /// Closes what was closed while it could not be.
     pub(super) fn settle(&self) {
-        self.state.lock().close_due();
+        let closing = self.state.lock().closing.clone();
+        for import in closing {
+            match import.close() {
+                Ok(()) => self.state.lock().closing.retain(|other| !Arc::ptr_eq(other, &import)),
+                Err(DriverError::Capturing { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(target: "glake::share", %error, "memory of another process stays mapped for now");
+                }
+            }
+        }
     }
 
     /// Lets work of `device` touch all that is open of `peer`.
@@ -107,14 +123,12 @@ impl Imports {
 }
 
 impl State {
-    fn close_due(&mut self) {
-        self.closing.retain(|import| match import.close() {
-            Ok(()) => false,
-            Err(DriverError::Capturing { .. }) => true,
-            Err(error) => {
-                tracing::warn!(target: "glake::share", %error, "memory of another process stays mapped for now");
-                true
-            }
-        });
+    /// One more user of what a handle tells of, where that is mapped.
+    fn count_in(&mut self, handle: &[u8], device: DeviceId) -> Option<Address> {
+        let known = self.open.iter_mut().find(|(_, open)| *open.handle == *handle && open.device == device);
+        known.map(|(base, opened)| {
+            opened.count += 1;
+            *base
+        })
     }
 }

@@ -371,15 +371,16 @@ impl Process {
             Some(device) => std::slice::from_ref(self.device(device)?),
             None => &*self.devices,
         };
-        let trimmed = devices.iter().filter_map(DeviceMemory::started).map(|started| {
+        self.sharing.settle();
+        self.offload.trim();
+        let trim = |started: &Started| {
             started.settle()?;
             // A trim also closes slabs that their streams would use again.
             if started.pool.reserved() <= keep { Ok(Bytes::ZERO) } else { Ok(started.pool.trim(keep)?) }
-        });
-        self.sharing.settle();
-        self.offload.trim();
+        };
         // All first: the first failure shall not keep the other devices from it.
-        let trimmed: Vec<Result<Bytes>> = trimmed.collect();
+        let trimmed: Vec<Result<Bytes>> =
+            devices.iter().filter_map(DeviceMemory::started).map(trim).collect();
         self.regions.set().given_up();
         trimmed.into_iter().sum()
     }

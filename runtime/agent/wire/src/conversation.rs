@@ -72,11 +72,20 @@ impl<M: Serialize + Clone> Conversation<M> {
         if message.is_none() && self.acknowledged == self.received {
             return Ok(None);
         }
-        let seq = if message.is_some() { self.first + self.sent as u64 } else { 0 };
-        self.sent += usize::from(message.is_some());
-        self.acknowledged = self.received;
+        let is_said = message.is_some();
+        let seq = if is_said { self.first + self.sent as u64 } else { 0 };
         let message = message.unwrap_or(ack);
-        frame(&Envelope { v: VERSION, seq, ack: self.received, message }).map(Some)
+        let framed = frame(&Envelope { v: VERSION, seq, ack: self.received, message });
+        match (&framed, is_said) {
+            (Ok(_), _) => {
+                self.sent += usize::from(is_said);
+                self.acknowledged = self.received;
+            }
+            // The next one has its number.
+            (Err(_), true) => drop(self.kept.remove(self.sent)),
+            (Err(_), false) => {}
+        }
+        framed.map(Some)
     }
 
     /// Takes in the numbers of a frame that came.
@@ -121,6 +130,25 @@ mod tests {
 
     fn said(number: u64) -> ToAgent {
         ToAgent::Want { deadline_ms: Some(number) }
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_given_up_and_the_next_one_has_its_number() {
+        let mut speaker = Conversation::default();
+        let said = |text: &str| std::collections::BTreeMap::from([("text", text.to_owned())]);
+        for text in ["one", &"x".repeat(1 << 20), "two"] {
+            speaker.push(said(text));
+        }
+        let ack = || said("");
+        assert!(speaker.next(ack()).unwrap().is_some());
+        assert!(matches!(speaker.next(ack()), Err(FrameError::TooLong { .. })));
+        assert!(speaker.next(ack()).unwrap().is_some());
+        assert_eq!((speaker.position(), speaker.unacknowledged()), (3, 2));
+        assert!(speaker.next(ack()).unwrap().is_none());
+        // Said again to an end that lost the connection: without it.
+        speaker.resume(1);
+        assert!(speaker.next(ack()).unwrap().is_some());
+        assert!(speaker.next(ack()).unwrap().is_none());
     }
 
     /// What comes out of the frames of one end.

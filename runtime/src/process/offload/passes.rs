@@ -347,13 +347,7 @@ impl Offload {
         let kept = planned.site.kept_all();
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         for shape in shapes {
-            match kept {
-                Some(adds) => planned.shapes.kept.insert(shape, adds),
-                None => planned.shapes.kept.remove(&shape),
-            };
-            if let Some(error) = failed {
-                planned.shapes.failed.insert(shape, error);
-            }
+            planned.shapes.learn(shape, kept, failed);
         }
     }
 

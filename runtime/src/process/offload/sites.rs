@@ -83,6 +83,32 @@ pub(super) struct Shapes {
     pub(super) failed: FxHashMap<u64, PlanError>,
 }
 
+/// Of so many shapes at most it is known what their plans keep: a program whose every input is of another size has more.
+const MOST_SHAPES: usize = 1 << 12;
+
+impl Shapes {
+    /// What a plan says of a shape: how much memory it adds where it keeps everything, or why it needs more than the budget.
+    pub(super) fn learn(&mut self, shape: u64, adds: Option<Bytes>, failed: Option<PlanError>) {
+        let has_room = |known: usize| known < MOST_SHAPES;
+        match adds {
+            // What is forgotten is planned again.
+            Some(adds) => {
+                if !has_room(self.kept.len()) {
+                    self.kept.clear();
+                }
+                self.kept.insert(shape, adds);
+            }
+            None => drop(self.kept.remove(&shape)),
+        }
+        if let Some(error) = failed {
+            if !has_room(self.failed.len()) {
+                self.failed.clear();
+            }
+            self.failed.insert(shape, error);
+        }
+    }
+}
+
 /// What becomes of bytes that were packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedItem {
