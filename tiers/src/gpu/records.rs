@@ -72,7 +72,7 @@ pub(crate) enum Eviction {
     },
     /// It stays: other processes have it.
     Exported,
-    /// It stays: a block in it is pinned.
+    /// It stays: a block in it is fixed.
     Fixed,
     /// It stays: blocks in it were freed that other streams may still use.
     Withheld,

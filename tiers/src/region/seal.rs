@@ -56,7 +56,7 @@ impl Region {
         }
     }
 
-    /// The extents of the live block that an address lies in stay on their GPU until it is unpinned as often: somebody knows them by
+    /// The extents of the live block that an address lies in stay on their GPU until it is let go as often: somebody knows them by
     /// more than their addresses, as a network card that they were registered with does. That ends with its block, or goes on with the
     /// next one at its address.
     ///
@@ -69,7 +69,7 @@ impl Region {
     /// Takes one [`Region::fix`] back.
     ///
     /// # Errors
-    /// [`crate::PoolError::UnknownAddress`] where nothing is pinned.
+    /// [`crate::PoolError::UnknownAddress`] where nothing is fixed.
     pub fn unfix(&self, address: Address) -> Result<()> {
         Ok(self.pool.fixed().unfix(self.domain, address)?)
     }

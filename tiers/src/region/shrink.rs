@@ -90,9 +90,9 @@ impl Region {
             self.pool.free_memory().give_back_domain(self.domain)?
         };
         let mut report = Shrunk { freed: free, ..Shrunk::default() };
-        let pinned = self.pool.fixed().extents(self.domain);
+        let fixed = self.pool.fixed().extents(self.domain);
         let mut standing = self.pool.records().standing(self.domain)?;
-        let stay = standing.extract_if(.., |(view, _)| pinned.contains(&view.extent));
+        let stay = standing.extract_if(.., |(view, _)| fixed.contains(&view.extent));
         report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Fixed)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
         let sizes = self.copied_sizes(&standing, &chosen);

@@ -132,7 +132,7 @@ impl Regions {
     /// Keeps the memory of the block that an address lies in on its GPU, or, asked as often, no longer.
     ///
     /// # Errors
-    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not pinned.
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not fixed.
     pub fn fix(&self, address: Address, fixed: bool) -> Result<()> {
         let (_, region) = self.region_at(address)?;
         Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
