@@ -76,7 +76,7 @@ extern "C" {
 // Memory is to come back: so much more has to be granted for it, and for the growth after it.
 #define GLAKE_LEASE_WANT 0
 
-// An allocation is so much above the lease, and waits.
+// An allocation is so much above the lease, and waits; or a commit, or a refill whose grants others took of.
 #define GLAKE_LEASE_GROW 1
 
 // A shrink gave so much back: the lease is lower by it.

@@ -42,7 +42,7 @@ pub const GLAKE_HOST_COPY_CLEAN: u32 = 16;
 pub const GLAKE_LEASE_NONE: u64 = u64::MAX;
 /// Memory is to come back: so much more has to be granted for it, and for the growth after it.
 pub const GLAKE_LEASE_WANT: i32 = 0;
-/// An allocation is so much above the lease, and waits.
+/// An allocation is so much above the lease, and waits; or a commit, or a refill whose grants others took of.
 pub const GLAKE_LEASE_GROW: i32 = 1;
 /// A shrink gave so much back: the lease is lower by it.
 pub const GLAKE_LEASE_RETURNED: i32 = 2;

@@ -54,9 +54,7 @@ pub(crate) fn region_prepare(py: Python<'_>, tag: String) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn region_fix(py: Python<'_>, address: usize, fixed: bool) -> PyResult<()> {
     // SAFETY: an address is a name to the library.
-    checked(py, |symbols| unsafe {
-        (symbols.glake_region_fix)(ptr::with_exposed_provenance(address), fixed)
-    })
+    checked(py, |symbols| unsafe { (symbols.glake_region_fix)(ptr::with_exposed_provenance(address), fixed) })
 }
 
 #[pyfunction]

@@ -41,7 +41,9 @@ impl Agent {
         for (id, peer, made, is_silent) in users {
             let used = memory.of_process(peer.pid);
             if is_silent {
-                self.count_silent(id, gpu, &name, used);
+                let made = self.count_silent(id, gpu, &name, used);
+                // Where it is not listed all of it may be made.
+                physical.extend((!used.is_zero()).then_some((id, made)));
             } else if let Some(made) = made {
                 // What is not sure to be a worker's counts as others', so that nobody is given it.
                 physical.push((id, made.min(before.get(&id).copied().unwrap_or_default())));
@@ -76,15 +78,119 @@ impl Agent {
         }
     }
 
-    /// One that is silent may have been granted more than the journal says: it counts with all that the meter shows.
-    fn count_silent(&mut self, id: WorkerId, gpu: GpuId, name: &str, used: Bytes) {
+    /// One that is silent may have been granted more than the journal says: it counts with all that the meter shows. Answers how much it has
+    /// made.
+    fn count_silent(&mut self, id: WorkerId, gpu: GpuId, name: &str, used: Bytes) -> Bytes {
         let floor = self.roster.file().node.floor();
-        let Some(worker) = self.roster.get_mut(id) else { return };
-        let seen = used.saturating_sub(worker.floor(gpu, floor));
-        let Some(held) = worker.holdings.iter_mut().find(|held| held.gpu == name) else { return };
-        if held.lease < seen {
-            held.lease = seen;
+        let Some(worker) = self.roster.get_mut(id) else { return Bytes::ZERO };
+        let made = used.saturating_sub(worker.floor(gpu, floor));
+        let held = worker.holdings.iter_mut().find(|held| held.gpu == name);
+        if let Some(held) = held.filter(|held| held.lease < made) {
+            held.lease = made;
             self.join(id, false, true);
         }
+        made
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // also in the functions that tests call
+mod tests {
+    use glake_arbiter::node::NodeFile;
+    use glake_meter::ProcessMemory;
+    use glake_wire::{Hello, Holding, Peer, ToAgent};
+
+    use super::*;
+    use crate::{Identity, Journalled};
+
+    fn who(pid: u32) -> Identity {
+        Identity { peer: Peer { pid, start: 1 }, uid: 0 }
+    }
+
+    /// A disk was full: the journal knows less than its worker was granted. Until that says hello it counts with what the meter shows.
+    #[test]
+    fn who_is_silent_counts_with_at_least_what_the_meter_shows() {
+        let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
+        let file =
+            NodeFile::parse("[node]\nbudget = \"40GiB\"\nreserve = \"0B\"\nfloor = \"640MiB\"\n").unwrap();
+        let mut agent = Agent::new(file, vec![("0".to_owned(), gib(80))], 1);
+        let told = Journalled {
+            name: "silent".to_owned(),
+            peer: who(100).peer,
+            ranks: 1,
+            leases: vec![("0".to_owned(), gib(5))],
+            ..Journalled::default()
+        };
+        agent.expect(who(100), &told, at(0));
+        let has = gib(20).saturating_add(mib(640));
+        let memory = GpuMemory {
+            total: gib(80),
+            used: has,
+            reserved: Bytes::ZERO,
+            processes: vec![ProcessMemory { pid: 100, used: has }],
+        };
+        for second in 1..4 {
+            agent.measured(GpuId(0), &memory, &BTreeMap::new(), at(second));
+        }
+        let silent = agent.rows()[0].leased;
+        // Another one wants 30 GiB of the budget of 40.
+        let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
+        let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
+        let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
+        agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: Some(30_000) }, at(4)).unwrap();
+        let granted = agent.rows().iter().find(|row| row.worker == "other").unwrap().leased;
+        assert!(
+            silent >= gib(20) && granted.saturating_add(has) <= gib(40),
+            "the silent one has {has} and counts with {silent}; the other one was granted {granted} of a budget of 40 GiB"
+        );
+    }
+
+    /// It left while there was no agent, and joins the next one under another name.
+    #[test]
+    fn who_left_while_there_was_no_agent_may_join_under_another_name() {
+        let mut agent = Agent::new(NodeFile::parse("").unwrap(), vec![("0".to_owned(), Bytes::gib(80))], 1);
+        let told =
+            Journalled { name: "before".to_owned(), peer: who(100).peer, ranks: 1, ..Journalled::default() };
+        agent.expect(who(100), &told, Duration::ZERO);
+        let hello = Hello { name: "after".to_owned(), peer: who(100).peer, ranks: 1, ..Hello::default() };
+        let joined = agent.hello(who(100), hello, Duration::from_secs(1));
+        assert!(joined.is_ok(), "{}", joined.unwrap_err());
+    }
+
+    /// The agent is started anew while a worker loads what it was granted: what it has not made yet hides nobody's memory.
+    #[test]
+    fn what_a_silent_worker_has_not_made_is_not_taken_off_what_others_use() {
+        let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
+        let file = NodeFile::parse("[node]\nreserve = \"0B\"\nfloor = \"640MiB\"\n").unwrap();
+        let mut agent = Agent::new(file, vec![("0".to_owned(), gib(80))], 1);
+        let told = Journalled {
+            name: "loading".to_owned(),
+            peer: who(100).peer,
+            ranks: 1,
+            leases: vec![("0".to_owned(), gib(40))],
+            ..Journalled::default()
+        };
+        agent.expect(who(100), &told, at(0));
+        // It has made 2 GiB of 40; a program that nobody manages has 30 GiB.
+        let made = gib(2).saturating_add(mib(640));
+        let memory = GpuMemory {
+            total: gib(80),
+            used: made.saturating_add(gib(30)),
+            reserved: Bytes::ZERO,
+            processes: vec![
+                ProcessMemory { pid: 100, used: made },
+                ProcessMemory { pid: 999, used: gib(30) },
+            ],
+        };
+        for second in 1..4 {
+            agent.measured(GpuId(0), &memory, &BTreeMap::new(), at(second));
+        }
+        let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
+        let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
+        let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
+        agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: Some(30_000) }, at(4)).unwrap();
+        let granted = agent.rows().iter().find(|row| row.worker == "other").unwrap().leased;
+        let all = gib(30 + 40).saturating_add(mib(2 * 640)).saturating_add(granted);
+        assert!(all <= gib(80), "granted {granted}: {all} of a GPU of 80 GiB may be in use");
     }
 }

@@ -143,6 +143,8 @@ impl Roster {
         let known = self.by_peer.get(&who.peer).copied();
         if let Some(worker) = known.and_then(|id| self.workers.get(&id))
             && worker.name != name
+            // Who is silent may have left while there was no agent.
+            && !worker.is_silent
         {
             return Err(Refusal::Twice { pid: who.peer.pid, known: worker.name.clone(), name });
         }
@@ -171,7 +173,10 @@ impl Roster {
             }
             None => GangId(id.0),
         };
-        let before = self.workers.remove(&id).map(|worker| (worker.floors, worker.is_away));
+        let before = self.workers.remove(&id).map(|worker| {
+            self.by_name.remove(&worker.name);
+            (worker.floors, worker.is_away)
+        });
         let (floors, is_away) = before.unwrap_or_default();
         self.workers.insert(
             id,

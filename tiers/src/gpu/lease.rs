@@ -121,6 +121,8 @@ struct State {
     grants: u64,
     /// How often those who wait were told that nothing comes: refills, and requests.
     denials: Denials,
+    /// What is to come back, as it was told, and was not granted yet: who is short meanwhile waits for that.
+    wanted: Bytes,
     /// How many refills had been denied when one was wanted last: what is denied after that is denied to it.
     denied_before: Option<u64>,
     /// Nothing is waited for any more.
@@ -184,13 +186,26 @@ impl Lease {
         match bytes.is_zero() {
             true => {
                 (state.denials.refills, state.denials.growth) =
-                    (state.denials.refills + 1, state.denials.growth + 1)
+                    (state.denials.refills + 1, state.denials.growth + 1);
+                state.wanted = Bytes::ZERO;
             }
-            false => state.grants += 1,
+            false => {
+                state.grants += 1;
+                state.wanted = state.wanted.saturating_sub(bytes);
+            }
         }
         drop(state);
         self.changed.notify_all();
         true
+    }
+
+    /// Refills that wait for a grant give up; a request waits on.
+    pub fn deny_refills(&self) {
+        let mut state = self.state.lock();
+        state.denials.refills += 1;
+        state.wanted = Bytes::ZERO;
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Requests that wait for a grant give up; a refill waits on.
@@ -199,15 +214,19 @@ impl Lease {
         self.changed.notify_all();
     }
 
-    /// Sets it to what is made; returns how much that is.
-    pub fn set_to_made(&self) -> Bytes {
+    /// Sets it, whole, where no more is made: somebody else gives it from now on. What went back of the one before is told to nobody.
+    /// Answers what it was before; `Err`: nothing has changed, and so much is made.
+    pub fn hand_over(&self, leased: Bytes) -> std::result::Result<Option<Bytes>, Bytes> {
         let mut state = self.state.lock();
-        let made = state.made;
-        state.leased = Some(made);
+        if state.made > leased {
+            return Err(state.made);
+        }
+        let before = state.leased.replace(leased);
         state.grants += 1;
+        (state.returned, state.returned_since, state.wanted) = (Bytes::ZERO, None, Bytes::ZERO);
         drop(state);
         self.changed.notify_all();
-        made
+        Ok(before)
     }
 
     /// Lowers it by what is not made, `most` at most; returns by how much.
@@ -220,12 +239,18 @@ impl Lease {
         let mut state = self.state.lock();
         // Before anybody is told, who may deny it before it is waited for.
         state.denied_before = Some(state.denials.refills);
-        let (is_leased, room) = (state.leased.is_some(), state.room());
+        let is_leased = state.leased.is_some();
+        let wanted = evicted.saturating_add(self.options.growth).saturating_sub(state.room());
+        state.wanted = if is_leased { wanted } else { Bytes::ZERO };
         drop(state);
-        let wanted = evicted.saturating_add(self.options.growth).saturating_sub(room);
         if is_leased && !wanted.is_zero() {
             self.tell(LeaseEvent::Want, wanted);
         }
+    }
+
+    /// Nothing that was wanted is still to come: who is short asks as a request does.
+    pub fn wants_nothing(&self) {
+        self.state.lock().wanted = Bytes::ZERO;
     }
 
     /// A shrink gives back what it has not made too.
@@ -427,10 +452,18 @@ impl Asking<'_> {
             self.asked = missing;
         }
         let mut state = lease.state.lock();
-        let mut denied = false;
+        let (mut denied, mut grants) = (false, state.grants);
         let granted = loop {
-            if state.room() >= short.wanted {
+            let missing = short.wanted.saturating_sub(state.room());
+            if missing.is_zero() {
+                self.asked = Bytes::ZERO;
                 break true;
+            }
+            // It was granted, and another thread has it.
+            if state.grants != grants {
+                (grants, self.asked) = (state.grants, missing);
+                MutexGuard::unlocked(&mut state, || lease.tell(LeaseEvent::Grow, missing));
+                continue;
             }
             if state.denials.growth != denials || state.stopped {
                 // It is not asked again.
@@ -457,7 +490,7 @@ impl Asking<'_> {
 
 impl Credits {
     /// Waits for the next grant where the lease is what stops the refill, or a moment where the driver has not got what was leased;
-    /// returns whether it is worth trying again. The refill holds its region's turn meanwhile, and no lock of the pool; `is_over` is asked
+    /// returns whether it is worth trying again. Where all that was wanted is granted, and others have it, it asks as a request does. The refill holds its region's turn meanwhile, and no lock of the pool; `is_over` is asked
     /// now and then whether it should wait no more.
     pub fn wait(&self, refused: &PoolError, is_over: &dyn Fn() -> bool) -> bool {
         let begin = Instant::now();
@@ -466,6 +499,7 @@ impl Credits {
         if state.grants == *grants && (state.leased.is_none() || !self.lease.is_listening()) {
             return false;
         }
+        let mut has_asked = false;
         let worth = loop {
             if state.grants != *grants {
                 (*until, *grants) = (Instant::now() + self.timeout, state.grants);
@@ -479,6 +513,15 @@ impl Credits {
             }
             if matches!(refused, PoolError::Refused { .. }) {
                 break false;
+            }
+            if let PoolError::Leased { short, .. } = refused
+                && state.wanted.is_zero()
+                && !has_asked
+            {
+                has_asked = true;
+                let missing = short.wanted.saturating_sub(state.room());
+                MutexGuard::unlocked(&mut state, || self.lease.tell(LeaseEvent::Grow, missing));
+                continue;
             }
             self.lease.pause(&mut state, *until);
             if !matches!(refused, PoolError::Leased { .. }) {

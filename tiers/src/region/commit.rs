@@ -92,15 +92,6 @@ impl Region {
         }
     }
 
-    /// How much memory a commit of these bytes makes; nothing where they lie in no block.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn size_to_commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
-        let Ok(range) = BlockRange::of(&self.pool, address, size) else { return Ok(Bytes::ZERO) };
-        Ok(self.to_commit(&range)?.iter().map(|view| view.size).sum())
-    }
-
     fn refuse_sealed(&self) -> Result<()> {
         match self.is_sealed() {
             true => Err(RegionError::Sealed { tag: self.options.tag.clone() }),

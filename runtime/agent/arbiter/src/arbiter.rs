@@ -214,7 +214,7 @@ impl Arbiter {
             self.gang_mut(worker).map(|(id, gang)| (id, gang.members.get(&worker).is_some_and(|m| m.silent)));
         match known {
             // A journal knows less than whoever has joined.
-            Some(_) if silent => return,
+            Some((_, false)) if silent => return,
             // It joined another gang than the journal says, or than before: that one lost a rank.
             Some((id, _)) if id != joined.gang => {
                 self.server.uncount(worker);

@@ -121,6 +121,9 @@ impl Planner<'_> {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
             let Some(gang) = self.server.gangs.get(&id) else { return false };
+            let reachable = self.server.reachable(gpu, id);
+            self.server.do_without_room(id, gpu, wanted(gang, gpu).saturating_sub(reachable));
+            let Some(gang) = self.server.gangs.get(&id) else { return false };
             let need = wanted(gang, gpu);
             let held = self.server.gpus.get(&gpu);
             let short = short(gang, gpu, held);

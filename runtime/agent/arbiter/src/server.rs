@@ -471,6 +471,22 @@ impl Server {
         self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit).saturating_sub(others.sum())
     }
 
+    /// What a gang would like beside what comes back, and could never be had, is not waited for.
+    pub(crate) fn do_without_room(&mut self, id: GangId, gpu: GpuId, mut over: Bytes) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        // Else it cannot be helped.
+        if gang.on(gpu).map(|share| share.holding.room).sum::<Bytes>() < over {
+            return;
+        }
+        for key in gang.on(gpu).map(Share::key).collect::<Vec<_>>() {
+            self.change(id, key, |share| {
+                let less = share.holding.room.min(over);
+                share.holding.room = share.holding.room.saturating_sub(less);
+                over = over.saturating_sub(less);
+            });
+        }
+    }
+
     /// How long a want takes at least, with those before it.
     pub(crate) fn least_wait(&self, id: GangId) -> Duration {
         let order = |id, gang: &Gang| gang.order(id, self.now, &self.settings);

@@ -110,6 +110,7 @@ impl Carrier {
                 Err(RecvTimeoutError::Timeout) => {
                     tracing::info!(target: "glake::agent", "parked uses go on: nothing was taken of them in time");
                     parked = None;
+                    self.want_parked_back();
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -118,7 +119,10 @@ impl Carrier {
             let is_stale = command.epoch != self.port.lock().epoch;
             match command.what {
                 What::End => break,
-                What::Unpark => parked = None,
+                What::Unpark => {
+                    parked = None;
+                    self.want_parked_back();
+                }
                 _ if is_stale => {}
                 What::Park { until, hold, unparks } => {
                     // Before the new closing: what was parked stays so.

@@ -68,8 +68,8 @@ struct Want {
     is_said: bool,
     /// When it is to be said again.
     again: Option<Instant>,
-    /// What is missing, by device.
-    missing: Vec<(DeviceId, Bytes)>,
+    /// On these.
+    devices: Vec<DeviceId>,
 }
 
 /// A request above the lease waits.
@@ -99,6 +99,10 @@ impl Ledger {
     /// The leases are these.
     pub(super) fn set_leases(&mut self, leases: Vec<Bytes>) {
         self.leases = leases;
+    }
+
+    pub(super) fn leases(&self) -> &[Bytes] {
+        &self.leases
     }
 
     pub(super) fn lease(&self, device: DeviceId) -> Bytes {
@@ -144,10 +148,6 @@ impl Ledger {
         let Some(lease) = self.lease_mut(device) else { return false };
         *lease = lease.saturating_add(bytes);
         self.growths.retain(|growth| growth.device != device);
-        let missing = self.want.iter_mut().flat_map(|want| &mut want.missing);
-        for (_, missing) in missing.filter(|(of, _)| *of == device) {
-            *missing = missing.saturating_sub(bytes);
-        }
         true
     }
 
@@ -190,18 +190,17 @@ impl Ledger {
         self.is_refill_asked = true;
     }
 
-    /// So much has to be granted for memory that is to come back.
-    pub(super) fn wanted(&mut self, device: DeviceId, bytes: Bytes, timeout: Duration, now: Instant) {
+    /// Memory of a device is to come back, for which more has to be granted.
+    pub(super) fn wanted(&mut self, device: DeviceId, timeout: Duration, now: Instant) {
         let want = self.want.get_or_insert_with(|| Want {
             since: now,
             until: now + timeout,
             is_said: false,
             again: None,
-            missing: Vec::new(),
+            devices: Vec::new(),
         });
-        match want.missing.iter_mut().find(|(of, _)| *of == device) {
-            Some((_, missing)) => *missing = (*missing).max(bytes),
-            None => want.missing.push((device, bytes)),
+        if !want.devices.contains(&device) {
+            want.devices.push(device);
         }
         if self.is_heard && want.again.is_none() {
             self.say_want(now);
@@ -247,7 +246,7 @@ impl Ledger {
                     until: now + START,
                     is_said: false,
                     again: None,
-                    missing: Vec::new(),
+                    devices: Vec::new(),
                 });
             }
             Some(start) => start.waits &= again.is_some(),
@@ -385,11 +384,11 @@ impl Ledger {
         self.lost.is_some_and(|lost| now >= lost + ORPHANED)
     }
 
-    /// What its worker takes for itself: it has waited for so long, and there is no agent.
-    pub(super) fn orphaned(&self, now: Instant) -> Vec<(DeviceId, Bytes)> {
+    /// Where its worker takes memory for itself: it has waited for so long, and there is no agent.
+    pub(super) fn orphaned(&self, now: Instant) -> Vec<DeviceId> {
         let since = |want: &Want| Some(want.since.max(self.lost?));
         match &self.want {
-            Some(want) if since(want).is_some_and(|since| now >= since + ORPHANED) => want.missing.clone(),
+            Some(want) if since(want).is_some_and(|since| now >= since + ORPHANED) => want.devices.clone(),
             _ => Vec::new(),
         }
     }
@@ -425,8 +424,8 @@ mod tests {
         let (mut ledger, now) = heard();
         ledger.refill_begun();
         ledger.refill_begun();
-        ledger.wanted(GPU, MIB, 30 * SECOND, now);
-        ledger.wanted(DeviceId(1), MIB, 30 * SECOND, now + SECOND);
+        ledger.wanted(GPU, 30 * SECOND, now);
+        ledger.wanted(DeviceId(1), 30 * SECOND, now + SECOND);
         assert_eq!(ledger.take(), [Say::Changed, Say::Want { within: 30 * SECOND }]);
         assert!(ledger.is_urgent() && ledger.granted(GPU, MIB) && !ledger.granted(DeviceId(9), MIB));
         ledger.refill_ended(Err("no".to_owned()));
@@ -436,7 +435,7 @@ mod tests {
         assert!(!ledger.is_urgent() && ledger.lease(GPU) == MIB);
         // One that fails ends the agent's wait, and what was planned.
         ledger.refill_begun();
-        ledger.wanted(GPU, MIB, SECOND, now);
+        ledger.wanted(GPU, SECOND, now);
         ledger.refill_ended(Err("no".to_owned()));
         assert_eq!(ledger.take(), [Say::Changed, Say::Want { within: SECOND }, Say::Cancel, failed()]);
         // One that nobody had to grant anything for.
@@ -453,7 +452,7 @@ mod tests {
     fn what_is_denied_is_asked_again_while_somebody_waits() {
         let (mut ledger, now) = heard();
         ledger.refill_begun();
-        ledger.wanted(GPU, MIB, 10 * SECOND, now);
+        ledger.wanted(GPU, 10 * SECOND, now);
         ledger.take();
         assert!(!ledger.denied(Some(2 * SECOND), now));
         ledger.tick(now + SECOND);
@@ -473,7 +472,7 @@ mod tests {
         ledger.lost(now);
         ledger.changed();
         ledger.refill_begun();
-        ledger.wanted(GPU, MIB, 30 * SECOND, now);
+        ledger.wanted(GPU, 30 * SECOND, now);
         ledger.refill_ended(Err("no".to_owned()));
         ledger.returned(GPU, MIB);
         ledger.grows(GPU, MIB, SECOND, now);
@@ -484,7 +483,7 @@ mod tests {
         resumed.resumed(now);
         assert_eq!(resumed.take(), [Say::Changed]);
         ledger.refill_begun();
-        ledger.wanted(GPU, MIB, 30 * SECOND, now);
+        ledger.wanted(GPU, 30 * SECOND, now);
         assert!(ledger.wants());
         let mut resumed = ledger.clone();
         resumed.resumed(now + SECOND);
@@ -498,13 +497,13 @@ mod tests {
     fn who_has_waited_long_enough_without_an_agent_helps_itself() {
         let (mut ledger, now) = heard();
         ledger.refill_begun();
-        ledger.wanted(GPU, Bytes::mib(3), 60 * SECOND, now);
+        ledger.wanted(GPU, 60 * SECOND, now);
         assert!(ledger.orphaned(now + 60 * SECOND).is_empty(), "there is an agent");
         ledger.granted(GPU, MIB);
         ledger.lost(now + 5 * SECOND);
         ledger.lost(now + 8 * SECOND);
         assert!(ledger.orphaned(now + 14 * SECOND).is_empty());
-        assert_eq!(ledger.orphaned(now + 15 * SECOND), [(GPU, Bytes::mib(2))]);
+        assert_eq!(ledger.orphaned(now + 15 * SECOND), [GPU]);
     }
 
     #[test]

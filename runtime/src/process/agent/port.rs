@@ -125,13 +125,17 @@ impl Port {
         Ok(wake)
     }
 
-    /// Leases are the agent's from now on, and these. What goes back of them meanwhile is noted after that.
-    pub(super) fn set_on(&self, leases: impl FnOnce() -> Vec<Bytes>) {
+    /// Leases are the agent's from now on, where they can be set to what the ledger has. What goes back of them meanwhile is noted after
+    /// that.
+    pub(super) fn set_on<T, E>(&self, set: impl FnOnce(&[Bytes]) -> Result<T, E>) -> Result<T, E> {
         // First: who finds a lease has somebody to ask.
         self.is_on.store(true, Ordering::Release);
-        let mut state = self.state.lock();
-        let leases = leases();
-        state.ledger.set_leases(leases);
+        let state = self.state.lock();
+        let outcome = set(state.ledger.leases());
+        if outcome.is_err() {
+            self.is_on.store(false, Ordering::Release);
+        }
+        outcome
     }
 
     /// They are nobody's.
@@ -258,7 +262,7 @@ impl Port {
         match event {
             LeaseEvent::Want => {
                 let timeout = self.refill_timeout;
-                self.note(|ledger, now| ledger.wanted(device, bytes, timeout, now));
+                self.note(|ledger, now| ledger.wanted(device, timeout, now));
             }
             LeaseEvent::Grow => {
                 let timeout = self.grow_timeout;

@@ -25,6 +25,8 @@ use crate::process::device_registry::DeviceRegistry;
 use crate::process::regions::RegionSet;
 use crate::share::started;
 
+/// How often hello is said before nothing is made meanwhile.
+const TRIES: u32 = 4;
 /// How soon it is looked whether a start goes on.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long whoever starts the first pool waits for the agent at least.
@@ -63,7 +65,7 @@ impl Session {
                 Err(AgentError::Ending) => break,
                 Err(error) => {
                     let is_joined = self.port.is_on();
-                    if !error.may_pass() {
+                    if is_joined && !error.may_pass() {
                         self.unlease();
                     }
                     if !has_warned && (self.starting.is_some() || is_joined) {
@@ -102,13 +104,27 @@ impl Session {
         }
     }
 
-    /// Connects and is welcomed.
+    /// Connects and is welcomed; anew where more was made than hello told.
     fn join(&self) -> Result<Connection, AgentError> {
+        for last in (0..TRIES).map(|tried| tried + 1 == TRIES) {
+            if let Some(connection) = self.join_once(last)? {
+                return Ok(connection);
+            }
+        }
+        Err(AgentError::Ending)
+    }
+
+    /// Until it is welcomed it goes on as it is: an agent may be long in answering. The last time it makes nothing meanwhile.
+    fn join_once(&self, is_last: bool) -> Result<Option<Connection>, AgentError> {
         let mut connection = Connection::open(&self.path)?;
         self.port.set_socket(Some(connection.socket()));
         let is_new = !self.port.is_on();
+        let mut taken = None;
         if is_new {
-            self.lease();
+            self.begin();
+            if is_last {
+                taken = Some(self.take_leases());
+            }
         }
         let page = self.port.activity.descriptor();
         let page =
@@ -121,28 +137,57 @@ impl Session {
         });
         match welcomed {
             Ok((welcome, told, said_wants)) => {
+                if is_new && taken.is_none() && self.take_leases().is_err() {
+                    self.port.set_socket(None);
+                    self.port.set_off();
+                    return Ok(None);
+                }
                 self.welcomed(&welcome, told, said_wants);
-                Ok(connection)
+                Ok(Some(connection))
             }
             Err(error) => {
                 self.port.set_socket(None);
                 if is_new {
-                    self.unlease();
+                    self.port.set_off();
+                }
+                if let Some(Ok(before)) = taken {
+                    self.leases().zip(before).for_each(|(lease, before)| lease.set(before));
                 }
                 Err(error)
             }
         }
     }
 
-    /// From now on all that is made is the agent's to grant.
-    fn lease(&self) {
-        self.port.set_on(|| self.registry.devices.iter().map(|memory| memory.lease.set_to_made()).collect());
+    /// What is made now is what hello tells of.
+    fn begin(&self) {
+        let made = self.leases().map(|lease| lease.view().made).collect();
+        self.port.lock().ledger.set_leases(made);
         if self.starting.is_some() && self.regions.made().is_zero() {
             self.port.starts();
         }
         for memory in self.registry.devices.iter() {
             self.port.activity.made(memory.id(), memory.lease.view().made);
         }
+    }
+
+    /// From now on all is the agent's to grant, beginning with what was made as it [began](Session::begin). Answers what the leases were.
+    ///
+    /// # Errors
+    /// More is made by now: nothing has changed.
+    fn take_leases(&self) -> Result<Vec<Option<Bytes>>, Bytes> {
+        self.port.set_on(|told| {
+            let mut before = Vec::new();
+            for (lease, told) in self.leases().zip(told) {
+                match lease.hand_over(*told) {
+                    Ok(leased) => before.push(leased),
+                    Err(made) => {
+                        self.leases().zip(before).for_each(|(lease, before)| lease.set(before));
+                        return Err(made);
+                    }
+                }
+            }
+            Ok(before)
+        })
     }
 
     /// Nothing is.
@@ -284,7 +329,10 @@ impl Session {
                 Say::Parked => ToAgent::Parked,
                 Say::Shrunk => ToAgent::Shrunk { holdings },
                 Say::Refilled => ToAgent::Refilled { holdings },
-                Say::Failed { what, why } => ToAgent::Failed { what: what.to_owned(), why, holdings },
+                Say::Failed { what, why } => {
+                    let why = why.chars().take(2000).collect();
+                    ToAgent::Failed { what: what.to_owned(), why, holdings }
+                }
                 Say::Changed => ToAgent::Changed { holdings },
             };
             tracing::trace!(target: "glake::agent", ?message, "said");
@@ -388,7 +436,7 @@ impl Session {
             ToWorker::Deny { why, retry_after_ms } => {
                 if state.ledger.denied(retry_after_ms.map(Duration::from_millis), now) {
                     tracing::info!(target: "glake::agent", ?why, "the agent grants no memory");
-                    self.leases().for_each(|lease| _ = lease.grant(Bytes::ZERO));
+                    self.leases().for_each(|lease| lease.deny_refills());
                 }
             }
             ToWorker::DenyGrowth { gpu, holders, .. } => {
@@ -409,33 +457,43 @@ impl Session {
     /// Uses have waited for too long while there is no agent: what they wait for is taken, if nobody else does so now, and the driver's
     /// free memory decides.
     fn help_itself(&self, turn: &mut Option<Turn>) {
-        let (missing, is_over) = {
+        let (wanting, is_over) = {
             let state = self.port.lock();
             (state.ledger.orphaned(Instant::now()), !state.ledger.is_urgent())
         };
         if is_over {
             *turn = None;
         }
-        if turn.is_some() || missing.iter().all(|(_, bytes)| bytes.is_zero()) {
+        // All that is evicted there: several may wait, each for a part of it.
+        let missing = |held: &Holding| {
+            let device = DeviceId(held.device);
+            let all = held.resident.saturating_add(held.evicted).saturating_add(held.room);
+            let missing = all.saturating_sub(self.port.lock().ledger.lease(device));
+            (wanting.contains(&device) && !missing.is_zero()).then_some((device, missing))
+        };
+        let missing: Vec<_> =
+            if wanting.is_empty() { Vec::new() } else { self.held().iter().filter_map(missing).collect() };
+        if missing.is_empty() {
             return;
         }
-        match Turn::take(&self.path) {
-            Ok(Some(taken)) => {
-                *turn = Some(taken);
-                tracing::warn!(
-                    target: "glake::agent", socket = %self.path.display(),
-                    "there has been no agent for too long: memory is taken as far as the GPU has it"
-                );
-                for (device, bytes) in missing {
-                    let Ok(memory) = self.registry.device(device.0.into()) else { continue };
-                    self.port.lock().ledger.granted(device, bytes);
-                    memory.lease.grant(bytes);
+        if turn.is_none() {
+            match Turn::take(&self.path) {
+                Ok(Some(taken)) => *turn = Some(taken),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::debug!(target: "glake::agent", %error, "no turn among those without an agent");
+                    return;
                 }
             }
-            Ok(None) => {}
-            Err(error) => {
-                tracing::debug!(target: "glake::agent", %error, "no turn among those without an agent")
-            }
+            tracing::warn!(
+                target: "glake::agent", socket = %self.path.display(),
+                "there has been no agent for too long: memory is taken as far as the GPU has it"
+            );
+        }
+        for (device, bytes) in missing {
+            let Ok(memory) = self.registry.device(device.0.into()) else { continue };
+            self.port.lock().ledger.granted(device, bytes);
+            memory.lease.grant(bytes);
         }
     }
 }

@@ -135,7 +135,9 @@ impl Gate {
 
     /// Says anew what runs, for who reads it from now on.
     pub(super) fn tell_activity(&self) {
-        self.note_uses(&self.state.lock());
+        let state = self.state.lock();
+        let running = state.uses() - state.parked();
+        self.activity.uses(running as u64, state.begun());
     }
 
     /// The process ends: who waits for uses to end waits no more.

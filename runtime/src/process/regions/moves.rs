@@ -17,6 +17,7 @@ use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
+use super::super::gate::Tags;
 use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
@@ -389,11 +390,9 @@ impl RegionSet {
         size: Bytes,
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
-        let missing = region.size_to_commit(address, size)?;
         let refilling = self.registry.observers.agent().refill_begins();
-        if !missing.is_zero() {
-            lease.want(missing);
-        }
+        // It is new memory, not such that comes back.
+        lease.wants_nothing();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         let wanted = Wanted::default();
         let made = self.make_room((slot, region), self.config.verify, credits, wanted, |context, waiting| {
@@ -419,7 +418,7 @@ impl RegionSet {
             let left = if *amount == Bytes::MAX { *amount } else { left };
             region.refill(left, context, waiting).map_err(|error| {
                 if !waiting.gave_way() {
-                    self.give_back(region, &error);
+                    self.give_back(slot, region, &error);
                 }
                 self.no_room(region, error)
             })
@@ -463,17 +462,25 @@ impl RegionSet {
         }
     }
 
-    /// Gives back what a refill brought whose grants have stopped: others may wait for it. Nobody uses it, for the rest is evicted.
-    fn give_back(&self, region: &Region, error: &RegionError) {
+    /// Gives back what a refill brought whose grants have stopped: others may wait for it. Not where another refill has brought the rest
+    /// meanwhile: uses may run.
+    fn give_back(&self, slot: &Slot, region: &Region, error: &RegionError) {
         let RegionError::Stopped { moved, source, .. } = error else { return };
         if moved.is_zero() || !matches!(**source, RegionError::Pool(PoolError::Leased { .. })) {
             return;
         }
+        let Ok(closing) = self.gate.close(&Tags::of(&[slot.tag()]), Some(Duration::ZERO)) else { return };
+        if !matches!(region.is_usable(), Ok(false)) {
+            return;
+        }
+        slot.give_back_begins(&self.flags);
         let device = region.pool().device();
         let gone = self.stores.mover(device, Direction::FromGpu).and_then(|mover| {
             let store = self.stores.store(Tier::Host, device)?;
             Ok(region.shrink(*moved, &store, TransferContext { mover: &*mover, checks: None })?)
         });
+        slot.end_out(&self.flags, &self.gate);
+        drop(closing);
         region.pool().lease().tell_returned(true);
         if let Err(error) = gone {
             tracing::warn!(target: "glake::regions", %device, %error, "what a stopped refill brought could not be given back");

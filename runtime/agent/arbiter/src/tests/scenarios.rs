@@ -6,8 +6,8 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Outcome, Preempt, Profile, Settings, Task,
-    Tier, Why, WorkerId,
+    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Joined, Outcome, Preempt, Profile, Settings,
+    Task, Tier, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
@@ -522,4 +522,67 @@ fn the_same_events_give_the_same_actions() {
     }
     assert!(first == again);
     world.silence();
+}
+
+#[test]
+fn who_was_resident_can_come_back_though_there_is_no_room_to_grow_beside() {
+    let (gpu, a, b) = (GpuId(0), WorkerId(1), WorkerId(2));
+    let (gib, mib, s) = (Bytes::gib, Bytes::mib, Duration::from_secs);
+    let mut arbiter = Arbiter::new(Settings::default());
+    arbiter.step(Event::Capacity { gpu, budget: gib(10), total: gib(10) }, s(0));
+    // Two contexts of 0.5 GiB; A has 8.5 GiB of the 9 that are left, by growths that were granted.
+    let resident = Holding {
+        lease: mib(8704),
+        resident: mib(8704),
+        dirty: mib(8704),
+        ..Holding::nothing(gpu, mib(512))
+    };
+    arbiter.step(Event::Joined(Joined::alone(a, vec![resident.clone()])), s(0));
+    arbiter.step(
+        Event::Joined(Joined::alone(b, vec![Holding { evicted: gib(2), ..Holding::nothing(gpu, mib(512)) }])),
+        s(0),
+    );
+    arbiter.step(Event::Activity { worker: a, activity: Activity::Idle, idle_for: s(0) }, s(1));
+    // B wants 2 GiB: 1.5 GiB of A leave.
+    let actions = arbiter.step(Event::Want { worker: b, deadline: None }, s(5));
+    let taken = actions
+        .iter()
+        .find_map(|action| match action {
+            Action::Shrink { worker, bytes, .. } if *worker == a => Some(*bytes),
+            _ => None,
+        })
+        .unwrap();
+    assert_eq!(taken, mib(1536));
+    let left = mib(8704 - 1536);
+    arbiter.step(Event::Returned { worker: a, gpu, bytes: taken }, s(6));
+    // What is evicted asks for lease.growth beside it: 1 GiB by default.
+    let held = Holding {
+        lease: left,
+        resident: left,
+        dirty: left,
+        evicted: taken,
+        room: gib(1),
+        ..Holding::nothing(gpu, mib(512))
+    };
+    arbiter.step(Event::Shrunk { worker: a, holdings: vec![held.clone()] }, s(6));
+    arbiter.step(
+        Event::Refilled {
+            worker: b,
+            holdings: vec![Holding {
+                lease: gib(2),
+                resident: gib(2),
+                dirty: gib(2),
+                ..Holding::nothing(gpu, mib(512))
+            }],
+        },
+        s(7),
+    );
+    arbiter.step(Event::Activity { worker: b, activity: Activity::Idle, idle_for: s(0) }, s(8));
+    // A's next use. B is idle, and has all that A had.
+    arbiter.step(Event::Changed { worker: a, holdings: vec![held] }, s(20));
+    let actions = arbiter.step(Event::Want { worker: a, deadline: Some(s(30)) }, s(20));
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::Deny { .. })),
+        "denied for good: {actions:?}"
+    );
 }

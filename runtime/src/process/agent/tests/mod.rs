@@ -1,9 +1,13 @@
 //! A process of simulated devices and an agent that does what a test says.
 
 mod checkpoint;
+mod commands;
 mod faults;
+mod grants;
+mod joins;
 mod restarts;
 mod scenario;
+mod served;
 mod starts;
 
 use std::io::{Read as _, Write as _};
@@ -26,6 +30,8 @@ use super::super::{Process, ProcessError, Refill, Tags, WhenClosed};
 use crate::config::{Environment, Sources};
 
 const STREAM: Stream = Stream(0);
+/// Of the first agent that is joined.
+const EPOCH: u64 = 3;
 /// Whatever takes longer hangs.
 const LONG: Duration = Duration::from_secs(60);
 const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
@@ -78,12 +84,7 @@ impl Process {
 fn joined(socket: &Socket, settings: &str) -> (Process, Address, Agent) {
     let process = worker(settings, &[]);
     let block = process.block("weights", mib(12));
-    let agent = std::thread::scope(|scope| {
-        let joined = scope.spawn(|| process.agent().join(Some("chat"), Some(&socket.path)));
-        let agent = socket.welcome(3);
-        joined.join().unwrap().unwrap();
-        agent
-    });
+    let agent = join(&process, socket);
     (process, block, agent)
 }
 
@@ -134,28 +135,19 @@ impl Socket {
 
     /// A worker that has said hello.
     fn accept(&self) -> Agent {
+        Agent::greeted(until("a connection", || self.connection()))
+    }
+
+    /// The next one, if it is there.
+    fn connection(&self) -> Option<UnixStream> {
         let listener = self.listener.as_ref().unwrap();
         listener.set_nonblocking(true).unwrap();
-        let stream = until("a connection", || listener.accept().ok()).0;
-        stream.set_nonblocking(true).unwrap();
-        let mut agent = Agent {
-            stream,
-            frames: Frames::default(),
-            conversation: Conversation::default(),
-            page: None,
-            hello: Hello::default(),
-            heard: Vec::new(),
-        };
-        let envelope = until("hello", || agent.read());
-        let ToAgent::Hello(hello) = envelope.message else { panic!("{envelope:?}") };
-        assert_eq!((envelope.seq, envelope.ack), (0, 0));
-        agent.hello = hello;
-        agent
+        listener.accept().ok().map(|(stream, _)| stream)
     }
 
     fn welcome(&self, epoch: u64) -> Agent {
         let mut agent = self.accept();
-        agent.welcome(Welcome { epoch, received: 0, worker: 1, wait: false });
+        agent.welcome_as(epoch);
         agent
     }
 }
@@ -173,6 +165,28 @@ fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 impl Agent {
+    /// Of a worker that says hello.
+    fn greeted(stream: UnixStream) -> Agent {
+        stream.set_nonblocking(true).unwrap();
+        let mut agent = Agent {
+            stream,
+            frames: Frames::default(),
+            conversation: Conversation::default(),
+            page: None,
+            hello: Hello::default(),
+            heard: Vec::new(),
+        };
+        let envelope = until("hello", || agent.read());
+        let ToAgent::Hello(hello) = envelope.message else { panic!("{envelope:?}") };
+        assert_eq!((envelope.seq, envelope.ack), (0, 0));
+        agent.hello = hello;
+        agent
+    }
+
+    fn welcome_as(&mut self, epoch: u64) {
+        self.welcome(Welcome { epoch, received: 0, worker: 1, wait: false });
+    }
+
     /// The next frame, if it is there.
     fn read(&mut self) -> Option<Envelope<ToAgent>> {
         let mut bytes = vec![0; MOST_BYTES];
@@ -291,4 +305,26 @@ impl Agent {
         let mut byte = [0; 1];
         matches!(self.stream.read(&mut byte), Ok(0))
     }
+}
+
+/// The worker joins an agent.
+fn join(process: &Process, socket: &Socket) -> Agent {
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(|| process.agent().join(Some("chat"), Some(&socket.path)));
+        let mut agent = socket.welcome(EPOCH);
+        // A worker that makes memory meanwhile says hello anew.
+        while !joined.is_finished() {
+            if let Some(stream) = socket.connection() {
+                agent = Agent::greeted(stream);
+                agent.welcome_as(EPOCH);
+            }
+        }
+        joined.join().unwrap().unwrap();
+        agent
+    })
+}
+
+fn use_all(process: &Process) -> Result<(), ProcessError> {
+    let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, Some(LONG))?;
+    process.regions().gate().end_use(id)
 }
