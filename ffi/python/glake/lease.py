@@ -60,9 +60,10 @@ def watch(callback: Watcher | None) -> None:
     """Who is told of what is wanted and given back; replaces who was told before, None: nobody. While nobody is, nothing is waited for.
 
     ``callback(event, device, bytes)``: "want": memory is to come back, and so much more has to be granted for it and for
-    ``lease.growth``; "grow": an allocation (or a commit, or a refill whose grants others took of) is so much above the lease and waits; "returned": a shrink gave so
-    much back, and the lease is lower by it. It is called on the thread at hand. It may change leases; it must neither move regions nor
-    wait. What it raises is reported and goes no further.
+    ``lease.growth``; "grow": an allocation (or a commit, or a refill of whose grants others took) is so much above the lease and waits,
+    ``lease.grow_timeout_ms`` at most where it is no refill; "returned": a shrink gave so much back, and the lease is lower by it. It is
+    called on the thread at hand. It may change leases; it must neither move regions nor wait. What it raises is reported and goes no
+    further.
     """
     if callback is not None and not callable(callback):
         raise TypeError(f"callback is {callback!r}: a function of three arguments, or None")
