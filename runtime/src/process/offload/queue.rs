@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! program:  … work ─ fork                    a fork: recorded and waited for in one go, under the queue's lock
-//! queue:            └─ [fence] ─ start ─ copy, over every link ─ end
+//! queue:            └─ [mark] ─ start ─ copy, over every link ─ end
 //! ```
 //!
-//! The time between a copy's two events is the time that it ran: a copy that waits for a program's work, or for a fence, does so before the
+//! The time between a copy's two events is the time that it ran: a copy that waits for a program's work, or for a mark, does so before the
 //! first. Copies of one queue follow each other, so their sum is the time that the queue had something to move. To ask how long a copy took
 //! costs the host more than to enqueue it: of small ones a few are timed.
 

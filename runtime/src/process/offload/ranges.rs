@@ -1,6 +1,6 @@
 //! Free ranges of chunks of memory, handed out best fit first and joined when they come back. Pure.
 //!
-//! A range comes back with a *fence*: what whoever has it next must wait for. Joined ranges have the later one.
+//! A range comes back with a *mark*: what whoever has it next must wait for. Joined ranges have the later one.
 
 use std::collections::BTreeMap;
 
@@ -18,46 +18,46 @@ pub(super) struct Taken {
 }
 
 #[derive(Clone, Debug)]
-struct Free<F> {
+struct Free<M> {
     size: u64,
-    fence: Option<F>,
+    mark: Option<M>,
 }
 
 /// The free ranges, by chunk and offset.
 #[derive(Debug)]
-pub(super) struct Ranges<F> {
-    free: BTreeMap<(usize, u64), Free<F>>,
+pub(super) struct Ranges<M> {
+    free: BTreeMap<(usize, u64), Free<M>>,
 }
 
-impl<F> Default for Ranges<F> {
+impl<M> Default for Ranges<M> {
     fn default() -> Self {
         Ranges { free: BTreeMap::new() }
     }
 }
 
-impl<F: Clone + Ord> Ranges<F> {
+impl<M: Clone + Ord> Ranges<M> {
     /// A new chunk, all of it free.
     pub(super) fn add(&mut self, chunk: usize, size: u64) {
-        self.free.insert((chunk, 0), Free { size, fence: None });
+        self.free.insert((chunk, 0), Free { size, mark: None });
     }
 
     /// The front of the least range that is large enough; of several the one that was in use longest ago.
-    pub(super) fn take(&mut self, size: u64) -> Option<(Taken, Option<F>)> {
+    pub(super) fn take(&mut self, size: u64) -> Option<(Taken, Option<M>)> {
         let size = rounded(size)?;
         let fitting = self.free.iter().filter(|(_, free)| free.size >= size);
-        let (&(chunk, offset), _) = fitting.min_by_key(|(_, free)| (free.size, free.fence.clone()))?;
-        let Free { size: whole, fence } = self.free.remove(&(chunk, offset))?;
+        let (&(chunk, offset), _) = fitting.min_by_key(|(_, free)| (free.size, free.mark.clone()))?;
+        let Free { size: whole, mark } = self.free.remove(&(chunk, offset))?;
         if whole > size {
-            self.free.insert((chunk, offset + size), Free { size: whole - size, fence: fence.clone() });
+            self.free.insert((chunk, offset + size), Free { size: whole - size, mark: mark.clone() });
         }
-        Some((Taken { chunk, offset, size }, fence))
+        Some((Taken { chunk, offset, size }, mark))
     }
 
     /// So much in one range, or where there is none that is large enough in several, the largest first: what is left at the ends of chunks
     /// is of use too.
-    pub(super) fn take_parts(&mut self, size: u64) -> Option<(Vec<Taken>, Option<F>)> {
-        if let Some((taken, fence)) = self.take(size) {
-            return Some((vec![taken], fence));
+    pub(super) fn take_parts(&mut self, size: u64) -> Option<(Vec<Taken>, Option<M>)> {
+        if let Some((taken, mark)) = self.take(size) {
+            return Some((vec![taken], mark));
         }
         if self.missing(size)? > 0 {
             return None;
@@ -65,10 +65,10 @@ impl<F: Clone + Ord> Ranges<F> {
         let (mut parts, mut last, mut left) = (Vec::new(), None, rounded(size)?);
         while left > 0
             && let Some(most) = self.free.values().map(|free| free.size).max()
-            && let Some((part, fence)) = self.take(left.min(most))
+            && let Some((part, mark)) = self.take(left.min(most))
         {
             left -= part.size;
-            last = last.max(fence);
+            last = last.max(mark);
             parts.push(part);
         }
         Some((parts, last))
@@ -77,7 +77,7 @@ impl<F: Clone + Ord> Ranges<F> {
     /// How much more has to be free, in one range, before so much can be taken; 0: nothing.
     pub(super) fn missing(&self, size: u64) -> Option<u64> {
         let size = rounded(size)?;
-        let large = |free: &&Free<F>| free.size >= LEAST_PART;
+        let large = |free: &&Free<M>| free.size >= LEAST_PART;
         let free = self.free.values().filter(large).map(|free| free.size).sum();
         let fits = self.free.values().any(|free| free.size >= size);
         Some(match size.saturating_sub(free) {
@@ -89,11 +89,11 @@ impl<F: Clone + Ord> Ranges<F> {
     }
 
     /// Takes a range back.
-    pub(super) fn put(&mut self, taken: Taken, fence: Option<F>) {
+    pub(super) fn put(&mut self, taken: Taken, mark: Option<M>) {
         let Taken { chunk, mut offset, size } = taken;
-        let mut free = Free { size, fence };
+        let mut free = Free { size, mark };
         if let Some(next) = self.free.remove(&(chunk, offset + size)) {
-            free = Free { size: size + next.size, fence: free.fence.max(next.fence) };
+            free = Free { size: size + next.size, mark: free.mark.max(next.mark) };
         }
         let before = self.free.range(..(chunk, offset)).next_back();
         let before = before.filter(|(at, before)| at.0 == chunk && at.1 + before.size == offset);
@@ -101,7 +101,7 @@ impl<F: Clone + Ord> Ranges<F> {
             && let Some(before) = self.free.remove(&at)
         {
             offset = at.1;
-            free = Free { size: before.size + free.size, fence: before.fence.max(free.fence) };
+            free = Free { size: before.size + free.size, mark: before.mark.max(free.mark) };
         }
         self.free.insert((chunk, offset), free);
     }
@@ -134,13 +134,13 @@ mod tests {
         let mut ranges = Ranges::<u64>::default();
         ranges.add(0, 8192);
         ranges.add(1, 4096);
-        let (small, fence) = ranges.take(100).unwrap();
-        assert_eq!((small, fence), (Taken { chunk: 1, offset: 0, size: 512 }, None));
+        let (small, mark) = ranges.take(100).unwrap();
+        assert_eq!((small, mark), (Taken { chunk: 1, offset: 0, size: 512 }, None));
         let (large, _) = ranges.take(8192).unwrap();
         assert_eq!(large.chunk, 0);
         assert!(ranges.take(4096).is_none());
         ranges.put(small, Some(7));
-        assert_eq!(ranges.take(4096).unwrap().1, Some(7), "all of it is behind the fence");
+        assert_eq!(ranges.take(4096).unwrap().1, Some(7), "all of it is behind the mark");
         ranges.put(large, Some(3));
         assert!(!ranges.remove(0, 4096) && ranges.remove(0, 8192) && !ranges.remove(1, 4096));
         assert_eq!(ranges.total(), 0);
@@ -174,7 +174,7 @@ mod tests {
             }
         }
 
-        /// Ranges in hands never overlap, and a byte's fence is at least that of whoever had it last.
+        /// Ranges in hands never overlap, and a byte's mark is at least that of whoever had it last.
         #[test]
         fn what_is_taken_is_nobody_else_s(program in prop::collection::vec((any::<bool>(), 1u64..5000, any::<prop::sample::Index>()), 1..200)) {
             let (mut ranges, mut bytes) = (Ranges::<usize>::default(), vec![[None::<usize>; 32]; 3]);
@@ -183,12 +183,12 @@ mod tests {
             let cells = |taken: &Taken| (taken.offset / QUANTUM) as usize..((taken.offset + taken.size) / QUANTUM) as usize;
             for (now, (takes, size, which)) in program.into_iter().enumerate() {
                 if takes {
-                    let Some((taken, fence)) = ranges.take(size) else { continue };
+                    let Some((taken, mark)) = ranges.take(size) else { continue };
                     prop_assert!(taken.size >= size && taken.offset + taken.size <= 32 * QUANTUM);
                     for other in held.iter().filter(|other| other.chunk == taken.chunk) {
                         prop_assert!(other.offset + other.size <= taken.offset || taken.offset + taken.size <= other.offset);
                     }
-                    prop_assert!(bytes[taken.chunk][cells(&taken)].iter().all(|last| *last <= fence));
+                    prop_assert!(bytes[taken.chunk][cells(&taken)].iter().all(|last| *last <= mark));
                     held.push(taken);
                 } else if !held.is_empty() {
                     let taken = held.swap_remove(which.index(held.len()));
