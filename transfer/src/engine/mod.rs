@@ -23,7 +23,8 @@
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
 //! - A copy owns what it stands on until it ends; a relay is suspended, and its context goes, only when nobody owns anything there.
 //! - A copy creates nothing, but for the thread that the first background one starts and the events of `deferred`. It takes no lock
-//!   but its lane set's, and tables' for a moment; the driver is never called under a table's.
+//!   but its lane set's, and tables' for a moment; the driver is never called under a table's, but for the branches of captures and
+//!   for work that could not be joined.
 
 mod benefit;
 pub(crate) mod completions;
