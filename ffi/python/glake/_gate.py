@@ -72,22 +72,30 @@ class Use:
 
     def join(self, member: _Member) -> bool:
         """With the lock held, one part more. False where it is parked: who joins late begins a use of its own."""
-        if member not in self.members:
+        is_new = member not in self.members
+        # First: the others may end within the call.
+        self.members[member] = self.members.get(member, 0) + 1
+        if is_new:
             try:
                 _library.api().use_join(self.number)
-            except ClosedError:
-                return False
-        self.members[member] = self.members.get(member, 0) + 1
+            except BaseException as error:
+                del self.members[member]
+                if isinstance(error, ClosedError):
+                    return False
+                raise
         return True
 
     def leave(self, member: _Member) -> bool:
         """With the lock held, one part less; whether it was the last."""
         self.members[member] -= 1
-        if not self.members[member]:
-            del self.members[member]
-            if self.members:
-                _library.api().use_leave(self.number)
-        return not self.members
+        if self.members[member]:
+            return False
+        del self.members[member]
+        if self.members:
+            # Another block of it may end within this call, as the last.
+            _library.api().use_leave(self.number)
+            return False
+        return True
 
 
 class _Block:

@@ -359,7 +359,14 @@ impl Agent {
         if worker.conversation.unacknowledged() > MOST_UNACKNOWLEDGED {
             return Err(Broken::Deaf);
         }
-        Ok(worker.conversation.next(ToWorker::Ack)?)
+        loop {
+            match worker.conversation.next(ToWorker::Ack) {
+                Err(error @ FrameError::TooLong { .. }) => {
+                    tracing::warn!(target: "glake::agent", worker = worker.name, %error, "a message to a worker is not said");
+                }
+                frame => return Ok(frame?),
+            }
+        }
     }
 
     /// Who has something to be sent, since this was asked last.

@@ -61,8 +61,14 @@ impl Sharing {
     /// [`ProcessError::Share`]; what the driver answers.
     pub fn open(&self, handle: &[u8], device: i64) -> Result<Address> {
         let memory = self.registry.device(device)?;
-        let peers = self.registry.started(memory)?.pool.peers();
-        self.imports.open(handle, &self.registry.completion_events, memory.id(), peers)
+        let pool = &self.registry.started(memory)?.pool;
+        let peers = pool.peers();
+        let base = self.imports.open(handle, &self.registry.completion_events, memory.id(), peers)?;
+        // Another process was asked meanwhile: devices that were let in since are let in here too.
+        for peer in pool.peers().without(peers).iter() {
+            self.imports.enable_peer(peer, memory.id())?;
+        }
+        Ok(base)
     }
 
     /// Ends one use of what [`Sharing::open`] mapped. With the last it is unmapped, once all work that was enqueued

@@ -123,6 +123,10 @@ struct State {
     denials: Denials,
     /// What is to come back, as it was told, and was not granted yet: who is short meanwhile waits for that.
     wanted: Bytes,
+    /// What requests have asked for, all together, and was not granted yet.
+    asked: Bytes,
+    /// How many of the changes to the better were grants.
+    given: u64,
     /// How many refills had been denied when one was wanted last: what is denied after that is denied to it.
     denied_before: Option<u64>,
     /// Nothing is waited for any more.
@@ -150,6 +154,7 @@ pub(super) struct Asking<'a> {
     lease: &'a Lease,
     /// When it gives up; `None`: it has not asked yet.
     until: Option<Instant>,
+    /// What it told last that it is short of.
     asked: Bytes,
     short: Option<LeaseShort>,
 }
@@ -172,8 +177,14 @@ impl Lease {
     /// Sets it, whole; `None`: nothing is bounded any more.
     pub fn set(&self, leased: Option<Bytes>) {
         let mut state = self.state.lock();
+        let is_more = match (state.leased, leased) {
+            (Some(before), Some(leased)) => leased > before,
+            (_, leased) => leased.is_none(),
+        };
         state.leased = leased;
-        state.grants += 1;
+        // A lease that is set again to what it was brings nothing: who waits for that would wait for ever.
+        state.grants += u64::from(is_more);
+        (state.wanted, state.asked) = (Bytes::ZERO, Bytes::ZERO);
         drop(state);
         self.changed.notify_all();
     }
@@ -187,11 +198,14 @@ impl Lease {
             true => {
                 (state.denials.refills, state.denials.growth) =
                     (state.denials.refills + 1, state.denials.growth + 1);
-                state.wanted = Bytes::ZERO;
+                (state.wanted, state.asked) = (Bytes::ZERO, Bytes::ZERO);
             }
             false => {
                 state.grants += 1;
+                state.given += 1;
+                let rest = bytes.saturating_sub(state.wanted);
                 state.wanted = state.wanted.saturating_sub(bytes);
+                state.asked = state.asked.saturating_sub(rest);
             }
         }
         drop(state);
@@ -210,7 +224,10 @@ impl Lease {
 
     /// Requests that wait for a grant give up; a refill waits on.
     pub fn deny_growth(&self) {
-        self.state.lock().denials.growth += 1;
+        let mut state = self.state.lock();
+        state.denials.growth += 1;
+        state.asked = Bytes::ZERO;
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -222,8 +239,8 @@ impl Lease {
             return Err(state.made);
         }
         let before = state.leased.replace(leased);
-        state.grants += 1;
-        (state.returned, state.returned_since, state.wanted) = (Bytes::ZERO, None, Bytes::ZERO);
+        (state.returned, state.returned_since) = (Bytes::ZERO, None);
+        (state.wanted, state.asked) = (Bytes::ZERO, Bytes::ZERO);
         drop(state);
         self.changed.notify_all();
         Ok(before)
@@ -248,8 +265,8 @@ impl Lease {
         }
     }
 
-    /// Nothing that was wanted is still to come: who is short asks as a request does.
-    pub fn wants_nothing(&self) {
+    /// What was wanted is granted, as far as it will be: who is short asks as a request does.
+    pub fn forget_wanted(&self) {
         self.state.lock().wanted = Bytes::ZERO;
     }
 
@@ -445,25 +462,24 @@ impl Asking<'_> {
         if begin >= until || !lease.is_listening() {
             return false;
         }
-        let denials = lease.state.lock().denials.growth;
-        let missing = short.wanted.saturating_sub(lease.room());
-        if missing > self.asked {
-            lease.tell(LeaseEvent::Grow, missing.saturating_sub(self.asked));
-            self.asked = missing;
-        }
         let mut state = lease.state.lock();
-        let (mut denied, mut grants) = (false, state.grants);
+        // Before it is told: who is told may grant at once.
+        let (denials, mut given) = (state.denials.growth, state.given);
+        // What it asked for may have gone to another one, and what that one asked for is still to come.
+        let mut missing = match !self.asked.is_zero() && !state.asked.is_zero() {
+            true => Bytes::ZERO,
+            false => short.wanted.saturating_sub(state.room()),
+        };
+        let mut denied = false;
         let granted = loop {
-            let missing = short.wanted.saturating_sub(state.room());
-            if missing.is_zero() {
-                self.asked = Bytes::ZERO;
-                break true;
-            }
-            // It was granted, and another thread has it.
-            if state.grants != grants {
-                (grants, self.asked) = (state.grants, missing);
+            if !missing.is_zero() {
+                self.asked = missing;
+                state.asked = state.asked.saturating_add(missing);
                 MutexGuard::unlocked(&mut state, || lease.tell(LeaseEvent::Grow, missing));
-                continue;
+                missing = Bytes::ZERO;
+            }
+            if state.room() >= short.wanted {
+                break true;
             }
             if state.denials.growth != denials || state.stopped {
                 // It is not asked again.
@@ -474,8 +490,18 @@ impl Asking<'_> {
             if Instant::now() >= until {
                 break false;
             }
+            // All that anybody asked for was granted, and others have it.
+            if state.given != given && state.asked.is_zero() {
+                given = state.given;
+                missing = short.wanted.saturating_sub(state.room());
+                continue;
+            }
             lease.pause(&mut state, until);
         };
+        if !granted {
+            // Nobody waits for what is still to come of it.
+            state.asked = state.asked.saturating_sub(std::mem::take(&mut self.asked));
+        }
         state.note_wait(begin);
         drop(state);
         self.short = (!granted).then(|| LeaseShort { waited: began.elapsed(), denied, ..short });
@@ -516,10 +542,12 @@ impl Credits {
             }
             if let PoolError::Leased { short, .. } = refused
                 && state.wanted.is_zero()
+                && state.asked.is_zero()
                 && !has_asked
             {
                 has_asked = true;
                 let missing = short.wanted.saturating_sub(state.room());
+                state.asked = state.asked.saturating_add(missing);
                 MutexGuard::unlocked(&mut state, || self.lease.tell(LeaseEvent::Grow, missing));
                 continue;
             }

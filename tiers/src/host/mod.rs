@@ -156,12 +156,11 @@ impl HostPool {
         let mut missing = missing_of(size);
         while let Some(more) = missing
             && more > self.options.budget.room()
-            && self.reclaim(more)
+            && (!self.is_capturing() && self.unpin_of_others() || self.reclaim(more))
         {
             missing = missing_of(size);
         }
         let missing = missing.ok_or_else(|| self.over_budget(size))?;
-        while missing > self.options.budget.room() && !self.is_capturing() && self.unpin_of_others() {}
         if missing > self.options.budget.room() {
             return Err(self.over_budget(size));
         }

@@ -100,6 +100,8 @@ impl Carrier {
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         let regions = self.regions.clone();
         let mut parked: Option<Parked<'_>> = None;
+        // Whether anything was shrunk since: what others have shrunk is not wanted back.
+        let mut has_shrunk = false;
         loop {
             let command = match &parked {
                 Some(of) => commands.recv_timeout(of.until.saturating_duration_since(Instant::now())),
@@ -110,7 +112,9 @@ impl Carrier {
                 Err(RecvTimeoutError::Timeout) => {
                     tracing::info!(target: "glake::agent", "parked uses go on: nothing was taken of them in time");
                     parked = None;
-                    self.want_parked_back();
+                    if std::mem::take(&mut has_shrunk) {
+                        self.want_parked_back();
+                    }
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -121,7 +125,9 @@ impl Carrier {
                 What::End => break,
                 What::Unpark => {
                     parked = None;
-                    self.want_parked_back();
+                    if std::mem::take(&mut has_shrunk) {
+                        self.want_parked_back();
+                    }
                 }
                 _ if is_stale => {}
                 What::Park { until, hold, unparks } => {
@@ -135,6 +141,7 @@ impl Carrier {
                 What::Shrink { gpu, device, bytes, tier, until, more } => {
                     let outcome = self.shrink(&gpu, device, bytes, &tier, until).map(|()| Say::Shrunk);
                     self.answer("shrink", outcome);
+                    has_shrunk = more;
                     // What is parked stays so for the shrinks of its other GPUs.
                     if !more {
                         parked = None;
@@ -225,17 +232,22 @@ impl Carrier {
                 if let Err(error) = &outcome {
                     tracing::info!(target: "glake::agent", %error, "memory does not come back yet");
                 }
-                let mut refill = refill.lock();
-                let asked = std::mem::take(&mut refill.is_asked);
+                let mut state = refill.lock();
+                let asked = std::mem::take(&mut state.is_asked);
                 let waits = regions.gate().view().parked > 0 && outcome.is_err();
                 if port.is_over() || !(asked || waits) {
-                    refill.is_running = false;
+                    state.is_running = false;
                     return;
                 }
-                drop(refill);
+                drop(state);
                 let until = Instant::now() + AGAIN;
                 while !asked && Instant::now() < until && !port.is_over() {
                     std::thread::sleep(STEP);
+                }
+                if port.is_over() {
+                    // Nobody would grant it.
+                    refill.lock().is_running = false;
+                    return;
                 }
             }
         };

@@ -220,7 +220,7 @@ impl Joiner {
                 self.port.activity.close();
                 Err(error)
             }
-            // One that joins by itself says why it does not, and tries again.
+            // One that joins by itself has said why it does not; it tries again, but where it was refused.
             _ => {
                 *joined = Some(there);
                 Ok(())

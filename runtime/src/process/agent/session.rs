@@ -121,9 +121,12 @@ impl Session {
         let is_new = !self.port.is_on();
         let mut taken = None;
         if is_new {
-            self.begin();
-            if is_last {
-                taken = Some(self.take_leases());
+            self.note_made();
+            while is_last && taken.is_none() {
+                taken = self.take_leases().ok();
+                if taken.is_none() {
+                    self.note_made();
+                }
             }
         }
         let page = self.port.activity.descriptor();
@@ -150,7 +153,7 @@ impl Session {
                 if is_new {
                     self.port.set_off();
                 }
-                if let Some(Ok(before)) = taken {
+                if let Some(before) = taken {
                     self.leases().zip(before).for_each(|(lease, before)| lease.set(before));
                 }
                 Err(error)
@@ -159,7 +162,7 @@ impl Session {
     }
 
     /// What is made now is what hello tells of.
-    fn begin(&self) {
+    fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
         self.port.lock().ledger.set_leases(made);
         if self.starting.is_some() && self.regions.made().is_zero() {
@@ -170,7 +173,7 @@ impl Session {
         }
     }
 
-    /// From now on all is the agent's to grant, beginning with what was made as it [began](Session::begin). Answers what the leases were.
+    /// From now on all is the agent's to grant, beginning with what was [noted](Session::note_made) as made. Answers what the leases were.
     ///
     /// # Errors
     /// More is made by now: nothing has changed.
@@ -307,8 +310,7 @@ impl Session {
                 Ok(Some(frame)) => connection.push(&frame),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(target: "glake::agent", %error, "a message to the agent is too long");
-                    return;
+                    tracing::warn!(target: "glake::agent", %error, "a message to the agent is too long, and is not said");
                 }
             }
         }
@@ -414,7 +416,10 @@ impl Session {
                     state.conversation.push(ToAgent::Returned { gpu, bytes });
                 }
             },
-            ToWorker::Admit => state.ledger.admitted(),
+            ToWorker::Admit => {
+                state.ledger.admitted();
+                self.leases().for_each(|lease| lease.forget_wanted());
+            }
             ToWorker::Park { within_ms } => {
                 let hold = Duration::from_millis(within_ms).min(MOST);
                 command(What::Park { until: by(within_ms), hold, unparks: self.port.unparks() });

@@ -16,21 +16,20 @@ use super::moves::Job;
 pub(super) const POLL: Duration = Duration::from_micros(200);
 
 impl RegionSet {
-    /// No use of what these jobs move runs from then on: all have ended by `end`, or are parked, their work has ended, and none that votes
-    /// is against it.
+    /// No use of what these jobs move runs from then on: all have ended within `timeout`, or are parked, their work has ended, and
+    /// none that votes is against it.
     pub(super) fn close(
         &self,
         jobs: &[Job],
         ask: &Shrink,
-        end: Option<Instant>,
+        timeout: Duration,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<Closing<'_>> {
         let tags = match ask.is_everything() {
             true => Tags::All,
             false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
         };
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let closing = self.gate.close_while(&tags, left, goes_on)?;
+        let closing = self.gate.close_while(&tags, Some(timeout), goes_on)?;
         self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
     }
 

@@ -203,7 +203,7 @@ impl RegionSet {
         candidates.sort_by_key(|(slot, region)| slot.rank(region));
         let mut batch = Batch::default();
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
-        let end = Instant::now().checked_add(timeout);
+        let mut waited = Duration::ZERO;
         // What is parked for one of them stays parked until all is over.
         let mut closings = Vec::new();
         let mut is_counted = false;
@@ -237,7 +237,10 @@ impl RegionSet {
                 (slot.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
-            let Batch { moved, failed, warnings } = match self.close(&jobs, ask, end, goes_on) {
+            let begin = Instant::now();
+            let closing = self.close(&jobs, ask, timeout.saturating_sub(waited), goes_on);
+            waited += begin.elapsed();
+            let Batch { moved, failed, warnings } = match closing {
                 Ok(closing) => {
                     closings.push(closing);
                     self.move_closed(&jobs, ask)
@@ -392,7 +395,7 @@ impl RegionSet {
         let lease = region.pool().lease();
         let refilling = self.registry.observers.agent().refill_begins();
         // It is new memory, not such that comes back.
-        lease.wants_nothing();
+        lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         let wanted = Wanted::default();
         let made = self.make_room((slot, region), self.config.verify, credits, wanted, |context, waiting| {
@@ -473,7 +476,7 @@ impl RegionSet {
         if !matches!(region.is_usable(), Ok(false)) {
             return;
         }
-        slot.give_back_begins(&self.flags);
+        slot.out_begins(&self.flags);
         let device = region.pool().device();
         let gone = self.stores.mover(device, Direction::FromGpu).and_then(|mover| {
             let store = self.stores.store(Tier::Host, device)?;

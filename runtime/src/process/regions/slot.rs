@@ -188,11 +188,11 @@ impl Slot {
     /// A shrink of a device begins: whoever touches it from now on asks for it back.
     pub(super) fn begin_out(&self, flags: &RegionFlags, device: DeviceId) {
         self.count_shrink(device);
-        self.give_back_begins(flags);
+        self.out_begins(flags);
     }
 
-    /// What a refill brought in vain goes again, until [`Slot::end_out`]: other refills are wanted as before.
-    pub(super) fn give_back_begins(&self, flags: &RegionFlags) {
+    /// Some of it is on its way out, until [`Slot::end_out`]; refills that were requested before are wanted as ever.
+    pub(super) fn out_begins(&self, flags: &RegionFlags) {
         let mut out = self.out.lock();
         *out += 1;
         if !self.is_away.swap(true, Ordering::AcqRel) {

@@ -293,3 +293,121 @@ fn what_is_denied_before_it_is_waited_for_is_not_waited_for() {
     fixture.refill_by_credits(&lease, long).unwrap();
     assert!(begin.elapsed() < long);
 }
+
+/// A policy that answers "grow" with the most that it gives, whole.
+#[derive(Debug, Default)]
+struct SetsMost(Mutex<Option<std::sync::Weak<Lease>>>, std::sync::atomic::AtomicU64);
+
+impl LeaseObserver for SetsMost {
+    fn is_listening(&self) -> bool {
+        true
+    }
+
+    fn told(&self, event: LeaseEvent, _: DeviceId, _: Bytes) {
+        if event == LeaseEvent::Grow {
+            let told = self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            // So that the test ends.
+            if told > 3_000_000 {
+                return;
+            }
+            let lease = self.0.lock().as_ref().and_then(std::sync::Weak::upgrade).unwrap();
+            lease.set(Some(Bytes::mib(4)));
+        }
+    }
+}
+
+#[test]
+fn a_watcher_that_sets_the_most_it_gives() {
+    let told = Arc::new(SetsMost::default());
+    let (grow_timeout, growth) = (Duration::from_millis(20), EXTENT);
+    let lease = Lease::new(GPU, LeaseOptions { grow_timeout, growth, observer: Some(told.clone()) });
+    *told.0.lock() = Some(Arc::downgrade(&lease));
+    let fixture = fixture_under(Some(lease.clone()), Policy::Keep, CopyPolicy::Drop, Bytes::MAX);
+    lease.set(Some(Bytes::mib(4)));
+    let begin = std::time::Instant::now();
+    fixture.pool.malloc(Bytes::mib(8), fixture.here).unwrap_err();
+    let times = told.1.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(times < 10, "told {times} times within {:?}", begin.elapsed());
+}
+
+#[test]
+fn a_refill_with_a_watcher_that_sets_the_most_it_gives() {
+    let told = Arc::new(SetsMost::default());
+    let (grow_timeout, growth) = (Duration::from_millis(20), EXTENT);
+    let lease = Lease::new(GPU, LeaseOptions { grow_timeout, growth, observer: Some(told.clone()) });
+    *told.0.lock() = Some(Arc::downgrade(&lease));
+    let mut fixture = fixture_under(Some(lease.clone()), Policy::Keep, CopyPolicy::Drop, Bytes::MAX);
+    for _ in 0..4 {
+        fixture.add(EXTENT);
+    }
+    lease.set(Some(Bytes::mib(8)));
+    fixture.shrink().unwrap();
+    lease.give_back_unused();
+    lease.want(Bytes::mib(8));
+    lease.grant(Bytes::mib(10));
+    assert_eq!(lease.take_unused(Bytes::MAX), Bytes::mib(10));
+    let begin = std::time::Instant::now();
+    fixture.refill_by_credits(&lease, Duration::from_millis(20)).unwrap_err();
+    let times = told.1.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(times < 10, "told {times} times within {:?}", begin.elapsed());
+}
+
+/// A watcher that grants at once; what it grants another thread takes before who asked has looked.
+#[derive(Debug, Default)]
+struct GrantsStolen(Mutex<Option<std::sync::Weak<Lease>>>, Mutex<Vec<Bytes>>);
+
+impl LeaseObserver for GrantsStolen {
+    fn is_listening(&self) -> bool {
+        true
+    }
+
+    fn told(&self, event: LeaseEvent, _: DeviceId, bytes: Bytes) {
+        if event == LeaseEvent::Grow {
+            let lease = self.0.lock().as_ref().and_then(std::sync::Weak::upgrade).unwrap();
+            lease.grant(bytes);
+            let mut told = self.1.lock();
+            told.push(bytes);
+            if told.len() == 1 {
+                // Another thread's allocation, at this moment.
+                assert_eq!(lease.take_unused(bytes), bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_granted_at_once_and_taken_by_another_is_asked_anew() {
+    let told = Arc::new(GrantsStolen::default());
+    let (grow_timeout, growth) = (Duration::from_millis(500), EXTENT);
+    let lease = Lease::new(GPU, LeaseOptions { grow_timeout, growth, observer: Some(told.clone()) });
+    *told.0.lock() = Some(Arc::downgrade(&lease));
+    let fixture = fixture_under(Some(lease.clone()), Policy::Keep, CopyPolicy::Drop, Bytes::MAX);
+    lease.set(Some(Bytes::mib(4)));
+    let outcome = fixture.pool.malloc(Bytes::mib(8), fixture.here);
+    assert!(outcome.is_ok(), "{outcome:?} {:?}", told.1.lock());
+}
+
+#[test]
+fn a_request_whose_watcher_sets_the_most_it_gives_ends_in_time() {
+    let told = Arc::new(SetsMost::default());
+    let (grow_timeout, growth) = (Duration::from_millis(50), EXTENT);
+    let lease = Lease::new(GPU, LeaseOptions { grow_timeout, growth, observer: Some(told.clone()) });
+    *told.0.lock() = Some(Arc::downgrade(&lease));
+    let fixture = fixture_under(Some(lease.clone()), Policy::Keep, CopyPolicy::Drop, Bytes::MAX);
+    lease.set(Some(Bytes::mib(4)));
+    let begin = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(10));
+            // One change while it waits, whatever it is.
+            lease.set(Some(Bytes::mib(4)));
+        });
+        fixture.pool.malloc(Bytes::mib(8), fixture.here).unwrap_err();
+    });
+    let times = told.1.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(
+        times < 10,
+        "told {times} times within {:?}; it was to end after {grow_timeout:?}",
+        begin.elapsed()
+    );
+}

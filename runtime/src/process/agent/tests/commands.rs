@@ -131,3 +131,65 @@ fn a_command_that_fails_for_many_regions_is_answered() {
     process.agent().leave();
     assert_eq!(first, Some(true), "None: a gap; and over the next connection: {again:?}");
 }
+
+/// What the program has shrunk itself stays away until it asks for it.
+fn shrunk_by_the_program(unparks: impl FnOnce(&Socket, Agent) -> Agent) {
+    let socket = Socket::new();
+    let process = worker("tiers.park_quantum_ms = 0\nlease.growth = 0\n", &[]);
+    let block = process.block("weights", mib(12));
+    let agent = join(&process, &socket);
+    let (is_over, steps) = (AtomicBool::new(false), AtomicU64::new(0));
+    let wanted = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let regions = process.regions();
+            let id = regions.begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
+            while !is_over.load(Ordering::SeqCst) {
+                regions.gate().safepoint(id);
+                steps.fetch_add(1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            regions.gate().end_use(id).unwrap();
+        });
+        until("steps", || (steps.load(Ordering::SeqCst) > 3).then_some(()));
+        process.regions().shrink(&crate::process::Shrink::default()).unwrap();
+        assert_eq!(process.regions().gate().view().parked, 1);
+        let mut agent = unparks(&socket, agent);
+        let begun = Instant::now();
+        let (mut wanted, mut freed) = (0, None);
+        while begun.elapsed() < Duration::from_secs(4) {
+            match agent.hear_now() {
+                Some(ToAgent::Want { .. }) => {
+                    wanted += 1;
+                    agent.say(ToWorker::Deny { why: glake_wire::Denied::TooLarge, retry_after_ms: None });
+                }
+                Some(other) => freed = Some(other),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        drop(freed);
+        is_over.store(true, Ordering::SeqCst);
+        let leaves = Instant::now();
+        process.agent().leave();
+        eprintln!("LEAVE took {:?}", leaves.elapsed());
+        process.regions().refill(&Refill::default()).unwrap();
+        wanted
+    });
+    process.free(block).unwrap();
+    assert_eq!(wanted, 0, "times that it was wanted within 4 s, though nobody asked");
+}
+
+#[test]
+fn unpark_brings_nothing_back_that_the_program_has_shrunk() {
+    shrunk_by_the_program(|_, mut agent| {
+        agent.say(ToWorker::Unpark);
+        agent
+    });
+}
+
+#[test]
+fn a_new_agent_brings_nothing_back_that_the_program_has_shrunk() {
+    shrunk_by_the_program(|socket, agent| {
+        drop(agent);
+        socket.welcome(2)
+    });
+}

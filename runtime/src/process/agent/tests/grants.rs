@@ -198,3 +198,42 @@ fn what_a_stopped_refill_gives_back_is_in_nobodys_use() {
     process.free(block).unwrap();
     assert_eq!(seen, None, "was evicted while a use of it ran");
 }
+
+#[test]
+fn threads_that_grow_ask_for_what_they_need() {
+    let socket = Socket::new();
+    let (process, block, mut agent) = joined(&socket, "lease.grow_timeout_ms = 4000\nlease.growth = 0");
+    let threads = 6;
+    let (asked, granted) = std::thread::scope(|scope| {
+        let grows: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| process.malloc(0, mib(32), STREAM))).collect();
+        let mut pending = std::collections::VecDeque::new();
+        let (mut asked, mut granted) = (mib(0), mib(0));
+        let mut next = Instant::now() + Duration::from_millis(200);
+        while !grows.iter().all(|grows| grows.is_finished()) || !pending.is_empty() {
+            match agent.hear_now() {
+                Some(ToAgent::Grow { bytes, .. }) => {
+                    asked = asked.saturating_add(bytes);
+                    pending.push_back(bytes);
+                }
+                Some(_) => {}
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+            // As victims give, one after the other.
+            if Instant::now() >= next
+                && let Some(bytes) = pending.pop_front()
+            {
+                next = Instant::now() + Duration::from_millis(50);
+                agent.grant(bytes);
+                granted = granted.saturating_add(bytes);
+            }
+        }
+        for grows in grows {
+            process.free(grows.join().unwrap().unwrap()).unwrap();
+        }
+        (asked, granted)
+    });
+    process.agent().leave();
+    process.free(block).unwrap();
+    assert!(granted <= mib(32 * threads), "asked {asked}, granted {granted}, needed {}", mib(32 * threads));
+}

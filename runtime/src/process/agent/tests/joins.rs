@@ -51,3 +51,40 @@ fn a_worker_that_joins_after_its_uses_is_known_to_be_idle() {
     process.free(block).unwrap();
     assert_eq!((page.uses, page.begun), (0, 3), "(uses, begun)");
 }
+
+#[test]
+fn who_is_joined_is_bounded() {
+    for round in 0..30 {
+        let socket = Socket::new();
+        let process = worker("tiers.extent = \"2MiB\"\nlease.grow_timeout_ms = 0", &[]);
+        process.malloc(0, mib(4), STREAM).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let bounded = std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                        if process.malloc(0, mib(2), STREAM).is_err() {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                });
+            }
+            let joined = scope.spawn(|| process.agent().join(Some("chat"), Some(&socket.path)));
+            let mut agents = Vec::new();
+            while !joined.is_finished() {
+                if let Some(stream) = socket.connection() {
+                    let mut agent = Agent::greeted(stream);
+                    agent.welcome_as(EPOCH);
+                    agents.push(agent);
+                }
+            }
+            let outcome = joined.join().unwrap().map_err(|error| error.to_string());
+            let state = (agents.len(), outcome, process.agent().is_joined(), process.lease().is_some());
+            stop.store(true, std::sync::atomic::Ordering::SeqCst);
+            state
+        });
+        process.agent().leave();
+        eprintln!("{round}: {bounded:?}");
+        assert!(bounded.1.is_err() || (bounded.2 && bounded.3), "round {round}: {bounded:?}");
+    }
+}

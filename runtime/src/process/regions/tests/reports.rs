@@ -158,3 +158,44 @@ fn what_is_fixed_stays_and_is_named() {
     blocks.iter().for_each(|block| process.check(block));
     process.end(blocks);
 }
+
+#[test]
+fn what_moves_take_is_no_wait_for_uses() {
+    let process = started("");
+    for tag in ["a", "b"] {
+        process.regions().define(RegionOptions::of(tag)).unwrap();
+    }
+    let blocks = [("a", 1), ("b", 2)].map(|(tag, seed)| process.written_in(tag, 0, mib(4), seed));
+    process.regions().fix(blocks[0].address, true).unwrap();
+    // The move of the first takes a while: longer than uses are waited for.
+    process
+        .regions()
+        .ask_live(
+            blocks[0].address,
+            Arc::new(|| {
+                std::thread::sleep(Duration::from_millis(1200));
+                None
+            }),
+        )
+        .unwrap();
+    let ask = Shrink { bytes: Some(mib(4)), timeout: Some(Duration::from_millis(1000)), ..Shrink::default() };
+    let over = AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Uses of 20 ms.
+            while !over.load(Ordering::SeqCst) {
+                if let Ok(id) = process.regions().begin_use(&Tags::of(&["b"]), WhenClosed::Refuse, None) {
+                    std::thread::sleep(Duration::from_millis(20));
+                    process.regions().gate().end_use(id).unwrap();
+                }
+            }
+        });
+        let outcome = process.regions().shrink(&ask);
+        over.store(true, Ordering::SeqCst);
+        outcome
+    });
+    process.regions().fix(blocks[0].address, false).unwrap();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    process.regions().refill(&Refill::default()).unwrap();
+    process.end(blocks);
+}
