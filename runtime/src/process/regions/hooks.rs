@@ -52,10 +52,9 @@ impl Hooks {
         drop(others);
     }
 
-    /// How long one may take; `None`: for ever, or there is none.
+    /// How long one may take, and a callback that says which bytes count, where there is no hook too. `None`: nobody has said.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        let both = self.both.read();
-        both.timeout.filter(|_| both.before.is_some() || both.after.is_some())
+        self.both.read().timeout
     }
 
     /// Calls the one that comes before.

@@ -93,16 +93,6 @@ fn a_callback_that_panics_is_told_as_that() {
 }
 
 #[test]
-fn what_hooks_had_rules_no_callback_once_they_are_gone() {
-    let process = started("tiers.drain_timeout_ms = 300\n");
-    process.regions().set_hooks(Some(Arc::new(|_| 0)), None, Some(Duration::from_secs(30)));
-    assert_eq!(process.regions().set.hooks.timeout(), Some(Duration::from_secs(30)));
-    process.regions().set_hooks(None, None, Some(Duration::from_secs(30)));
-    assert_eq!(process.regions().set.hooks.timeout(), None);
-    process.end([]);
-}
-
-#[test]
 fn where_a_callback_does_not_tell_all_is_copied() {
     let process = started("tiers.drain_timeout_ms = 300\n");
     process.regions().define(RegionOptions::of("cache")).unwrap();
