@@ -115,9 +115,12 @@ impl Driver<'_> {
             ToAgent::Changed { holdings } | ToAgent::Shrunk { holdings } | ToAgent::Refilled { holdings } => {
                 self.held = holdings[0].clone();
             }
-            ToAgent::Cancel | ToAgent::Bye | ToAgent::Grow { .. } | ToAgent::Hello(_) => {
-                panic!("{message:?}")
+            // A new agent has granted what it knew of, and a refill needs more.
+            ToAgent::Grow { bytes, .. } => {
+                self.lease = self.lease.saturating_add(bytes);
+                self.agent.grant(bytes);
             }
+            ToAgent::Cancel | ToAgent::Bye | ToAgent::Hello(_) => panic!("{message:?}"),
             ToAgent::Ack | ToAgent::Unknown => {}
         }
     }
