@@ -125,6 +125,8 @@ struct State {
     wanted: Bytes,
     /// What requests have asked for, all together, and was not granted yet.
     asked: Bytes,
+    /// How many requests have asked and are not over: where there is none, nothing is waited for.
+    asking: usize,
     /// How many of the changes to the better were grants.
     given: u64,
     /// How many refills had been denied when one was wanted last: what is denied after that is denied to it.
@@ -455,7 +457,11 @@ impl Asking<'_> {
     pub(super) fn ask(&mut self, short: LeaseShort) -> bool {
         let begin = Instant::now();
         let lease = self.lease;
+        let is_first = self.until.is_none();
         let until = *self.until.get_or_insert(begin + lease.options.grow_timeout);
+        if is_first {
+            lease.state.lock().asking += 1;
+        }
         let began = until.checked_sub(lease.options.grow_timeout).unwrap_or(begin);
         let denied = self.short.is_some_and(|before| before.denied);
         self.short = Some(LeaseShort { waited: begin - began, denied, ..short });
@@ -514,10 +520,22 @@ impl Asking<'_> {
     }
 }
 
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if self.until.is_some() {
+            let mut state = self.lease.state.lock();
+            state.asking -= 1;
+            if state.asking == 0 {
+                state.asked = Bytes::ZERO;
+            }
+        }
+    }
+}
+
 impl Credits {
     /// Waits for the next grant where the lease is what stops the refill, or a moment where the driver has not got what was leased;
-    /// returns whether it is worth trying again. Where all that was wanted is granted, and others have it, it asks as a request does. The refill holds its region's turn meanwhile, and no lock of the pool; `is_over` is asked
-    /// now and then whether it should wait no more.
+    /// returns whether it is worth trying again. Where all that was wanted is granted, and others have it, it asks as a request does. The
+    /// refill holds its region's turn meanwhile, and no lock of the pool; `is_over` is asked now and then whether it should wait no more.
     pub fn wait(&self, refused: &PoolError, is_over: &dyn Fn() -> bool) -> bool {
         let begin = Instant::now();
         let (until, grants, denials) = &mut *self.seen.lock();
@@ -525,7 +543,7 @@ impl Credits {
         if state.grants == *grants && (state.leased.is_none() || !self.lease.is_listening()) {
             return false;
         }
-        let mut has_asked = false;
+        let mut asked = Bytes::ZERO;
         let worth = loop {
             if state.grants != *grants {
                 (*until, *grants) = (Instant::now() + self.timeout, state.grants);
@@ -542,13 +560,11 @@ impl Credits {
             }
             if let PoolError::Leased { short, .. } = refused
                 && state.wanted.is_zero()
-                && state.asked.is_zero()
-                && !has_asked
+                && asked.is_zero()
             {
-                has_asked = true;
-                let missing = short.wanted.saturating_sub(state.room());
-                state.asked = state.asked.saturating_add(missing);
-                MutexGuard::unlocked(&mut state, || self.lease.tell(LeaseEvent::Grow, missing));
+                asked = short.wanted.saturating_sub(state.room());
+                state.asked = state.asked.saturating_add(asked);
+                MutexGuard::unlocked(&mut state, || self.lease.tell(LeaseEvent::Grow, asked));
                 continue;
             }
             self.lease.pause(&mut state, *until);
@@ -556,6 +572,9 @@ impl Credits {
                 break true;
             }
         };
+        if !worth {
+            state.asked = state.asked.saturating_sub(asked);
+        }
         state.note_wait(begin);
         worth
     }

@@ -317,20 +317,6 @@ impl LeaseObserver for SetsMost {
 }
 
 #[test]
-fn a_watcher_that_sets_the_most_it_gives() {
-    let told = Arc::new(SetsMost::default());
-    let (grow_timeout, growth) = (Duration::from_millis(20), EXTENT);
-    let lease = Lease::new(GPU, LeaseOptions { grow_timeout, growth, observer: Some(told.clone()) });
-    *told.0.lock() = Some(Arc::downgrade(&lease));
-    let fixture = fixture_under(Some(lease.clone()), Policy::Keep, CopyPolicy::Drop, Bytes::MAX);
-    lease.set(Some(Bytes::mib(4)));
-    let begin = std::time::Instant::now();
-    fixture.pool.malloc(Bytes::mib(8), fixture.here).unwrap_err();
-    let times = told.1.load(std::sync::atomic::Ordering::SeqCst);
-    assert!(times < 10, "told {times} times within {:?}", begin.elapsed());
-}
-
-#[test]
 fn a_refill_with_a_watcher_that_sets_the_most_it_gives() {
     let told = Arc::new(SetsMost::default());
     let (grow_timeout, growth) = (Duration::from_millis(20), EXTENT);
@@ -350,6 +336,25 @@ fn a_refill_with_a_watcher_that_sets_the_most_it_gives() {
     fixture.refill_by_credits(&lease, Duration::from_millis(20)).unwrap_err();
     let times = told.1.load(std::sync::atomic::Ordering::SeqCst);
     assert!(times < 10, "told {times} times within {:?}", begin.elapsed());
+}
+
+#[test]
+fn each_refill_that_gets_nothing_asks_for_itself() {
+    let (mut fixture, lease, told) = leased();
+    for _ in 0..4 {
+        fixture.add(EXTENT);
+    }
+    fixture.shrink().unwrap();
+    let asked = || told.0.lock().iter().filter(|(event, _)| *event == LeaseEvent::Grow).count();
+    // Nothing is granted, and each one gives up.
+    lease.set(Some(EXTENT));
+    for times in 1..4 {
+        fixture.refill_by_credits(&lease, Duration::from_millis(10)).unwrap_err();
+        assert_eq!(asked(), times);
+    }
+    lease.set(None);
+    fixture.refill().unwrap();
+    fixture.end();
 }
 
 /// A watcher that grants at once; what it grants another thread takes before who asked has looked.

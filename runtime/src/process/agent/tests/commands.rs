@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::*;
+use crate::process::Shrink;
 
 fn hears_within(agent: &mut Agent, time: Duration, is: impl Fn(&ToAgent) -> bool) -> bool {
     let begin = Instant::now();
@@ -40,16 +41,7 @@ fn parked_uses_go_on_when_the_agent_is_replaced_between_the_shrinks_of_two_gpus(
     };
     process.regions().set_hooks(Some(Arc::new(hook)), None, None);
     let went_on = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let regions = process.regions();
-            let id = regions.begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
-            while !is_over.load(Ordering::SeqCst) {
-                regions.gate().safepoint(id);
-                steps.fetch_add(1, Ordering::SeqCst);
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            regions.gate().end_use(id).unwrap();
-        });
+        scope.spawn(|| step(&process, &steps, &is_over));
         until("steps", || (steps.load(Ordering::SeqCst) > 3).then_some(()));
         agent.say(ToWorker::Park { within_ms: 60_000 });
         agent.hear_until("parked", |said| matches!(said, ToAgent::Parked).then_some(()));
@@ -140,37 +132,27 @@ fn shrunk_by_the_program(unparks: impl FnOnce(&Socket, Agent) -> Agent) {
     let agent = join(&process, &socket);
     let (is_over, steps) = (AtomicBool::new(false), AtomicU64::new(0));
     let wanted = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let regions = process.regions();
-            let id = regions.begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
-            while !is_over.load(Ordering::SeqCst) {
-                regions.gate().safepoint(id);
-                steps.fetch_add(1, Ordering::SeqCst);
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            regions.gate().end_use(id).unwrap();
-        });
+        scope.spawn(|| step(&process, &steps, &is_over));
         until("steps", || (steps.load(Ordering::SeqCst) > 3).then_some(()));
-        process.regions().shrink(&crate::process::Shrink::default()).unwrap();
+        process.regions().shrink(&Shrink::default()).unwrap();
         assert_eq!(process.regions().gate().view().parked, 1);
         let mut agent = unparks(&socket, agent);
         let begun = Instant::now();
-        let (mut wanted, mut freed) = (0, None);
+        let mut wanted = 0;
         while begun.elapsed() < Duration::from_secs(4) {
             match agent.hear_now() {
                 Some(ToAgent::Want { .. }) => {
                     wanted += 1;
                     agent.say(ToWorker::Deny { why: glake_wire::Denied::TooLarge, retry_after_ms: None });
                 }
-                Some(other) => freed = Some(other),
+                Some(_) => {}
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        drop(freed);
         is_over.store(true, Ordering::SeqCst);
         let leaves = Instant::now();
         process.agent().leave();
-        eprintln!("LEAVE took {:?}", leaves.elapsed());
+        assert!(leaves.elapsed() < LONG / 2, "it waits for grants of an agent that it leaves");
         process.regions().refill(&Refill::default()).unwrap();
         wanted
     });

@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, Stream};
@@ -327,4 +328,16 @@ fn join(process: &Process, socket: &Socket) -> Agent {
 fn use_all(process: &Process) -> Result<(), ProcessError> {
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, Some(LONG))?;
     process.regions().gate().end_use(id)
+}
+
+/// A use that counts its steps, with a safe point after each.
+fn step(process: &Process, steps: &AtomicU64, is_over: &AtomicBool) {
+    let regions = process.regions();
+    let id = regions.begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
+    while !is_over.load(Ordering::SeqCst) {
+        regions.gate().safepoint(id);
+        steps.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    regions.gate().end_use(id).unwrap();
 }

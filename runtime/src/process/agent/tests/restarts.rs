@@ -166,14 +166,7 @@ fn story(kill: Option<(u64, bool)>) -> u64 {
         let held = agent.hello.holdings[0].clone();
         scope.spawn(|| {
             until("the use", || is_used.load(Ordering::SeqCst).then_some(()));
-            let regions = process.regions();
-            let id = regions.begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
-            while !is_over.load(Ordering::SeqCst) {
-                regions.gate().safepoint(id);
-                steps.fetch_add(1, Ordering::SeqCst);
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            regions.gate().end_use(id).unwrap();
+            step(&process, &steps, &is_over);
         });
         let mut driver = Driver {
             socket: &socket,
