@@ -1044,24 +1044,23 @@ int32_t glake_offload_packed(uint64_t site,
                              size_t room,
                              size_t *count);
 
-// A leaf is computed on a stream from here on, until its output is packed: so long it would take to compute it again.
+// A leaf is computed from here on, until its output is packed: so long it would take to compute it again, by the stream that the pass
+// began on.
 //
 // `GLAKE_INVALID`: there is no such site.
-int32_t glake_offload_leaf_begins(uint64_t site,
-                                  void *stream);
+int32_t glake_offload_leaf_begins(uint64_t site);
 
 // Times of the pass that is under way do not count: it computes what later ones will not, to compare it with what is stored.
 //
 // `GLAKE_INVALID`: there is no such site.
 int32_t glake_offload_untimed(uint64_t site);
 
-// A layer is computed again on a stream: from here on (`begins`), or until here. Reloads that are to begin come with the next call that
+// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come with the next call that
 // tells any.
 //
 // `GLAKE_INVALID`: there is no such site.
 int32_t glake_offload_replays(uint64_t site,
                               uint32_t scope,
-                              void *stream,
                               bool begins);
 
 // An item of the pass is read, or read once more. `begin`, `room` and `count` as of `glake_offload_packed`.

@@ -1,6 +1,6 @@
 //! Sites of a program that offload: what is to be offloaded of each pass, and when its reloads begin.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 
 use glake_abi::Pack;
 use glake_runtime::process::{ItemId, LeafPart, Preset, ScopeId, Verdict};
@@ -134,12 +134,13 @@ pub unsafe extern "C" fn glake_offload_packed(
     })
 }
 
-/// A leaf is computed on a stream from here on, until its output is packed: so long it would take to compute it again.
+/// A leaf is computed from here on, until its output is packed: so long it would take to compute it again, by the stream that the pass
+/// began on.
 ///
 /// `GLAKE_INVALID`: there is no such site.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_offload_leaf_begins(site: u64, stream: *mut c_void) -> i32 {
-    guard::answer(|| Ok(library::process()?.offload().leaf_begins(site, block::stream(stream))?))
+pub extern "C" fn glake_offload_leaf_begins(site: u64) -> i32 {
+    guard::answer(|| Ok(library::process()?.offload().leaf_begins(site)?))
 }
 
 /// Times of the pass that is under way do not count: it computes what later ones will not, to compare it with what is stored.
@@ -150,15 +151,13 @@ pub extern "C" fn glake_offload_untimed(site: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().untimed(site)?))
 }
 
-/// A layer is computed again on a stream: from here on (`begins`), or until here. Reloads that are to begin come with the next call that
+/// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come with the next call that
 /// tells any.
 ///
 /// `GLAKE_INVALID`: there is no such site.
 #[unsafe(no_mangle)]
-pub extern "C" fn glake_offload_replays(site: u64, scope: u32, stream: *mut c_void, begins: bool) -> i32 {
-    guard::answer(|| {
-        Ok(library::process()?.offload().replays(site, ScopeId(scope), block::stream(stream), begins)?)
-    })
+pub extern "C" fn glake_offload_replays(site: u64, scope: u32, begins: bool) -> i32 {
+    guard::answer(|| Ok(library::process()?.offload().replays(site, ScopeId(scope), begins)?))
 }
 
 /// An item of the pass is read, or read once more. `begin`, `room` and `count` as of `glake_offload_packed`.

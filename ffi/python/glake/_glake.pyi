@@ -123,10 +123,11 @@ class Site:
 
     def untimed(self) -> None:
         """Times of the pass that is under way do not count."""
-    def leaf_begins(self, stream: int = 0) -> None:
+
+    def leaf_begins(self) -> None:
         """A leaf is computed from here on, until its output is packed."""
 
-    def replays(self, scope: int, stream: int, begins: bool) -> None:
+    def replays(self, scope: int, begins: bool) -> None:
         """A scope is computed again: from here on, or until here."""
 
     def unpacked(self, item: int) -> list[int]:

@@ -85,10 +85,9 @@ impl Site {
         Ok((item, verdict, begin[..count.min(ROOM)].to_vec()))
     }
 
-    #[pyo3(signature = (stream=0))]
-    fn leaf_begins(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
-        // SAFETY: it takes a number; a stream is a name to it.
-        checked(py, |symbols| unsafe { (symbols.glake_offload_leaf_begins)(self.id, pointer(stream)) })
+    fn leaf_begins(&self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: it takes a number.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_leaf_begins)(self.id) })
     }
 
     fn untimed(&self, py: Python<'_>) -> PyResult<()> {
@@ -96,11 +95,9 @@ impl Site {
         checked(py, |symbols| unsafe { (symbols.glake_offload_untimed)(self.id) })
     }
 
-    fn replays(&self, py: Python<'_>, scope: u32, stream: usize, begins: bool) -> PyResult<()> {
-        // SAFETY: it takes numbers; a stream is a name to it.
-        checked(py, |symbols| unsafe {
-            (symbols.glake_offload_replays)(self.id, scope, pointer(stream), begins)
-        })
+    fn replays(&self, py: Python<'_>, scope: u32, begins: bool) -> PyResult<()> {
+        // SAFETY: it takes numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_replays)(self.id, scope, begins) })
     }
 
     fn unpacked(&self, py: Python<'_>, item: u64) -> PyResult<Vec<u64>> {

@@ -594,10 +594,10 @@ class Planned(OfReplay):
             self.told.append(("packed", scope, leaf))
             return item, verdict, begins
 
-        def leaf_begins(self, stream):
+        def leaf_begins(self):
             self.told.append(("leaf",))
 
-        def replays(self, scope, stream, begins):
+        def replays(self, scope, begins):
             self.told.append(("replays", scope, begins))
 
         def __getattr__(self, name):

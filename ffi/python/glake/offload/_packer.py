@@ -112,16 +112,16 @@ class Packer:
         self._site.untimed()
 
     def leaf_begins(self, like: Any) -> None:
-        """A leaf is about to be computed, on the current stream of a tensor."""
+        """A leaf is about to be computed of a tensor."""
         # A part of a model may be elsewhere.
         if self.memory.owns(like):
-            self._site.leaf_begins(self.memory.stream(like))
+            self._site.leaf_begins()
 
     def replays(self, scope: int, device: Any, begins: bool) -> None:
         """A checkpoint is computed again from here, or until here."""
         like = None if device is None else self._like(None, device)
         if like is not None and self.memory.owns(like):
-            self._site.replays(scope, self.memory.stream(like), begins)
+            self._site.replays(scope, begins)
 
     def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.

@@ -113,11 +113,11 @@ impl Offload {
         Ok((PackedItem { item, verdict }, planned.fill(reloads, begin)))
     }
 
-    /// A leaf is computed on a stream from here on, until its output is packed.
+    /// A leaf is computed from here on, until its output is packed: on the stream that the pass began on, whose time is taken.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
-    pub fn leaf_begins(&self, site: u64, _stream: Stream) -> Result<()> {
+    pub fn leaf_begins(&self, site: u64) -> Result<()> {
         if let Some(timer) = &self.sites.of(site)?.lock().timer {
             timer.lock().leaf_begins();
         }
@@ -140,11 +140,11 @@ impl Offload {
         Ok(())
     }
 
-    /// A scope is computed again on a stream: from here on, or until here. Reloads that are to begin come with the next call.
+    /// A scope is computed again: from here on, or until here, timed as [`Offload::leaf_begins`] is. Reloads that are to begin come with the next call.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
-    pub fn replays(&self, site: u64, scope: ScopeId, _stream: Stream, begins: bool) -> Result<()> {
+    pub fn replays(&self, site: u64, scope: ScopeId, begins: bool) -> Result<()> {
         let known = self.sites.of(site)?;
         let mut planned = known.lock();
         if begins {
