@@ -8,9 +8,8 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use glake_process::Process;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-
-use crate::peer::start_of;
 
 /// The variable that has the number of the start.
 pub(crate) const MARK: &str = "GLAKE_START";
@@ -22,14 +21,6 @@ pub(crate) struct Family {
     pub(crate) mark: String,
     /// The group of its first process, where that is known, and cannot be another one's by now.
     pub(crate) group: Option<u32>,
-}
-
-/// What `/proc` says of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stat {
-    group: u32,
-    /// It has ended, and nobody has waited for it.
-    is_dead: bool,
 }
 
 impl Family {
@@ -60,13 +51,13 @@ impl Family {
     /// The process that the agent started, by the start's number alone: it leads its group.
     pub(crate) fn leader(&self) -> Option<(u32, u64)> {
         let pids = self.members().into_iter().map(|(pid, _)| pid);
-        let leader = pids.into_iter().find(|pid| stat(*pid).is_some_and(|stat| stat.group == *pid))?;
-        Some((leader, start_of(leader)?))
+        let mut known = pids.into_iter().filter_map(|pid| Some((pid, Process::of(pid).ok()?)));
+        known.find(|(pid, process)| process.group == *pid).map(|(pid, process)| (pid, process.start))
     }
 
     fn has(&self, pid: u32) -> bool {
-        let Some(stat) = stat(pid).filter(|stat| !stat.is_dead) else { return false };
-        self.group == Some(stat.group) || self.is_marked(pid)
+        let running = Process::of(pid).ok().filter(|process| !process.has_ended());
+        running.is_some_and(|process| self.group == Some(process.group) || self.is_marked(pid))
     }
 
     fn is_marked(&self, pid: u32) -> bool {
@@ -76,19 +67,6 @@ impl Family {
             fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
     }
-}
-
-fn stat(pid: u32) -> Option<Stat> {
-    stat_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-fn stat_in(stat: &str) -> Option<Stat> {
-    // The second field, the command's name, may hold anything.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace();
-    let state = fields.next()?;
-    let group = fields.nth(1)?.parse().ok()?;
-    Some(Stat { group, is_dead: matches!(state, "Z" | "X") })
 }
 
 #[cfg(test)]
@@ -139,13 +117,5 @@ mod tests {
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
         other.wait().unwrap();
-    }
-
-    #[test]
-    fn a_name_may_hold_anything() {
-        let found = stat_in("7 (a) b (c)) S 1 42 42 0 -1");
-        assert_eq!(found, Some(Stat { group: 42, is_dead: false }));
-        assert_eq!(stat_in("7 (x) Z 1 9 9"), Some(Stat { group: 9, is_dead: true }));
-        assert_eq!(stat_in("7 (x"), None);
     }
 }

@@ -1,12 +1,11 @@
 //! What the agent asks of its host.
 
+use glake_process::Process;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Whether a process is stopped, or waits in the kernel: it cannot say anything.
 pub(crate) fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());
-    state.is_some_and(|state| matches!(state, "T" | "t" | "D"))
+    Process::of(pid).is_ok_and(|process| process.is_stopped())
 }
 
 /// Another number at each start.

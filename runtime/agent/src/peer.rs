@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use glake_process::Process;
 use glake_wire::Peer;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -125,8 +126,8 @@ impl Identity {
             Err(Errno::SRCH) => return None,
             Err(_) => None,
         };
-        let is_same = match std::fs::read_to_string(format!("/proc/{}/stat", peer.pid)) {
-            Ok(stat) => start_in(&stat).is_none_or(|start| start == peer.start),
+        let is_same = match Process::of(peer.pid) {
+            Ok(process) => process.start == peer.start,
             Err(error) => error.kind() != std::io::ErrorKind::NotFound && !is_gone(&error),
         };
         is_same.then_some((Identity { peer, uid }, pidfd))
@@ -139,13 +140,7 @@ fn is_gone(error: &std::io::Error) -> bool {
 
 /// When a process started, in the kernel's ticks since boot.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
-    start_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-fn start_in(stat: &str) -> Option<u64> {
-    // The second field, the command's name, may hold anything.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
+    Process::of(pid).ok().map(|process| process.start)
 }
 
 #[cfg(test)]

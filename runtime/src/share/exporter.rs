@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use glake_device::Address;
+use glake_process::Process;
 use glake_tiers::{BlockLife, Exported, PoolError};
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -23,7 +24,6 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::ShareError;
 use super::handle::{Handle, Name};
-use super::process::started;
 use super::server::{Export, Exports, serve};
 
 /// One shared block, for as long as it is shared.
@@ -228,7 +228,7 @@ impl Server {
         let mut name = Name::default();
         // So few bytes are drawn whole or not at all.
         getrandom(&mut name[..], GetRandomFlags::empty())?;
-        let started = started(std::process::id()).ok_or(std::io::ErrorKind::Unsupported)?;
+        let started = Process::of(std::process::id())?.start;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&listener, &SocketAddrUnix::new_abstract_name(&name)?)?;

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use glake_process::Process;
 use glake_units::Bytes;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -16,7 +17,6 @@ use rustix::process::geteuid;
 
 use super::ShareError;
 use super::handle::{Handle, count};
-use super::process::started;
 use super::wire::{MOST_FDS, REPLY, Reply, Request};
 
 /// So long an exporter may take for one answer.
@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub fn open(handle: &[u8]) -> Result<Vec<(OwnedFd, Bytes)>, ShareError> {
     let handle = Handle::decode(handle)?;
     // A socket may outlive its process in a forked child, which never answers.
-    if started(handle.pid) != Some(handle.started) {
+    if Process::of(handle.pid).map_or(true, |process| process.start != handle.started) {
         return Err(ShareError::Gone { pid: handle.pid });
     }
     let socket = reach(&handle)?;

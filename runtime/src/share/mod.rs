@@ -42,7 +42,6 @@ mod error;
 mod exporter;
 mod handle;
 mod importer;
-mod process;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -51,4 +50,3 @@ mod wire;
 pub use error::ShareError;
 pub use exporter::{ExportId, Exporter, Shared};
 pub use importer::open;
-pub(crate) use process::started;

@@ -21,6 +21,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use glake_process::Process;
 use glake_units::Bytes;
 
 use super::calls::{self, Calls, Condition, Words};
@@ -290,13 +291,11 @@ impl Drop for Account {
 impl Owner {
     fn this_process() -> io::Result<Owner> {
         let pid = std::process::id();
-        let start =
-            started(pid).ok_or(io::Error::new(io::ErrorKind::NotFound, "/proc has no such process"))?;
-        Ok(Owner { pid, start })
+        Ok(Owner { pid, start: Process::of(pid)?.start })
     }
 
     fn is_alive(self) -> bool {
-        started(self.pid) == Some(self.start)
+        running(self.pid).is_some_and(|process| process.start == self.start)
     }
 }
 
@@ -309,18 +308,12 @@ impl From<[u64; WORDS]> for Slot {
 
 /// Whether a process lives.
 pub(super) fn is_alive(pid: u32) -> bool {
-    started(pid).is_some()
+    running(pid).is_some()
 }
 
-/// When a process started, in clock ticks since the machine did; `None` where it has ended.
-fn started(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
-    let (_, fields) = text.rsplit_once(") ")?;
-    let mut fields = fields.split(' ');
-    let state = fields.next()?;
-    let start = fields.nth(18)?.parse().ok()?;
-    (!matches!(state, "Z" | "X" | "x")).then_some(start)
+/// A process that has not ended.
+fn running(pid: u32) -> Option<Process> {
+    Process::of(pid).ok().filter(|process| !process.has_ended())
 }
 
 /// Nanoseconds since the machine's start, the same for every process; never zero.
@@ -397,16 +390,6 @@ mod tests {
         std::thread::sleep(RECLAIM);
         assert!(one.take(60 * MIB).unwrap());
         assert_eq!(one.used_by_all().unwrap(), 60 * MIB);
-    }
-
-    #[test]
-    fn one_that_nobody_waited_for_is_dead() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id();
-        while started(pid).is_some() {
-            std::thread::yield_now();
-        }
-        child.wait().unwrap();
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //! process from a later one of the same number; the lock tells of processes that this one cannot see, in another container
 //! with the same directory.
 
-use std::fs;
 use std::io;
+
+use glake_process::Process;
 
 /// A process, and no later one of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,15 +33,12 @@ pub(super) enum Kind {
 impl Owner {
     /// A process that lives.
     pub(super) fn of(pid: u32) -> io::Result<Owner> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let (_, start) = parse_stat(&stat).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Owner { pid, start })
+        Ok(Owner { pid, start: Process::of(pid)?.start })
     }
 
     /// Whether the process lives, as far as this one can see.
     pub(super) fn is_seen(self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        stat.is_ok_and(|stat| parse_stat(&stat).is_some_and(|(ended, start)| !ended && start == self.start))
+        Process::of(self.pid).is_ok_and(|process| !process.has_ended() && process.start == self.start)
     }
 
     /// What a file of this process is called.
@@ -67,15 +65,6 @@ impl Owner {
         let owner = Owner { pid, start };
         (owner.name(kind) == name).then_some((owner, kind))
     }
-}
-
-/// Whether a process has ended and waits for its parent, and when it started: fields 3 and 22 of proc_pid_stat(5), after a name
-/// that may hold anything.
-fn parse_stat(stat: &str) -> Option<(bool, u64)> {
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    let start = fields.nth(18)?.parse().ok()?;
-    Some((matches!(state, "Z" | "X"), start))
 }
 
 #[cfg(test)]
@@ -111,9 +100,5 @@ mod tests {
         assert!(this.is_seen());
         assert!(!Owner { start: this.start + 1, ..this }.is_seen());
         assert!(!Owner { pid: u32::MAX, ..this }.is_seen());
-        let stat = "9 (a) Z 7 (b)) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
-        assert_eq!(parse_stat(stat), Some((false, 4242)));
-        assert_eq!(parse_stat(&stat.replace(") S", ") Z")), Some((true, 4242)));
-        assert_eq!(parse_stat("9 (short) S 1"), None);
     }
 }

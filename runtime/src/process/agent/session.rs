@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
+use glake_process::Process;
 use glake_tiers::Lease;
 use glake_units::Bytes;
 use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
@@ -23,7 +24,6 @@ use super::port::{Port, State};
 use crate::process::device::DeviceMemory;
 use crate::process::device_registry::DeviceRegistry;
 use crate::process::regions::RegionSet;
-use crate::share::started;
 
 /// How often hello is said before nothing is made meanwhile.
 const TRIES: u32 = 4;
@@ -216,7 +216,7 @@ impl Session {
         let pid = std::process::id();
         let hello = Hello {
             name: self.identity.name.clone(),
-            peer: Peer { pid, start: started(pid).unwrap_or_default() },
+            peer: Peer { pid, start: Process::of(pid).map_or(0, |process| process.start) },
             build: env!("CARGO_PKG_VERSION").to_owned(),
             gang: self.identity.gang.clone(),
             ranks: self.identity.ranks,

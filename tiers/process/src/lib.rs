@@ -1,0 +1,85 @@
+//! Which process a number means: the kernel gives numbers again, and with its start time one is told from every later one.
+//!
+//! ```
+//! use glake_process::Process;
+//! let this = Process::of(std::process::id()).unwrap();
+//! assert!(!this.has_ended());
+//! ```
+
+use std::{fs, io};
+
+/// A process as `/proc/PID/stat` told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// The kernel's letter.
+    state: char,
+    /// The number of its group.
+    pub group: u32,
+    /// When it started, in the kernel's ticks since boot.
+    pub start: u64,
+}
+
+impl Process {
+    /// The process of a number, also one that has ended and waits for its parent.
+    ///
+    /// # Errors
+    /// What reading meets: `NotFound`, or `ESRCH`, where there is no such process. `InvalidData` where the kernel tells it otherwise.
+    pub fn of(pid: u32) -> io::Result<Process> {
+        let told = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        Process::parse(&told).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Fields 3, 5 and 22 of `proc_pid_stat(5)`. The second, the command's name, may hold anything, parentheses and blanks too.
+    fn parse(told: &str) -> Option<Process> {
+        let (_, fields) = told.rsplit_once(')')?;
+        let mut fields = fields.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let group = fields.nth(1)?.parse().ok()?;
+        let start = fields.nth(16)?.parse().ok()?;
+        Some(Process { state, group, start })
+    }
+
+    /// Whether it runs nothing any more, and waits for its parent.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    /// Whether a signal or a debugger stopped it, or it waits in the kernel: it answers nobody.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't' | 'D')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn names_do_not_confuse() {
+        let told = "12 (a) b (c)) S 1 7 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
+        let found = Process::parse(told).unwrap();
+        assert_eq!(
+            (found.group, found.start, found.has_ended(), found.is_stopped()),
+            (7, 4711, false, false)
+        );
+        assert!(Process::parse(&told.replace(") S", ") Z")).unwrap().has_ended());
+        assert!(Process::parse(&told.replace(") S", ") T")).unwrap().is_stopped());
+        for short in ["", "12", "12 (short)", "12 (short) S 1", "12 (a) S 1 7 x"] {
+            assert_eq!(Process::parse(short), None, "{short:?}");
+        }
+    }
+
+    #[test]
+    fn a_child_that_nobody_waits_for_has_ended_and_is_then_no_more() {
+        let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
+        let pid = child.id();
+        while !Process::of(pid).unwrap().has_ended() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert_eq!(Process::of(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(Process::of(u32::MAX).is_err());
+    }
+}
