@@ -438,8 +438,18 @@ class Unusual(OfTorch):
 
         model = torch.nn.Linear(8, 8)
         handle = self.activations(model)
-        another = copy.deepcopy(model)
+        another, copied = copy.deepcopy((model, handle))
+        report = glake.offload.report
+        before = report()["bytes_out"]
         another(torch.randn(4, 8)).sum().backward()
+        # Hooks of a copy are not taken off: they are idle.
+        self.assertGreater(report()["bytes_out"], before)
+        copied.remove()
+        before = report()["bytes_out"]
+        another(torch.randn(4, 8)).sum().backward()
+        self.assertEqual(report()["bytes_out"], before)
+        model(torch.randn(4, 8)).sum().backward()
+        self.assertGreater(report()["bytes_out"], before)
         pickle.loads(pickle.dumps(model))
         gc.collect()
         gc.disable()

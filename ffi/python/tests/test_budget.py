@@ -2,6 +2,7 @@
 
 Needs torch; every test is skipped without it."""
 
+import gc
 import collections
 import importlib.util
 import os
@@ -192,6 +193,13 @@ class Offloads(OfTorch):
         plain, model = self.model(), self.model()
         handle = self.offload(model, "1GiB", "hidden")
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        removed, copied = copy.deepcopy((model, handle))
+        copied.remove()
+        self.step(removed, 32)
+        self.assertEqual([len(told) for told in (copied.report()["sites"], handle.report()["sites"])], [1, 1])
+        self.assertEqual(copied.report()["sites"][0]["passes"], 0)
+        del removed, copied
+        gc.collect()
         for another in copies:
             another.eval()
             with torch.no_grad():

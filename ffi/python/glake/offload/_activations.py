@@ -42,6 +42,8 @@ class Activations:
         # What each thread is inside of, the innermost last: for whom it was entered, its hooks, and which call of the module it is.
         self._entered = threading.local()
         self._handles: list[Any] = []
+        # A copy of a module has hooks that no handle of this takes off: they do nothing from then on.
+        self._is_removed = False
         self._others = Others(_ours)
         # The module whose forward passes are in the blocks that this is entered for, where it is known: weakly.
         self._model: weakref.ref[Any] | None = None
@@ -82,6 +84,7 @@ class Activations:
 
     def remove(self) -> None:
         """Takes the hooks off the module. What is offloaded comes back as it is read. A second time does nothing."""
+        self._is_removed = True
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -150,6 +153,9 @@ class Activations:
 
         # In another's backward pass a checkpoint computes again what it dropped: its saves live for a moment. Under other hooks, as that
         # checkpoint's are in the forward pass, these have what is saved, both times.
+        if self._is_removed:
+            self._skip()
+            return
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         is_others = top is not None and top[0] not in _ours
         if is_others or not may_hook():
@@ -176,7 +182,7 @@ class Activations:
         if self._stack():
             self._leave_ended(caller)
         self._entered.call = _call_of(caller)
-        if not self._stack() and may_hook():
+        if not self._is_removed and not self._stack() and may_hook():
             if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
                 self._others.look(module)
 

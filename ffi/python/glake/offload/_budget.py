@@ -91,6 +91,9 @@ class Offloaded(Activations):
         return _report.of([self], plot)
 
     def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
+        if self._is_removed:
+            self._skip()
+            return
         if not self._has_begun and _device_of(module) != self._device:
             # It was moved to its GPU since.
             self._ask(_device_of(module))
