@@ -1012,9 +1012,10 @@ int32_t glake_offload_ask(uint64_t site,
                           int32_t preset);
 
 // Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
-// and memory has room as it had. A shape is a number of the caller's, one for all forwards that save the same.
+// memory has room as it had, and nothing went above the budget since. A shape is a number of the caller's, one for all forwards that save the same.
 //
-// `GLAKE_INVALID`: there is no such site, or a pass of that shape was above its budget, and needs what the text says.
+// `GLAKE_INVALID`: there is no such site, or a pass that had the same forwards before this one was above its budget, and needs what the
+// text says.
 //
 // # Safety
 // `needs` is null or may be written; null is refused.

@@ -309,9 +309,11 @@ class Saves(OfTorch):
         self.assertEqual(middle, out)
         self.assertGreater(glake.offload.report()["bytes_out"], out)
         z.backward()
-        for wrong in ({"min_offload_size": -1}, {"max_fwd_stash_size": 0}):
+        for wrong in ({"min_offload_size": -1}, {"max_fwd_stash_size": 0}, {"min_offload_size": None}, {"max_fwd_stash_size": "1"}):
             with self.assertRaises(ValueError):
                 OffloadActivations(**wrong)
+        with self.assertRaises(TypeError):
+            OffloadActivations(max_fwd_stash_sizes=3)
 
 
 class Unusual(OfTorch):

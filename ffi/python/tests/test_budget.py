@@ -2,8 +2,9 @@
 
 Needs torch; every test is skipped without it."""
 
-import gc
 import collections
+import dataclasses
+import gc
 import importlib.util
 import os
 import re
@@ -120,6 +121,120 @@ class Offloads(OfTorch):
         self.assertEqual(handle.told()["passes"], before + 1)
         handle.remove()
 
+    def test_within_a_block_or_hooks_of_ours_a_models_own_budget_counts(self):
+        def out(step):
+            before = glake.offload.report()["bytes_out"]
+            step()
+            return glake.offload.report()["bytes_out"] - before
+
+        def around(block, model):
+            with block:
+                loss = model(torch.randn(1024, 64)).square().sum()
+            loss.backward()
+
+        model, alone = self.model(), self.model()
+        handle, block = self.offload(model, "1GiB"), self.activations()
+        for _ in range(3):
+            self.step(model, 1024)
+        passes = handle.told()["passes"]
+        # The loss alone leaves, all of another model does.
+        self.assertLess(out(lambda: around(block, model)), 1024 * 64 * 4 + 1)
+        self.assertGreater(out(lambda: around(block, alone)), 1 << 20)
+        self.assertEqual(handle.told()["passes"], passes)
+        # A block of its own, of which the module's forward is a part.
+        self.assertLess(out(lambda: around(handle, model)), 1024 * 64 * 4 + 1)
+        self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+        # Of two on one module the later one counts.
+        hooked = self.activations(alone)
+        other = glake.offload(alone, budget="1GiB")
+        other._packer.memory = self.memory
+        self.assertFalse(hooked._handles)
+        for each in (other, handle):
+            each.remove()
+
+    def test_a_block_of_a_handle_has_its_floor_and_leaves_buffers(self):
+        class Scaled(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("scale", torch.randn(256, 64))
+                self.layer = torch.nn.Linear(64, 64)
+
+            def forward(self, x):
+                return self.layer(x) * self.scale
+
+        scaled = Scaled()
+        handle = self.activations(scaled)
+        before = glake.offload.report()["bytes_out"]
+        for _ in range(3):
+            with handle:
+                loss = scaled(torch.randn(256, 64)).sum()
+            loss.backward()
+        # The input of the layer alone, until a plan says that this gains nothing.
+        self.assertEqual(glake.offload.report()["bytes_out"] - before, 256 * 64 * 4)
+        handle.remove()
+        model = self.model()
+        handle = self.offload(model, "1MiB")
+        with self.assertRaisesRegex(glake.InvalidError, "passes of this shape need"):
+            for _ in range(8):
+                with handle:
+                    loss = model(torch.randn(20000, 64)).square().sum()
+                loss.backward()
+        del loss
+        handle.remove()
+
+    def test_a_module_that_moves_to_another_gpu_takes_its_budget_along(self):
+        from unittest import mock
+
+        model, asked = self.model(2), []
+        handle = self.offload(model, "1GiB")
+        self.step(model, 8)
+        site = mock.Mock(wraps=handle._packer.site)
+        site.ask.side_effect = lambda *what: asked.append(what)
+        handle._packer.site = site
+        with mock.patch.object(_budget, "_device_of", lambda _module, _default: 1):
+            for _ in range(2):
+                self.step(model, 8)
+        self.assertEqual(asked, [(1, 1 << 30, "fit")])
+        site.ask.side_effect, handle._device = None, 0
+        handle.remove()
+
+    def test_in_a_forked_child_it_is_taken_off_and_told_nothing(self):
+        model = self.model(2)
+        handle = self.offload(model, "1GiB")
+        self.step(model, 8)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                # A backward there is refused by torch.
+                model(torch.ones(1, 64))
+                handle.remove()
+                model(torch.ones(1, 64))
+                status = bool(model._forward_pre_hooks or model._forward_hooks)
+            finally:
+                os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        handle.remove()
+
+    def test_a_picture_is_of_the_site_that_offloads_most(self):
+        from unittest import mock
+
+        from glake.offload import _plot
+
+        handles = []
+        for budget, rows in (("1GiB", 8), ("18MiB", 2400), ("1GiB", 16)):
+            model = self.model(10)
+            handles.append(self.offload(model, budget))
+            for _ in range(4):
+                self.step(model, rows)
+        told = [site["plan"]["offloaded"]["bytes"] for site in glake.offload.report()["sites"]]
+        self.assertTrue(told[1] > 0 == told[0] == told[2], told)
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(_plot, "svg", wraps=_plot.svg) as svg:
+            glake.offload.report(plot=f"{folder}/step.svg")
+        self.assertEqual(svg.call_args.args[0]["plan"]["offloaded"]["bytes"], told[1])
+        for handle in handles:
+            handle.remove()
+
     def test_the_package_is_called_and_a_second_call_is_the_first_ones_successor(self):
         model = self.model(2)
         first = glake.offload(model, budget="1GiB", preset="hybrid")
@@ -180,6 +295,10 @@ class Offloads(OfTorch):
         handle.remove()
         # The sizes within whatever maps count, and those of nested tensors.
         shape = lambda value: _budget._shape(model, (value,), None)
+        batches = [dataclasses.make_dataclass("Batch", ["x"], slots=slots) for slots in (False, True)]
+        self.assertNotEqual(shape(batches[0](torch.randn(2))), shape(batches[0](torch.randn(3))))
+        shape(batches[1](torch.randn(2)))
+        shape(batches[0])
         self.assertNotEqual(shape(collections.UserDict(a=torch.ones(2))), shape(collections.UserDict(a=torch.ones(3))))
         self.assertNotEqual(shape(nested(torch.strided)), shape(torch.nested.nested_tensor([torch.ones(1, 8)])))
 

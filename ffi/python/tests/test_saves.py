@@ -35,6 +35,43 @@ def saves(*tensors, read=None):
     return Saves.apply
 
 
+class Interrupted(OfTorch):
+    def test_what_is_raised_where_a_pass_begins_ends_no_planning(self):
+        class Narrow(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = torch.nn.Linear(64, 64).bfloat16(), torch.nn.Linear(64, 64)
+
+            def forward(self, x):
+                return self.second(self.first(x.bfloat16()).float()).exp()
+
+        def stack(error):
+            def fails(*_):
+                raise error("CUDA out of memory.")
+
+            return mock.patch.object(torch, "stack", fails)
+
+        model = Narrow()
+        handle = self.activations(model)
+        step = lambda: model(torch.randn(256, 64)).sum().backward()
+        step()
+        # A user's, while the GPU is waited for.
+        with stack(KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            step()
+        gc.collect()
+        handle._packer._proofs._proven.clear()
+        step()
+        # That there is no memory to ask of it is nobody's but ours.
+        with stack(torch.OutOfMemoryError):
+            step()
+        passes = handle.told()["passes"]
+        for _ in range(3):
+            step()
+        self.assertEqual(handle.told()["passes"], passes + 3)
+        self.assertLess(len(handle._packer._items), 16)
+        handle.remove()
+
+
 class Layouts(OfTorch):
     """What is no range of bytes with strides is left alone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import numbers
 import sys
@@ -17,6 +18,7 @@ from ._packer import Packer
 from ._saved import Kept
 
 LEAST = 256 << 10
+_numbers = itertools.count()
 
 
 class Activations:
@@ -38,6 +40,8 @@ class Activations:
         self._hooks = (lambda tensor: packer.pack(tensor) if graph_task() == -1 else Kept(tensor), lambda saved: packer.unpack(saved))
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
         self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
+        # In the order in which they were made.
+        self.number = next(_numbers)
         _report.sites.add(self)
         # What each thread is inside of, the innermost last: for whom it was entered, its hooks, and which call of the module it is.
         self._entered = threading.local()
@@ -50,6 +54,7 @@ class Activations:
         if module is not None:
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"module is a {type(module).__name__}: give the torch.nn.Module, or nothing to activations() and use `with`")
+            self._model = weakref.ref(module)
             self._handles = [
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
                 module.register_forward_hook(self._after, always_call=True),
@@ -125,6 +130,18 @@ class Activations:
         """Enters a call of the module without hooks."""
         self._stack().append(("module", None, self._entered.call))
 
+    def _keep(self) -> None:
+        """Enters a call of the module in which all that is saved stays, whoever offloads around it."""
+        import torch
+
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if top is None or top[0] not in _ours:
+            self._skip()
+            return
+        hooks = torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read)
+        hooks.__enter__()
+        self._stack().append(("module", hooks, self._entered.call))
+
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
 
@@ -139,7 +156,7 @@ class Activations:
     def _pop(self) -> None:
         _, hooks, _ = self._stack().pop()
         if hooks is not None:
-            if self._replay is not None:
+            if self._replay is not None and hooks.pack_hook is not Kept:
                 self._replay.end()
             hooks.__exit__()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import re
 import threading
 import time
 import weakref
 from collections import UserDict
+from collections.abc import Iterable
 from typing import Any
 
 from .. import _library
-from ..errors import Error
+from ..errors import Error, UnavailableError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
@@ -60,7 +63,7 @@ class Offloaded(Activations):
         super().__init__(module, least, memory, replay=preset == "hybrid")
         if module is not None:
             try:
-                self._ask(_device_of(module))
+                self._ask(_device_of(module, self._default()))
             except BaseException:
                 super().remove()
                 raise
@@ -82,9 +85,11 @@ class Offloaded(Activations):
     def remove(self) -> None:
         """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
         device, self._device = self._device, None
-        if device is not None:
-            self._packer.site.ask(device, None, "memory")
         super().remove()
+        if device is not None:
+            # In a forked child there is no budget to take off.
+            with contextlib.suppress(UnavailableError):
+                self._packer.site.ask(device, None, "memory")
 
     def report(self, plot: str | None = None) -> _report.Report:
         """As ``glake.offload.report``, of this module alone."""
@@ -94,18 +99,34 @@ class Offloaded(Activations):
         if self._is_removed:
             self._skip()
             return
-        if not self._has_begun and _device_of(module) != self._device:
-            # It was moved to its GPU since.
-            self._ask(_device_of(module))
         # Only where hooks are to be pushed at all is anything asked.
-        is_outer = not self._stack() and may_hook()
-        if is_outer and not self._packer.site.needs(_shape(module, inputs, named)):
-            self._skip()
+        is_outer = not self._is_in_module() and may_hook()
+        if is_outer and not self._needs(module, inputs, named):
+            self._keep()
             return
         if is_outer and not self._has_begun:
             self._has_begun = True
             threading.Thread(target=_pin_ahead, args=(weakref.ref(self), self._device), name="glake-offload-pin", daemon=True).start()
         super()._before(module, inputs, named)
+
+    def _needs(self, module: Any, inputs: Any, named: Any) -> bool:
+        """Whether a forward that is about to begin has to tell what it saves."""
+        device = _device_of(module, self._default() if self._device is None else self._device)
+        try:
+            if device != self._device:
+                # It was moved to its GPU since.
+                self._ask(device)
+            return self._packer.site.needs(_shape(module, inputs, named))
+        except UnavailableError:
+            # In a forked child nothing is on a GPU.
+            return False
+
+    def _default(self) -> int:
+        """The GPU of a module that is on none yet: as a trainer of several ranks has chosen it for this process."""
+        import torch
+
+        is_chosen = isinstance(self._packer.memory, Cuda) and torch.cuda.is_available()
+        return int(torch.cuda.current_device()) if is_chosen else 0
 
     def _after(self, module: Any, inputs: Any, output: Any) -> None:
         super()._after(module, inputs, output)
@@ -137,11 +158,11 @@ def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
         return
 
 
-def _device_of(module: Any) -> int:
+def _device_of(module: Any, default: int) -> int:
     for tensor in module.parameters():
         if tensor.device.type == "cuda":
             return int(tensor.device.index)
-    return 0
+    return default
 
 
 def _all_of(device: int) -> int | None:
@@ -164,16 +185,27 @@ def _sizes(found: list[Any], value: Any, depth: int = 0) -> None:
 
     if isinstance(value, torch.Tensor):
         found.append(value.numel() if value.is_nested else tuple(value.shape))
-    elif depth < _DEPTH and isinstance(value, (list, tuple, dict, UserDict)):
-        # Those that have them alone: others may load or make what they are asked for.
-        if isinstance(value, UserDict):
-            value = value.data
-        for part in dict.values(value) if isinstance(value, dict) else value:
+    elif depth < _DEPTH:
+        for part in _parts(value):
             _sizes(found, part, depth + 1)
 
 
+def _parts(value: Any) -> Iterable[Any]:
+    """What is within it, of those that have it: others may load or make what they are asked for."""
+    if isinstance(value, UserDict):
+        value = value.data
+    if isinstance(value, dict):
+        return dict.values(value)
+    if isinstance(value, (list, tuple)):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # With slots it has no dictionary.
+        return vars(value).values() if type(value).__dictoffset__ else ()
+    return ()
+
+
 def _take_off(module: Any, keeps: Offloaded) -> None:
-    """Takes a module's budgets off with their hooks, but for one: those too that came with the module as it was copied."""
+    """Takes off what else offloads a module's passes, with its hooks: also what came with the module as it was copied."""
     kinds = (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
         (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
@@ -181,7 +213,7 @@ def _take_off(module: Any, keeps: Offloaded) -> None:
     for hooks, *how in kinds:
         for key, hook in list(hooks.items()):
             owner = getattr(hook, "__self__", None)
-            if isinstance(owner, Offloaded) and owner is not keeps:
+            if isinstance(owner, Activations) and owner is not keeps:
                 owner.remove()
                 for each in (hooks, *how):
                     each.pop(key, None)
@@ -206,7 +238,7 @@ def offload(
     nothing is hooked but one question before each forward.
 
     Args:
-        module: the outer module. One that has been given before has the new budget.
+        module: the outer module. One that has been given before has the new budget; ``activations`` of it end.
         budget: what ``nvidia-smi`` may show of the process on the module's GPU, contexts included: bytes, or a text like ``"60GiB"``.
             None: all of the GPU.
         preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as

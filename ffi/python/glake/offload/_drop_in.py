@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ._activations import Activations
+from ._activations import Activations, is_number
 from ._saved import Kept
 
 
@@ -21,7 +21,7 @@ class OffloadActivations(Activations):
         max_fwd_stash_size: tensors are not held back for their copies: a block is its stream's again behind its copy.
 
     Raises:
-        TypeError: one of those two was given by its place.
+        TypeError: one of those two was given by its place, or there is no such argument.
         ValueError: ``min_offload_size`` is below 0, or ``max_fwd_stash_size`` below 1.
     """
 
@@ -32,15 +32,15 @@ class OffloadActivations(Activations):
         *others: Any,
         min_offload_size: int = 1024,
         max_fwd_stash_size: int = 5,
-        **_more: Any,
     ) -> None:
         if others:
             raise TypeError(
                 "give min_offload_size=... and max_fwd_stash_size=... by name: torchtune has max_fwd_stash_size before min_offload_size, "
                 "and TRL behind it"
             )
-        if min_offload_size < 0 or max_fwd_stash_size < 1:
-            raise ValueError(f"min_offload_size is {min_offload_size} and max_fwd_stash_size {max_fwd_stash_size}: at least 0 and 1")
+        sizes = (min_offload_size, max_fwd_stash_size)
+        if not all(is_number(size) and size >= least for size, least in zip(sizes, (0, 1))):
+            raise ValueError(f"min_offload_size is {min_offload_size!r} and max_fwd_stash_size {max_fwd_stash_size!r}: numbers, at least 0 and 1")
         super().__init__(None, min_offload_size)
 
     def update_model_params(self, model: Any) -> None:

@@ -203,17 +203,18 @@ class Packer:
         """The next item of the pass, made by an operation. None: it is a leaf's, and to be computed again."""
         stream = self.memory.stream(tensor)
         item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, part, stream)
+        # At once: whatever is raised from here on, the site is told that nobody has the item.
+        entry = None if verdict == RECOMPUTE else Entry(self._site, item, self.memory, start, size)
         self.added += 1
         if item == 0:
             self._items.clear()
             self._known.clear()
             self._proofs.settle()
-        entry = Entry(self._site, item, self.memory, start, size)
-        self._items[item] = known = ref(entry)
         if begins:
             self._begin(begins)
-        if verdict == RECOMPUTE:
+        if entry is None:
             return None
+        self._items[item] = known = ref(entry)
         if verdict == OFFLOAD:
             # The same in each pass, and seldom another's.
             save = hash((item, tensor.dtype, tensor.dim(), maker)) & (1 << 64) - 1

@@ -35,7 +35,8 @@ class Proofs:
             self._looked.append((save, differs))
 
     def settle(self) -> None:
-        """A pass begins: what was looked at in those before is known from here on. Waits for the device where anything was."""
+        """A pass begins: what was looked at in those before is known from here on. Waits for the device where anything was. Where there is no
+        memory to ask of it, it is looked at another time."""
         import torch
 
         looked, self._looked = self._looked, []
@@ -43,7 +44,12 @@ class Proofs:
         for save, differs in looked:
             by_device.setdefault(differs.device, []).append((save, differs))
         for found in by_device.values():
-            truths = torch.stack([differs for _, differs in found]).tolist()
+            try:
+                truths = torch.stack([differs for _, differs in found]).tolist()
+            except RuntimeError as error:
+                if not is_shortage(error):
+                    raise
+                continue
             for (save, _), differs in zip(found, truths):
                 self._proven[save] = self._proven.get(save, True) and not differs
 

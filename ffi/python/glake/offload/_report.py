@@ -26,6 +26,8 @@ class Counts:
 class Site(Protocol):
     """Who tells of the passes of one site."""
 
+    number: int
+
     def told(self, course: bool = False) -> dict[str, Any]:
         """What it was asked for, what its last plan says, and what its passes were."""
 
@@ -61,7 +63,7 @@ def of(which: Iterable[Site], plot: str | None = None) -> Report:
         if not drawn:
             raise ValueError("there is no plan to draw: a pass has to end first")
         with open(plot, "w", encoding="utf-8") as file:
-            file.write(_plot.svg(drawn[-1]))
+            file.write(_plot.svg(max(drawn, key=lambda site: site["plan"]["offloaded"]["bytes"])))
         for site in drawn:
             del site["plan"]["course"]
     return Report(**json.loads(_library.api().offload_stats_json()), **dataclasses.asdict(counts), sites=told)
@@ -71,7 +73,8 @@ def report(plot: str | None = None) -> Report:
     """What is offloaded now, and was since the process began.
 
     Args:
-        plot: a file, as ``"step.svg"``, that the last plan's pass is drawn to: memory over time, and copies.
+        plot: a file, as ``"step.svg"``, that the last plan's pass is drawn to: memory over time, and copies. Of several sites it is that of
+            which most is offloaded.
 
     Returns:
         ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
@@ -89,7 +92,7 @@ def report(plot: str | None = None) -> Report:
     Raises:
         ValueError: there is no plan to draw.
     """
-    return of(list(sites), plot)
+    return of(sorted(sites, key=lambda site: site.number), plot)
 
 
 def _size(amount: float) -> str:
@@ -119,9 +122,10 @@ def _lines(site: dict[str, Any]) -> list[str]:
     parts = ", ".join(f"{plan[key]['items']} {key} ({_size(plan[key]['bytes'])})" for key in ("kept", "offloaded", "recomputed"))
     lines.append(f"  plan: {parts}; peak {_size(plan['peak_bytes'])}, host {_size(plan['host_bytes'])}")
     if plan["is_timed"]:
-        real = "" if site["real_us"] is None else f"; the last one timed took {_ms(site['real_us'])}, {_ms(site['real_exposed_us'])} of it waiting"
         recomputed = f", {_ms(plan['recompute_us'])} recomputing" if plan["recompute_us"] else ""
-        lines.append(f"  a pass: {_ms(plan['expected_us'])}, {_ms(plan['expected_exposed_us'])} of it waiting for copies{recomputed}{real}")
-        if plan["all_links_us"] is not None:
-            lines.append(f"  with the links of other GPUs (glake.multi_path()): {_ms(plan['all_links_us'])}")
+        lines.append(f"  a pass by the plan: {_ms(plan['expected_us'])}, {_ms(plan['expected_exposed_us'])} of it waiting for copies{recomputed}")
+    if site["real_us"] is not None:
+        lines.append(f"  the last pass that was timed: {_ms(site['real_us'])}, {_ms(site['real_exposed_us'])} of it waiting for copies")
+    if plan["is_timed"] and plan["all_links_us"] is not None:
+        lines.append(f"  with the links of other GPUs (glake.multi_path()): {_ms(plan['all_links_us'])}")
     return lines

@@ -52,23 +52,37 @@ impl Offload {
     }
 
     /// Whether a forward of such a shape, which is about to begin, has to tell what it saves: not where the plan of one like it keeps
-    /// everything, and memory is as it was. A program that gives all its forwards one number has one shape.
+    /// everything, memory is as it was, and nothing went above the budget since. A program that gives all its forwards one number has one
+    /// shape.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Budget`] where a pass like it needed more than its budget.
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Budget`] where a pass with the same forwards before this one needed more than the
+    /// budget.
     pub fn needs(&self, site: u64, shape: u64) -> Result<bool> {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
-        if let Some(error) = planned.shapes.failed.get(&shape) {
-            return Err(self.below(&planned, *error));
+        if let Some(error) = planned.shapes.failure_with(shape) {
+            match self.below(&planned, error) {
+                // Another site had less, and has it no more.
+                ProcessError::Budget { budget, minimum, .. } if minimum <= budget => {
+                    planned.shapes.forget_failure_with(shape);
+                }
+                error => return Err(error),
+            }
         }
         let kept =
             planned.shapes.kept.get(&shape).copied().filter(|_| planned.site.position() == Position(0));
         if let (Some(asked), Some(adds)) = (planned.is_measured(), kept)
             && let Some(pool) = self.measures.pool(asked.device)
-            && pool.active().saturating_add(adds) <= planned.site.request().budget
         {
-            return Ok(false);
+            let passed = pool.budget().1;
+            if passed > planned.passed {
+                // Of what nobody told of: passes may save more than those of their shape did.
+                planned.passed = passed;
+                planned.shapes.kept.clear();
+            } else if pool.active().saturating_add(adds) <= planned.site.request().budget {
+                return Ok(false);
+            }
         }
         planned.shapes.current.insert(shape);
         Ok(true)
@@ -346,15 +360,16 @@ impl Offload {
         }
         let kept = planned.site.kept_all();
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
-        for shape in shapes {
-            planned.shapes.learn(shape, kept, failed);
-        }
+        planned.shapes.learn(shapes, kept, failed);
     }
 
-    /// A plan's error, in the terms of what was asked for.
+    /// A plan's error, in the terms of what was asked for: by this site, or by one that has less of the same GPU.
     pub(super) fn below(&self, planned: &Planned, error: PlanError) -> ProcessError {
         let PlanError::BelowFloor { minimum, host_room, .. } = error else { return error.into() };
-        let budget = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
+        let own = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
+        let pool = planned.asked.and_then(|asked| self.measures.pool(asked.device));
+        let least = pool.and_then(|pool| pool.budget().0);
+        let budget = least.map_or(own, |least| own.min(least.saturating_add(planned.beside)));
         // As much as is enough where its passes find more gaps than these did.
         let minimum = planned.spare.grown().budget_of(minimum);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }

@@ -4,7 +4,7 @@
 //!
 //! [`Offload`]: super::Offload
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use glake_device::DeviceId;
 use glake_offload::{ItemId, Links, PlanError, Preset, Request, Site, Verdict};
 use glake_units::Bytes;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::super::{ProcessError, Result};
 use super::measures::LINK;
@@ -76,36 +76,53 @@ pub(super) struct Planned {
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
     /// Of the pass that is under way.
-    pub(super) current: FxHashSet<u64>,
+    pub(super) current: BTreeSet<u64>,
     /// Those whose plans keep everything, with how much memory they add to what there was.
     pub(super) kept: FxHashMap<u64, Bytes>,
-    /// Those that need more than the budget, and had it.
-    pub(super) failed: FxHashMap<u64, PlanError>,
+    /// Those of passes that need more than the budget, and had it: of several forwards in one pass each may be small enough.
+    failed: FxHashMap<BTreeSet<u64>, PlanError>,
 }
 
 /// Of so many shapes at most it is known what their plans keep: a program whose every input is of another size has more.
 const MOST_SHAPES: usize = 1 << 12;
 
 impl Shapes {
-    /// What a plan says of a shape: how much memory it adds where it keeps everything, or why it needs more than the budget.
-    pub(super) fn learn(&mut self, shape: u64, adds: Option<Bytes>, failed: Option<PlanError>) {
+    /// What a plan says of a pass that had forwards of these shapes: how much memory it adds where it keeps everything, or why it needs more
+    /// than the budget.
+    pub(super) fn learn(&mut self, shapes: BTreeSet<u64>, adds: Option<Bytes>, failed: Option<PlanError>) {
         let has_room = |known: usize| known < MOST_SHAPES;
-        match adds {
-            // What is forgotten is planned again.
-            Some(adds) => {
-                if !has_room(self.kept.len()) {
-                    self.kept.clear();
+        for &shape in &shapes {
+            match adds {
+                // What is forgotten is planned again.
+                Some(adds) => {
+                    if !has_room(self.kept.len()) {
+                        self.kept.clear();
+                    }
+                    self.kept.insert(shape, adds);
                 }
-                self.kept.insert(shape, adds);
+                None => drop(self.kept.remove(&shape)),
             }
-            None => drop(self.kept.remove(&shape)),
         }
         if let Some(error) = failed {
             if !has_room(self.failed.len()) {
                 self.failed.clear();
             }
-            self.failed.insert(shape, error);
+            self.failed.insert(shapes, error);
         }
+    }
+
+    /// Why a pass needs more than the budget whose next forward is of a shape.
+    pub(super) fn failure_with(&self, shape: u64) -> Option<PlanError> {
+        if self.failed.is_empty() { None } else { self.failed.get(&self.with(shape)).copied() }
+    }
+
+    /// Such a pass may be tried again.
+    pub(super) fn forget_failure_with(&mut self, shape: u64) {
+        self.failed.remove(&self.with(shape));
+    }
+
+    fn with(&self, shape: u64) -> BTreeSet<u64> {
+        self.current.iter().copied().chain([shape]).collect()
     }
 }
 

@@ -192,6 +192,66 @@ fn below_the_floor_a_pass_goes_above_its_budget_once_and_the_error_names_what_is
 }
 
 #[test]
+fn a_pass_that_saves_more_than_one_of_its_shape_did_is_told_of_again() {
+    let scene = small();
+    let program = Program::new(&scene, 2, units(14), Preset::Fit);
+    assert_eq!([(); 2].map(|()| program.pass_of(8, &[UNIT; 3])), [3, 3]);
+    assert!(!scene.offload.needs(program.site, 8).unwrap());
+    // As when layers are no longer checkpointed, or no longer frozen: nobody tells of it.
+    let saved: Vec<Address> = (0..20).map(|_| scene.malloc(UNIT)).collect();
+    saved.into_iter().for_each(|address| scene.free(address));
+    scene.run_dry();
+    assert!(scene.offload.needs(program.site, 8).unwrap(), "it went above the budget");
+    let above = scene.pool().budget().1;
+    for _ in 0..3 {
+        assert!(program.pass_of(8, &[UNIT; 20]) < 20);
+        scene.run_dry();
+    }
+    assert_eq!(scene.pool().budget().1, above);
+    program.end();
+    scene.end();
+}
+
+#[test]
+fn a_budget_that_another_site_lowered_is_the_one_that_is_told_and_goes_with_it() {
+    let scene = small();
+    let program = Program::new(&scene, 6, units(40), Preset::Fit);
+    let other = scene.offload.sites().create();
+    scene.offload.ask(other, 0, Some(units(7)), Preset::Fit).unwrap();
+    let begin = &mut [0; 64];
+    let own = scene.written(UNIT, 1);
+    let packed = scene.offload.packed(other, Pack::new(UNIT), scene.own, begin).unwrap().0;
+    scene.offload.dropped(other, packed.item).unwrap();
+    scene.free(own.address);
+    program.pass(6);
+    scene.run_dry();
+    let error = scene.offload.needs(program.site, 6).unwrap_err();
+    let ProcessError::Budget { budget, minimum, .. } = error else { panic!("{error}") };
+    assert!(budget == units(7) && minimum > budget, "{error}");
+    scene.offload.release_site(other).unwrap();
+    assert!(scene.offload.needs(program.site, 6).unwrap());
+    program.pass(6);
+    assert!(scene.pool().budget().0.unwrap() >= units(39));
+    program.end();
+    scene.end();
+}
+
+#[test]
+fn a_pass_of_two_forwards_that_is_too_large_says_nothing_of_one_of_them() {
+    let scene = small();
+    let program = Program::new(&scene, 6, units(7), Preset::Fit);
+    let needs = |shape| scene.offload.needs(program.site, shape);
+    assert!(needs(30).unwrap());
+    program.pass(6);
+    scene.run_dry();
+    // By itself either may be small enough.
+    assert!(needs(6).unwrap());
+    assert!(matches!(needs(30), Err(ProcessError::Budget { .. })), "both were too large");
+    program.end();
+    scene.end();
+}
+
+#[test]
 fn times_that_come_late_are_planned_with_when_they_come() {
     let scene = small();
     let program = Program::new(&scene, 2, units(14), Preset::Fit);
