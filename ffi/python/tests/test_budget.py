@@ -191,7 +191,7 @@ class Offloads(OfTorch):
         site = mock.Mock(wraps=handle._packer.site)
         site.ask.side_effect = lambda *what: asked.append(what)
         handle._packer.site = site
-        with mock.patch.object(_budget, "_device_of", lambda _module, _default: 1):
+        with mock.patch.object(_budget, "_device_of", lambda *_: 1):
             for _ in range(2):
                 self.step(model, 8)
         self.assertEqual(asked, [(1, 1 << 30, "fit")])

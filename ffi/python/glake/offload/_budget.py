@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
 import threading
@@ -111,12 +112,13 @@ class Offloaded(Activations):
 
     def _needs(self, module: Any, inputs: Any, named: Any) -> bool:
         """Whether a forward that is about to begin has to tell what it saves."""
-        device = _device_of(module, self._default() if self._device is None else self._device)
+        # Once passes have begun its first parameter tells.
+        device = _device_of(module, self._default() if self._device is None else self._device, 1 if self._has_begun else None)
         try:
             if device != self._device:
                 # It was moved to its GPU since.
                 self._ask(device)
-            return self._packer.site.needs(_shape(module, inputs, named))
+            return bool(self._packer.site.needs(_shape(module, inputs, named)))
         except UnavailableError:
             # In a forked child nothing is on a GPU.
             return False
@@ -158,8 +160,9 @@ def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
         return
 
 
-def _device_of(module: Any, default: int) -> int:
-    for tensor in module.parameters():
+def _device_of(module: Any, default: int, most: int | None = None) -> int:
+    """The GPU of the first parameter that is on one, of so many of them."""
+    for tensor in itertools.islice(module.parameters(), most):
         if tensor.device.type == "cuda":
             return int(tensor.device.index)
     return default
