@@ -216,6 +216,43 @@ class Offloads(OfTorch):
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         handle.remove()
 
+    def test_a_graph_that_always_lives_has_passes_end_and_comes_back_whole(self):
+        plain, model = self.model(), self.model()
+        handle, kept, expected, most = self.offload(model, "12MiB", "memory"), None, None, 0
+        for step in range(40):
+            torch.manual_seed(step)
+            self.step(plain, 256)
+            now = plain(torch.randn(256, 64)).square().mean()
+            torch.manual_seed(step)
+            self.step(model, 256)
+            # With gradients, and the one before lives until it is there.
+            before, kept, expected = kept, model(torch.randn(256, 64)).square().mean(), now
+            del before
+            most = max(most, len(handle._packer._items))
+        self.assertGreater(handle.told()["passes"], 10)
+        self.assertLess(most, 40 * 30)
+        for parameter in (*plain.parameters(), *model.parameters()):
+            parameter.grad = None
+        expected.backward()
+        kept.backward()
+        for mine, other in zip(model.parameters(), plain.parameters()):
+            self.assertTrue(torch.equal(mine.grad, other.grad))
+        handle.remove()
+
+    def test_graphs_that_wait_for_others_within_a_pass_stay_in_it(self):
+        model = self.model()
+        handle = self.offload(model, "12MiB", "memory")
+        for _ in range(12):
+            # As of a generator, whose backward comes after two of a discriminator.
+            first = model(torch.randn(64, 64))
+            for _ in range(2):
+                model(first.detach()).square().sum().backward()
+            first.sum().backward()
+            # Many whose backwards come at the end.
+            sum(model(torch.randn(8, 64)).sum() for _ in range(12)).backward()
+        self.assertEqual(handle.told()["passes"], 24)
+        handle.remove()
+
     def test_a_picture_is_of_the_site_that_offloads_most(self):
         from unittest import mock
 
