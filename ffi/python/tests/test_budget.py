@@ -144,6 +144,10 @@ class Offloads(OfTorch):
         # A block of its own, of which the module's forward is a part.
         self.assertLess(out(lambda: around(handle, model)), 1024 * 64 * 4 + 1)
         self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+        # One within the module that keeps all has its own say.
+        inner = self.activations(model[3])
+        self.assertGreater(out(lambda: around(block, model)), 1024 * 64 * 4 + 1)
+        inner.remove()
         # Of two on one module the later one counts.
         hooked = self.activations(alone)
         other = glake.offload(alone, budget="1GiB")
@@ -151,6 +155,86 @@ class Offloads(OfTorch):
         self.assertFalse(hooked._handles)
         for each in (other, handle):
             each.remove()
+
+    def test_a_signal_in_a_forward_within_a_block_leaves_no_hooks(self):
+        class Stops(torch.nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner, self.error = inner, None
+
+            def forward(self, x):
+                x = self.inner(x)
+                if self.error is not None:
+                    raise self.error
+                return x
+
+        for replay in (False, True):
+            for budget in ("1GiB", "2MiB"):
+                model = Stops(self.model())
+                handle, block = self.offload(model, budget), self.activations(replay=replay)
+                for _ in range(3):
+                    self.step(model, 8)
+                for error in (ValueError(), KeyboardInterrupt(), SystemExit()):
+                    model.error = error
+                    with self.assertRaises(type(error)), block:
+                        model(torch.randn(8, 64))
+                    self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False), (replay, budget, error))
+                    model.error = None
+                    self.step(model, 8)
+                    self.assertEqual(handle._stack() + block._stack(), [])
+                handle.remove()
+
+    def test_leaves_of_a_model_that_keeps_all_are_not_stored_by_a_block(self):
+        class Checkpointed(torch.nn.Module):
+            def __init__(self, layers):
+                super().__init__()
+                self.layers = layers
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+                return x
+
+        model = Checkpointed(self.model())
+        handle, block = self.offload(model, "1GiB"), self.activations(replay=True)
+        for _ in range(4):
+            self.step(model, 1024)
+        before = glake.offload.report()["bytes_out"]
+        with block:
+            loss = model(torch.randn(1024, 64))
+        self.assertEqual(glake.offload.report()["bytes_out"], before)
+        loss.sum().backward()
+        handle.remove()
+
+    def test_compiled_layers_of_a_model_that_keeps_all_are_compiled_as_without_a_block(self):
+        self.addCleanup(torch._dynamo.reset)
+        plain, model = self.model(), self.model()
+        for layer in model:
+            layer.compile(backend="eager", fullgraph=True)
+        handle, block = self.offload(model, "1GiB"), self.activations()
+        for step in range(5):
+            torch.manual_seed(step)
+            expected = self.step(plain, 64)
+            torch.manual_seed(step)
+            with block:
+                found = self.step(model, 64)
+            for mine, other in zip(found, expected):
+                self.assertTrue(torch.equal(mine, other))
+        self.assertEqual(torch._dynamo.utils.counters["graph_break"], {})
+        handle.remove()
+
+    def test_inputs_that_hold_each_other_are_looked_at_once(self):
+        import time
+
+        node = dataclasses.make_dataclass("Node", ["x", "near"])
+        nodes = [node(torch.randn(2), []) for _ in range(200)]
+        for each in nodes:
+            each.near = nodes
+        begun = time.monotonic()
+        shape = _budget._shape(torch.nn.Linear(2, 2), (nodes,), None)
+        self.assertLess(time.monotonic() - begun, 5)
+        nodes[7].x = torch.randn(3)
+        self.assertNotEqual(_budget._shape(torch.nn.Linear(2, 2), (nodes,), None), shape)
 
     def test_a_block_of_a_handle_has_its_floor_and_leaves_buffers(self):
         class Scaled(torch.nn.Module):

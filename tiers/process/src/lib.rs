@@ -13,7 +13,7 @@ use std::{fs, io};
 pub struct Process {
     /// The kernel's letter.
     state: char,
-    /// The number of its group.
+    /// The number of its group; 0: none.
     pub group: u32,
     /// When it started, in the kernel's ticks since boot.
     pub start: u64,
@@ -34,7 +34,9 @@ impl Process {
         let (_, fields) = told.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
-        let group = fields.nth(1)?.parse().ok()?;
+        // Of one whose very last moment this is there is none any more.
+        let group = fields.nth(1)?.parse::<i32>().ok()?;
+        let group = u32::try_from(group).unwrap_or(0);
         let start = fields.nth(16)?.parse().ok()?;
         Some(Process { state, group, start })
     }
@@ -66,6 +68,10 @@ mod tests {
         );
         assert!(Process::parse(&told.replace(") S", ") Z")).unwrap().has_ended());
         assert!(Process::parse(&told.replace(") S", ") T")).unwrap().is_stopped());
+        assert_eq!(
+            Process::parse(&told.replace("S 1 7", "X 0 -1")).map(|found| (found.group, found.start)),
+            Some((0, 4711))
+        );
         for short in ["", "12", "12 (short)", "12 (short) S 1", "12 (a) S 1 7 x"] {
             assert_eq!(Process::parse(short), None, "{short:?}");
         }

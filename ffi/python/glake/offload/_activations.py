@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import numbers
@@ -118,7 +119,7 @@ class Activations:
         while self._is_in_module():
             _, hooks, call = self._stack()[-1]
             top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-            if hooks is not None and (top is None or top[0] is not hooks.pack_hook):
+            if hooks in _pushed and (top is None or top[0] is not hooks.pack_hook):
                 # Others' hooks lie over them.
                 return
             running = _running(caller.f_back) if running is None else running
@@ -138,8 +139,12 @@ class Activations:
         if top is None or top[0] not in _ours:
             self._skip()
             return
-        hooks = torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read)
-        hooks.__enter__()
+        hooks = torch.autograd.graph.saved_tensors_hooks(*_staying(_compiles()))
+        # Where leaves are replayed this is known.
+        interception = sys.modules.get(f"{__package__}._interception")
+        if interception is not None:
+            interception.pause()
+        _pushed.push(hooks, None if interception is None else interception.go_on)
         self._stack().append(("module", hooks, self._entered.call))
 
     def _push(self, whom: str, module: Any = None) -> None:
@@ -148,7 +153,7 @@ class Activations:
         chosen = self._opaque if _compiles() else self._hooks
         _ours.add(chosen[0])
         hooks = torch.autograd.graph.saved_tensors_hooks(*chosen)
-        hooks.__enter__()
+        _pushed.push(hooks, None if self._replay is None else self._replay.end)
         self._stack().append((whom, hooks, self._entered.call))
         if self._replay is not None:
             self._replay.begin(module)
@@ -156,9 +161,7 @@ class Activations:
     def _pop(self) -> None:
         _, hooks, _ = self._stack().pop()
         if hooks is not None:
-            if self._replay is not None and hooks.pack_hook is not Kept:
-                self._replay.end()
-            hooks.__exit__()
+            _pushed.pop(hooks)
 
     def told(self, course: bool = False) -> dict[str, Any]:
         """What it was asked for, what its last plan says, and what its passes were: as ``sites`` of ``glake.offload.report``."""
@@ -242,8 +245,45 @@ def _compiles() -> bool:
     return frames is not None and bool(getattr(frames, "cached_backends", True))
 
 
+class _Pushed(threading.local):
+    """A thread's hooks that are ours, the innermost last, each with what is to be called when it ends. What a forward left behind that a
+    signal ended is taken off with the hooks around it, whosever it is."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[Any, Any]] = []
+
+    def push(self, hooks: Any, end: Any) -> None:
+        hooks.__enter__()
+        self._all.append((hooks, end))
+
+    def pop(self, hooks: Any) -> None:
+        """Takes hooks off, where they are on, and those within them."""
+        while hooks in self:
+            last, end = self._all.pop()
+            if end is not None:
+                end()
+            last.__exit__()
+
+    def __contains__(self, hooks: Any) -> bool:
+        return any(other is hooks for other, _ in self._all)
+
+
+_pushed = _Pushed()
 # The hooks that pack, of all that offload here.
 _ours: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@functools.cache
+def _staying(is_opaque: bool) -> tuple[Any, Any]:
+    """Hooks of ours under which what is saved stays."""
+    import torch
+
+    pack: Any = lambda tensor: Kept(tensor)
+    unpack: Any = Kept.read
+    if is_opaque:
+        pack, unpack = torch._disable_dynamo(pack), torch._disable_dynamo(unpack)
+    _ours.add(pack)
+    return pack, unpack
 
 
 def activations(module: Any = None, *, least: int = LEAST, replay: bool = False) -> Activations:

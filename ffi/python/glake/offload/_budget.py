@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import UserDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from .. import _library
@@ -177,23 +177,25 @@ def _all_of(device: int) -> int | None:
 def _shape(module: Any, inputs: Any, named: Any) -> int:
     """A number for the sizes of what a forward is given."""
     found: list[Any] = [module.training]
-    _sizes(found, inputs)
-    if named:
-        _sizes(found, named)
+    _sizes(found, (inputs, named), set())
     return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _sizes(found: list[Any], value: Any, depth: int = 0) -> None:
+def _sizes(found: list[Any], value: Any, seen: set[int], depth: int = 0) -> None:
     import torch
 
     if isinstance(value, torch.Tensor):
         found.append(value.numel() if value.is_nested else tuple(value.shape))
-    elif depth < _DEPTH:
-        for part in _parts(value):
-            _sizes(found, part, depth + 1)
+    elif depth <= _DEPTH and id(value) not in seen:
+        parts = _parts(value)
+        if parts:
+            # What is within several is looked at once.
+            seen.add(id(value))
+        for part in parts:
+            _sizes(found, part, seen, depth + 1)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: Any) -> Collection[Any]:
     """What is within it, of those that have it: others may load or make what they are asked for."""
     if isinstance(value, UserDict):
         value = value.data

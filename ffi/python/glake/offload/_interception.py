@@ -32,6 +32,20 @@ class _Current(threading.local):
 
 
 current = _Current()
+
+
+def pause() -> None:
+    """Nothing is replayed on this thread until ``go_on``."""
+    current.before.append((current.replay, current.place, current.scope))
+    current.replay = current.scope = None
+
+
+def go_on() -> None:
+    """As it was when it was paused."""
+    if current.before:
+        current.replay, current.place, current.scope = current.before.pop()
+
+
 # Garbage may be looked for while it is held, and ``remove`` be called by that.
 _lock = threading.RLock()
 _installed = 0

@@ -76,15 +76,15 @@ impl Offload {
             && let Some(pool) = self.measures.pool(asked.device)
         {
             let passed = pool.budget().1;
-            if passed > planned.passed {
-                // Of what nobody told of: passes may save more than those of their shape did.
-                planned.passed = passed;
+            let is_above = passed > std::mem::replace(&mut planned.passed, passed);
+            // Of what nobody told of: passes may save more than those of their shape did.
+            if is_above && planned.looks.is_due() {
                 planned.shapes.kept.clear();
             } else if pool.active().saturating_add(adds) <= planned.site.request().budget {
                 return Ok(false);
             }
         }
-        planned.shapes.current.insert(shape);
+        planned.shapes.begun = Some(shape);
         Ok(true)
     }
 
@@ -117,6 +117,9 @@ impl Offload {
         planned.packed = planned.packed.saturating_add(pack.bytes);
         self.step(site, &mut planned, pack.bytes);
         let (item, verdict, reloads) = planned.site.packed(pack);
+        // A forward that saves nothing is of no pass.
+        let begun = planned.shapes.begun.take();
+        planned.shapes.current.extend(begun);
         if is_first {
             self.time(&mut planned, stream);
         } else if pack.is_output()
@@ -359,6 +362,7 @@ impl Offload {
             planned.spare = planned.spare.grown();
         }
         let kept = planned.site.kept_all();
+        planned.looks.ended(kept.is_some());
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         planned.shapes.learn(shapes, kept, failed);
     }

@@ -31,6 +31,35 @@ pub struct Sites {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare(u64);
 
+/// Looks at passes that nobody tells of, since something went above the budget: that may have been anybody. After each look that found that
+/// all is kept as before, twice as many times are let pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Looks {
+    passed_over: u32,
+    patience: u32,
+    is_looking: bool,
+}
+
+impl Looks {
+    const MOST: u32 = 16;
+
+    /// Something went above the budget: whether that is looked at.
+    pub(super) fn is_due(&mut self) -> bool {
+        self.is_looking = self.passed_over >= self.patience;
+        self.passed_over = if self.is_looking { 0 } else { self.passed_over + 1 };
+        self.is_looking
+    }
+
+    /// A pass has ended, which kept everything or did not.
+    pub(super) fn ended(&mut self, kept: bool) {
+        self.patience = match (kept, std::mem::take(&mut self.is_looking)) {
+            (true, true) => (self.patience * 2 + 1).min(Looks::MOST),
+            (true, false) => self.patience,
+            (false, _) => 0,
+        };
+    }
+}
+
 /// What a program asks of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
@@ -66,6 +95,8 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
+    /// When what went above the budget without being told of is a reason to look.
+    pub(super) looks: Looks,
     /// What of the budget plans leave alone.
     pub(super) spare: Spare,
     /// Looked at when so many passes are over.
@@ -75,6 +106,8 @@ pub(super) struct Planned {
 /// Kinds of passes, as the program tells them apart before they begin.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
+    /// Of the forward that has begun and saved nothing yet.
+    pub(super) begun: Option<u64>,
     /// Of the pass that is under way.
     pub(super) current: BTreeSet<u64>,
     /// Those whose plans keep everything, with how much memory they add to what there was.
@@ -83,6 +116,8 @@ pub(super) struct Shapes {
     failed: FxHashMap<BTreeSet<u64>, PlanError>,
 }
 
+/// A pass that has forwards of more shapes may fail, and is tried again each time.
+const MOST_FORWARDS: usize = 64;
 /// Of so many shapes at most it is known what their plans keep: a program whose every input is of another size has more.
 const MOST_SHAPES: usize = 1 << 12;
 
@@ -103,7 +138,7 @@ impl Shapes {
                 None => drop(self.kept.remove(&shape)),
             }
         }
-        if let Some(error) = failed {
+        if let Some(error) = failed.filter(|_| shapes.len() <= MOST_FORWARDS) {
             if !has_room(self.failed.len()) {
                 self.failed.clear();
             }
@@ -113,7 +148,8 @@ impl Shapes {
 
     /// Why a pass needs more than the budget whose next forward is of a shape.
     pub(super) fn failure_with(&self, shape: u64) -> Option<PlanError> {
-        if self.failed.is_empty() { None } else { self.failed.get(&self.with(shape)).copied() }
+        let is_known = !self.failed.is_empty() && self.current.len() < MOST_FORWARDS;
+        if is_known { self.failed.get(&self.with(shape)).copied() } else { None }
     }
 
     /// Such a pass may be tried again.
@@ -210,6 +246,7 @@ impl Planned {
             unforeseen: 0,
             real: None,
             passed: 0,
+            looks: Looks::default(),
             spare: Spare::default(),
             due: 0,
         }

@@ -26,6 +26,8 @@ struct Program<'s> {
     most: std::cell::Cell<Bytes>,
     /// What something else does on the queue out before each copy.
     beside: Duration,
+    /// The shape of another forward, which begins behind the first layer.
+    second: std::cell::Cell<Option<u64>>,
 }
 
 struct Saved {
@@ -41,7 +43,7 @@ impl<'s> Program<'s> {
         let site = scene.offload.sites().create();
         let own = (0..own).map(|_| scene.malloc(UNIT)).collect();
         scene.offload.ask(site, 0, Some(budget), preset).unwrap();
-        Program { scene, site, own, most: Bytes::ZERO.into(), beside: NONE }
+        Program { scene, site, own, most: Bytes::ZERO.into(), beside: NONE, second: None.into() }
     }
 
     fn look(&self) {
@@ -86,6 +88,9 @@ impl<'s> Program<'s> {
             }
             saved.push(one);
             self.begin(&mut saved, &begins[..count]);
+            if let Some(second) = self.second.take() {
+                assert!(offload.needs(self.site, second).unwrap());
+            }
         }
         let kept = saved.iter().filter(|saved| saved.id.is_none()).count();
         for at in (0..saved.len()).rev() {
@@ -241,12 +246,54 @@ fn a_pass_of_two_forwards_that_is_too_large_says_nothing_of_one_of_them() {
     let scene = small();
     let program = Program::new(&scene, 6, units(7), Preset::Fit);
     let needs = |shape| scene.offload.needs(program.site, shape);
-    assert!(needs(30).unwrap());
+    program.second.set(Some(30));
     program.pass(6);
     scene.run_dry();
     // By itself either may be small enough.
-    assert!(needs(6).unwrap());
+    assert!(needs(30).unwrap() && needs(6).unwrap());
+    let own = scene.written(UNIT, 1);
+    let packed = scene.offload.packed(program.site, Pack::new(UNIT), scene.own, &mut [0; 64]).unwrap().0;
     assert!(matches!(needs(30), Err(ProcessError::Budget { .. })), "both were too large");
+    scene.offload.dropped(program.site, packed.item).unwrap();
+    scene.free(own.address);
+    program.end();
+    scene.end();
+}
+
+#[test]
+fn a_forward_that_saves_nothing_is_of_no_pass() {
+    let scene = small();
+    let program = Program::new(&scene, 6, units(7), Preset::Fit);
+    let needs = |shape| scene.offload.needs(program.site, shape);
+    for length in 100..110 {
+        assert!(needs(length).unwrap());
+        if let Err(error) = needs(6) {
+            assert!(length > 100 && matches!(error, ProcessError::Budget { .. }), "{error}");
+            program.end();
+            scene.end();
+            return;
+        }
+        program.pass(6);
+        scene.run_dry();
+    }
+    panic!("the error never came");
+}
+
+#[test]
+fn what_others_take_above_the_budget_is_looked_at_ever_more_seldom() {
+    let scene = small();
+    let program = Program::new(&scene, 2, units(14), Preset::Fit);
+    let mut looked = 0;
+    for _ in 0..40 {
+        if scene.offload.needs(program.site, 8).unwrap() {
+            looked += 1;
+            assert_eq!(program.pass_of(8, &[UNIT; 3]), 3);
+        }
+        let more: Vec<Address> = (0..20).map(|_| scene.malloc(UNIT)).collect();
+        more.into_iter().for_each(|address| scene.free(address));
+        scene.run_dry();
+    }
+    assert!((2..10).contains(&looked), "{looked}");
     program.end();
     scene.end();
 }
