@@ -144,7 +144,7 @@ class Activations:
         interception = sys.modules.get(f"{__package__}._interception")
         if interception is not None:
             interception.pause()
-        _pushed.push(hooks, None if interception is None else interception.go_on)
+        _pushed.push(hooks, None if interception is None else interception.go_on, self._entered.call)
         self._stack().append(("module", hooks, self._entered.call))
 
     def _push(self, whom: str, module: Any = None) -> None:
@@ -153,7 +153,7 @@ class Activations:
         chosen = self._opaque if _compiles() else self._hooks
         _ours.add(chosen[0])
         hooks = torch.autograd.graph.saved_tensors_hooks(*chosen)
-        _pushed.push(hooks, None if self._replay is None else self._replay.end)
+        _pushed.push(hooks, None if self._replay is None else self._replay.end, self._entered.call if whom == "module" else None)
         self._stack().append((whom, hooks, self._entered.call))
         if self._replay is not None:
             self._replay.begin(module)
@@ -246,26 +246,43 @@ def _compiles() -> bool:
 
 
 class _Pushed(threading.local):
-    """A thread's hooks that are ours, the innermost last, each with what is to be called when it ends. What a forward left behind that a
-    signal ended is taken off with the hooks around it, whosever it is."""
+    """A thread's hooks that are ours, the innermost last, each with what is to be called when it ends, and the call of a module that it is
+    of. What a forward left behind that a signal ended is taken off with the hooks around it, whosever it is."""
 
     def __init__(self) -> None:
-        self._all: list[tuple[Any, Any]] = []
+        self._all: list[tuple[Any, Any, _Call | None]] = []
 
-    def push(self, hooks: Any, end: Any) -> None:
+    def push(self, hooks: Any, end: Any, call: _Call | None) -> None:
         hooks.__enter__()
-        self._all.append((hooks, end))
+        self._all.append((hooks, end, call))
 
     def pop(self, hooks: Any) -> None:
-        """Takes hooks off, where they are on, and those within them."""
+        """Takes hooks off, where they are on."""
+        import torch
+
+        running = None
         while hooks in self:
-            last, end = self._all.pop()
-            if end is not None:
-                end()
-            last.__exit__()
+            last, _, call = self._all[-1]
+            if last is hooks:
+                break
+            running = _running(sys._getframe()) if running is None else running
+            top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+            if call is None or call in running or top is None or top[0] is not last.pack_hook:
+                # Entered and left in another order: as torch does, the innermost are taken off.
+                break
+            self._end(len(self._all) - 1)
+        place = next((place for place, (other, _, _) in enumerate(self._all) if other is hooks), None)
+        if place is not None:
+            self._end(place)
+
+    def _end(self, place: int) -> None:
+        hooks, end, _ = self._all.pop(place)
+        if end is not None:
+            end()
+        hooks.__exit__()
 
     def __contains__(self, hooks: Any) -> bool:
-        return any(other is hooks for other, _ in self._all)
+        return any(other is hooks for other, _, _ in self._all)
 
 
 _pushed = _Pushed()

@@ -176,23 +176,22 @@ def _all_of(device: int) -> int | None:
 
 def _shape(module: Any, inputs: Any, named: Any) -> int:
     """A number for the sizes of what a forward is given."""
-    found: list[Any] = [module.training]
-    _sizes(found, (inputs, named), set())
-    return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
-
-
-def _sizes(found: list[Any], value: Any, seen: set[int], depth: int = 0) -> None:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        found.append(value.numel() if value.is_nested else tuple(value.shape))
-    elif depth <= _DEPTH and id(value) not in seen:
-        parts = _parts(value)
-        if parts:
-            # What is within several is looked at once.
-            seen.add(id(value))
-        for part in parts:
-            _sizes(found, part, seen, depth + 1)
+    found: list[Any] = [module.training]
+    # The nearest first; what is within several is looked at once.
+    seen: set[int] = set()
+    level: list[Any] = [inputs, named]
+    for _ in range(_DEPTH + 1):
+        within: list[Any] = []
+        for value in level:
+            if isinstance(value, torch.Tensor):
+                found.append(value.numel() if value.is_nested else tuple(value.shape))
+            elif id(value) not in seen and (parts := _parts(value)):
+                seen.add(id(value))
+                within += parts
+        level = within
+    return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _parts(value: Any) -> Collection[Any]:

@@ -27,8 +27,6 @@ _DUE, _CHANGED = 0, 2
 _CAST = "ToCopyBackward0"
 # How often it is looked anew whose storages a module has.
 _LOOK_AGAIN = 128
-# A pass that has so many forwards is looked at for graphs that live on; of a program that had one, after fewer.
-_MANY, _FEW = 8, 2
 
 
 def _warn(text: str) -> None:
@@ -78,9 +76,6 @@ class Packer:
         self._cast: frozenset[tuple[Any, Any]] | None = None
         self.unsharded = Unsharded()
         self._looks = 0
-        # Of the pass that is under way: its forwards, its items, and how many these were when each of the last two forwards began.
-        self._forwards, self._count, self._marks = 0, 0, (0, 0)
-        self._patience = _MANY
         # How many items the site was told of.
         self.added = 0
 
@@ -89,24 +84,10 @@ class Packer:
         other storages."""
         with self._lock:
             self._known.clear()
-            self._forwards += 1
-            self._marks = self._marks[1], self._count
-            if self._forwards > self._patience:
-                self._leave_behind()
             if module is not None:
                 if self._looks < 2 or self._looks % _LOOK_AGAIN == 0:
                     self._look(module)
                 self._looks += 1
-
-    def _leave_behind(self) -> None:
-        """A graph that lives on while others come and go, as that of an evaluation whose loss is kept until the next one, would have no pass
-        end. What it has is of no pass any more, and comes back when it is read."""
-        before, until = self._marks
-        alive = [entry for entry in (known() for known in self._items.values()) if entry is not None and not entry.is_dropped]
-        if before < until and alive and all(entry.item < before for entry in alive):
-            self._patience = _FEW
-            for entry in alive:
-                entry.leave()
 
     def _look(self, module: Any) -> None:
         import torch
@@ -188,7 +169,7 @@ class Packer:
         if isinstance(saved, Kept):
             return saved.read()
         with self._lock:
-            self._begin(saved.entry.needed())
+            self._begin(self._site.unpacked(saved.entry.item))
             return saved.read()
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:
@@ -225,9 +206,7 @@ class Packer:
         # At once: whatever is raised from here on, the site is told that nobody has the item.
         entry = None if verdict == RECOMPUTE else Entry(self._site, item, self.memory, start, size)
         self.added += 1
-        self._count = item + 1
         if item == 0:
-            self._forwards, self._marks = 1, (0, 0)
             self._items.clear()
             self._known.clear()
             self._proofs.settle()

@@ -95,22 +95,6 @@ class Kept(Saved):
         return self._alias
 
 
-class _NoSite:
-    """Who is told of what is of no pass any more."""
-
-    @staticmethod
-    def unpacked(_item: int) -> list[int]:
-        return []
-
-    @staticmethod
-    def freed(_item: int) -> None:
-        pass
-
-    @staticmethod
-    def dropped(_item: int) -> None:
-        pass
-
-
 class Entry:
     """A range of bytes of a storage, as it was at one time: one item of the pass, for all that saved it."""
 
@@ -144,16 +128,6 @@ class Entry:
         finally:
             if weak is not None:
                 self._forget(weak)
-
-    def needed(self) -> list[int]:
-        """Somebody is about to read it: which reloads are to begin first."""
-        begins: list[int] = self._site.unpacked(self.item)
-        return begins
-
-    def leave(self) -> None:
-        """It is of no pass any more."""
-        site, self._site = self._site, _NoSite
-        site.dropped(self.item)
 
     def left(self, storage: Any, like: Any) -> None:
         """It was copied from a storage, of tensors like that one."""

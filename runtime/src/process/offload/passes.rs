@@ -76,9 +76,8 @@ impl Offload {
             && let Some(pool) = self.measures.pool(asked.device)
         {
             let passed = pool.budget().1;
-            let is_above = passed > std::mem::replace(&mut planned.passed, passed);
-            // Of what nobody told of: passes may save more than those of their shape did.
-            if is_above && planned.looks.is_due() {
+            if passed > std::mem::replace(&mut planned.passed, passed) {
+                // Of what nobody told of: passes may save more than those of their shape did.
                 planned.shapes.kept.clear();
             } else if pool.active().saturating_add(adds) <= planned.site.request().budget {
                 return Ok(false);
@@ -362,7 +361,6 @@ impl Offload {
             planned.spare = planned.spare.grown();
         }
         let kept = planned.site.kept_all();
-        planned.looks.ended(kept.is_some());
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         planned.shapes.learn(shapes, kept, failed);
     }

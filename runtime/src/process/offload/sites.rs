@@ -31,35 +31,6 @@ pub struct Sites {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare(u64);
 
-/// Looks at passes that nobody tells of, since something went above the budget: that may have been anybody. After each look that found that
-/// all is kept as before, twice as many times are let pass.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Looks {
-    passed_over: u32,
-    patience: u32,
-    is_looking: bool,
-}
-
-impl Looks {
-    const MOST: u32 = 16;
-
-    /// Something went above the budget: whether that is looked at.
-    pub(super) fn is_due(&mut self) -> bool {
-        self.is_looking = self.passed_over >= self.patience;
-        self.passed_over = if self.is_looking { 0 } else { self.passed_over + 1 };
-        self.is_looking
-    }
-
-    /// A pass has ended, which kept everything or did not.
-    pub(super) fn ended(&mut self, kept: bool) {
-        self.patience = match (kept, std::mem::take(&mut self.is_looking)) {
-            (true, true) => (self.patience * 2 + 1).min(Looks::MOST),
-            (true, false) => self.patience,
-            (false, _) => 0,
-        };
-    }
-}
-
 /// What a program asks of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
@@ -95,8 +66,6 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
-    /// When what went above the budget without being told of is a reason to look.
-    pub(super) looks: Looks,
     /// What of the budget plans leave alone.
     pub(super) spare: Spare,
     /// Looked at when so many passes are over.
@@ -117,7 +86,7 @@ pub(super) struct Shapes {
 }
 
 /// A pass that has forwards of more shapes may fail, and is tried again each time.
-const MOST_FORWARDS: usize = 64;
+const MOST_FORWARDS: usize = 1 << 9;
 /// Of so many shapes at most it is known what their plans keep: a program whose every input is of another size has more.
 const MOST_SHAPES: usize = 1 << 12;
 
@@ -246,7 +215,6 @@ impl Planned {
             unforeseen: 0,
             real: None,
             passed: 0,
-            looks: Looks::default(),
             spare: Spare::default(),
             due: 0,
         }

@@ -280,25 +280,6 @@ fn a_forward_that_saves_nothing_is_of_no_pass() {
 }
 
 #[test]
-fn what_others_take_above_the_budget_is_looked_at_ever_more_seldom() {
-    let scene = small();
-    let program = Program::new(&scene, 2, units(14), Preset::Fit);
-    let mut looked = 0;
-    for _ in 0..40 {
-        if scene.offload.needs(program.site, 8).unwrap() {
-            looked += 1;
-            assert_eq!(program.pass_of(8, &[UNIT; 3]), 3);
-        }
-        let more: Vec<Address> = (0..20).map(|_| scene.malloc(UNIT)).collect();
-        more.into_iter().for_each(|address| scene.free(address));
-        scene.run_dry();
-    }
-    assert!((2..10).contains(&looked), "{looked}");
-    program.end();
-    scene.end();
-}
-
-#[test]
 fn times_that_come_late_are_planned_with_when_they_come() {
     let scene = small();
     let program = Program::new(&scene, 2, units(14), Preset::Fit);
