@@ -1012,7 +1012,8 @@ int32_t glake_offload_ask(uint64_t site,
                           int32_t preset);
 
 // Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
-// memory has room as it had, and nothing went above the budget since. A shape is a number of the caller's, one for all forwards that save the same.
+// memory has room as it had, and nothing went above the budget since. A shape is a number of the caller's, one for all forwards that save
+// the same.
 //
 // `GLAKE_INVALID`: there is no such site, or a pass that had the same forwards before this one was above its budget, and needs what the
 // text says.
@@ -1056,8 +1057,8 @@ int32_t glake_offload_leaf_begins(uint64_t site);
 // `GLAKE_INVALID`: there is no such site.
 int32_t glake_offload_untimed(uint64_t site);
 
-// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come with the next call that
-// tells any.
+// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come
+// with the next call that tells any.
 //
 // `GLAKE_INVALID`: there is no such site.
 int32_t glake_offload_replays(uint64_t site,

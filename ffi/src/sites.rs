@@ -59,7 +59,8 @@ pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset:
 }
 
 /// Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
-/// memory has room as it had, and nothing went above the budget since. A shape is a number of the caller's, one for all forwards that save the same.
+/// memory has room as it had, and nothing went above the budget since. A shape is a number of the caller's, one for all forwards that save
+/// the same.
 ///
 /// `GLAKE_INVALID`: there is no such site, or a pass that had the same forwards before this one was above its budget, and needs what the
 /// text says.
@@ -152,8 +153,8 @@ pub extern "C" fn glake_offload_untimed(site: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().untimed(site)?))
 }
 
-/// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come with the next call that
-/// tells any.
+/// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come
+/// with the next call that tells any.
 ///
 /// `GLAKE_INVALID`: there is no such site.
 #[unsafe(no_mangle)]

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use glake_process::Process;
+use glake_process::ProcessStat;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// The variable that has the number of the start.
@@ -51,12 +51,12 @@ impl Family {
     /// The process that the agent started, by the start's number alone: it leads its group.
     pub(crate) fn leader(&self) -> Option<(u32, u64)> {
         let pids = self.members().into_iter().map(|(pid, _)| pid);
-        let mut known = pids.into_iter().filter_map(|pid| Some((pid, Process::of(pid).ok()?)));
+        let mut known = pids.into_iter().filter_map(|pid| Some((pid, ProcessStat::of(pid).ok()?)));
         known.find(|(pid, process)| process.group == *pid).map(|(pid, process)| (pid, process.start))
     }
 
     fn has(&self, pid: u32) -> bool {
-        let running = Process::of(pid).ok().filter(|process| !process.has_ended());
+        let running = ProcessStat::of(pid).ok().filter(|process| !process.has_ended());
         running.is_some_and(|process| self.group == Some(process.group) || self.is_marked(pid))
     }
 

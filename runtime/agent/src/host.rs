@@ -1,11 +1,11 @@
 //! What the agent asks of its host.
 
-use glake_process::Process;
+use glake_process::ProcessStat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Whether a process is stopped, or waits in the kernel: it cannot say anything.
 pub(crate) fn is_stopped(pid: u32) -> bool {
-    Process::of(pid).is_ok_and(|process| process.is_stopped())
+    ProcessStat::of(pid).is_ok_and(|process| process.is_stopped())
 }
 
 /// Another number at each start.

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use glake_process::Process;
+use glake_process::ProcessStat;
 use glake_wire::Peer;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -126,7 +126,7 @@ impl Identity {
             Err(Errno::SRCH) => return None,
             Err(_) => None,
         };
-        let is_same = match Process::of(peer.pid) {
+        let is_same = match ProcessStat::of(peer.pid) {
             Ok(process) => process.start == peer.start,
             Err(error) => error.kind() != std::io::ErrorKind::NotFound && !is_gone(&error),
         };
@@ -140,7 +140,7 @@ fn is_gone(error: &std::io::Error) -> bool {
 
 /// When a process started, in the kernel's ticks since boot.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
-    Process::of(pid).ok().map(|process| process.start)
+    ProcessStat::of(pid).ok().map(|process| process.start)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use glake_device::Address;
-use glake_process::Process;
+use glake_process::ProcessStat;
 use glake_tiers::{BlockLife, Exported, PoolError};
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -228,7 +228,7 @@ impl Server {
         let mut name = Name::default();
         // So few bytes are drawn whole or not at all.
         getrandom(&mut name[..], GetRandomFlags::empty())?;
-        let started = Process::of(std::process::id())?.start;
+        let started = ProcessStat::of(std::process::id())?.start;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&listener, &SocketAddrUnix::new_abstract_name(&name)?)?;

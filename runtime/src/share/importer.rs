@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use glake_process::Process;
+use glake_process::ProcessStat;
 use glake_units::Bytes;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub fn open(handle: &[u8]) -> Result<Vec<(OwnedFd, Bytes)>, ShareError> {
     let handle = Handle::decode(handle)?;
     // A socket may outlive its process in a forked child, which never answers.
-    if Process::of(handle.pid).map_or(true, |process| process.start != handle.started) {
+    if ProcessStat::of(handle.pid).map_or(true, |process| process.start != handle.started) {
         return Err(ShareError::Gone { pid: handle.pid });
     }
     let socket = reach(&handle)?;

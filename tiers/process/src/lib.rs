@@ -1,16 +1,16 @@
 //! Which process a number means: the kernel gives numbers again, and with its start time one is told from every later one.
 //!
 //! ```
-//! use glake_process::Process;
-//! let this = Process::of(std::process::id()).unwrap();
+//! use glake_process::ProcessStat;
+//! let this = ProcessStat::of(std::process::id()).unwrap();
 //! assert!(!this.has_ended());
 //! ```
 
 use std::{fs, io};
 
-/// A process as `/proc/PID/stat` told of it.
+/// What `/proc/PID/stat` told of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessStat {
     /// The kernel's letter.
     state: char,
     /// The number of its group; 0: none.
@@ -19,18 +19,18 @@ pub struct Process {
     pub start: u64,
 }
 
-impl Process {
+impl ProcessStat {
     /// The process of a number, also one that has ended and waits for its parent.
     ///
     /// # Errors
     /// What reading meets: `NotFound`, or `ESRCH`, where there is no such process. `InvalidData` where the kernel tells it otherwise.
-    pub fn of(pid: u32) -> io::Result<Process> {
+    pub fn of(pid: u32) -> io::Result<ProcessStat> {
         let told = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        Process::parse(&told).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        ProcessStat::parse(&told).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Fields 3, 5 and 22 of `proc_pid_stat(5)`. The second, the command's name, may hold anything, parentheses and blanks too.
-    fn parse(told: &str) -> Option<Process> {
+    fn parse(told: &str) -> Option<ProcessStat> {
         let (_, fields) = told.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
@@ -38,7 +38,7 @@ impl Process {
         let group = fields.nth(1)?.parse::<i32>().ok()?;
         let group = u32::try_from(group).unwrap_or(0);
         let start = fields.nth(16)?.parse().ok()?;
-        Some(Process { state, group, start })
+        Some(ProcessStat { state, group, start })
     }
 
     /// Whether it runs nothing any more, and waits for its parent.
@@ -61,19 +61,19 @@ mod tests {
     #[test]
     fn names_do_not_confuse() {
         let told = "12 (a) b (c)) S 1 7 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
-        let found = Process::parse(told).unwrap();
+        let found = ProcessStat::parse(told).unwrap();
         assert_eq!(
             (found.group, found.start, found.has_ended(), found.is_stopped()),
             (7, 4711, false, false)
         );
-        assert!(Process::parse(&told.replace(") S", ") Z")).unwrap().has_ended());
-        assert!(Process::parse(&told.replace(") S", ") T")).unwrap().is_stopped());
+        assert!(ProcessStat::parse(&told.replace(") S", ") Z")).unwrap().has_ended());
+        assert!(ProcessStat::parse(&told.replace(") S", ") T")).unwrap().is_stopped());
         assert_eq!(
-            Process::parse(&told.replace("S 1 7", "X 0 -1")).map(|found| (found.group, found.start)),
+            ProcessStat::parse(&told.replace("S 1 7", "X 0 -1")).map(|found| (found.group, found.start)),
             Some((0, 4711))
         );
         for short in ["", "12", "12 (short)", "12 (short) S 1", "12 (a) S 1 7 x"] {
-            assert_eq!(Process::parse(short), None, "{short:?}");
+            assert_eq!(ProcessStat::parse(short), None, "{short:?}");
         }
     }
 
@@ -81,11 +81,11 @@ mod tests {
     fn a_child_that_nobody_waits_for_has_ended_and_is_then_no_more() {
         let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
         let pid = child.id();
-        while !Process::of(pid).unwrap().has_ended() {
+        while !ProcessStat::of(pid).unwrap().has_ended() {
             std::thread::yield_now();
         }
         child.wait().unwrap();
-        assert_eq!(Process::of(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert!(Process::of(u32::MAX).is_err());
+        assert_eq!(ProcessStat::of(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(ProcessStat::of(u32::MAX).is_err());
     }
 }

@@ -21,7 +21,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use glake_process::Process;
+use glake_process::ProcessStat;
 use glake_units::Bytes;
 
 use super::calls::{self, Calls, Condition, Words};
@@ -291,7 +291,7 @@ impl Drop for Account {
 impl Owner {
     fn this_process() -> io::Result<Owner> {
         let pid = std::process::id();
-        Ok(Owner { pid, start: Process::of(pid)?.start })
+        Ok(Owner { pid, start: ProcessStat::of(pid)?.start })
     }
 
     fn is_alive(self) -> bool {
@@ -312,8 +312,8 @@ pub(super) fn is_alive(pid: u32) -> bool {
 }
 
 /// A process that has not ended.
-fn running(pid: u32) -> Option<Process> {
-    Process::of(pid).ok().filter(|process| !process.has_ended())
+fn running(pid: u32) -> Option<ProcessStat> {
+    ProcessStat::of(pid).ok().filter(|process| !process.has_ended())
 }
 
 /// Nanoseconds since the machine's start, the same for every process; never zero.

@@ -12,7 +12,7 @@
 
 use std::io;
 
-use glake_process::Process;
+use glake_process::ProcessStat;
 
 /// A process, and no later one of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,12 +33,12 @@ pub(super) enum Kind {
 impl Owner {
     /// A process that lives.
     pub(super) fn of(pid: u32) -> io::Result<Owner> {
-        Ok(Owner { pid, start: Process::of(pid)?.start })
+        Ok(Owner { pid, start: ProcessStat::of(pid)?.start })
     }
 
     /// Whether the process lives, as far as this one can see.
     pub(super) fn is_seen(self) -> bool {
-        Process::of(self.pid).is_ok_and(|process| !process.has_ended() && process.start == self.start)
+        ProcessStat::of(self.pid).is_ok_and(|process| !process.has_ended() && process.start == self.start)
     }
 
     /// What a file of this process is called.

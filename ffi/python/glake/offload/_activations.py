@@ -171,11 +171,11 @@ class Activations:
     def _before(self, module: Any, _inputs: Any, _named: Any = None) -> None:
         import torch
 
-        # In another's backward pass a checkpoint computes again what it dropped: its saves live for a moment. Under other hooks, as that
-        # checkpoint's are in the forward pass, these have what is saved, both times.
         if self._is_removed:
             self._skip()
             return
+        # In another's backward pass a checkpoint computes again what it dropped: its saves live for a moment. Under other hooks, as that
+        # checkpoint's are in the forward pass, these have what is saved, both times.
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
         is_others = top is not None and top[0] not in _ours
         if is_others or not may_hook():

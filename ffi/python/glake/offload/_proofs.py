@@ -36,7 +36,7 @@ class Proofs:
 
     def settle(self) -> None:
         """A pass begins: what was looked at in those before is known from here on. Waits for the device where anything was. Where there is no
-        memory to ask of it, it is looked at another time."""
+        memory to ask of it, it is asked when the next one begins."""
         import torch
 
         looked, self._looked = self._looked, []
@@ -49,6 +49,7 @@ class Proofs:
             except RuntimeError as error:
                 if not is_shortage(error):
                     raise
+                self._looked += found
                 continue
             for (save, _), differs in zip(found, truths):
                 self._proven[save] = self._proven.get(save, True) and not differs

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
-use glake_process::Process;
+use glake_process::ProcessStat;
 use glake_tiers::Lease;
 use glake_units::Bytes;
 use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
@@ -216,7 +216,7 @@ impl Session {
         let pid = std::process::id();
         let hello = Hello {
             name: self.identity.name.clone(),
-            peer: Peer { pid, start: Process::of(pid).map_or(0, |process| process.start) },
+            peer: Peer { pid, start: ProcessStat::of(pid).map_or(0, |process| process.start) },
             build: env!("CARGO_PKG_VERSION").to_owned(),
             gang: self.identity.gang.clone(),
             ranks: self.identity.ranks,

@@ -61,6 +61,7 @@ impl Offload {
     pub fn needs(&self, site: u64, shape: u64) -> Result<bool> {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
+        planned.shapes.begun = None;
         if let Some(error) = planned.shapes.failure_with(shape) {
             match self.below(&planned, error) {
                 // Another site had less, and has it no more.
@@ -156,7 +157,8 @@ impl Offload {
         Ok(())
     }
 
-    /// A scope is computed again: from here on, or until here, timed as [`Offload::leaf_begins`] is. Reloads that are to begin come with the next call.
+    /// A scope is computed again: from here on, or until here, timed as [`Offload::leaf_begins`] is. Reloads that are to begin come with the
+    /// next call.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
