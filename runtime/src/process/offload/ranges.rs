@@ -45,7 +45,8 @@ impl<M: Clone + Ord> Ranges<M> {
     pub(super) fn take(&mut self, size: u64) -> Option<(Taken, Option<M>)> {
         let size = rounded(size)?;
         let fitting = self.free.iter().filter(|(_, free)| free.size >= size);
-        let (&(chunk, offset), _) = fitting.min_by_key(|(_, free)| (free.size, free.mark.clone()))?;
+        let (&(chunk, offset), _) =
+            fitting.min_by(|(_, one), (_, other)| (one.size, &one.mark).cmp(&(other.size, &other.mark)))?;
         let Free { size: whole, mark } = self.free.remove(&(chunk, offset))?;
         if whole > size {
             self.free.insert((chunk, offset + size), Free { size: whole - size, mark: mark.clone() });
