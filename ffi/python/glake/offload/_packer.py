@@ -10,7 +10,8 @@ from weakref import ref
 
 from .. import _library
 from ..errors import Error
-from . import _report
+from . import _casts, _report
+from ._casts import Cast
 from ._memory import Memory, is_shortage
 from ._narrow import Form, form_of
 from ._proofs import Proofs
@@ -23,8 +24,6 @@ KEEP, OFFLOAD, RECOMPUTE = range(3)
 NO_LEAF, OUTPUT, BESIDE = range(3)
 # What is known of a save: it is to be checked; its bytes changed.
 _DUE, _CHANGED = 0, 2
-# What autograd calls the operation of a cast.
-_CAST = "ToCopyBackward0"
 # How often it is looked anew whose storages a module has.
 _LOOK_AGAIN = 128
 
@@ -68,7 +67,7 @@ class Packer:
         # pass: that would cost each pack more.
         self._items: dict[int, ref[Entry]] = {}
         self._known: dict[tuple[Any, ...], ref[Entry]] = {}
-        self._proofs = Proofs()
+        self._proofs, self._casts = Proofs(), _casts.Casts()
         self._is_told = self._is_failure_told = False
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
@@ -84,6 +83,7 @@ class Packer:
         other storages."""
         with self._lock:
             self._known.clear()
+            self._casts.settle()
             if module is not None:
                 if self._looks < 2 or self._looks % _LOOK_AGAIN == 0:
                     self._look(module)
@@ -98,7 +98,7 @@ class Packer:
         self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
         self.unsharded.look(module)
 
-    def pack(self, tensor: Any) -> Kept | Away:
+    def pack(self, tensor: Any) -> Kept | Cast | Away:
         # What is no leaf's is never computed again.
         return self._pack(tensor, -1, NO_LEAF)  # type: ignore[return-value]
 
@@ -123,7 +123,7 @@ class Packer:
         if like is not None and self.memory.owns(like):
             self._site.replays(scope, begins)
 
-    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
+    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Cast | Away | None:
         # The cheapest questions first: most of what is saved is small.
         if type(tensor) is not self._tensor or tensor.layout is not self._strided or tensor.nbytes < self.least or tensor.is_nested:
             return Kept(tensor)
@@ -132,8 +132,11 @@ class Packer:
         made_by = source.grad_fn
         # As its own name(), which is made anew each time.
         maker = type(made_by).__name__
-        if tensor.numel() == 0 or not self._may_leave(tensor, source) or self._is_of_parameter(tensor, source, made_by, maker):
+        if tensor.numel() == 0 or not self._may_leave(tensor, source):
             return Kept(tensor)
+        is_cast, parameter = self._of_parameter(tensor, source, made_by, maker)
+        if is_cast:
+            return self._again(tensor, source, parameter)
         storage = tensor.untyped_storage()
         cdata = storage._cdata
         if cdata in self._stays or cdata in self.unsharded.storages:
@@ -165,8 +168,8 @@ class Packer:
             alias.data = like
             return Away(tensor, alias, made_by if base is None else tensor.grad_fn, entry, first - entry.start)
 
-    def unpack(self, saved: Kept | Away) -> Any:
-        if isinstance(saved, Kept):
+    def unpack(self, saved: Kept | Cast | Away) -> Any:
+        if not isinstance(saved, Away):
             return saved.read()
         with self._lock:
             self._begin(self._site.unpacked(saved.entry.item))
@@ -178,19 +181,32 @@ class Packer:
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 
-    def _is_of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str) -> bool:
-        """Whether autocast made it of a parameter."""
-        if maker == _CAST:
-            before = made_by.next_functions
-            return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
+    def _of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str) -> tuple[bool, Any]:
+        """Whether autocast made it of a parameter, and of which, where that is certain."""
+        if maker == _casts.OPERATION:
+            parameter = _casts.trained(made_by)
+            return parameter is not None, parameter
         # Of a cast without gradients, as one of a frozen parameter is, nothing is recorded. What else has neither a gradient nor other sizes and
         # strides than a parameter is seldom, and stays with them.
         if source.requires_grad or source.dtype not in self._lower:
-            return False
+            return False, None
         if self._cast is not None:
-            return (source.size(), source.stride()) in self._cast
-        # Where no module is known: as linear layers have it.
-        return source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
+            is_cast = (source.size(), source.stride()) in self._cast
+        else:
+            # Where no module is known: as linear layers have it.
+            is_cast = source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
+        return is_cast, _casts.frozen(source) if is_cast else None
+
+    def _again(self, tensor: Any, source: Any, parameter: Any) -> Kept | Cast:
+        """What is saved of a parameter's cast: it is cast again, or stays where that is not certain to give the same."""
+        # What FSDP2 gathers has its bytes only for a while.
+        if parameter is None or parameter.untyped_storage()._cdata in self.unsharded.storages:
+            return Kept(tensor)
+        saved = self._casts.pack(tensor, source, parameter, self._like(tensor.dtype, tensor.device))
+        if isinstance(saved, Cast) and saved.is_away:
+            self._site.made_again(source.nbytes)
+            _report.counts.cast_again += source.nbytes
+        return saved
 
     def _find(self, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
         known = self._known.get((cdata, start, size, version, form))
@@ -216,8 +232,9 @@ class Packer:
             return None
         self._items[item] = known = ref(entry)
         if verdict == OFFLOAD:
-            # The same in each pass, and seldom another's.
-            save = hash((item, tensor.dtype, tensor.dim(), maker)) & (1 << 64) - 1
+            # The same in each pass of sizes like these (of one eighth of an octave), and seldom another's: for others there may be other kernels.
+            octave = size.bit_length()
+            save = hash((item, tensor.dtype, tensor.dim(), maker, octave, size >> max(octave - 4, 0))) & (1 << 64) - 1
             self._offload(entry, tensor, storage, stream, form, save)
         if entry.packed is None:
             entry.kept = storage

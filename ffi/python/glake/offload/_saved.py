@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -9,6 +10,7 @@ from ._memory import Memory
 from ._narrow import Form
 
 if TYPE_CHECKING:
+    from ._casts import Cast
     from ._packer import Packer
 
 # Of the memory that torch hands out.
@@ -38,10 +40,11 @@ class Saved:
         return bool(self._alias._version == self._version)
 
     def _modified(self, sizes: Any) -> RuntimeError:
-        said = {"kind": self._alias.type(), "sizes": sizes, "found": self._alias._version, "saved": self._version}
+        kind, hint = _said(self._alias)
+        said = {"kind": kind, "hint": hint, "sizes": sizes, "found": self._alias._version, "saved": self._version}
         operation, output = self._origin()
         origin = "" if operation is None else f", which is output {output} of {operation.name()},"
-        return RuntimeError(_MODIFIED.format(origin=origin, hint=_hint(), **said))
+        return RuntimeError(_MODIFIED.format(origin=origin, **said))
 
     def _origin(self) -> tuple[Any, int]:
         """Which operation the tensor comes from: its own output's is the one that reads it now, an input's is the last one that changed it. Of
@@ -57,9 +60,12 @@ class Saved:
         return next((each for each in before if each[0] is not None and each[0]._sequence_nr() == self._number), (None, 0))
 
 
-def _hint() -> str:
-    """What torch says behind it, by its version and by what is turned on."""
+def _said(like: Any) -> tuple[str, str]:
+    """How torch calls a tensor there, and what it says behind it, by its version and by what is turned on."""
     import torch
+
+    is_plain = like.layout is torch.strided and not like.is_nested and (like.is_floating_point() or like.is_complex())
+    kind, device = (like.dtype, like.device) if is_plain else (torch.float32, "cpu")
 
     hooks = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
@@ -67,15 +73,18 @@ def _hint() -> str:
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
         with torch.enable_grad():
-            changed = torch.ones(1, device="cpu", requires_grad=True).exp()
+            # Of no elements: it takes no memory.
+            changed = torch.empty(0, dtype=kind, device=device, requires_grad=True).exp()
         changed.detach().zero_()
         changed.grad_fn._saved_result
     except RuntimeError as error:
-        return str(error).partition(" instead.")[2]
+        before, _, hint = str(error).partition(" instead.")
+        named = re.search(r"operation: \[(.*?) \[", before)
+        return (named[1] if named and is_plain else like.type()), hint
     finally:
         for top in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(*top)
-    return ""
+    return like.type(), ""
 
 
 class Kept(Saved):
@@ -222,7 +231,7 @@ class Stored:
 
     __slots__ = ("_packer", "_saved")
 
-    def __init__(self, packer: Packer, saved: Kept | Away) -> None:
+    def __init__(self, packer: Packer, saved: Kept | Cast | Away) -> None:
         self._packer, self._saved = packer, saved
 
     def is_intact(self) -> bool:

@@ -24,6 +24,8 @@ const FASTER: u32 = 64;
 pub(super) struct Plans {
     known: VecDeque<Known>,
     unplanned: Option<Unplanned>,
+    /// How many were made.
+    made: u64,
 }
 
 /// A pass that has no plan.
@@ -70,6 +72,11 @@ impl Plans {
     /// The plan that was used last.
     pub(super) fn last(&self) -> Option<&Arc<Plan>> {
         self.known.front().map(|known| &known.plan)
+    }
+
+    /// How many were made by now.
+    pub(super) fn made(&self) -> u64 {
+        self.made
     }
 
     /// All of them.
@@ -192,6 +199,7 @@ impl Plans {
             Ok(plan) => {
                 self.known.push_front(Known { class, plan: Arc::new(plan), request, base, bytes, samples });
                 self.known.truncate(MOST);
+                self.made += 1;
                 self.unplanned = None;
                 true
             }

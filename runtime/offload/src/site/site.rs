@@ -303,6 +303,11 @@ impl Site {
         self.plans.last()
     }
 
+    /// How many plans were made by now.
+    pub fn plans_made(&self) -> u64 {
+        self.plans.made()
+    }
+
     /// What is asked for.
     pub fn request(&self) -> &Request {
         &self.request

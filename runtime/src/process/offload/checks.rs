@@ -13,7 +13,8 @@
 //! need no second copy, and which must stay on their GPU. Saves of one range that share a copy are right together, for they would have
 //! shared the block.
 //!
-//! A save is known by its site and a number that says where in the program it is. Its first [`OFTEN`] copies are checked.
+//! A save is known by its site and a number that says where in the program it is, and how large. Its first [`OFTEN`] copies are checked, and
+//! one more after plans were made anew.
 //!
 //! Invariants: a save is fine only after so many of its digests were equal; one that changed once stays so. What could not be compared
 //! counts for nothing, so that it is checked again. Nothing waits on the host for a digest.
@@ -33,7 +34,7 @@ pub(super) const OFTEN: u8 = 2;
 /// So many digests are under way at a time, each with a slot of 128 KiB or more; copies beyond are made twice, and not compared.
 const MOST: usize = 512;
 /// So many saves of a site are remembered; others are always checked.
-const MOST_SAVES: usize = 1 << 16;
+const MOST_SAVES: usize = 1 << 18;
 
 /// Where in a program bytes are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -122,6 +123,13 @@ impl Checks {
     pub(super) fn again(&self, site: u64) {
         if let Some(saves) = self.known.lock().get_mut(&site) {
             saves.retain(|_, known| known.is_changed);
+        }
+    }
+
+    /// Saves of a site are to be checked once more.
+    pub(super) fn once_more(&self, site: u64) {
+        for known in self.known.lock().get_mut(&site).into_iter().flat_map(FxHashMap::values_mut) {
+            known.same = known.same.min(OFTEN - 1);
         }
     }
 

@@ -105,7 +105,7 @@ impl Offload {
         let over = planned.site.passes();
         planned.site.end_if_over();
         if planned.site.passes() != over {
-            self.ended(site, &mut planned);
+            self.ended(&mut planned);
         }
         let is_first = planned.site.position() == Position(0);
         if is_first {
@@ -121,6 +121,10 @@ impl Offload {
         let begun = planned.shapes.begun.take();
         planned.shapes.current.extend(begun);
         if is_first {
+            let (passes, made) = (planned.site.passes(), planned.site.plans_made());
+            if planned.looks.begins(passes, made) {
+                self.checks.once_more(site);
+            }
             self.time(&mut planned, stream);
         } else if pack.is_output()
             && let Some(timer) = &planned.timer
@@ -157,6 +161,18 @@ impl Offload {
         Ok(())
     }
 
+    /// Bytes that the pass under way would keep without hooks, and does not: they are made again when they are read. Without hooks a pass
+    /// like it takes so much more.
+    ///
+    /// # Errors
+    /// [`ProcessError::UnknownSite`].
+    pub fn made_again(&self, site: u64, bytes: Bytes) -> Result<()> {
+        let known = self.sites.of(site)?;
+        let mut planned = known.lock();
+        planned.made_again = planned.made_again.saturating_add(bytes);
+        Ok(())
+    }
+
     /// A scope is computed again: from here on, or until here, timed as [`Offload::leaf_begins`] is. Reloads that are to begin come with the
     /// next call.
     ///
@@ -177,7 +193,7 @@ impl Offload {
             let over = planned.site.passes();
             planned.site.replayed(scope);
             if planned.site.passes() != over {
-                self.ended(site, &mut planned);
+                self.ended(&mut planned);
             }
         }
         Ok(())
@@ -220,7 +236,7 @@ impl Offload {
         let over = planned.site.passes();
         planned.site.dropped(item)?;
         if planned.site.passes() != over {
-            self.ended(site, &mut planned);
+            self.ended(&mut planned);
         }
         Ok(())
     }
@@ -332,16 +348,9 @@ impl Offload {
         }
     }
 
-    /// A pass is over. One that was as no plan is planned for now; its kernels may be others than those that were checked. Where each
-    /// pass is another one saves are not checked for ever: after the second one, the fourth, the eighth and so on.
-    fn ended(&self, site: u64, planned: &mut Planned) {
+    /// A pass is over.
+    fn ended(&self, planned: &mut Planned) {
         let over = planned.site.passes();
-        if !planned.site.has_followed() {
-            planned.unforeseen += 1;
-            if planned.unforeseen > 1 && planned.unforeseen.is_power_of_two() {
-                self.checks.again(site);
-            }
-        }
         if let Some(timer) = planned.timer.take() {
             self.timers.end(&timer);
             if !self.registry.is_stopped() && !planned.was_checked() {
@@ -351,6 +360,7 @@ impl Offload {
             }
         }
         let shapes = std::mem::take(&mut planned.shapes.current);
+        let made_again = std::mem::take(&mut planned.made_again);
         let Some(asked) = planned.is_measured() else { return };
         let pool = self.measures.pool(asked.device);
         let is_above = asked.budget.is_some()
@@ -362,7 +372,7 @@ impl Offload {
         if is_passed && planned.site.has_followed() {
             planned.spare = planned.spare.grown();
         }
-        let kept = planned.site.kept_all();
+        let kept = planned.site.kept_all().map(|adds| adds.saturating_add(made_again));
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         planned.shapes.learn(shapes, kept, failed);
     }

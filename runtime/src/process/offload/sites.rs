@@ -60,8 +60,10 @@ pub(super) struct Planned {
     pub(super) packed: Bytes,
     pub(super) checked: Bytes,
     pub(super) shapes: Shapes,
-    /// Passes that no plan foresaw.
-    pub(super) unforeseen: u64,
+    /// Bytes that the pass under way would keep without hooks and does not.
+    pub(super) made_again: Bytes,
+    /// When saves are checked once more.
+    pub(super) looks: Looks,
     /// How long the last pass took that was timed, and for how much of it copies were waited for.
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
@@ -70,6 +72,32 @@ pub(super) struct Planned {
     pub(super) spare: Spare,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
+}
+
+/// When a site's saves are checked once more: in the pass that follows a plan that was made anew, where the last such pass is long over, for
+/// all that a pass offloads is copied twice then.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// How many plans were made by the last one.
+    made: u64,
+    /// After so many passes there may be another.
+    due: u64,
+    /// Whether the pass under way, or the last one, is such a pass.
+    is_now: bool,
+}
+
+impl Looks {
+    /// So many passes lie between two at least.
+    pub(super) const APART: u64 = 64;
+
+    /// A pass begins, after so many, with so many plans made by now: whether its saves are checked once more.
+    pub(super) fn begins(&mut self, passes: u64, made: u64) -> bool {
+        self.is_now = made > self.made && passes >= self.due;
+        if self.is_now {
+            (self.made, self.due) = (made, passes + Looks::APART);
+        }
+        self.is_now
+    }
 }
 
 /// Kinds of passes, as the program tells them apart before they begin.
@@ -212,7 +240,8 @@ impl Planned {
             packed: Bytes::ZERO,
             checked: Bytes::ZERO,
             shapes: Shapes::default(),
-            unforeseen: 0,
+            made_again: Bytes::ZERO,
+            looks: Looks::default(),
             real: None,
             passed: 0,
             spare: Spare::default(),
@@ -229,7 +258,7 @@ impl Planned {
     /// that is so in every pass, it is what passes are.
     pub(super) fn was_checked(&self) -> bool {
         let is_much = self.checked.get().saturating_mul(CHECKED) > self.packed.get();
-        is_much && self.site.passes() < LEARNED
+        is_much && (self.site.passes() < LEARNED || self.looks.is_now)
     }
 
     /// Fills `begin` with reloads that are to begin, as far as there is room, and says how many these are.

@@ -2,6 +2,7 @@
 
 use glake_device::{Fault, Injected, Verb, When};
 
+use super::super::sites::Looks;
 use super::super::{CheckState, Pack, SaveId};
 use super::*;
 
@@ -71,40 +72,53 @@ fn a_save_is_fine_after_two_checks() {
 }
 
 #[test]
-fn saves_are_due_again_after_a_pass_that_no_plan_foresaw() {
+fn saves_are_checked_once_more_after_a_plan_was_made_anew_and_seldom() {
     let scene = Scene::new();
     let site = scene.offload.sites().create();
     let save = SaveId { site, ..SAVE };
     let check = || {
-        for turn in 0..2 {
-            let written = scene.written(Bytes::mib(2), turn);
-            let id = scene.offload.offload_checked(scene.own, written.address, written.size, save).unwrap();
-            scene.free(written.address);
-            scene.run_dry();
-            scene.offload.release(id).unwrap();
-        }
-        assert_eq!(scene.offload.check_state(save), CheckState::Fine);
+        let written = scene.written(Bytes::mib(2), 1);
+        let id = scene.offload.offload_checked(scene.own, written.address, written.size, save).unwrap();
+        scene.free(written.address);
+        scene.run_dry();
+        scene.offload.release(id).unwrap();
+        scene.offload.check_state(save)
     };
     let pass = |items: usize| {
         let mut begins = [0; 8];
         let pack =
             || scene.offload.packed(site, Pack::new(Bytes::mib(2)), scene.own, &mut begins).unwrap().0.item;
         let items: Vec<_> = std::iter::repeat_with(pack).take(items).collect();
+        let state = scene.offload.check_state(save);
         for item in items.into_iter().rev() {
             scene.offload.unpacked(site, item, &mut [0; 8]).unwrap();
             scene.offload.dropped(site, item).unwrap();
         }
-        scene.offload.check_state(save)
+        state
     };
     assert_eq!(pass(3), CheckState::Due);
-    check();
-    // Each the first of its kind; those that a plan foresees change nothing.
-    for (items, after) in [(4, CheckState::Due), (5, CheckState::Fine), (6, CheckState::Due)] {
-        assert_eq!(pass(3), CheckState::Fine, "{items}");
-        assert_eq!(pass(items), after, "{items}");
-        check();
-        assert_eq!(pass(items), CheckState::Fine, "{items}");
+    assert_eq!([check(), check()], [CheckState::Due, CheckState::Fine]);
+    // The first plan; then one a pass, for each is the first of its kind.
+    let states: Vec<_> = (0..2 * Looks::APART).map(|turn| pass(3 + usize::try_from(turn).unwrap())).collect();
+    assert_eq!(states.first(), Some(&CheckState::Due));
+    assert_eq!(check(), CheckState::Fine, "once is enough");
+    let mut due = Vec::new();
+    for turn in 0..3 * Looks::APART {
+        if pass(200 + usize::try_from(turn).unwrap()) == CheckState::Due {
+            due.push(turn);
+            assert_eq!(check(), CheckState::Fine);
+        }
     }
+    assert_eq!(due, [1, 65, 129].map(|at| at + due[0] - 1));
+    // Passes that plans foresee change nothing, but for the last plans that were made before them.
+    let mut again = 0;
+    for _ in 0..3 * Looks::APART {
+        if pass(200 + usize::try_from(3 * Looks::APART - 1).unwrap()) == CheckState::Due {
+            again += 1;
+            assert_eq!(check(), CheckState::Fine);
+        }
+    }
+    assert_eq!(again, 1);
     scene.offload.release_site(site).unwrap();
     scene.end();
 }
