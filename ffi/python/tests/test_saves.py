@@ -158,6 +158,17 @@ class Layouts(OfTorch):
         self.assertTrue(torch.equal(mine, plain))
 
 
+class Last(torch.nn.Module if torch else object):
+    """What a recurrent layer gives, without its state."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 class Cases(OfTorch):
     """Saves that are unusual: what is read of them is what was saved."""
 
@@ -207,6 +218,45 @@ class Cases(OfTorch):
             return [line.as_strided((5, 100), (50, 1)), line.as_strided((30, 8), (3, 2), 7), line[10:200], line[100:300], line.unfold(0, 16, 4)]
 
         self.assertEqual(self.same_bytes(make), 15)
+
+    def test_parts_that_count_their_changes_each_by_themselves(self):
+        def split(x):
+            whole = x * 2
+            return whole.unsafe_chunk(2, 1)
+
+        def data(x):
+            whole = x * 2
+            return whole, whole.data
+
+        for make in (split, data):
+            found = []
+            for around in (contextlib.nullcontext(), self.activations()):
+                x = torch.linspace(-1, 1, 128).view(4, 32).requires_grad_()
+                with around:
+                    one, other = make(x)
+                    if make is split:
+                        total = one.sigmoid_().sum() + other.sigmoid_().sum()
+                    else:
+                        total = (one * other.sigmoid_()).sum() + other.exp().sum()
+                    del one, other
+                total.backward()
+                found.append(x.grad)
+            self.assertTrue(torch.equal(*found), make)
+
+    def test_recurrent_layers(self):
+        for kind in (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN):
+            self.same(lambda: Last(kind(16, 16, batch_first=True)), inputs=lambda: torch.randn(4, 6, 16))
+
+    def test_a_backward_in_inference_mode(self):
+        found = []
+        for around in (contextlib.nullcontext(), self.activations()):
+            x = torch.linspace(-1, 1, 128).requires_grad_()
+            with around:
+                total = (x * 2).sigmoid().exp().sum()
+            with torch.inference_mode():
+                (gradient,) = torch.autograd.grad(total, x)
+            found.append(gradient.clone())
+        self.assertTrue(torch.equal(*found))
 
     def test_types_of_eight_bits(self):
         kinds = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]

@@ -10,8 +10,8 @@ from weakref import ref
 
 from .. import _library
 from ..errors import Error
-from . import _casts, _report
-from ._casts import Cast
+from . import _report
+from ._casts import Cast, Casts
 from ._memory import Memory, is_shortage
 from ._narrow import Form, form_of
 from ._proofs import Proofs
@@ -24,6 +24,8 @@ KEEP, OFFLOAD, RECOMPUTE = range(3)
 NO_LEAF, OUTPUT, BESIDE = range(3)
 # What is known of a save: it is to be checked; its bytes changed.
 _DUE, _CHANGED = 0, 2
+# What autograd calls the operation of a cast.
+_CAST = "ToCopyBackward0"
 # How often it is looked anew whose storages a module has.
 _LOOK_AGAIN = 128
 
@@ -59,6 +61,7 @@ class Packer:
 
         self.least, self.memory = least, memory
         self._tensor, self._parameter, self._new = torch.Tensor, torch.nn.Parameter, torch.empty
+        self._is_inference, self._inference_mode = torch.is_inference_mode_enabled, torch.inference_mode
         self._strided, self._lower = torch.strided, (torch.bfloat16, torch.float16)
         self._lock = threading.RLock()
         self.site = self._site = _library.api().Site()
@@ -67,7 +70,7 @@ class Packer:
         # pass: that would cost each pack more.
         self._items: dict[int, ref[Entry]] = {}
         self._known: dict[tuple[Any, ...], ref[Entry]] = {}
-        self._proofs, self._casts = Proofs(), _casts.Casts()
+        self._proofs, self._casts = Proofs(), Casts()
         self._is_told = self._is_failure_told = False
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
@@ -83,7 +86,6 @@ class Packer:
         other storages."""
         with self._lock:
             self._known.clear()
-            self._casts.settle()
             if module is not None:
                 if self._looks < 2 or self._looks % _LOOK_AGAIN == 0:
                     self._look(module)
@@ -134,9 +136,10 @@ class Packer:
         maker = type(made_by).__name__
         if tensor.numel() == 0 or not self._may_leave(tensor, source):
             return Kept(tensor)
-        is_cast, parameter = self._of_parameter(tensor, source, made_by, maker)
-        if is_cast:
-            return self._again(tensor, source, parameter)
+        if maker == _CAST and self._is_trained(made_by):
+            return Kept(tensor)
+        if self._may_be_cast(tensor, source):
+            return self._again(tensor, source)
         storage = tensor.untyped_storage()
         cdata = storage._cdata
         if cdata in self._stays or cdata in self.unsharded.storages:
@@ -146,19 +149,19 @@ class Packer:
         start, size, is_shared = first, tensor.nbytes, False
         if not _is_dense(tensor):
             size = (sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride())) + 1) * each
-            if 4 * tensor.nbytes >= whole:
+            if 4 * tensor.nbytes >= whole and base is not None:
                 # Its neighbours are often saved too, as parts of one projection are.
                 start, size, is_shared = 0, whole, True
         like = self._like(tensor.dtype, tensor.device)
         with self._lock:
-            entry = self._find(cdata, 0, whole, version)
+            entry = self._find(source, cdata, 0, whole, version)
             if entry is None and size != whole:
-                entry = self._find(cdata, start, size, version)
+                entry = self._find(source, cdata, start, size, version)
             form = None if entry is not None or is_shared else form_of(tensor, start, size)
             if form is not None and form.key is not None:
-                entry = self._find(cdata, start, size, version, form.key)
+                entry = self._find(source, cdata, start, size, version, form.key)
             if entry is None:
-                entry = self._add(tensor, storage, like, start, size, form, maker, scope, part)
+                entry = self._add(tensor, source if is_shared or version != 0 else None, storage, like, start, size, form, maker, scope, part)
                 if entry is None:
                     return None
             else:
@@ -169,6 +172,10 @@ class Packer:
             return Away(tensor, alias, made_by if base is None else tensor.grad_fn, entry, first - entry.start)
 
     def unpack(self, saved: Kept | Cast | Away) -> Any:
+        if self._is_inference():
+            # As without hooks, it is no tensor of that mode.
+            with self._inference_mode(False):
+                return self.unpack(saved)
         if not isinstance(saved, Away):
             return saved.read()
         with self._lock:
@@ -181,42 +188,42 @@ class Packer:
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 
-    def _of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str) -> tuple[bool, Any]:
-        """Whether autocast made it of a parameter, and of which, where that is certain."""
-        if maker == _casts.OPERATION:
-            parameter = _casts.trained(made_by)
-            return parameter is not None, parameter
-        # Of a cast without gradients, as one of a frozen parameter is, nothing is recorded. What else has neither a gradient nor other sizes and
-        # strides than a parameter is seldom, and stays with them.
-        if source.requires_grad or source.dtype not in self._lower:
-            return False, None
-        if self._cast is not None:
-            is_cast = (source.size(), source.stride()) in self._cast
-        else:
-            # Where no module is known: as linear layers have it.
-            is_cast = source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
-        return is_cast, _casts.frozen(source) if is_cast else None
+    def _is_trained(self, made_by: Any) -> bool:
+        """Whether a cast is one of a trained parameter."""
+        before = made_by.next_functions
+        return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
 
-    def _again(self, tensor: Any, source: Any, parameter: Any) -> Kept | Cast:
-        """What is saved of a parameter's cast: it is cast again, or stays where that is not certain to give the same."""
-        # What FSDP2 gathers has its bytes only for a while.
-        if parameter is None or parameter.untyped_storage()._cdata in self.unsharded.storages:
-            return Kept(tensor)
-        saved = self._casts.pack(tensor, source, parameter, self._like(tensor.dtype, tensor.device))
+    def _may_be_cast(self, tensor: Any, source: Any) -> bool:
+        """Whether autocast may have made it of a frozen parameter, of which nothing is recorded. What else has neither a gradient nor other sizes
+        and strides than a parameter is seldom, and stays with them."""
+        if source.requires_grad or source.dtype not in self._lower:
+            return False
+        if self._cast is not None:
+            return (source.size(), source.stride()) in self._cast
+        # Where no module is known: as linear layers have it.
+        return source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
+
+    def _again(self, tensor: Any, source: Any) -> Kept | Cast:
+        """What is saved of a frozen parameter's cast: it is cast again, or stays where it is not certain whose it is."""
+        saved = self._casts.pack(tensor, source, self._like(tensor.dtype, tensor.device), self.unsharded.storages)
         if isinstance(saved, Cast) and saved.is_away:
             self._site.made_again(source.nbytes)
             _report.counts.cast_again += source.nbytes
         return saved
 
-    def _find(self, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
+    def _find(self, source: Any, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
         known = self._known.get((cdata, start, size, version, form))
         entry = None if known is None else known()
-        return None if entry is None or entry.is_dropped else entry
+        if entry is None or entry.is_dropped:
+            return None
+        # Tensors may share a storage and count its changes each by themselves, as parts of an unsafe_chunk do.
+        return entry if entry.source is None or entry.source() is source else None
 
     def _add(
-        self, tensor: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
+        self, tensor: Any, source: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
     ) -> Entry | None:
-        """The next item of the pass, made by an operation. None: it is a leaf's, and to be computed again."""
+        """The next item of the pass, made by an operation, for all that saves it, or only for one tensor and its views. None: it is a leaf's, and to
+        be computed again."""
         stream = self.memory.stream(tensor)
         item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, part, stream)
         # At once: whatever is raised from here on, the site is told that nobody has the item.
@@ -240,6 +247,8 @@ class Packer:
             entry.kept = storage
         else:
             entry.left(storage, like)
+        if source is not None:
+            entry.source = ref(source)
         key = None if entry.form is None else entry.form.key
         self._known[storage._cdata, start, size, tensor._version, key] = known
         return entry

@@ -82,7 +82,7 @@ def report(plot: str | None = None) -> Report:
         was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
         were to leave and did not, for want of host memory, because they are not GLake's, or because the driver refused a
         copy; ``narrowed``: bytes that needed no copy, because fewer give back the same; ``cast_again``: bytes of autocast's
-        casts of parameters that took no memory until they were read; ``changed``: tensors that a kernel
+        casts of frozen weights that took no memory until they were read; ``changed``: tensors that a kernel
         wrote to in place without autograd's knowledge, after they were saved;
         ``replayed`` and ``recomputed``: leaves of checkpoints that were handed out, and that were computed again; ``others``: forwards of
         modules, in the first passes of a site, that ran under saved-tensor hooks of others, which keep what they pack; and what

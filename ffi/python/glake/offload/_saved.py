@@ -114,6 +114,8 @@ class Entry:
     packed: Any = None
     form: Form | None = None
     like: Any = None
+    # Whose saves alone it is for: a tensor's and those of its views, weakly. None: for all that is at that version.
+    source: Any = None
     # The storage that it left, held weakly, so that its number is no other's; how that ends, and where it lies.
     _weak: int | None = None
     _forget: Any = None

@@ -62,6 +62,10 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.shapes.begun = None;
+        if planned.site.position() == Position(0) {
+            // What forwards made again that saved nothing else is of no pass.
+            planned.made_again = Bytes::ZERO;
+        }
         if let Some(error) = planned.shapes.failure_with(shape) {
             match self.below(&planned, error) {
                 // Another site had less, and has it no more.
