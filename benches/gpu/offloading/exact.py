@@ -24,12 +24,14 @@ class Case:
     reentrant: bool | None = None
     replays: bool = False
     preset: str | None = None
+    # Whether casts of frozen weights are made again.
+    casts: bool = False
     compiles: bool = False
 
 
 def cases(torch, a):
     """What is compared, in the order in which it is done; what is compiled last, as that takes longest."""
-    lora = lambda dropout=0.0, reentrant=None: lambda: adapted(torch, a, dropout, reentrant)
+    lora = lambda dropout=0.0, reentrant=None, **more: lambda: adapted(torch, a, dropout, reentrant, **more)
     full = lambda **more: lambda: token_batches(torch, a.device, Tokens(torch, 4, **more))
     vit = lambda **more: lambda: image_batches(torch, a.device, Images(torch, 3, **more))
     moe = lambda **more: lambda: token_batches(torch, a.device, Tokens(torch, 3, experts=8, **more), rows=3)
@@ -43,6 +45,7 @@ def cases(torch, a):
         Case("LoRA, checkpoints, leaf replay", lora(reentrant=False), **no, replays=True),
         Case("LoRA with dropout, reentrant checkpoints", lora(0.1, True), **yes),
         Case("LoRA with dropout, preset memory", lora(0.1), preset="memory"),
+        Case("LoRA with dropout, fp32 weights, bf16 autocast", lora(0.1, kind=torch.float32), autocast="bfloat16", casts=True),
         Case("full", full()),
         Case("full, bf16 autocast, accumulation, clipping", full(), autocast="bfloat16", accumulates=4, clips=True),
         Case("full, fp16 autocast, GradScaler, clipping", full(), autocast="float16", is_scaled=True, clips=True),
@@ -61,9 +64,10 @@ def cases(torch, a):
     ]
 
 
-def adapted(torch, a, dropout, reentrant):
-    """A Llama with adapters in bfloat16, with norms and casts of more than 1 MiB: those go narrow."""
+def adapted(torch, a, dropout, reentrant, kind=None):
+    """A Llama with adapters in bfloat16, or another type, with norms and casts of more than 1 MiB: those go narrow."""
     model, vocabulary = llama(types.SimpleNamespace(device=a.device, hidden=256, layers=2, length=1024), torch, dropout)
+    model = model if kind is None else model.to(kind)
     if reentrant is not None:
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
@@ -152,10 +156,10 @@ def compared(torch, glake, a, case, wrap=lambda model: model):
         return {**row, "why": str(error)[:200]}
     gc.collect()
     after = glake.offload.report()
-    moved = {key: after[key] - before[key] for key in ("bytes_out", "narrowed", "replayed", "stayed", "changed")}
-    # One that moved nothing, or replayed nothing, shows nothing.
-    shows = moved["bytes_out"] > 0 and (moved["replayed"] > 0 or not case.replays)
-    why = "differs" if not same else "nothing was offloaded or replayed" if not shows else "ranges are left" if after["entries"] else ""
+    moved = {key: after[key] - before[key] for key in ("bytes_out", "narrowed", "cast_again", "replayed", "stayed", "changed")}
+    # One that moved nothing, or replayed or made nothing again, shows nothing.
+    shows = moved["bytes_out"] > 0 and (moved["replayed"] > 0 or not case.replays) and (moved["cast_again"] > 0 or not case.casts)
+    why = "differs" if not same else "nothing was offloaded, replayed or cast again" if not shows else "ranges are left" if after["entries"] else ""
     return {**row, **moved, "same": not why, "why": why}
 
 
