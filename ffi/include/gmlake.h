@@ -1057,13 +1057,6 @@ int32_t glake_offload_leaf_begins(uint64_t site);
 // `GLAKE_INVALID`: there is no such site.
 int32_t glake_offload_untimed(uint64_t site);
 
-// Bytes that the pass under way would keep without offloading, and does not: they are made again when they are read, as casts of
-// parameters are. A pass like it of which nothing is told (`glake_offload_needs`) takes so much more.
-//
-// `GLAKE_INVALID`: there is no such site.
-int32_t glake_offload_made_again(uint64_t site,
-                                 uint64_t bytes);
-
 // A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come
 // with the next call that tells any.
 //

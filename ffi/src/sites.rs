@@ -153,15 +153,6 @@ pub extern "C" fn glake_offload_untimed(site: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().untimed(site)?))
 }
 
-/// Bytes that the pass under way would keep without offloading, and does not: they are made again when they are read, as casts of
-/// parameters are. A pass like it of which nothing is told (`glake_offload_needs`) takes so much more.
-///
-/// `GLAKE_INVALID`: there is no such site.
-#[unsafe(no_mangle)]
-pub extern "C" fn glake_offload_made_again(site: u64, bytes: u64) -> i32 {
-    guard::answer(|| Ok(library::process()?.offload().made_again(site, Bytes::new(bytes))?))
-}
-
 /// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come
 /// with the next call that tells any.
 ///

@@ -136,7 +136,6 @@ macro_rules! functions {
             glake_offload_packed(u64, *const Pack, *mut u64, *mut i32, *mut u64, usize, *mut usize) -> i32;
             glake_offload_leaf_begins(u64) -> i32;
             glake_offload_untimed(u64) -> i32;
-            glake_offload_made_again(u64, u64) -> i32;
             glake_offload_replays(u64, u32, bool) -> i32;
             glake_offload_unpacked(u64, u64, *mut u64, usize, *mut usize) -> i32;
             glake_offload_freed(u64, u64) -> i32;

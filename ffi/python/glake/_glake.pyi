@@ -124,9 +124,6 @@ class Site:
     def untimed(self) -> None:
         """Times of the pass that is under way do not count."""
 
-    def made_again(self, bytes: int) -> None:
-        """So many bytes would be kept without hooks, and are made again when they are read."""
-
     def leaf_begins(self) -> None:
         """A leaf is computed from here on, until its output is packed."""
 

@@ -67,7 +67,6 @@ glake_abi::table! {
         glake_offload_packed,
         glake_offload_leaf_begins,
         glake_offload_untimed,
-        glake_offload_made_again,
         glake_offload_replays,
         glake_offload_unpacked,
         glake_offload_freed,

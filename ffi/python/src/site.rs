@@ -95,11 +95,6 @@ impl Site {
         checked(py, |symbols| unsafe { (symbols.glake_offload_untimed)(self.id) })
     }
 
-    fn made_again(&self, py: Python<'_>, bytes: u64) -> PyResult<()> {
-        // SAFETY: it takes numbers.
-        checked(py, |symbols| unsafe { (symbols.glake_offload_made_again)(self.id, bytes) })
-    }
-
     fn replays(&self, py: Python<'_>, scope: u32, begins: bool) -> PyResult<()> {
         // SAFETY: it takes numbers.
         checked(py, |symbols| unsafe { (symbols.glake_offload_replays)(self.id, scope, begins) })

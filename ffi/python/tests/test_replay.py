@@ -175,6 +175,30 @@ class Exact(OfReplay):
 
         self.same(make, inputs=lambda: torch.randn(choose.choice((1, 2, 3)), choose.choice((4, 7)), 16))
 
+    def test_frozen_weights_that_change_before_the_backward(self):
+        def gradients(replays, is_lowered):
+            torch.manual_seed(0)
+            model, found = Layered([Block() for _ in range(3)], True).requires_grad_(False), []
+            handle = self.replays(model) if replays else None
+            weight = next(module.weight for module in model.modules() if type(module) is nn.Linear)
+            for step in range(5):
+                x = self.inputs().requires_grad_()
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_lowered):
+                    loss = model(x).float().square().mean()
+                if step == 3:
+                    weight.mul_(1.5)
+                loss.backward()
+                found.append(x.grad)
+            if handle:
+                handle.remove()
+            return found
+
+        for is_lowered in (False, True):
+            before = _report.counts.replayed
+            for plain, mine in zip(gradients(False, is_lowered), gradients(True, is_lowered)):
+                self.assertTrue(torch.equal(plain, mine), is_lowered)
+            self.assertGreater(_report.counts.replayed, before)
+
     def test_layers_that_are_used_twice(self):
         def make(on):
             block = Block(after=0.1)

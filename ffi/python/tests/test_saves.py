@@ -158,6 +158,100 @@ class Layouts(OfTorch):
         self.assertTrue(torch.equal(mine, plain))
 
 
+class Casts(OfTorch):
+    """Autocast's casts of weights are not offloaded, whether these are trained or not."""
+
+    SIZE = 32
+
+    def program(self, kind):
+        """A module, and bytes of the activations that it saves in a forward of autocast."""
+        nn, size = torch.nn, self.SIZE
+        torch.manual_seed(2)
+        if kind == "convolution":
+            # What goes in and what comes out, of both.
+            return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.randn(2, 3, 8, 8)
+        if kind == "channels last":
+            model, x = self.program("convolution")
+            return model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        if kind == "functional":
+
+            class Tied(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.one = nn.Embedding(size, size)
+
+                def forward(self, x):
+                    return nn.functional.linear(torch.tanh(x @ self.one.weight), self.one.weight)
+
+            return Tied(), torch.randn(3, size)
+        return nn.Sequential(nn.Linear(size, 2 * size), nn.Linear(2 * size, size), nn.Linear(size, size)), torch.randn(3, size)
+
+    def step(self, model, values, dtype):
+        x = values.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype):
+            y = model(x)
+        return y, x
+
+    def weights(self, saved, model):
+        """How many of the tensors that were offloaded are as large as a weight, and of its values."""
+        casts = [p.detach().to(dtype) for p in model.parameters() for dtype in (torch.bfloat16, torch.float16)]
+        flat = lambda tensor: tensor.detach().flatten().sort().values
+        return sum(any(t.dtype == cast.dtype and t.numel() == cast.numel() and torch.equal(flat(t), flat(cast)) for cast in casts) for t in saved)
+
+    def test_no_weight_is_among_what_leaves(self):
+        for kind in ("linear", "convolution", "channels last", "functional"):
+            for dtype in (torch.bfloat16, torch.float16):
+                for trained in (True, False, "bias"):
+                    with self.subTest(kind=kind, dtype=dtype, trained=trained):
+                        model, values = self.program(kind)
+                        for name, parameter in model.named_parameters():
+                            parameter.requires_grad_(trained is True or (trained == "bias" and name.endswith("bias")))
+
+                        def gradients(around):
+                            with around:
+                                y, x = self.step(model, values, dtype)
+                            y.float().square().sum().backward()
+                            found = [x.grad, *[None if p.grad is None else p.grad.clone() for p in model.parameters()]]
+                            model.zero_grad()
+                            return found
+
+                        plain, left = gradients(contextlib.nullcontext()), []
+                        handle = self.activations(model)
+                        pack = handle._packer.pack
+
+                        def packs(tensor):
+                            saved = pack(tensor)
+                            left.extend([tensor.detach().clone()] if type(saved) is _saved.Away else [])
+                            return saved
+
+                        handle._packer.pack = packs
+                        for _ in range(5):
+                            for one, other in zip(plain, gradients(contextlib.nullcontext())):
+                                self.assertTrue(one is other is None or torch.equal(one, other))
+                        handle.remove()
+                        self.assertEqual(self.weights(left, model), 0)
+                        if trained is True or kind == "functional":
+                            self.assertGreater(len(left), 0, "activations leave")
+
+    def test_frozen_weights_are_no_bytes_more_than_trained_ones(self):
+        def out(trained, within):
+            model = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False), torch.nn.Tanh(), torch.nn.Linear(256, 256, bias=False))
+            model.requires_grad_(trained)
+            handle, before = self.activations(model if within == "module" else None), glake.offload.report()["bytes_out"]
+            with handle if within == "block" else contextlib.nullcontext(), torch.autocast("cpu", dtype=torch.bfloat16):
+                y = model(torch.ones(4, 256, requires_grad=True))
+            self.memory.free()
+            taken = glake.offload.report()["bytes_out"] - before
+            y.float().sum().backward()
+            handle.remove()
+            return taken
+
+        row = 4 * 256 * 2
+        # What goes into the first, and what tanh gave, which goes into the second; each save that is checked goes twice.
+        for within in ("module", "block"):
+            self.assertEqual([out(True, within), out(False, within)], [2 * 2 * row, 2 * row], within)
+
+
 class Last(torch.nn.Module if torch else object):
     """What a recurrent layer gives, without its state."""
 
@@ -243,6 +337,35 @@ class Cases(OfTorch):
                 found.append(x.grad)
             self.assertTrue(torch.equal(*found), make)
 
+    def test_an_alias_of_its_own_count_that_was_changed_between_two_saves(self):
+        found = []
+        for around in (contextlib.nullcontext(), self.activations()):
+            x = torch.linspace(-1, 1, 128).requires_grad_()
+            with around:
+                t = torch.ones(128)
+                # Nobody asks for this one's gradient.
+                unread = x * t
+                t.mul_(3)
+                total = (x * t.data).sum()
+                del t, unread
+            total.backward()
+            found.append(x.grad)
+        self.assertTrue(torch.equal(*found))
+
+    def test_what_was_changed_is_copied_once_for_its_views(self):
+        site = self.activations()
+        for _ in range(4):
+            before, x = glake.offload.report()["bytes_out"], torch.ones(1, requires_grad=True)
+            with site:
+                y = (x * torch.arange(1024.0)).relu_()
+                total = sum((x * part).sum() for part in (y, y.view(32, 32), y[:512], y, y.view(32, 32).t()))
+                del y
+                last = torch.exp(x * 1)
+            copied = glake.offload.report()["bytes_out"] - before
+            (total + last.sum()).backward()
+        # And what x has.
+        self.assertLessEqual(copied, 2 * 4096 + 64)
+
     def test_recurrent_layers(self):
         for kind in (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN):
             self.same(lambda: Last(kind(16, 16, batch_first=True)), inputs=lambda: torch.randn(4, 6, 16))
@@ -257,6 +380,21 @@ class Cases(OfTorch):
                 (gradient,) = torch.autograd.grad(total, x)
             found.append(gradient.clone())
         self.assertTrue(torch.equal(*found))
+
+    def test_what_is_said_of_a_change(self):
+        kinds = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+        for kind in kinds:
+            for is_inference in (False, True):
+                errors = []
+                for around in (contextlib.nullcontext(), self.activations()):
+                    x = torch.ones(1024, dtype=kind, requires_grad=True)
+                    with around:
+                        y = torch.exp(x)
+                    y.detach().zero_()
+                    with torch.inference_mode(is_inference), self.assertRaises(RuntimeError) as raised:
+                        torch.autograd.grad(y.sum().abs() if not is_inference else y, x, torch.ones_like(y) if is_inference else None)
+                    errors.append(str(raised.exception))
+                self.assertEqual(errors[0], errors[1], (kind, is_inference))
 
     def test_types_of_eight_bits(self):
         kinds = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]

@@ -11,7 +11,6 @@ from weakref import ref
 from .. import _library
 from ..errors import Error
 from . import _report
-from ._casts import Cast, Casts
 from ._memory import Memory, is_shortage
 from ._narrow import Form, form_of
 from ._proofs import Proofs
@@ -70,7 +69,7 @@ class Packer:
         # pass: that would cost each pack more.
         self._items: dict[int, ref[Entry]] = {}
         self._known: dict[tuple[Any, ...], ref[Entry]] = {}
-        self._proofs, self._casts = Proofs(), Casts()
+        self._proofs = Proofs()
         self._is_told = self._is_failure_told = False
         self._empty: dict[Any, Any] = {}
         self._stays: frozenset[int] = frozenset()
@@ -100,7 +99,7 @@ class Packer:
         self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
         self.unsharded.look(module)
 
-    def pack(self, tensor: Any) -> Kept | Cast | Away:
+    def pack(self, tensor: Any) -> Kept | Away:
         # What is no leaf's is never computed again.
         return self._pack(tensor, -1, NO_LEAF)  # type: ignore[return-value]
 
@@ -125,7 +124,7 @@ class Packer:
         if like is not None and self.memory.owns(like):
             self._site.replays(scope, begins)
 
-    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Cast | Away | None:
+    def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
         if type(tensor) is not self._tensor or tensor.layout is not self._strided or tensor.nbytes < self.least or tensor.is_nested:
             return Kept(tensor)
@@ -134,12 +133,8 @@ class Packer:
         made_by = source.grad_fn
         # As its own name(), which is made anew each time.
         maker = type(made_by).__name__
-        if tensor.numel() == 0 or not self._may_leave(tensor, source):
+        if tensor.numel() == 0 or not self._may_leave(tensor, source) or self._is_of_parameter(tensor, source, made_by, maker):
             return Kept(tensor)
-        if maker == _CAST and self._is_trained(made_by):
-            return Kept(tensor)
-        if self._may_be_cast(tensor, source):
-            return self._again(tensor, source)
         storage = tensor.untyped_storage()
         cdata = storage._cdata
         if cdata in self._stays or cdata in self.unsharded.storages:
@@ -154,29 +149,37 @@ class Packer:
                 start, size, is_shared = 0, whole, True
         like = self._like(tensor.dtype, tensor.device)
         with self._lock:
-            entry = self._find(source, cdata, 0, whole, version)
+            # Tensors may share a storage and count its changes each by themselves, as parts of an unsafe_chunk do: what was changed has its copy
+            # with its own views alone.
+            whose = None if version == 0 else source
+            entry = self._find(whose, cdata, 0, whole, version)
+            if entry is None and whose is None and base is not None:
+                entry = self._find(base, cdata, 0, whole, version)
             if entry is None and size != whole:
-                entry = self._find(source, cdata, start, size, version)
+                entry = self._find(whose, cdata, start, size, version)
             form = None if entry is not None or is_shared else form_of(tensor, start, size)
             if form is not None and form.key is not None:
-                entry = self._find(source, cdata, start, size, version, form.key)
+                entry = self._find(whose, cdata, start, size, version, form.key)
+            is_new = entry is None
             if entry is None:
-                entry = self._add(tensor, source if is_shared or version != 0 else None, storage, like, start, size, form, maker, scope, part)
+                entry = self._add(tensor, base if is_shared else whose, storage, like, start, size, form, maker, scope, part)
                 if entry is None:
                     return None
-            else:
-                _report.counts.merged += 1
             # Without bytes; it counts the same changes.
             alias = tensor.detach()
             alias.data = like
+            if is_new:
+                entry.alias = alias
+            else:
+                _report.counts.merged += 1
             return Away(tensor, alias, made_by if base is None else tensor.grad_fn, entry, first - entry.start)
 
-    def unpack(self, saved: Kept | Cast | Away) -> Any:
+    def unpack(self, saved: Kept | Away) -> Any:
         if self._is_inference():
             # As without hooks, it is no tensor of that mode.
             with self._inference_mode(False):
                 return self.unpack(saved)
-        if not isinstance(saved, Away):
+        if isinstance(saved, Kept):
             return saved.read()
         with self._lock:
             self._begin(self._site.unpacked(saved.entry.item))
@@ -188,14 +191,13 @@ class Packer:
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 
-    def _is_trained(self, made_by: Any) -> bool:
-        """Whether a cast is one of a trained parameter."""
-        before = made_by.next_functions
-        return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
-
-    def _may_be_cast(self, tensor: Any, source: Any) -> bool:
-        """Whether autocast may have made it of a frozen parameter, of which nothing is recorded. What else has neither a gradient nor other sizes
-        and strides than a parameter is seldom, and stays with them."""
+    def _is_of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str) -> bool:
+        """Whether autocast made it of a parameter."""
+        if maker == _CAST:
+            before = made_by.next_functions
+            return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
+        # Of a cast without gradients, as one of a frozen parameter is, nothing is recorded. What else has neither a gradient nor other sizes and
+        # strides than a parameter is seldom, and stays with them.
         if source.requires_grad or source.dtype not in self._lower:
             return False
         if self._cast is not None:
@@ -203,27 +205,19 @@ class Packer:
         # Where no module is known: as linear layers have it.
         return source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
 
-    def _again(self, tensor: Any, source: Any) -> Kept | Cast:
-        """What is saved of a frozen parameter's cast: it is cast again, or stays where it is not certain whose it is."""
-        saved = self._casts.pack(tensor, source, self._like(tensor.dtype, tensor.device), self.unsharded.storages)
-        if isinstance(saved, Cast) and saved.is_away:
-            self._site.made_again(source.nbytes)
-            _report.counts.cast_again += source.nbytes
-        return saved
-
-    def _find(self, source: Any, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
-        known = self._known.get((cdata, start, size, version, form))
+    def _find(self, whose: Any, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
+        known = self._known.get((cdata, start, size, version, form, 0 if whose is None else id(whose)))
         entry = None if known is None else known()
-        if entry is None or entry.is_dropped:
+        if entry is None or entry.is_dropped or (whose is not None and (entry.whose is None or entry.whose() is not whose)):
             return None
-        # Tensors may share a storage and count its changes each by themselves, as parts of an unsafe_chunk do.
-        return entry if entry.source is None or entry.source() is source else None
+        # What counted for who saved it first may not count for who saves it now, as with .data.
+        return None if entry.alias is None or entry.alias._version != version else entry
 
     def _add(
-        self, tensor: Any, source: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
+        self, tensor: Any, whose: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
     ) -> Entry | None:
-        """The next item of the pass, made by an operation, for all that saves it, or only for one tensor and its views. None: it is a leaf's, and to
-        be computed again."""
+        """The next item of the pass, made by an operation, for all that saves it, or for one tensor and its views. None: it is a leaf's, and to be
+        computed again."""
         stream = self.memory.stream(tensor)
         item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, part, stream)
         # At once: whatever is raised from here on, the site is told that nobody has the item.
@@ -247,10 +241,10 @@ class Packer:
             entry.kept = storage
         else:
             entry.left(storage, like)
-        if source is not None:
-            entry.source = ref(source)
+        if whose is not None:
+            entry.whose = ref(whose)
         key = None if entry.form is None else entry.form.key
-        self._known[storage._cdata, start, size, tensor._version, key] = known
+        self._known[storage._cdata, start, size, tensor._version, key, 0 if whose is None else id(whose)] = known
         return entry
 
     def _offload(self, entry: Entry, tensor: Any, storage: Any, stream: int, form: Form | None, save: int) -> None:

@@ -18,7 +18,6 @@ class Counts:
     merged: int = 0
     stayed: int = 0
     narrowed: int = 0
-    cast_again: int = 0
     replayed: int = 0
     recomputed: int = 0
     others: int = 0
@@ -81,8 +80,7 @@ def report(plot: str | None = None) -> Report:
         ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
         was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
         were to leave and did not, for want of host memory, because they are not GLake's, or because the driver refused a
-        copy; ``narrowed``: bytes that needed no copy, because fewer give back the same; ``cast_again``: bytes of autocast's
-        casts of frozen weights that took no memory until they were read; ``changed``: tensors that a kernel
+        copy; ``narrowed``: bytes that needed no copy, because fewer give back the same; ``changed``: tensors that a kernel
         wrote to in place without autograd's knowledge, after they were saved;
         ``replayed`` and ``recomputed``: leaves of checkpoints that were handed out, and that were computed again; ``others``: forwards of
         modules, in the first passes of a site, that ran under saved-tensor hooks of others, which keep what they pack; and what

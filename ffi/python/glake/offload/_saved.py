@@ -10,7 +10,6 @@ from ._memory import Memory
 from ._narrow import Form
 
 if TYPE_CHECKING:
-    from ._casts import Cast
     from ._packer import Packer
 
 # Of the memory that torch hands out.
@@ -64,27 +63,36 @@ def _said(like: Any) -> tuple[str, str]:
     """How torch calls a tensor there, and what it says behind it, by its version and by what is turned on."""
     import torch
 
-    is_plain = like.layout is torch.strided and not like.is_nested and (like.is_floating_point() or like.is_complex())
-    kind, device = (like.dtype, like.device) if is_plain else (torch.float32, "cpu")
+    said = _provoked(torch.float32, "cpu")
+    hint = said.partition(" instead.")[2]
+    if like.layout is torch.strided and not like.is_nested:
+        said = _provoked(like.dtype, like.device)
+        named = re.search(r"operation: \[(.*?) \[", said)
+        if named is not None:
+            return named[1], hint
+    return like.type(), hint
+
+
+def _provoked(kind: Any, device: Any) -> str:
+    """What torch says of a tensor of a kind that was changed in place."""
+    import torch
 
     hooks = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
         hooks.append(top)
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             # Of no elements: it takes no memory.
             changed = torch.empty(0, dtype=kind, device=device, requires_grad=True).exp()
-        changed.detach().zero_()
-        changed.grad_fn._saved_result
+            changed.detach().zero_()
+            changed.grad_fn._saved_result
     except RuntimeError as error:
-        before, _, hint = str(error).partition(" instead.")
-        named = re.search(r"operation: \[(.*?) \[", before)
-        return (named[1] if named and is_plain else like.type()), hint
+        return str(error)
     finally:
         for top in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(*top)
-    return like.type(), ""
+    return ""
 
 
 class Kept(Saved):
@@ -114,8 +122,9 @@ class Entry:
     packed: Any = None
     form: Form | None = None
     like: Any = None
-    # Whose saves alone it is for: a tensor's and those of its views, weakly. None: for all that is at that version.
-    source: Any = None
+    # Which tensor's saves and those of its views it is for, weakly; None: all that lie there. What counts the changes of the first of them.
+    whose: Any = None
+    alias: Any = None
     # The storage that it left, held weakly, so that its number is no other's; how that ends, and where it lies.
     _weak: int | None = None
     _forget: Any = None
@@ -233,7 +242,7 @@ class Stored:
 
     __slots__ = ("_packer", "_saved")
 
-    def __init__(self, packer: Packer, saved: Kept | Cast | Away) -> None:
+    def __init__(self, packer: Packer, saved: Kept | Away) -> None:
         self._packer, self._saved = packer, saved
 
     def is_intact(self) -> bool:

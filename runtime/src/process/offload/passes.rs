@@ -62,10 +62,6 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.shapes.begun = None;
-        if planned.site.position() == Position(0) {
-            // What forwards made again that saved nothing else is of no pass.
-            planned.made_again = Bytes::ZERO;
-        }
         if let Some(error) = planned.shapes.failure_with(shape) {
             match self.below(&planned, error) {
                 // Another site had less, and has it no more.
@@ -162,18 +158,6 @@ impl Offload {
         {
             self.timers.end(&timer);
         }
-        Ok(())
-    }
-
-    /// Bytes that the pass under way would keep without hooks, and does not: they are made again when they are read. Without hooks a pass
-    /// like it takes so much more.
-    ///
-    /// # Errors
-    /// [`ProcessError::UnknownSite`].
-    pub fn made_again(&self, site: u64, bytes: Bytes) -> Result<()> {
-        let known = self.sites.of(site)?;
-        let mut planned = known.lock();
-        planned.made_again = planned.made_again.saturating_add(bytes);
         Ok(())
     }
 
@@ -364,7 +348,6 @@ impl Offload {
             }
         }
         let shapes = std::mem::take(&mut planned.shapes.current);
-        let made_again = std::mem::take(&mut planned.made_again);
         let Some(asked) = planned.is_measured() else { return };
         let pool = self.measures.pool(asked.device);
         let is_above = asked.budget.is_some()
@@ -376,7 +359,7 @@ impl Offload {
         if is_passed && planned.site.has_followed() {
             planned.spare = planned.spare.grown();
         }
-        let kept = planned.site.kept_all().map(|adds| adds.saturating_add(made_again));
+        let kept = planned.site.kept_all();
         let failed = planned.site.unplanned().copied().filter(|_| is_above);
         planned.shapes.learn(shapes, kept, failed);
     }

@@ -60,8 +60,6 @@ pub(super) struct Planned {
     pub(super) packed: Bytes,
     pub(super) checked: Bytes,
     pub(super) shapes: Shapes,
-    /// Bytes that the pass under way would keep without hooks and does not.
-    pub(super) made_again: Bytes,
     /// When saves are checked once more.
     pub(super) looks: Looks,
     /// How long the last pass took that was timed, and for how much of it copies were waited for.
@@ -240,7 +238,6 @@ impl Planned {
             packed: Bytes::ZERO,
             checked: Bytes::ZERO,
             shapes: Shapes::default(),
-            made_again: Bytes::ZERO,
             looks: Looks::default(),
             real: None,
             passed: 0,

@@ -218,21 +218,6 @@ fn a_pass_that_saves_more_than_one_of_its_shape_did_is_told_of_again() {
 }
 
 #[test]
-fn what_a_pass_made_again_has_to_fit_before_one_has_no_hooks() {
-    let scene = small();
-    for (again, needs) in [(0, false), (4, false), (12, true)] {
-        let program = Program::new(&scene, 2, units(14), Preset::Fit);
-        for _ in 0..2 {
-            scene.offload.made_again(program.site, units(again)).unwrap();
-            program.pass_of(8, &[UNIT; 3]);
-        }
-        assert_eq!(scene.offload.needs(program.site, 8).unwrap(), needs, "{again}");
-        program.end();
-    }
-    scene.end();
-}
-
-#[test]
 fn a_budget_that_another_site_lowered_is_the_one_that_is_told_and_goes_with_it() {
     let scene = small();
     let program = Program::new(&scene, 6, units(40), Preset::Fit);
