@@ -8,13 +8,15 @@ use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::measures::Measures;
-use super::sites::{Asked, LEARNED, PackedItem, Planned};
+use super::sites::{Asked, LEARNED, PackedItem, Planned, Timed};
 use super::{Offload, Position};
 
 /// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
 /// it differs by the lesser one: who waits for a link that is slower than planned waits for all that is behind.
 const CHANGED: f64 = 0.2;
 const RATE: f64 = 0.06;
+/// A pass that stood still for memory for more than such a part of its time has too little.
+const STOOD: u32 = 64;
 /// So many passes are the first.
 const FIRST: u64 = 8;
 /// A pass in so many is timed for the report alone.
@@ -232,16 +234,21 @@ impl Offload {
     /// A pass begins: what was measured of those before it, and what it may use.
     fn begins(&self, site: u64, planned: &mut Planned) {
         let Some(asked) = planned.is_measured().filter(|_| !self.registry.is_stopped()) else { return };
-        while let Some((pass, timer)) = planned.timed.front().cloned() {
+        while let Some(Timed { pass, timer, spare }) = planned.timed.front() {
             let Some((mut measured, total)) = timer.lock().read() else { break };
+            let before = measured.waited();
             if let Some(pool) = self.measures.pool(asked.device) {
                 let (timer, report) = (timer.lock(), pool.report());
                 let (stream, waits) = timer.memory_waits();
                 let times = waits.iter().map(|(at, numbers)| (*at, report.gpu_wait_time(stream, numbers)));
                 measured.waits.extend(times);
             }
-            planned.real = Some((total, measured.waited()));
-            planned.site.measured(pass, &measured);
+            let waited = measured.waited();
+            if *spare == Some(planned.spare) && waited.saturating_sub(before) > total / STOOD {
+                planned.spare = planned.spare.for_waits();
+            }
+            planned.real = Some((total, waited));
+            planned.site.measured(*pass, &measured);
             planned.timed.pop_front();
         }
         let passes = planned.site.passes();
@@ -343,7 +350,8 @@ impl Offload {
             self.timers.end(&timer);
             if !self.registry.is_stopped() && !planned.was_checked() {
                 timer.lock().end();
-                planned.timed.push_back((over, timer));
+                let spare = planned.site.has_followed().then_some(planned.spare);
+                planned.timed.push_back(Timed { pass: over, timer, spare });
                 planned.timed.truncate(4);
             }
         }

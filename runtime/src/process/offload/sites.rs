@@ -26,9 +26,9 @@ pub struct Sites {
     given: AtomicU64,
 }
 
-/// What of a budget plans leave alone: a pool rounds blocks up, and leaves gaps that nothing fits in. How much is seen only as passes go
-/// above their budget that were as planned.
-#[derive(Clone, Copy, Debug)]
+/// What of a budget plans leave alone: a pool rounds blocks up, and leaves gaps that nothing fits in. How much is seen only as passes that
+/// were as planned go above their budget, or wait for memory that copies still read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spare(u64);
 
 /// What a program asks of a site.
@@ -40,6 +40,16 @@ pub(super) struct Asked {
     pub(super) budget: Option<Bytes>,
     /// What its plans are for.
     pub(super) preset: Preset,
+}
+
+/// A pass that is over, and whose times are not read yet.
+#[derive(Debug)]
+pub(super) struct Timed {
+    /// Its number.
+    pub(super) pass: u64,
+    pub(super) timer: Arc<Mutex<PassTimer>>,
+    /// What its plan left alone, if it was as planned.
+    pub(super) spare: Option<Spare>,
 }
 
 /// A site, and what is known of its passes.
@@ -54,8 +64,8 @@ pub(super) struct Planned {
     /// Links with those of other GPUs.
     pub(super) all_links: Links,
     pub(super) timer: Option<Arc<Mutex<PassTimer>>>,
-    /// Of passes that are over, with their numbers: to be read once their work is done.
-    pub(super) timed: VecDeque<(u64, Arc<Mutex<PassTimer>>)>,
+    /// Of passes that are over: to be read once their work is done.
+    pub(super) timed: VecDeque<Timed>,
     /// Bytes that the pass under way, or the last one, packed; and those of them that are copied twice, to be checked.
     pub(super) packed: Bytes,
     pub(super) checked: Bytes,
@@ -179,6 +189,12 @@ impl Spare {
     /// More than it was.
     pub(super) fn grown(self) -> Spare {
         Spare((self.0 * 2).min(Spare::MOST))
+    }
+
+    /// As much as is left where a pass as planned waited for memory: twice what is left at first. More would not help where something else
+    /// keeps copies waiting.
+    pub(super) fn for_waits(self) -> Spare {
+        Spare(self.0.max(Spare::default().grown().0))
     }
 
     /// What plans have of a budget.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::super::sites::Spare;
 use super::super::{ItemId, Pack, Preset, Verdict};
 use super::*;
 
@@ -113,6 +114,10 @@ impl<'s> Program<'s> {
             offload.dropped(self.site, item).unwrap();
         }
         kept
+    }
+
+    fn spare(&self) -> Spare {
+        self.scene.offload.sites.of(self.site).unwrap().lock().spare
     }
 
     fn told(&self) -> Value {
@@ -301,6 +306,7 @@ fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
     let scene = small();
     let mut program = Program::new(&scene, 2, units(14), Preset::Fit);
     program.beside = US(2000);
+    assert_eq!(program.spare(), Spare::default());
     for _ in 0..8 {
         program.pass(20);
         scene.run_dry();
@@ -312,6 +318,8 @@ fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
     // The kernels of a layer take 16 us; one wait for a copy out takes up to 2,000.
     assert!(plan("expected_us") - plan("expected_exposed_us") < 2000, "{told}");
     assert!(told["real_exposed_us"].as_u64().unwrap() > 2000, "{told}");
+    // Plans leave more alone from then on, and not ever more.
+    assert_eq!(program.spare(), Spare::default().grown());
     program.end();
     scene.end();
 }
