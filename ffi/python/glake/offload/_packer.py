@@ -76,6 +76,8 @@ class Packer:
         # Sizes and strides of parameters that autocast would cast, where a module is known.
         self._cast: frozenset[tuple[Any, Any]] | None = None
         self.unsharded = Unsharded()
+        # Those parts of the module that have parameters of their own, where it is known: weakly.
+        self._parts: list[ref[Any]] = []
         self._looks = 0
         # How many items the site was told of.
         self.added = 0
@@ -98,6 +100,7 @@ class Packer:
         wide = (tensor for tensor in held if tensor.dtype == torch.float32 and isinstance(tensor, self._parameter))
         self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
         self.unsharded.look(module)
+        self._parts = [ref(part) for part in module.modules() if part._parameters]
 
     def pack(self, tensor: Any) -> Kept | Away:
         # What is no leaf's is never computed again.
@@ -107,6 +110,15 @@ class Packer:
         """Of a checkpoint, by its number in the pass, a part of one of its leaves. None: it is not stored, the leaf is to be computed again."""
         saved = self._pack(tensor, scope, part)
         return None if saved is None else Stored(self, saved)
+
+    def versions(self) -> list[tuple[int, int]]:
+        """What changes when a parameter of the module is another one, or was changed by a count. What FSDP2 gathers is other objects than what it
+        keeps: nothing is told of it."""
+        if self.unsharded.is_used:
+            return []
+        parts = (part() for part in self._parts)
+        found = (one for part in parts if part is not None for one in tuple(part._parameters.values()) if one is not None)
+        return [(id(one), 0 if one.is_inference() else one._version) for one in found]
 
     def untimed(self) -> None:
         """This pass computes what later ones will not."""
@@ -153,8 +165,9 @@ class Packer:
             # with its own views alone.
             whose = None if version == 0 else source
             entry = self._find(whose, cdata, 0, whole, version)
-            if entry is None and whose is None and base is not None:
-                entry = self._find(base, cdata, 0, whole, version)
+            if entry is None and whose is None:
+                # As its own views had it copied.
+                entry = self._find(source, cdata, 0, whole, version)
             if entry is None and size != whole:
                 entry = self._find(whose, cdata, start, size, version)
             form = None if entry is not None or is_shared else form_of(tensor, start, size)
