@@ -22,21 +22,13 @@ _PEFT = "peft.tuners.lora.layer"
 
 
 class _Current(threading.local):
-    """Of a thread: whose model's forward pass it is in, and which, how many checkpoints came there, which one it computes, and what that was
-    before."""
+    """Of a thread: whose model's forward pass it is in, how many checkpoints came there, which one it computes, and what that was before."""
 
     def __init__(self) -> None:
         self.replay: Any = None
-        self.forward: Any = None
         self.place = 0
         self.scope: Any = None
-        self.before: list[tuple[Any, Any, int, Any]] = []
-
-    def push(self) -> None:
-        self.before.append((self.replay, self.forward, self.place, self.scope))
-
-    def pop(self) -> None:
-        self.replay, self.forward, self.place, self.scope = self.before.pop()
+        self.before: list[tuple[Any, int, Any]] = []
 
 
 current = _Current()
@@ -44,14 +36,14 @@ current = _Current()
 
 def pause() -> None:
     """Nothing is replayed on this thread until ``go_on``."""
-    current.push()
-    current.replay = current.forward = current.scope = None
+    current.before.append((current.replay, current.place, current.scope))
+    current.replay = current.scope = None
 
 
 def go_on() -> None:
     """As it was when it was paused."""
     if current.before:
-        current.pop()
+        current.replay, current.place, current.scope = current.before.pop()
 
 
 # Garbage may be looked for while it is held, and ``remove`` be called by that.

@@ -76,8 +76,6 @@ class Packer:
         # Sizes and strides of parameters that autocast would cast, where a module is known.
         self._cast: frozenset[tuple[Any, Any]] | None = None
         self.unsharded = Unsharded()
-        # Those parts of the module that have parameters of their own, where it is known: weakly.
-        self._parts: list[ref[Any]] = []
         self._looks = 0
         # How many items the site was told of.
         self.added = 0
@@ -100,7 +98,6 @@ class Packer:
         wide = (tensor for tensor in held if tensor.dtype == torch.float32 and isinstance(tensor, self._parameter))
         self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
         self.unsharded.look(module)
-        self._parts = [ref(part) for part in module.modules() if part._parameters]
 
     def pack(self, tensor: Any) -> Kept | Away:
         # What is no leaf's is never computed again.
@@ -110,15 +107,6 @@ class Packer:
         """Of a checkpoint, by its number in the pass, a part of one of its leaves. None: it is not stored, the leaf is to be computed again."""
         saved = self._pack(tensor, scope, part)
         return None if saved is None else Stored(self, saved)
-
-    def versions(self) -> list[tuple[int, int]]:
-        """What changes when a parameter of the module is another one, or was changed by a count. What FSDP2 gathers is other objects than what it
-        keeps: nothing is told of it."""
-        if self.unsharded.is_used:
-            return []
-        parts = (part() for part in self._parts)
-        found = (one for part in parts if part is not None for one in tuple(part._parameters.values()) if one is not None)
-        return [(id(one), 0 if one.is_inference() else one._version) for one in found]
 
     def untimed(self) -> None:
         """This pass computes what later ones will not."""

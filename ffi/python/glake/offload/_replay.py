@@ -39,21 +39,10 @@ REASONS = {
     "out": "it writes to a tensor that it was given",
     "planned": "its output is not stored",
     "quantised": "it is a module of bitsandbytes",
-    "weights": "parameters of the model changed since its forward pass",
     "tensors": "it reads or gives tensors of a subclass, quantised ones, or such of other types",
 }
 # Nothing is wrong with these.
 _EXPECTED = frozenset(("planned", "nested", "large"))
-
-
-class Forward:
-    """A forward pass of a model: what its parameters were when it ended; and in which backward pass that was asked last, and what it was."""
-
-    __slots__ = ("is_as_it_was", "task", "versions")
-
-    def __init__(self) -> None:
-        self.versions: Any = None
-        self.task, self.is_as_it_was = -1, True
 
 
 class Replay:
@@ -116,10 +105,10 @@ class Replay:
                 self._look_for_quantised(module)
             self._settle()
         _interception.look_again()
-        current.push()
+        current.before.append((current.replay, current.place, current.scope))
         if current.replay is not self:
             current.place = 0
-        current.replay, current.forward, current.scope = self, Forward(), None
+        current.replay, current.scope = self, None
 
     def end(self) -> None:
         """That pass ends, also where it raised."""
@@ -128,15 +117,13 @@ class Replay:
         if not self._has_seen and current.replay is self:
             self._has_seen = True
             self.computes_again("checkpoint", "none")
-        if current.replay is self and current.forward is not None:
-            current.forward.versions = self.packer.versions()
-        current.pop()
+        current.replay, current.place, current.scope = current.before.pop()
 
     def _begins(self, module: Any, _inputs: Any) -> None:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self.begin(module)
         else:
-            current.push()
+            current.before.append((current.replay, current.place, current.scope))
 
     def _ends(self, _module: Any, _inputs: Any, _output: Any) -> None:
         self.end()
@@ -148,24 +135,12 @@ class Replay:
         with self._lock:
             if not self._live:
                 self._numbers = 0
-            scope = Scope(self, current.forward, self._numbers, current.place, sets_back)
+            scope = Scope(self, self._numbers, current.place, sets_back)
             self._numbers += 1
             self._live.add(scope)
         current.place += 1
         self._has_seen = True
         return scope
-
-    def is_as_it_was(self, forward: Any) -> bool:
-        """Whether the model's parameters are those that a forward pass ended with. It is asked once a backward pass: optimizers may step within
-        it, of what it has done with."""
-        if forward is None or forward.versions is None:
-            return True
-        task = torch._C._current_graph_task_id()
-        if task == -1 or forward.task != task:
-            forward.task, forward.is_as_it_was = task, forward.versions == self.packer.versions()
-            if not forward.is_as_it_was:
-                self.computes_again("checkpoint", "weights")
-        return bool(forward.is_as_it_was)
 
     def leaves_alone(self, reason: str) -> None:
         """A checkpoint is computed again as it would be without this."""

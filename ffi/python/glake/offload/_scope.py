@@ -51,9 +51,9 @@ class Leaf:
 class Scope:
     """One call of a checkpointed function. It lives as long as what the checkpoint keeps for its backward pass."""
 
-    def __init__(self, replay: Any, forward: Any, number: int, place: int, sets_back: bool) -> None:
+    def __init__(self, replay: Any, number: int, place: int, sets_back: bool) -> None:
         # Of those that live, and of those of its forward pass.
-        self.replay, self.forward, self.number, self.place = replay, forward, number, place
+        self.replay, self.number, self.place = replay, number, place
         # Whether its checkpoint sets generators back: else other values may be dropped when it is computed again.
         self._sets_back = sets_back
         # By turn; None: it is computed again, whatever plans say.
@@ -195,7 +195,7 @@ class Replays(_Inside):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self._turn, self._is_other = 0, not scope.replay.is_as_it_was(scope.forward)
+        self._turn, self._is_other = 0, False
 
     def _passes_by(self) -> None:
         self._turn += 1

@@ -19,11 +19,6 @@ class Unsharded:
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any part of a module was found to be sharded."""
-        return bool(self._handles)
-
     def look(self, module: Any) -> None:
         """Which parts of a module are sharded: a trainer may shard them long after the module was given to us."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
