@@ -8,7 +8,7 @@ use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::measures::Measures;
-use super::sites::{Asked, LEARNED, PackedItem, Planned, Timed};
+use super::sites::{Asked, LEARNED, PackedItem, Planned, Spare, Timed};
 use super::{Offload, Position};
 
 /// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
@@ -32,7 +32,7 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.asked = Some(Asked { device, budget, preset });
-        (planned.due, planned.shapes, planned.spare) = Default::default();
+        (planned.due, planned.shapes, planned.spare, planned.leaves_for_waits) = Default::default();
         self.checks.again(site);
         if planned.is_measured().is_none() {
             self.measures.set_budget(site, None);
@@ -244,8 +244,10 @@ impl Offload {
                 measured.waits.extend(times);
             }
             let waited = measured.waited();
-            if *spare == Some(planned.spare) && waited.saturating_sub(before) > total / STOOD {
+            let stood = *spare == Some(planned.spare) && waited.saturating_sub(before) > total / STOOD;
+            if stood && planned.leaves_for_waits.is_none() {
                 planned.spare = planned.spare.for_waits();
+                planned.leaves_for_waits = Some(true);
             }
             planned.real = Some((total, waited));
             planned.site.measured(*pass, &measured);
@@ -368,7 +370,17 @@ impl Offload {
             planned.spare = planned.spare.grown();
         }
         let kept = planned.site.kept_all();
-        let failed = planned.site.unplanned().copied().filter(|_| is_above);
+        let mut unplanned = planned.site.unplanned().copied();
+        if let (Some(PlanError::BelowFloor { minimum, .. }), Some(true)) =
+            (unplanned, planned.leaves_for_waits)
+            && let Some(budget) = pool.and_then(|pool| pool.budget().0)
+            && Spare::default().is_enough(minimum, budget)
+        {
+            // Rather waits than no plan.
+            (planned.spare, planned.leaves_for_waits) = (Spare::default(), Some(false));
+            unplanned = None;
+        }
+        let failed = unplanned.filter(|_| is_above);
         planned.shapes.learn(shapes, kept, failed);
     }
 

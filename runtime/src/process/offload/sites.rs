@@ -76,8 +76,9 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
-    /// What of the budget plans leave alone.
+    /// What of the budget plans leave alone, and whether that is for what passes waited for memory: once, and not where it was too much.
     pub(super) spare: Spare,
+    pub(super) leaves_for_waits: Option<bool>,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
 }
@@ -197,6 +198,11 @@ impl Spare {
         Spare(self.0.max(Spare::default().grown().0))
     }
 
+    /// Whether passes that need so much have a plan that leaves so much of a budget.
+    pub(super) fn is_enough(self, minimum: Bytes, budget: Bytes) -> bool {
+        minimum <= self.planned_of(budget)
+    }
+
     /// What plans have of a budget.
     pub(super) fn planned_of(self, budget: Bytes) -> Bytes {
         Bytes::new(budget.get() - budget.get() / Spare::PARTS * self.0)
@@ -258,6 +264,7 @@ impl Planned {
             real: None,
             passed: 0,
             spare: Spare::default(),
+            leaves_for_waits: None,
             due: 0,
         }
     }

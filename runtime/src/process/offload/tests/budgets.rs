@@ -324,6 +324,37 @@ fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
     scene.end();
 }
 
+/// A budget for which there is a plan has one, whatever is left for waits.
+#[test]
+fn what_is_left_for_waits_takes_no_plan() {
+    let mut had_to = 0;
+    for parts in 126..144 {
+        let runs = [Some(false), None].map(|leaves| {
+            let scene = small();
+            let budget = Bytes::new(UNIT.get() * parts / 32);
+            let mut program = Program::new(&scene, 1, budget, Preset::Fit);
+            program.beside = US(2000);
+            let site = scene.offload.sites.of(program.site).unwrap();
+            site.lock().leaves_for_waits = leaves;
+            let mut runs = true;
+            for _ in 0..10 {
+                runs &= scene.offload.needs(program.site, 20).is_ok();
+                if runs {
+                    program.pass(20);
+                    scene.run_dry();
+                }
+            }
+            had_to += u32::from(leaves.is_none() && site.lock().leaves_for_waits == Some(false));
+            drop(site);
+            program.end();
+            scene.end();
+            runs
+        });
+        assert!(runs[1] || !runs[0], "{parts}");
+    }
+    assert!(had_to > 0, "some budget is that tight");
+}
+
 #[test]
 fn links_are_as_fast_as_they_were_measured() {
     let scene = small();
