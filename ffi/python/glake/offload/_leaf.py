@@ -13,7 +13,7 @@ _CASTS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 class Call:
     """One call of a leaf: how it is computed, which tensors it reads, and what else it depends on."""
 
-    __slots__ = ("args", "draws", "drops", "function", "inputs", "kwargs", "lowered", "signature", "source", "weight")
+    __slots__ = ("args", "draws", "drops", "function", "inputs", "kwargs", "lowered", "signature", "uncast", "weight")
 
     def __init__(self, function: Any, args: Any, kwargs: Any, rest: Any, weight: Any, lowered: Any = None) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
@@ -24,7 +24,7 @@ class Call:
         # Calls of one signature save tensors of the same kinds.
         self.inputs: list[Any] = []
         # What these were before autocast cast them.
-        self.source: Any = self.inputs
+        self.uncast: Any = self.inputs
         self.signature: list[Any] = [lowered, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
         for value in rest:
             if isinstance(value, torch.Tensor):
@@ -62,14 +62,14 @@ class Function:
         """A call of it. None: what it reads or writes is unusual."""
         if "out" in kwargs or any(_is_others(value) for value in (*args, *kwargs.values())):
             return None
-        lowered, source = None, (*args, *kwargs.values())
+        lowered, uncast = None, (*args, *kwargs.values())
         if torch._C._is_any_autocast_enabled():
             args, kwargs, lowered = self._as_autocast(function, args, kwargs)
         values = (*args, *kwargs, *kwargs.values()) if kwargs else args
         call = Call(function, args, kwargs, values, self.weight(args), lowered)
         call.draws = not self.is_own
         if lowered is not None:
-            call.source = source
+            call.uncast = uncast
         return call
 
     def weight(self, args: Any) -> Any:

@@ -151,19 +151,19 @@ class Packer:
         with self._lock:
             # Tensors may share a storage and count its changes each by themselves, as parts of an unsafe_chunk do: what was changed has its copy
             # with its own views alone.
-            whose = None if version == 0 else source
-            entry = self._find(whose, cdata, 0, whole, version)
-            if entry is None and whose is None:
+            owner = None if version == 0 else source
+            entry = self._find(owner, cdata, 0, whole, version)
+            if entry is None and owner is None:
                 # As its own views had it copied.
                 entry = self._find(source, cdata, 0, whole, version)
             if entry is None and size != whole:
-                entry = self._find(whose, cdata, start, size, version)
+                entry = self._find(owner, cdata, start, size, version)
             form = None if entry is not None or is_shared else form_of(tensor, start, size)
             if form is not None and form.key is not None:
-                entry = self._find(whose, cdata, start, size, version, form.key)
+                entry = self._find(owner, cdata, start, size, version, form.key)
             is_new = entry is None
             if entry is None:
-                entry = self._add(tensor, base if is_shared else whose, storage, like, start, size, form, maker, scope, part)
+                entry = self._add(tensor, base if is_shared else owner, storage, like, start, size, form, maker, scope, part)
                 if entry is None:
                     return None
             # Without bytes; it counts the same changes.
@@ -206,16 +206,16 @@ class Packer:
         # Where no module is known: as linear layers have it.
         return source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
 
-    def _find(self, whose: Any, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
-        known = self._known.get((cdata, start, size, version, form, 0 if whose is None else id(whose)))
+    def _find(self, owner: Any, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
+        known = self._known.get((cdata, start, size, version, form, id(owner)))
         entry = None if known is None else known()
-        if entry is None or entry.is_dropped or (whose is not None and (entry.whose is None or entry.whose() is not whose)):
+        if entry is None or entry.is_dropped or (owner is not None and (entry.owner is None or entry.owner() is not owner)):
             return None
         # What counted for who saved it first may not count for who saves it now, as with .data.
         return None if entry.alias is None or entry.alias._version != version else entry
 
     def _add(
-        self, tensor: Any, whose: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
+        self, tensor: Any, owner: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
     ) -> Entry | None:
         """The next item of the pass, made by an operation, for all that saves it, or for one tensor and its views. None: it is a leaf's, and to be
         computed again."""
@@ -242,10 +242,10 @@ class Packer:
             entry.kept = storage
         else:
             entry.left(storage, like)
-        if whose is not None:
-            entry.whose = ref(whose)
+        if owner is not None:
+            entry.owner = ref(owner)
         key = None if entry.form is None else entry.form.key
-        self._known[storage._cdata, start, size, tensor._version, key, 0 if whose is None else id(whose)] = known
+        self._known[storage._cdata, start, size, tensor._version, key, id(owner)] = known
         return entry
 
     def _offload(self, entry: Entry, tensor: Any, storage: Any, stream: int, form: Form | None, save: int) -> None:

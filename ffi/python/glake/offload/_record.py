@@ -209,7 +209,7 @@ def _shared(inputs: list[Any]) -> list[Any]:
 
 
 def _versions(call: Call) -> list[int]:
-    return [tensor._version for tensor in call.source if type(tensor) is torch.nn.Parameter]
+    return [tensor._version for tensor in call.uncast if type(tensor) is torch.nn.Parameter]
 
 
 def _is_within(view: Any, tensor: Any) -> bool:

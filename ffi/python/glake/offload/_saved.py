@@ -129,8 +129,8 @@ class Entry:
     packed: Any = None
     form: Form | None = None
     like: Any = None
-    # Which tensor's saves and those of its views it is for, weakly; None: all that lie there. What counts the changes of the first of them.
-    whose: Any = None
+    # Whose saves it is for: a tensor's and its views', weakly; None: all that lie there. And what counts the changes of the first of them.
+    owner: Any = None
     alias: Any = None
     # The storage that it left, held weakly, so that its number is no other's; how that ends, and where it lies.
     _weak: int | None = None

@@ -8,7 +8,7 @@ use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::measures::Measures;
-use super::sites::{Asked, LEARNED, PackedItem, Planned, Spare, Timed};
+use super::sites::{Asked, ForWaits, LEARNED, PackedItem, Planned, Spare, Timed};
 use super::{Offload, Position};
 
 /// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
@@ -32,7 +32,7 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.asked = Some(Asked { device, budget, preset });
-        (planned.due, planned.shapes, planned.spare, planned.leaves_for_waits) = Default::default();
+        (planned.due, planned.shapes, planned.spare, planned.for_waits) = Default::default();
         self.checks.again(site);
         if planned.is_measured().is_none() {
             self.measures.set_budget(site, None);
@@ -245,9 +245,9 @@ impl Offload {
             }
             let waited = measured.waited();
             let stood = *spare == Some(planned.spare) && waited.saturating_sub(before) > total / STOOD;
-            if stood && planned.leaves_for_waits.is_none() {
-                planned.spare = planned.spare.for_waits();
-                planned.leaves_for_waits = Some(true);
+            let more = planned.spare.for_waits();
+            if stood && more != planned.spare && planned.for_waits == ForWaits::NotSeen {
+                (planned.spare, planned.for_waits) = (more, ForWaits::Left);
             }
             planned.real = Some((total, waited));
             planned.site.measured(*pass, &measured);
@@ -371,13 +371,12 @@ impl Offload {
         }
         let kept = planned.site.kept_all();
         let mut unplanned = planned.site.unplanned().copied();
-        if let (Some(PlanError::BelowFloor { minimum, .. }), Some(true)) =
-            (unplanned, planned.leaves_for_waits)
+        if let (Some(PlanError::BelowFloor { minimum, .. }), ForWaits::Left) = (unplanned, planned.for_waits)
             && let Some(budget) = pool.and_then(|pool| pool.budget().0)
             && Spare::default().is_enough(minimum, budget)
         {
             // Rather waits than no plan.
-            (planned.spare, planned.leaves_for_waits) = (Spare::default(), Some(false));
+            (planned.spare, planned.for_waits) = (Spare::default(), ForWaits::TooMuch);
             unplanned = None;
         }
         let failed = unplanned.filter(|_| is_above);

@@ -31,6 +31,18 @@ pub struct Sites {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spare(u64);
 
+/// Whether plans leave more of a budget alone because passes waited for memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ForWaits {
+    /// None did.
+    #[default]
+    NotSeen,
+    /// They do.
+    Left,
+    /// They did, and there was no plan that does.
+    TooMuch,
+}
+
 /// What a program asks of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
@@ -76,9 +88,9 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
-    /// What of the budget plans leave alone, and whether that is for what passes waited for memory: once, and not where it was too much.
+    /// What of the budget plans leave alone, and whether more of it for waits.
     pub(super) spare: Spare,
-    pub(super) leaves_for_waits: Option<bool>,
+    pub(super) for_waits: ForWaits,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
 }
@@ -264,7 +276,7 @@ impl Planned {
             real: None,
             passed: 0,
             spare: Spare::default(),
-            leaves_for_waits: None,
+            for_waits: ForWaits::default(),
             due: 0,
         }
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::sites::Spare;
+use super::super::sites::{ForWaits, Spare};
 use super::super::{ItemId, Pack, Preset, Verdict};
 use super::*;
 
@@ -329,13 +329,13 @@ fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
 fn what_is_left_for_waits_takes_no_plan() {
     let mut had_to = 0;
     for parts in 126..144 {
-        let runs = [Some(false), None].map(|leaves| {
+        let runs = [ForWaits::TooMuch, ForWaits::NotSeen].map(|before| {
             let scene = small();
             let budget = Bytes::new(UNIT.get() * parts / 32);
             let mut program = Program::new(&scene, 1, budget, Preset::Fit);
             program.beside = US(2000);
             let site = scene.offload.sites.of(program.site).unwrap();
-            site.lock().leaves_for_waits = leaves;
+            site.lock().for_waits = before;
             let mut runs = true;
             for _ in 0..10 {
                 runs &= scene.offload.needs(program.site, 20).is_ok();
@@ -344,7 +344,7 @@ fn what_is_left_for_waits_takes_no_plan() {
                     scene.run_dry();
                 }
             }
-            had_to += u32::from(leaves.is_none() && site.lock().leaves_for_waits == Some(false));
+            had_to += u32::from(before == ForWaits::NotSeen && site.lock().for_waits == ForWaits::TooMuch);
             drop(site);
             program.end();
             scene.end();
