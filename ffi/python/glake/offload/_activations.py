@@ -31,16 +31,17 @@ class Activations:
         import torch
 
         self._packer = packer = Packer(least, memory or Cuda())
-        self._replay: Any = None
-        if replay:
-            from ._replay import Replay
-
-            self._replay = Replay(packer)
+        self._replay = replayer = _replayer(packer) if replay else None
         # In a backward pass a checkpoint computes again what it dropped: its saves live for a moment.
         graph_task = torch._C._current_graph_task_id
-        self._hooks = (lambda tensor: packer.pack(tensor) if graph_task() == -1 else Kept(tensor), lambda saved: packer.unpack(saved))
+        self._hooks: tuple[Any, ...] = (
+            lambda tensor: packer.pack(tensor) if graph_task() == -1 else Kept(tensor),
+            lambda saved: packer.unpack(saved),
+            lambda module: None if replayer is None else replayer.begin(module),
+            lambda: None if replayer is None else replayer.end(),
+        )
         # For programs that compile something: they are called as they are, at the cost of some microseconds.
-        self._opaque = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
+        self._opaque: tuple[Any, ...] = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
         # In the order in which they were made.
         self.number = next(_numbers)
         _report.sites.add(self)
@@ -150,13 +151,13 @@ class Activations:
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
 
-        chosen = self._opaque if _compiles() else self._hooks
-        _ours.add(chosen[0])
-        hooks = torch.autograd.graph.saved_tensors_hooks(*chosen)
-        _pushed.push(hooks, None if self._replay is None else self._replay.end, self._entered.call if whom == "module" else None)
+        pack, unpack, begin, end = self._opaque if _compiles() else self._hooks
+        _ours.add(pack)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        _pushed.push(hooks, None if self._replay is None else end, self._entered.call if whom == "module" else None)
         self._stack().append((whom, hooks, self._entered.call))
         if self._replay is not None:
-            self._replay.begin(module)
+            begin(module)
 
     def _pop(self) -> None:
         _, hooks, _ = self._stack().pop()
@@ -232,6 +233,12 @@ def may_hook() -> bool:
     if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
         return False
     return torch._C._functorch.peek_interpreter_stack() is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+def _replayer(packer: Packer) -> Any:
+    from ._replay import Replay
+
+    return Replay(packer)
 
 
 def is_number(value: Any) -> bool:

@@ -13,7 +13,6 @@ import torch
 
 from . import _bits, _interception, _report
 from ._interception import current
-from ._memory import Cuda
 from ._packer import Packer
 from ._scope import Leaf, Scope
 
@@ -64,28 +63,10 @@ class Replay:
         # By leaf and reason, how often one was computed again.
         self._again: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
-        self._handles: list[Any] = []
         self._uninstall: Any = None
-
-    def __deepcopy__(self, _memo: Any) -> Replay:
-        # A copy of the model has hooks of its own, which learn anew.
-        return Replay(Packer(self.packer.least, self.packer.memory), least_inner=self.least_inner)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.packer.least, self.least_inner)
-
-    def install(self, model: Any) -> None:
-        """From its next forward pass on, whatever enables checkpointing meanwhile, and however often."""
-        self._handles += [
-            model.register_forward_pre_hook(self._begins, prepend=True),
-            model.register_forward_hook(self._ends, always_call=True),
-        ]
 
     def remove(self) -> None:
         """Nothing more is stored. What is, is handed out to the graphs that live. A second time does nothing."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
         while current.replay is self:
             self.end()
         uninstall, self._uninstall = self._uninstall, None
@@ -118,15 +99,6 @@ class Replay:
             self._has_seen = True
             self.computes_again("checkpoint", "none")
         current.replay, current.place, current.scope = current.before.pop()
-
-    def _begins(self, module: Any, _inputs: Any) -> None:
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            self.begin(module)
-        else:
-            current.before.append((current.replay, current.place, current.scope))
-
-    def _ends(self, _module: Any, _inputs: Any, _output: Any) -> None:
-        self.end()
 
     # What the contexts of checkpoints ask and tell.
 
@@ -191,7 +163,3 @@ class Replay:
         parts = module.modules() if module is not None and "bitsandbytes" in sys.modules else ()
         if any(type(part).__module__.startswith("bitsandbytes") for part in parts):
             self.computes_again("linear", "quantised")
-
-
-def _again(least: int, least_inner: int) -> Replay:
-    return Replay(Packer(least, Cuda()), least_inner=least_inner)
