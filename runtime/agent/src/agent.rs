@@ -23,7 +23,7 @@ use crate::{Entry, Identity, Journalled, Way};
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
 
-/// How long a worker without a connection is waited for.
+/// How long a worker without a connection is waited for, and one that is to refill for a word of it.
 const UNHEARD: Duration = Duration::from_secs(10);
 /// So many that hold a GPU are named to a worker that gets no more of it.
 const MOST_HOLDERS: usize = 8;
@@ -235,7 +235,11 @@ impl Agent {
         if matches!(message, ToAgent::Hello(_)) {
             return Err(Broken::SecondHello);
         }
-        match worker.conversation.receive(seq, ack) {
+        let received = worker.conversation.receive(seq, ack);
+        if worker.conversation.unacknowledged() == 0 {
+            worker.asked_since = None;
+        }
+        match received {
             Received::Gap => return Err(Broken::Gap { seq }),
             Received::Repeated => return Ok(()),
             Received::New => {}
@@ -341,12 +345,35 @@ impl Agent {
         self.now = now;
         let due = self.again.extract_if(.., |_, at| *at <= now).map(|(gpu, _)| gpu);
         self.to_measure.extend(due);
+        self.note_unanswered();
         self.step(Event::Tick);
+    }
+
+    /// Whom operators wait for, and who may be stopped.
+    fn note_unanswered(&mut self) {
+        for (id, worker) in self.roster.workers_mut() {
+            if worker.asked_since.is_none_or(|since| self.now < since + UNHEARD) {
+                continue;
+            }
+            // One that the driver restores hears nothing before that is done.
+            let may_hear = matches!(self.arbiter.state(id), Some("resident" | "asleep"));
+            worker.asked_since = (!may_hear).then_some(self.now);
+            if may_hear {
+                worker.failed = Some(format!(
+                    "it has not answered within {} s: it may be stopped, and refills once it goes on",
+                    UNHEARD.as_secs()
+                ));
+            }
+        }
     }
 
     /// When [`Agent::tick`] is due; never, while nothing is under way.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let unheard = self.roster.workers().filter_map(|(_, worker)| Some(worker.lost_since? + UNHEARD));
+        let unheard = self
+            .roster
+            .workers()
+            .flat_map(|(_, worker)| [worker.lost_since, worker.asked_since])
+            .filter_map(|since| Some(since? + UNHEARD));
         self.arbiter.next_deadline().into_iter().chain(self.again.values().copied()).chain(unheard).min()
     }
 

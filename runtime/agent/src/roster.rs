@@ -82,6 +82,8 @@ pub(crate) struct Worker {
     pub(crate) epoch: u64,
     /// Since when it has no connection.
     pub(crate) lost_since: Option<Duration>,
+    /// Since when it was to refill; none: it has heard that.
+    pub(crate) asked_since: Option<Duration>,
     /// Shrinks that it has not answered.
     pub(crate) shrinks: u32,
     /// The driver was asked to checkpoint it, and it is not known to run since.
@@ -197,6 +199,7 @@ impl Roster {
                 idle_since: None,
                 epoch: 0,
                 lost_since: None,
+                asked_since: None,
                 shrinks: 0,
                 is_away,
                 failed: None,
@@ -233,6 +236,10 @@ impl Roster {
 
     pub(crate) fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
         self.workers.get_mut(&id)
+    }
+
+    pub(crate) fn workers_mut(&mut self) -> impl Iterator<Item = (WorkerId, &mut Worker)> {
+        self.workers.iter_mut().map(|(id, worker)| (*id, worker))
     }
 
     pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {

@@ -152,6 +152,7 @@ impl Agent {
             return Err(LOST.to_owned());
         }
         worker.failed = None;
+        worker.asked_since.get_or_insert(now);
         // One that is checkpointed hears it when it has been restored, at the latest.
         self.step(glake_arbiter::Event::Refill { worker: id });
         self.say(id, ToWorker::Refill);
@@ -281,6 +282,34 @@ mod tests {
         let holdings = vec![held("0", [2304, 2048, 0, 512])];
         agent.hear(id, 2, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
         assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::Done));
+    }
+
+    /// Its memory comes back once it goes on; nobody waits for that without an end.
+    #[test]
+    fn a_refill_of_a_worker_that_is_stopped_ends() {
+        let mut agent = agent("");
+        let id = join(&mut agent, false, held("0", [0, 0, 2048, 256]));
+        agent.ask_to_refill(id, NOW).unwrap();
+        let late = agent.next_deadline().unwrap();
+        agent.tick(late);
+        let Progress::Failed(why) = agent.refill_progress(id) else { panic!("it is still waited for") };
+        assert!(why.contains("has not answered within 10 s"), "{why}");
+        assert_eq!(agent.next_deadline(), None, "it is told once");
+        agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: None }, late).unwrap();
+        let holdings = vec![held("0", [2304, 2048, 0, 512])];
+        agent.hear(id, 2, 0, ToAgent::Refilled { holdings }, late).unwrap();
+        assert_eq!(agent.refill_progress(id), Progress::Done);
+    }
+
+    #[test]
+    fn a_refill_that_is_heard_is_waited_for() {
+        let mut agent = agent("");
+        let id = join(&mut agent, false, held("0", [0, 0, 2048, 256]));
+        agent.ask_to_refill(id, NOW).unwrap();
+        while agent.frame(id).unwrap().is_some() {}
+        agent.hear(id, 0, 1, ToAgent::Ack, NOW).unwrap();
+        agent.tick(Duration::from_secs(3600));
+        assert_eq!(agent.refill_progress(id), Progress::UnderWay);
     }
 
     const FILE: &str = "[[worker]]\nname = \"model\"\nweights = \"2GiB\"\nkv = \"1GiB\"\n";
