@@ -17,6 +17,7 @@ if torch:
     from glake.offload._replay import Replay
     from replays import Block, Layered, Products
     from torch import nn
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn import functional
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
@@ -468,18 +469,26 @@ class Checkpoints(OfReplay):
 
     def test_a_model_that_is_compiled_whole(self):
         import torch._dynamo
+        from torch._dynamo.backends.debugging import aot_eager
 
         def outer(model):
-            return torch.compile(lambda batch: model(batch) * 2, backend="aot_eager")
+            return torch.compile(lambda batch: model(batch) * 2, backend=backend)
 
         def inner(model):
-            model.compile(backend="aot_eager")
+            model.compile(backend=backend)
             return model
 
-        for compiled in (lambda model: torch.compile(model, backend="aot_eager"), inner, outer):
-            found = []
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return aot_eager(graph, inputs)
+
+        for compiled in (lambda model: torch.compile(model, backend=backend), inner, outer):
+            found, sizes = [], []
             for replays in (False, True):
                 torch._dynamo.reset()
+                graphs.clear()
                 torch.manual_seed(3)
                 model = Layered([Block() for _ in range(2)], True)
                 handle = self.replays(model) if replays else None
@@ -490,9 +499,11 @@ class Checkpoints(OfReplay):
                     found.append((loss.detach(), *torch.autograd.grad(loss, [batch, *model.parameters()])))
                 if handle:
                     handle.remove()
+                sizes.append(max(len(graph.graph.nodes) for graph in graphs))
                 del handle, model, call, loss
             with self.subTest(compiled):
                 self.assertTrue(all(torch.equal(a, b) for one, other in zip(found[:4], found[4:]) for a, b in zip(one, other)))
+                self.assertGreaterEqual(sizes[1], sizes[0] - 2, "it is compiled in parts")
         torch._dynamo.reset()
 
 
@@ -577,6 +588,42 @@ class Installed(OfReplay):
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, found)))
         replay.remove()
         self.assertGreater(self.replayed(), 0)
+
+    def test_layers_that_no_backward_needs_are_soon_not_stored(self):
+        model = Layered([Block() for _ in range(4)], True)
+        for parameter in model.layers[:2].parameters():
+            parameter.requires_grad_(False)
+        handle = self.replays(model)
+        for _ in range(70):
+            model(self.inputs()).square().sum().backward()
+        self.assertLess(max(len(leaf.found) for leaf in handle._replay._leaves.values()), 32)
+        before = self.replayed()
+        self.assertIn("unread", self.reasons(handle))
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        for _ in range(70):
+            model(self.inputs()).square().sum().backward()
+        self.assertEqual([leaf.is_trusted for leaf in handle._replay._leaves.values()], [True] * len(handle._replay._leaves))
+        self.assertGreater(self.replayed(), before)
+        handle.remove()
+
+    def test_exports(self):
+        class Asks(nn.Linear):
+            def forward(self, x):
+                x = super().forward(x)
+                return x * 2 if x.sum() > 0 else x
+
+        model, asks = Layered([Block() for _ in range(2)], True), Asks(16, 16)
+        handles = [self.replays(model), self.replays(asks)]
+        model(self.inputs()).sum().backward()
+        self.assertIsNotNone(torch.export.export(model, (self.inputs(),)))
+        with self.assertRaises(Exception):
+            torch.export.export(asks, (torch.randn(2, 16),))
+        self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False), "a trace that raised left its hooks")
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model(self.inputs())
+        for handle in handles:
+            handle.remove()
 
     def test_scripts(self):
         model = Layered([Block()], True)

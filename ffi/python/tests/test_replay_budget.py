@@ -93,6 +93,20 @@ class Budget(OfReplay):
                 self.assertLessEqual(_report.counts.recomputed - before, 2 * 30 * 3)
         self.assertGreater(self.replayed(), 0)
 
+    def test_forwards_whose_graphs_are_dropped_add_nothing_to_what_a_pass_needs(self):
+        model = Layered([nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128), nn.ReLU()) for _ in range(6)], True)
+        handle = Offloaded(model, "12MiB", "hybrid", 0, self.memory)
+        batch = torch.randn(2048, 128)
+        for _ in range(6):
+            for _ in range(8):
+                model(batch)
+            model.zero_grad()
+            model(batch).square().sum().backward()
+        self.assertIsNone(handle.told()["unplanned"])
+        self.assertEqual(handle.told()["above_budget"], 0)
+        self.assertLess(len(handle._packer._items), 100)
+        handle.remove()
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -383,6 +383,25 @@ class Cases(OfTorch):
         self.assertEqual(self.same_bytes(make, aligned=True, passes=6), 6 * 6)
         self.assertGreater(glake.offload.report()["narrowed"] - narrowed, 0)
 
+    def test_a_form_in_which_a_save_was_not_tried(self):
+        def step(kind, site):
+            torch.manual_seed(7)
+            narrow = torch.randn(530, 64).to(torch.bfloat16).requires_grad_()
+            with site:
+                wide = narrow.to(torch.float32)
+                if kind == "written":
+                    wide.data.mul_(1.00001)
+                found = (wide[:, ::8] if kind == "part" else wide).square()
+                del wide
+                last = torch.exp(torch.randn(500, 64, requires_grad=True)).exp()
+            saved = found.grad_fn._saved_self.clone()
+            (found.sum() + last.sum()).backward()
+            return saved
+
+        site = self.activations()
+        for kind in ["part"] * 4 + ["written"] * 3:
+            self.assertTrue(torch.equal(step(kind, contextlib.nullcontext()), step(kind, site)), kind)
+
     def test_tied_weights(self):
         class Tied(torch.nn.Module):
             def __init__(self):

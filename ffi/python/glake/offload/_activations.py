@@ -12,7 +12,7 @@ import weakref
 from types import TracebackType
 from typing import Any
 
-from . import _report
+from . import _dynamo, _report
 from ._memory import Cuda, Memory
 from ._others import Others
 from ._packer import Packer
@@ -140,7 +140,7 @@ class Activations:
         if top is None or top[0] not in _ours:
             self._skip()
             return
-        hooks = torch.autograd.graph.saved_tensors_hooks(*_staying(_compiles()))
+        hooks = torch.autograd.graph.saved_tensors_hooks(*_staying(_dynamo.compiles()))
         # Where leaves are replayed this is known.
         interception = sys.modules.get(f"{__package__}._interception")
         if interception is not None:
@@ -151,7 +151,7 @@ class Activations:
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
 
-        pack, unpack, begin, end = self._opaque if _compiles() else self._hooks
+        pack, unpack, begin, end = self._opaque if _dynamo.compiles() else self._hooks
         _ours.add(pack)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         _pushed.push(hooks, None if self._replay is None else end, self._entered.call if whom == "module" else None)
@@ -170,6 +170,8 @@ class Activations:
         return told
 
     def _before(self, module: Any, _inputs: Any, _named: Any = None) -> None:
+        if _dynamo.exports():
+            return
         import torch
 
         if self._is_removed:
@@ -189,6 +191,8 @@ class Activations:
         self._push("module", module)
 
     def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if _dynamo.exports():
+            return
         # Called without the hook before it where an earlier one raised.
         if self._is_in_module():
             self._pop()
@@ -197,6 +201,8 @@ class Activations:
 
     def _looks(self, module: Any, _inputs: Any) -> None:
         """What else offloads there is found whether this forward offloads or not."""
+        if _dynamo.exports():
+            return
         import torch
 
         caller = sys._getframe(1)
@@ -205,7 +211,8 @@ class Activations:
         self._entered.call = _call_of(caller)
         if not self._is_removed and not self._stack() and may_hook():
             if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
-                self._others.look(module)
+                look = _dynamo.opaque(Others.look) if _dynamo.compiles() else Others.look
+                look(self._others, module)
 
 
 # A call that runs, by its frame and the one below.
@@ -244,12 +251,6 @@ def _replayer(packer: Packer) -> Any:
 def is_number(value: Any) -> bool:
     """Whether it counts something: numpy's numbers too, and no truth."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _compiles() -> bool:
-    """Whether the program has compiled something, or may have."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and bool(getattr(frames, "cached_backends", True))
 
 
 class _Pushed(threading.local):

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _library
 from ..errors import Error, UnavailableError
-from . import _report
+from . import _dynamo, _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
 
@@ -97,6 +97,8 @@ class Offloaded(Activations):
         return _report.of([self], plot)
 
     def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
+        if _dynamo.exports():
+            return
         if self._is_removed:
             self._skip()
             return
@@ -131,6 +133,8 @@ class Offloaded(Activations):
         return int(torch.cuda.current_device()) if is_chosen else 0
 
     def _after(self, module: Any, inputs: Any, output: Any) -> None:
+        if _dynamo.exports():
+            return
         super()._after(module, inputs, output)
         self._has_ended = self._has_ended or (self._has_begun and not self._stack())
 

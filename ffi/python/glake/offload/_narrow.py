@@ -23,6 +23,8 @@ class Form(Protocol):
 
     # Which bytes of the range go, where these are not all.
     key: Any
+    # What it is tried for.
+    kind: Any
     # How many bytes go.
     size: int
 
@@ -41,7 +43,7 @@ class Halved:
 
     def __init__(self, narrow: Any, count: int) -> None:
         self._narrow, self._count = narrow, count
-        self.key, self.size = None, 2 * count
+        self.key, self.kind, self.size = None, narrow, 2 * count
 
     def pack(self, storage: Any, start: int) -> Any:
         import torch
@@ -78,7 +80,7 @@ class Bits:
 
     def __init__(self, count: int) -> None:
         self._whole, self._rest = count // 8, count % 8
-        self.key, self.size = None, self._whole + self._rest
+        self.key, self.kind, self.size = None, "bits", self._whole + self._rest
 
     def pack(self, storage: Any, start: int) -> Any:
         import torch
@@ -109,7 +111,7 @@ class Gathered:
 
     def __init__(self, tensor: Any) -> None:
         self._dtype, self._sizes, self._strides = tensor.dtype, tuple(tensor.size()), tuple(tensor.stride())
-        self.key, self.size = (self._dtype, self._sizes, self._strides), tensor.nbytes
+        self.key, self.kind, self.size = (self._dtype, self._sizes, self._strides), "gathered", tensor.nbytes
 
     def pack(self, storage: Any, start: int) -> Any:
         import torch

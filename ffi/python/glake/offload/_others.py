@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import Any
 
-from . import _report
+from . import _dynamo, _report
 
 # How often it is looked anew which layers there are.
 LOOK_AGAIN = 128
@@ -96,8 +96,10 @@ class Others:
         import torch
 
         self.end()
-        # What is compiled would be compiled anew without them.
+        # What is compiled would be compiled in parts around them, and anew without them.
         if any(getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in module.modules()):
+            return
+        if _dynamo.is_within():
             return
         self._watch = torch.nn.modules.module.register_module_forward_pre_hook(_Watch(weakref.ref(self)))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import warnings
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from .. import _library
 from ..errors import Error
@@ -52,6 +53,18 @@ def _tell_foreign(address: int) -> None:
         )
 
 
+_packers: WeakSet[Packer] = WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child nobody gives back what another thread held."""
+    for packer in list(_packers):
+        packer._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Packer:
     """The hooks of one site."""
 
@@ -63,6 +76,7 @@ class Packer:
         self._is_inference, self._inference_mode = torch.is_inference_mode_enabled, torch.inference_mode
         self._strided, self._lower = torch.strided, (torch.bfloat16, torch.float16)
         self._lock = threading.RLock()
+        _packers.add(self)
         self.site = self._site = _library.api().Site()
         self._copy_out = _library.api().offload_begin
         # Of the pass that is under way, by item; and by storage, range, version and form. What is gone is not taken out before the next
@@ -108,9 +122,10 @@ class Packer:
         saved = self._pack(tensor, scope, part)
         return None if saved is None else Stored(self, saved)
 
-    def untimed(self) -> None:
-        """This pass computes what later ones will not."""
-        self._site.untimed()
+    def untimed(self, like: Any) -> None:
+        """This pass computes of a tensor what later ones will not."""
+        if self.memory.owns(like):
+            self._site.untimed()
 
     def leaf_begins(self, like: Any) -> None:
         """A leaf is about to be computed of a tensor."""
@@ -235,8 +250,9 @@ class Packer:
         self._items[item] = known = ref(entry)
         if verdict == OFFLOAD:
             # The same in each pass of sizes like these (of one eighth of an octave), and seldom another's: for others there may be other kernels.
-            octave = size.bit_length()
-            save = hash((item, tensor.dtype, tensor.dim(), maker, octave, size >> max(octave - 4, 0))) & (1 << 64) - 1
+            # What was tried in one form was not in another.
+            octave, kind = size.bit_length(), None if form is None else form.kind
+            save = hash((item, tensor.dtype, tensor.dim(), maker, octave, size >> max(octave - 4, 0), kind)) & (1 << 64) - 1
             self._offload(entry, tensor, storage, stream, form, save)
         if entry.packed is None:
             entry.kept = storage

@@ -14,7 +14,7 @@ import torch
 from . import _bits, _interception, _report
 from ._interception import current
 from ._packer import Packer
-from ._scope import Leaf, Scope
+from ._scope import Leaf, Scope, is_eager
 
 _logger = logging.getLogger("glake")
 
@@ -39,9 +39,10 @@ REASONS = {
     "planned": "its output is not stored",
     "quantised": "it is a module of bitsandbytes",
     "tensors": "it reads or gives tensors of a subclass, quantised ones, or such of other types",
+    "unread": "it was not computed again in the passes before",
 }
 # Nothing is wrong with these.
-_EXPECTED = frozenset(("planned", "nested", "large"))
+_EXPECTED = frozenset(("planned", "nested", "large", "unread"))
 
 
 class Replay:
@@ -84,7 +85,8 @@ class Replay:
                 _interception.install()
                 self._uninstall = weakref.finalize(self, _interception.remove)
                 self._look_for_quantised(module)
-            self._settle()
+            if is_eager():
+                self._settle()
         _interception.look_again()
         current.before.append((current.replay, current.place, current.scope))
         if current.replay is not self:

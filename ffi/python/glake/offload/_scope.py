@@ -10,6 +10,7 @@ The checkpoint stays torch's: it keeps what a call was given, sets generators an
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from types import TracebackType
@@ -21,6 +22,9 @@ import torch.utils.checkpoint
 from . import _bits
 from ._interception import current
 from ._record import Draws, Record, Sketch
+
+# A leaf that was stored so often and never computed again is stored once in so many times.
+_MOST_WAITS, _TRY_AGAIN = 16, 64
 
 
 class Leaf:
@@ -38,9 +42,23 @@ class Leaf:
         self.reason: str | None = None
         self.is_compared = False
         self.found: list[Any] = []
+        # How often it was to be stored and had not been compared yet.
+        self._waits = 0
 
     def is_of(self, kind: Any, weight: Any) -> bool:
         return kind is self.kind and (self._weight is None or self._weight() is weight)
+
+    def is_unread(self) -> bool:
+        """Whether it is about to be stored for nothing: what no backward pass needs, as of layers that are frozen, is never computed again. Now
+        and then it is tried."""
+        if self.is_trusted or self.is_compared:
+            return False
+        self._waits += 1
+        return self._waits > _MOST_WAITS and self._waits % _TRY_AGAIN != 0
+
+    def is_watched(self) -> bool:
+        """Whether it is looked whether what it gives is written to."""
+        return self.is_read and len(self.found) <= _MOST_WAITS
 
     def take(self) -> tuple[Any, ...]:
         """What comparisons found, up to now."""
@@ -64,6 +82,13 @@ class Scope:
         self.device: Any = None
         # Whether its forward pass is over, and whether a backward pass ran within it: that one needs the operations themselves.
         self.is_over, self.is_differentiated = False, False
+        # Whether it was computed again.
+        self.is_replayed = False
+
+    def __del__(self) -> None:
+        # Its graph is gone without a backward pass, and what it held with it.
+        if self.records and not self.is_replayed and not sys.is_finalizing():
+            self.replay.packer.replays(self.number, self.device, False)
 
     def key(self, weight: Any) -> tuple[Any, ...]:
         """What the next leaf is known by from pass to pass. Experts and layers come in another order, and some do not come: by its weight, and
@@ -157,6 +182,9 @@ class Stores(_Inside):
         if top is None:
             replay.computes_again(kind.name, "hooks")
             return call.run()
+        if leaf.is_unread():
+            replay.computes_again(kind.name, "unread")
+            return call.run()
         if leaf.is_read:
             replay.packer.leaf_begins(call.inputs[0])
         before = Draws(call.inputs[0].device) if call.draws else None
@@ -184,8 +212,8 @@ class Stores(_Inside):
             replay.computes_again(kind.name, "planned")
         elif not leaf.is_trusted:
             record.is_compared = True
-            replay.packer.untimed()
-            if leaf.is_read:
+            replay.packer.untimed(output)
+            if leaf.is_watched():
                 self._watched.append((leaf, output.detach(), output._version, output.detach().clone()))
         return output
 
@@ -271,6 +299,7 @@ class _Again:
     def __enter__(self) -> None:
         if not self._scope.is_over:
             self._scope.is_differentiated = True
+        self._scope.is_replayed = True
         inside = Replays(self._scope)
         inside.__enter__()
         self._inside.append(inside)
@@ -293,7 +322,7 @@ def contexts(replay: Any, context_fn: Any, plain: Any, sets_back: bool, is_debug
         scope = replay.scope(sets_back)
         return Stores(scope), _Again(scope)
 
-    if replay is None or not _is_eager():
+    if replay is None or not is_eager():
         return context_fn
     if current.scope is not None:
         # Its leaves are stored with those of the one around it. That is what is replayed; when this one is computed again, all of it is.
@@ -305,9 +334,12 @@ def contexts(replay: Any, context_fn: Any, plain: Any, sets_back: bool, is_debug
     return ours
 
 
-def _is_eager() -> bool:
+def is_eager() -> bool:
     """Whether this is computed, and not traced, captured or transformed."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None or torch._C._functorch.maybe_current_level() is not None:
+    modes = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE)):
+        return False
+    if torch._C._functorch.maybe_current_level() is not None:
         return False
     if torch._C._get_tracing_state() is not None:
         return False
