@@ -2,9 +2,12 @@
 
 Needs torch; those of models need transformers, and peft. Every test is skipped without what it needs."""
 
+import contextlib
 import gc
 import importlib.util
 import os
+import signal
+import threading
 import unittest
 
 os.environ["GLAKE_DEVICE"] = "sim"
@@ -14,6 +17,7 @@ from test_activations import torch  # noqa: E402
 
 if torch:
     from glake.offload import _leaf, _report
+    from glake.offload._activations import Activations
     from glake.offload._replay import Replay
     from replays import Block, Layered, Products
     from torch import nn
@@ -605,6 +609,34 @@ class Installed(OfReplay):
             model(self.inputs()).square().sum().backward()
         self.assertEqual([leaf.is_trusted for leaf in handle._replay._leaves.values()], [True] * len(handle._replay._leaves))
         self.assertGreater(self.replayed(), before)
+        handle.remove()
+
+    def test_a_forked_child_computes_as_without(self):
+        model = Layered([Block()], True)
+        handle = Activations(model, 0, None, True)
+        model(self.inputs())
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with handle._packer._lock, handle._replay._lock:
+                held.set()
+                done.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            # Those of the parent are not here.
+            torch.set_num_threads(1)
+            with contextlib.suppress(BaseException):
+                model(self.inputs())
+                os._exit(0)
+            os._exit(1)
+        done.set()
+        holder.join()
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
         handle.remove()
 
     def test_exports(self):

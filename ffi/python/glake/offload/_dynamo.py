@@ -35,6 +35,6 @@ def exports() -> bool:
 def opaque(function: Any) -> Any:
     """A function that is called as it is from what is compiled, at the cost of some microseconds. Of what lives as long as the program: it is
     kept."""
-    import torch
+    from torch._compile import _disable_dynamo
 
-    return torch._disable_dynamo(function)
+    return _disable_dynamo(function)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 import threading
 import types
@@ -48,6 +49,16 @@ def go_on() -> None:
 
 # Garbage may be looked for while it is held, and ``remove`` be called by that.
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child nobody gives back what another thread held."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 _installed = 0
 # Of each that is replaced: where, its name, what it was, and what it is.
 _replaced: list[tuple[Any, str, Any, Any]] = []

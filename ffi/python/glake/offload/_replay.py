@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -45,6 +46,18 @@ REASONS = {
 _EXPECTED = frozenset(("planned", "nested", "large", "unread"))
 
 
+_replays: weakref.WeakSet[Replay] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child nobody gives back what another thread held."""
+    for replay in list(_replays):
+        replay._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Replay:
     """In the forward passes of a model, has its checkpoints of ``use_reentrant=False`` store what their leaves give, and hand it out when they
     are computed again.
@@ -55,6 +68,7 @@ class Replay:
     def __init__(self, packer: Packer, *, least_inner: int = LEAST_INNER) -> None:
         self.packer, self.least_inner = packer, least_inner
         self._lock = threading.Lock()
+        _replays.add(self)
         self._leaves: dict[tuple[Any, ...], Leaf] = {}
         self._unsettled: list[Leaf] = []
         self._live: weakref.WeakSet[Scope] = weakref.WeakSet()

@@ -350,8 +350,7 @@ impl Offload {
         let over = planned.site.passes();
         if let Some(timer) = planned.timer.take() {
             self.timers.end(&timer);
-            if !self.registry.is_stopped() && !planned.was_checked() {
-                timer.lock().end();
+            if !self.registry.is_stopped() && !planned.was_checked() && timer.lock().end() {
                 let spare = planned.site.has_followed().then_some(planned.spare);
                 planned.timed.push_back(Timed { pass: over, timer, spare });
                 planned.timed.truncate(4);

@@ -143,9 +143,10 @@ impl PassTimer {
         self.steps = steps.0;
     }
 
-    /// The pass ends.
-    pub(super) fn end(&mut self) {
+    /// The pass ends. Whether anything will be known of it: the driver may refuse its marks.
+    pub(super) fn end(&mut self) -> bool {
         self.mark();
+        !self.marks.is_empty()
     }
 
     /// A leaf begins.
