@@ -28,7 +28,7 @@ pub(super) struct Field<'a> {
     _folder: Option<OwnFolder>,
 }
 
-/// A folder that was not there before, and is removed at the end.
+/// A folder that is removed at the end.
 struct OwnFolder(PathBuf);
 
 impl<'a> Field<'a> {
@@ -122,11 +122,10 @@ fn store(
         ShrinkTier::Peer => Ok((Store::Peer(server.pool(harness.peer()?, &config.pool)?), None)),
         ShrinkTier::File => {
             let own = std::env::temp_dir().join(format!("glake-bench-{}", std::process::id()));
-            let folder = options.folder.clone().unwrap_or(own);
-            let made = (!folder.exists()).then(|| OwnFolder(folder.clone()));
-            let files = Arc::new(FileTier::open(&folder)?);
+            let folder = options.folder.as_deref().unwrap_or(&own);
+            let files = Arc::new(FileTier::open(folder)?);
             let host = pinned(STAGED.min(harness.bytes()))?;
-            Ok((Store::File { files, host }, made))
+            Ok((Store::File { files, host }, options.folder.is_none().then_some(OwnFolder(own))))
         }
     }
 }
