@@ -59,7 +59,7 @@ _packers: WeakSet[Packer] = WeakSet()
 def _renew_locks() -> None:
     """In a forked child nobody gives back what another thread held."""
     for packer in list(_packers):
-        packer._lock = threading.RLock()
+        packer._lock, packer._is_parents = threading.RLock(), True
 
 
 os.register_at_fork(after_in_child=_renew_locks)
@@ -76,6 +76,8 @@ class Packer:
         self._is_inference, self._inference_mode = torch.is_inference_mode_enabled, torch.inference_mode
         self._strided, self._lower = torch.strided, (torch.bfloat16, torch.float16)
         self._lock = threading.RLock()
+        # Whether this is a forked child, whose parent has the GPU.
+        self._is_parents = False
         _packers.add(self)
         self.site = self._site = _library.api().Site()
         self._copy_out = _library.api().offload_begin
@@ -135,7 +137,7 @@ class Packer:
 
     def replays(self, scope: int, device: Any, begins: bool) -> None:
         """A checkpoint is computed again from here, or until here."""
-        like = None if device is None else self._like(None, device)
+        like = None if device is None or self._is_parents else self._like(None, device)
         if like is not None and self.memory.owns(like):
             self._site.replays(scope, begins)
 

@@ -42,15 +42,15 @@ class Leaf:
         self.reason: str | None = None
         self.is_compared = False
         self.found: list[Any] = []
-        # How often it was to be stored and had not been compared yet.
+        # How often it was called and had not been compared yet.
         self._waits = 0
 
     def is_of(self, kind: Any, weight: Any) -> bool:
         return kind is self.kind and (self._weight is None or self._weight() is weight)
 
-    def is_unread(self) -> bool:
-        """Whether it is about to be stored for nothing: what no backward pass needs, as of layers that are frozen, is never computed again. Now
-        and then it is tried."""
+    def note_call(self) -> bool:
+        """Notes that it is called, and answers whether to store it would be for nothing: what no backward pass needs, as of layers that are
+        frozen, is never computed again. Now and then it is tried."""
         if self.is_trusted or self.is_compared:
             return False
         self._waits += 1
@@ -182,7 +182,7 @@ class Stores(_Inside):
         if top is None:
             replay.computes_again(kind.name, "hooks")
             return call.run()
-        if leaf.is_unread():
+        if leaf.note_call():
             replay.computes_again(kind.name, "unread")
             return call.run()
         if leaf.is_read:
