@@ -523,8 +523,8 @@ class Unusual(OfTorch):
         self.memory.take = take
         gc.collect()
         step()
-        self.assertEqual(activations._packer._site.packed(64)[0], 0)
-        activations._packer._site.dropped(0)
+        self.assertEqual(activations._packer.site.packed(64)[0], 0)
+        activations._packer.site.dropped(0)
 
     def test_two_threads_share_a_site(self):
         import threading

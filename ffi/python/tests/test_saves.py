@@ -588,7 +588,7 @@ class Passes(OfTorch):
             with self.subTest(at=len(at), first=min(at)):
                 handle, stayed = self.activations(model), glake.offload.report()["stayed"]
                 packer = handle._packer
-                packer._site = site = Refuses(packer._site, at)
+                packer.site = site = Refuses(packer.site, at)
                 copy_out = packer._copy_out
 
                 def copies(*given):

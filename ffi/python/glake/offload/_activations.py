@@ -30,18 +30,9 @@ class Activations:
             raise ValueError(f"least is {least!r}: a number of bytes, and not below 0")
         import torch
 
-        self._packer = packer = Packer(least, memory or Cuda())
-        self._replay = replayer = _replayer(packer) if replay else None
-        # In a backward pass a checkpoint computes again what it dropped: its saves live for a moment.
-        graph_task = torch._C._current_graph_task_id
-        self._hooks: tuple[Any, ...] = (
-            lambda tensor: packer.pack(tensor) if graph_task() == -1 else Kept(tensor),
-            lambda saved: packer.unpack(saved),
-            lambda module: None if replayer is None else replayer.begin(module),
-            lambda: None if replayer is None else replayer.end(),
-        )
-        # For programs that compile something: they are called as they are, at the cost of some microseconds.
-        self._opaque: tuple[Any, ...] = tuple(torch._disable_dynamo(hook) for hook in self._hooks)
+        _dynamo.ready()
+        self._packer = Packer(least, memory or Cuda())
+        self._replay = _replayer(self._packer) if replay else None
         # In the order in which they were made.
         self.number = next(_numbers)
         _report.sites.add(self)
@@ -151,13 +142,17 @@ class Activations:
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
 
-        pack, unpack, begin, end = self._opaque if _dynamo.compiles() else self._hooks
+        # They hold nothing that holds the module.
+        wrapped = _dynamo.opaque if _dynamo.compiles() else _plain
+        pack = functools.partial(wrapped(_pack), torch._C._current_graph_task_id, self._packer)
+        unpack = functools.partial(wrapped(_unpack), self._packer)
         _ours.add(pack)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        _pushed.push(hooks, None if self._replay is None else end, self._entered.call if whom == "module" else None)
+        end = None if self._replay is None else functools.partial(wrapped(_end), self._replay)
+        _pushed.push(hooks, end, self._entered.call if whom == "module" else None)
         self._stack().append((whom, hooks, self._entered.call))
         if self._replay is not None:
-            begin(module)
+            wrapped(_begin)(self._replay, module)
 
     def _pop(self) -> None:
         _, hooks, _ = self._stack().pop()
@@ -169,9 +164,22 @@ class Activations:
         told: dict[str, Any] = json.loads(self._packer.site.told_json(course))
         return told
 
-    def _before(self, module: Any, _inputs: Any, _named: Any = None) -> None:
-        if _dynamo.exports():
-            return
+    # What is compiled sees no more of the module's hooks than this.
+
+    def _looks(self, module: Any, _inputs: Any) -> None:
+        if not _dynamo.exports():
+            _look(self, module)
+
+    def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
+        if not _dynamo.exports():
+            _enter(self, module, inputs, named)
+
+    def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if not _dynamo.exports():
+            _leave(self)
+
+    def enter_call(self, module: Any, _inputs: Any, _named: Any) -> None:
+        """A call of the module begins."""
         import torch
 
         if self._is_removed:
@@ -190,29 +198,60 @@ class Activations:
             self._packer.enter(module)
         self._push("module", module)
 
-    def _after(self, _module: Any, _inputs: Any, _output: Any) -> None:
-        if _dynamo.exports():
-            return
-        # Called without the hook before it where an earlier one raised.
+    def leave_call(self) -> None:
+        """That call ends."""
+        # Told without its begin where an earlier hook raised.
         if self._is_in_module():
             self._pop()
         if not self._stack():
             self._others.end()
 
-    def _looks(self, module: Any, _inputs: Any) -> None:
-        """What else offloads there is found whether this forward offloads or not."""
-        if _dynamo.exports():
-            return
+    def look(self, module: Any, caller: Any) -> None:
+        """What else offloads there is found whether this call, of a frame, offloads or not."""
         import torch
 
-        caller = sys._getframe(1)
         if self._stack():
             self._leave_ended(caller)
         self._entered.call = _call_of(caller)
         if not self._is_removed and not self._stack() and may_hook():
             if self._others.is_harmless(torch._C._autograd._top_saved_tensors_default_hooks(False)):
-                look = _dynamo.opaque(Others.look) if _dynamo.compiles() else Others.look
-                look(self._others, module)
+                self._others.look(module)
+
+
+@_dynamo.as_is
+def _look(handle: Activations, module: Any) -> None:
+    handle.look(module, _dynamo.caller())
+
+
+@_dynamo.as_is
+def _enter(handle: Activations, module: Any, inputs: Any, named: Any) -> None:
+    handle.enter_call(module, inputs, named)
+
+
+@_dynamo.as_is
+def _leave(handle: Activations) -> None:
+    handle.leave_call()
+
+
+def _pack(graph_task: Any, packer: Packer, tensor: Any) -> Any:
+    # In a backward pass a checkpoint computes again what it dropped: its saves live for a moment.
+    return packer.pack(tensor) if graph_task() == -1 else Kept(tensor)
+
+
+def _unpack(packer: Packer, saved: Any) -> Any:
+    return packer.unpack(saved)
+
+
+def _begin(replayer: Any, module: Any) -> None:
+    replayer.begin(module)
+
+
+def _end(replayer: Any) -> None:
+    replayer.end()
+
+
+def _plain(function: Any) -> Any:
+    return function
 
 
 # A call that runs, by its frame and the one below.

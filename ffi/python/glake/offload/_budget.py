@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _library
 from ..errors import Error, UnavailableError
-from . import _dynamo, _report
+from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
 
@@ -96,9 +96,7 @@ class Offloaded(Activations):
         """As ``glake.offload.report``, of this module alone."""
         return _report.of([self], plot)
 
-    def _before(self, module: Any, inputs: Any, named: Any = None) -> None:
-        if _dynamo.exports():
-            return
+    def enter_call(self, module: Any, inputs: Any, named: Any) -> None:
         if self._is_removed:
             self._skip()
             return
@@ -110,7 +108,7 @@ class Offloaded(Activations):
         if is_outer and not self._has_begun:
             self._has_begun = True
             threading.Thread(target=_pin_ahead, args=(weakref.ref(self), self._device), name="glake-offload-pin", daemon=True).start()
-        super()._before(module, inputs, named)
+        super().enter_call(module, inputs, named)
 
     def _needs(self, module: Any, inputs: Any, named: Any) -> bool:
         """Whether a forward that is about to begin has to tell what it saves."""
@@ -132,10 +130,8 @@ class Offloaded(Activations):
         is_chosen = isinstance(self._packer.memory, Cuda) and torch.cuda.is_available()
         return int(torch.cuda.current_device()) if is_chosen else 0
 
-    def _after(self, module: Any, inputs: Any, output: Any) -> None:
-        if _dynamo.exports():
-            return
-        super()._after(module, inputs, output)
+    def leave_call(self) -> None:
+        super().leave_call()
         self._has_ended = self._has_ended or (self._has_begun and not self._stack())
 
     def _is_first_pass(self) -> bool:
@@ -259,8 +255,8 @@ def offload(
         ``remove()`` takes the hooks off; ``report()`` says what the module's passes do.
 
     Raises:
-        ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with the
-            least budget that is enough.
+        ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with a
+            budget that is enough.
         glake.OutOfMemoryError: there is less host memory than that. The module stays as it was before the call.
     """
     if module is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -54,10 +55,14 @@ def _tell_foreign(address: int) -> None:
 
 
 _packers: WeakSet[Packer] = WeakSet()
+# Whether this is a forked child, whose parent may have the GPU.
+_is_child = False
 
 
 def _renew_locks() -> None:
     """In a forked child nobody gives back what another thread held."""
+    global _is_child
+    _is_child = True
     for packer in list(_packers):
         packer._lock, packer._is_parents = threading.RLock(), True
 
@@ -76,10 +81,12 @@ class Packer:
         self._is_inference, self._inference_mode = torch.is_inference_mode_enabled, torch.inference_mode
         self._strided, self._lower = torch.strided, (torch.bfloat16, torch.float16)
         self._lock = threading.RLock()
-        # Whether this is a forked child, whose parent has the GPU.
+        # Whether its parent has the GPU.
         self._is_parents = False
         _packers.add(self)
-        self.site = self._site = _library.api().Site()
+        if not _is_child:
+            # What is wrong with this machine is told now. There a copy of a model may be all that is wanted.
+            _ = self.site
         self._copy_out = _library.api().offload_begin
         # Of the pass that is under way, by item; and by storage, range, version and form. What is gone is not taken out before the next
         # pass: that would cost each pack more.
@@ -95,6 +102,11 @@ class Packer:
         self._looks = 0
         # How many items the site was told of.
         self.added = 0
+
+    @functools.cached_property
+    def site(self) -> Any:
+        """What the library knows of its passes."""
+        return _library.api().Site()
 
     def enter(self, module: Any = None) -> None:
         """A forward begins. Between two forwards bytes may have changed in ways that no version counts, and a module's parameters may be in
@@ -127,19 +139,19 @@ class Packer:
     def untimed(self, like: Any) -> None:
         """This pass computes of a tensor what later ones will not."""
         if self.memory.owns(like):
-            self._site.untimed()
+            self.site.untimed()
 
     def leaf_begins(self, like: Any) -> None:
         """A leaf is about to be computed of a tensor."""
         # A part of a model may be elsewhere.
         if self.memory.owns(like):
-            self._site.leaf_begins()
+            self.site.leaf_begins()
 
     def replays(self, scope: int, device: Any, begins: bool) -> None:
         """A checkpoint is computed again from here, or until here."""
         like = None if device is None or self._is_parents else self._like(None, device)
         if like is not None and self.memory.owns(like):
-            self._site.replays(scope, begins)
+            self.site.replays(scope, begins)
 
     def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
@@ -200,7 +212,7 @@ class Packer:
         if isinstance(saved, Kept):
             return saved.read()
         with self._lock:
-            self._begin(self._site.unpacked(saved.entry.item))
+            self._begin(self.site.unpacked(saved.entry.item))
             return saved.read()
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:
@@ -237,9 +249,9 @@ class Packer:
         """The next item of the pass, made by an operation, for all that saves it, or for one tensor and its views. None: it is a leaf's, and to be
         computed again."""
         stream = self.memory.stream(tensor)
-        item, verdict, begins = self._site.packed(size, None if form is None else form.size, scope, part, stream)
+        item, verdict, begins = self.site.packed(size, None if form is None else form.size, scope, part, stream)
         # At once: whatever is raised from here on, the site is told that nobody has the item.
-        entry = None if verdict == RECOMPUTE else Entry(self._site, item, self.memory, start, size)
+        entry = None if verdict == RECOMPUTE else Entry(self.site, item, self.memory, start, size)
         self.added += 1
         if item == 0:
             self._items.clear()
@@ -269,12 +281,12 @@ class Packer:
     def _offload(self, entry: Entry, tensor: Any, storage: Any, stream: int, form: Form | None, save: int) -> None:
         """Copies what an item has, unless it is to stay."""
         try:
-            state = self._site.check(save)
+            state = self.site.check(save)
             if state == _CHANGED:
                 self._tell(tensor, entry.item)
                 return
             if state == _DUE:
-                entry.packed = self._site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
+                entry.packed = self.site.offload_checked(stream, self.memory.address(storage) + entry.start, entry.size, save)
                 if form is not None:
                     self._proofs.look(save, form, storage, entry.start)
             else:

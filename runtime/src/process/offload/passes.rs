@@ -8,7 +8,7 @@ use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::measures::Measures;
-use super::sites::{Asked, ForWaits, LEARNED, PackedItem, Planned, Spare, Timed};
+use super::sites::{Asked, LEARNED, PackedItem, Planned, Spare, Timed};
 use super::{Offload, Position};
 
 /// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
@@ -32,7 +32,8 @@ impl Offload {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.asked = Some(Asked { device, budget, preset });
-        (planned.due, planned.shapes, planned.spare, planned.for_waits) = Default::default();
+        (planned.due, planned.shapes, planned.spare) = Default::default();
+        planned.most_spare = Spare::MOST;
         self.checks.again(site);
         if planned.is_measured().is_none() {
             self.measures.set_budget(site, None);
@@ -245,9 +246,8 @@ impl Offload {
             }
             let waited = measured.waited();
             let stood = *spare == Some(planned.spare) && waited.saturating_sub(before) > total / STOOD;
-            let more = planned.spare.for_waits();
-            if stood && more != planned.spare && planned.for_waits == ForWaits::NotSeen {
-                (planned.spare, planned.for_waits) = (more, ForWaits::Left);
+            if stood {
+                planned.spare = planned.spare.for_waits().min(planned.most_spare);
             }
             planned.real = Some((total, waited));
             planned.site.measured(*pass, &measured);
@@ -366,16 +366,16 @@ impl Offload {
             });
         let is_passed = asked.budget.is_some() && pool.is_some_and(|pool| pool.budget().1 > planned.passed);
         if is_passed && planned.site.has_followed() {
-            planned.spare = planned.spare.grown();
+            planned.spare = planned.spare.grown().min(planned.most_spare);
         }
         let kept = planned.site.kept_all();
         let mut unplanned = planned.site.unplanned().copied();
-        if let (Some(PlanError::BelowFloor { minimum, .. }), ForWaits::Left) = (unplanned, planned.for_waits)
+        if let Some(PlanError::BelowFloor { minimum, .. }) = unplanned
             && let Some(budget) = pool.and_then(|pool| pool.budget().0)
-            && Spare::default().is_enough(minimum, budget)
+            && let Some(less) = planned.spare.less_for(minimum, budget)
         {
-            // Rather waits than no plan.
-            (planned.spare, planned.for_waits) = (Spare::default(), ForWaits::TooMuch);
+            // Rather waits, and gaps that take a little more than the budget, than no plan.
+            (planned.spare, planned.most_spare) = (less, less);
             unplanned = None;
         }
         let failed = unplanned.filter(|_| is_above);
@@ -389,8 +389,8 @@ impl Offload {
         let pool = planned.asked.and_then(|asked| self.measures.pool(asked.device));
         let least = pool.and_then(|pool| pool.budget().0);
         let budget = least.map_or(own, |least| own.min(least.saturating_add(planned.beside)));
-        // As much as is enough where its passes find more gaps than these did.
-        let minimum = planned.spare.grown().budget_of(minimum);
+        // As much as is enough where its passes need a little more than these did.
+        let minimum = Spare::default().grown().budget_of(minimum);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
     }
 }

@@ -28,20 +28,8 @@ pub struct Sites {
 
 /// What of a budget plans leave alone: a pool rounds blocks up, and leaves gaps that nothing fits in. How much is seen only as passes that
 /// were as planned go above their budget, or wait for memory that copies still read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Spare(u64);
-
-/// Whether plans leave more of a budget alone because passes waited for memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum ForWaits {
-    /// None did.
-    #[default]
-    NotSeen,
-    /// They do.
-    Left,
-    /// They did, and there was no plan that does.
-    TooMuch,
-}
 
 /// What a program asks of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +76,9 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
-    /// What of the budget plans leave alone, and whether more of it for waits.
+    /// What of the budget plans leave alone, and the most that they may: less where there was no plan otherwise.
     pub(super) spare: Spare,
-    pub(super) for_waits: ForWaits,
+    pub(super) most_spare: Spare,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
 }
@@ -197,11 +185,11 @@ pub(super) const LEARNED: u64 = 16;
 impl Spare {
     /// It is counted in such parts of a budget, and is at most so many of them.
     const PARTS: u64 = 128;
-    const MOST: u64 = 32;
+    pub(super) const MOST: Spare = Spare(32);
 
     /// More than it was.
     pub(super) fn grown(self) -> Spare {
-        Spare((self.0 * 2).min(Spare::MOST))
+        Spare(self.0 * 2).min(Spare::MOST)
     }
 
     /// As much as is left where a pass as planned waited for memory: twice what is left at first. More would not help where something else
@@ -210,9 +198,10 @@ impl Spare {
         Spare(self.0.max(Spare::default().grown().0))
     }
 
-    /// Whether passes that need so much have a plan that leaves so much of a budget.
-    pub(super) fn is_enough(self, minimum: Bytes, budget: Bytes) -> bool {
-        minimum <= self.planned_of(budget)
+    /// The most below it of which passes that need so much have a plan, if there is any.
+    pub(super) fn less_for(self, minimum: Bytes, budget: Bytes) -> Option<Spare> {
+        let less = std::iter::successors(Some(Spare(self.0 / 2)), |spare| Some(Spare(spare.0 / 2)));
+        less.take_while(|spare| *spare >= Spare::default()).find(|spare| minimum <= spare.planned_of(budget))
     }
 
     /// What plans have of a budget.
@@ -276,7 +265,7 @@ impl Planned {
             real: None,
             passed: 0,
             spare: Spare::default(),
-            for_waits: ForWaits::default(),
+            most_spare: Spare::MOST,
             due: 0,
         }
     }

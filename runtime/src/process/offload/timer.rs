@@ -18,7 +18,7 @@ use glake_units::Bytes;
 
 use crate::sync::Mutex;
 
-/// So many marks a pass at most; and so many waits. A step behind the last mark is as long as all others there.
+/// So many marks a pass at most, and so many of each that is timed beside them. A step behind the last mark is as long as all others there.
 const MOST: usize = 8192;
 /// So many bytes are packed or unpacked between two marks at least.
 const BETWEEN: Bytes = Bytes::mib(1);
@@ -128,7 +128,7 @@ impl PassTimer {
     /// A step begins that packs or unpacks so much, after so many waits for memory in all.
     pub(super) fn step(&mut self, bytes: Bytes, made: u64) {
         let before = std::mem::replace(&mut self.made, made);
-        if self.steps > 0 && made > before {
+        if self.steps > 0 && made > before && self.memory.len() < MOST {
             self.memory.push((Position(self.steps - 1), before..made));
         }
         self.since = self.since.saturating_add(bytes);
@@ -151,7 +151,7 @@ impl PassTimer {
 
     /// A leaf begins.
     pub(super) fn leaf_begins(&mut self) {
-        self.leaf = self.record();
+        self.leaf = if self.leaves.len() < MOST { self.record() } else { None };
     }
 
     /// The output of the leaf that began last is packed.
@@ -166,6 +166,9 @@ impl PassTimer {
     /// A scope is computed again, with so many steps for what it has; or was.
     pub(super) fn replays(&mut self, scope: ScopeId, begins: bool, steps: usize) {
         self.steps = self.steps.max(steps);
+        if begins && self.replays.len() + self.replay.len() >= MOST {
+            return;
+        }
         let Some(event) = self.record() else { return };
         if begins {
             self.replay.push((scope, event));
@@ -243,5 +246,46 @@ impl PassTimer {
 impl Drop for PassTimer {
     fn drop(&mut self) {
         self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter::repeat_n;
+
+    use glake_device::{Priority, StreamId};
+    use glake_sim::{SimOptions, Simulator};
+
+    use super::*;
+
+    #[test]
+    fn a_pass_of_any_length_has_so_many_events_and_no_more() {
+        let driver: Arc<dyn Driver> = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        let device = DeviceId(0);
+        let raw = driver.stream_create(device, Priority::default()).unwrap();
+        let timers = Timers::default();
+        let timer = timers.begin(&driver, UserStream { device, raw, id: StreamId(1) }).unwrap();
+        let copied = timers.events.record(&driver, timer.lock().on).unwrap();
+        let mut made = 0;
+        for at in repeat_n(ItemId::new(0), 2 * MOST) {
+            let mut timer = timer.lock();
+            made += 1;
+            timer.step(BETWEEN, made);
+            timer.leaf_begins();
+            timer.leaf_ends(at);
+            timer.replays(ScopeId(0), true, 0);
+            timer.waits(device, raw, &copied);
+            timer.replays(ScopeId(0), false, 0);
+        }
+        // One that began and never ended is one of them.
+        for scope in 0..2 * MOST {
+            timer.lock().replays(ScopeId(u32::try_from(scope).unwrap()), true, 0);
+        }
+        timers.end(&timer);
+        assert!(timer.lock().end());
+        assert_eq!(timer.lock().memory.len(), MOST);
+        drop(timer);
+        // Marks and waits have one, leaves and replays two.
+        assert!(timers.events.0.lock().len() <= 6 * MOST + 2, "{}", timers.events.0.lock().len());
     }
 }
