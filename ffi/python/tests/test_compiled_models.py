@@ -2,9 +2,13 @@
 
 Needs torch; every test is skipped without it."""
 
+import contextlib
+import functools
 import gc
+import itertools
 import os
 import unittest
+import warnings
 import weakref
 
 os.environ["GLAKE_DEVICE"] = "sim"
@@ -18,6 +22,7 @@ if torch:
     from replays import Block, Layered
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class Compiled(OfReplay):
@@ -89,6 +94,7 @@ class Compiled(OfReplay):
         model, asks = Layered([Block() for _ in range(2)], True), Asks(16, 16)
         handles = [self.replays(model), self.replays(asks)]
         model(self.inputs()).sum().backward()
+        added = handles[0]._packer.added
         self.assertIsNotNone(torch.export.export(model, (self.inputs(),)))
         # So, torch exports no checkpoints.
         model.checkpoints = False
@@ -99,6 +105,7 @@ class Compiled(OfReplay):
         self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False), "a trace that raised left its hooks")
         with FakeTensorMode(allow_non_fake_inputs=True):
             model(self.inputs())
+        self.assertEqual((handles[0]._packer.added, handles[0]._stack(), handles[1]._stack()), (added, [], []))
         for handle in handles:
             handle.remove()
 
@@ -120,28 +127,102 @@ class Compiled(OfReplay):
             lambda model: Offloaded(model, "1GiB", "fit", 0, self.memory),
         )
 
-        class Around(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.within = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+        def around():
+            # A class of its own, with a forward of its own to be compiled.
+            class Around(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.within = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
 
-            def forward(self, x):
-                return self.within(x) * 2
+                def forward(self, x):
+                    return self.within(x) * 2
 
-        # As many models as would be compiled anew too often.
+            Around.forward.__code__ = Around.forward.__code__.replace()
+            return Around
+
+        # As many models, and classes of them, as would be compiled anew too often.
         with torch._dynamo.config.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
             for hooked in hooks:
-                for is_whole in (True, False):
+                for is_whole, makes in itertools.product((True, False), ([around()] * 6, [around() for _ in range(6)])):
                     torch._dynamo.reset()
-                    for _ in range(6):
-                        model = Around()
+                    for make in makes:
+                        model = make()
                         handle = hooked(model if is_whole else model.within)
                         call = torch.compile(model, backend="aot_eager")
-                        for _ in range(2):
+                        added = []
+                        for _ in range(3):
                             call(self.inputs()).sum().backward()
-                        self.assertGreater(handle._packer.added, 0, (handle, is_whole))
+                            added.append(handle._packer.added)
+                        self.assertGreater(added[0], 0, (handle, is_whole))
+                        if not isinstance(handle, Offloaded):
+                            self.assertEqual(added, [added[0], 2 * added[0], 3 * added[0]], (handle, is_whole))
                         handle.remove()
         torch._dynamo.reset()
+
+    def test_what_a_forward_compiles_by_itself(self):
+        import torch._dynamo
+
+        class Compiles(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.other = nn.Linear(16, 16), nn.Linear(16, 16)
+                self.call = torch.compile(lambda x: self.one(x), backend="aot_eager", fullgraph=True)
+
+            def forward(self, x):
+                return torch.cond(x.sum() > 0, self.other, self.one, (self.call(x),))
+
+        for replays in (False, True):
+            torch._dynamo.reset()
+            torch.manual_seed(1)
+            model, batch, found, said = Compiles(), self.inputs(), [], []
+            for hooked in (False, True):
+                handle = Activations(model, 0, self.memory, replays) if hooked else None
+                torch._dynamo.reset()
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    for _ in range(3):
+                        found.append(torch.autograd.grad(model(batch).square().sum(), list(model.parameters()), allow_unused=True))
+                said.append({str(warning.message) for warning in told})
+                if handle:
+                    self.assertGreater(handle._packer.added, 0)
+                    handle.remove()
+            self.assertEqual(*said)
+            same = lambda a, b: a is b is None or torch.equal(a, b)
+            self.assertTrue(all(same(a, b) for each in found[1:] for a, b in zip(found[0], each)))
+        torch._dynamo.reset()
+
+    def test_traces(self):
+        def gradients(model, x):
+            return torch.autograd.grad(model(x).sum(), list(model.parameters()))
+
+        for replays in (False, True):
+            model = Layered([Block()], False)
+            handle = Activations(model, 0, self.memory, replays)
+            torch.jit.trace(model, (self.inputs(),), check_trace=False)(self.inputs())
+            make_fx(functools.partial(gradients, model))(self.inputs())
+            self.assertEqual(handle._packer.added, 0)
+            handle.remove()
+
+    def test_a_forward_that_a_signal_ended_leaves_nothing_once_its_model_is_gone(self):
+        def interrupts(*_):
+            raise KeyboardInterrupt
+
+        for hooked in (
+            lambda model: Activations(model, 0, self.memory),
+            lambda model: Activations(model, 0, self.memory, True),
+            lambda model: Offloaded(model, "1GiB", "fit", 0, self.memory),
+        ):
+            model = Layered([Block()], True)
+            handle = hooked(model)
+            model.layers[0].register_forward_hook(interrupts)
+            with contextlib.suppress(KeyboardInterrupt):
+                model(self.inputs())
+            packer = weakref.ref(handle._packer)
+            del model, handle
+            gc.collect()
+            self.assertIsNone(torch._C._autograd._top_saved_tensors_default_hooks(False))
+            self.assertFalse(torch.nn.modules.module._global_forward_pre_hooks)
+            self.assertIsNone(packer())
 
     def test_counting_references_frees_it_where_something_is_compiled(self):
         import torch._dynamo

@@ -451,6 +451,11 @@ class OtherHooks(Program):
         return glake.offload.report()["others"] - before, [str(one.message) for one in said if "saved-tensor hooks of others" in str(one.message)]
 
     def test_hooks_within_the_module_keep_what_they_pack_and_are_told(self):
+        import torch._dynamo
+
+        # As in a program that compiles nothing.
+        torch._dynamo.reset()
+
         def keeps(tensor):
             return tensor.clone()
 

@@ -30,7 +30,7 @@ class Activations:
             raise ValueError(f"least is {least!r}: a number of bytes, and not below 0")
         import torch
 
-        _dynamo.ready()
+        _dynamo.ready(Activations._looks, Activations._before, Activations._after)
         self._packer = Packer(least, memory or Cuda())
         self._replay = _replayer(self._packer) if replay else None
         # In the order in which they were made.
@@ -92,6 +92,11 @@ class Activations:
             self._pop()
         if self._replay is not None:
             self._replay.remove()
+
+    def __del__(self) -> None:
+        # A forward that a signal ended left its hooks on, and nobody calls the module again.
+        while "_entered" in vars(self) and self._stack() and not sys.is_finalizing():
+            self._pop()
 
     def _stack(self) -> list[tuple[str, Any, _Call | None]]:
         if not hasattr(self._entered, "hooks"):
@@ -272,13 +277,22 @@ def _running(frame: Any) -> set[_Call]:
 
 
 def may_hook() -> bool:
-    """Whether what is saved now may be given hooks: not without gradients, within a backward pass, in a transform of ``torch.func``, nor where
-    the program has turned them off."""
+    """Whether what is saved now may be given hooks: not without gradients, within a backward pass, where nothing is computed but traced, in a
+    transform of ``torch.func``, nor where the program has turned them off."""
     import torch
 
-    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or _is_traced():
         return False
     return torch._C._functorch.peek_interpreter_stack() is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+def _is_traced() -> bool:
+    import torch
+
+    modes = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE)):
+        return True
+    return torch._C._get_tracing_state() is not None
 
 
 def _replayer(packer: Packer) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any
 
@@ -11,16 +12,6 @@ def compiles() -> bool:
     """Whether the program has compiled something, or may have."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     return frames is not None and bool(getattr(frames, "cached_backends", True))
-
-
-def is_within() -> bool:
-    """Whether an ``opaque`` function that asks this was called from what is compiled."""
-    frame, wrappers = sys._getframe(1), 0
-    while frame is not None:
-        wrappers += frame.f_code.co_filename.endswith("_dynamo/eval_frame.py")
-        frame = frame.f_back  # type: ignore[assignment]
-    # One is its own.
-    return wrappers > 1
 
 
 def exports() -> bool:
@@ -40,14 +31,14 @@ def opaque(function: Any) -> Any:
     return _disable_dynamo(function)
 
 
-# Functions that have no opaque form yet, and where it is to be.
-_unready: list[tuple[Any, list[Any]]] = []
+# What is called as it is, each with its opaque form once there is one.
+_called: list[tuple[Any, list[Any]]] = []
 
 
 def as_is(function: Any) -> Any:
     """A function of a module's hook. Where the program compiles something it is ``opaque``: what is compiled depends on nothing that it looks at."""
     made: list[Any] = []
-    _unready.append((function, made))
+    _called.append((function, made))
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
@@ -61,16 +52,31 @@ def as_is(function: Any) -> Any:
     return call
 
 
-def ready() -> None:
-    """To be called before any ``as_is`` function is, once there is torch."""
-    while _unready:
-        function, made = _unready.pop()
-        made.append(opaque(function))
+def ready(*hooks: Any) -> None:
+    """To be called before any ``as_is`` function is, once there is torch. Methods that are hooks are never compiled by themselves, where torch
+    has a way to say so: all models would share what may be compiled of them."""
+    for function, made in _called:
+        if not made:
+            made.append(opaque(function))
+    import torch
+
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return
+    actions = frames._FrameAction
+    for hook in hooks:
+        # What it calls is as ever.
+        frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
+
+
+# Between a hook and who calls it.
+_OWN = os.path.dirname(__file__) + os.sep
+_WRAPPERS = (os.path.join("torch", "_dynamo", "eval_frame.py"), os.path.join("torch", "_compile.py"))
 
 
 def caller() -> Any:
-    """The frame of the module's call that calls a hook, from within an ``as_is`` function."""
-    frame = first = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.endswith("nn/modules/module.py"):
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame or first
+    """The frame that calls a module's hook, from within one of its ``as_is`` functions."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith(_OWN) or frame.f_code.co_filename.endswith(_WRAPPERS)):
+        frame = frame.f_back
+    return frame

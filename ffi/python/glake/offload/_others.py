@@ -43,7 +43,7 @@ class Others:
         """That forward has ended."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.remove()
+            watch()
 
     def undo(self) -> None:
         """Puts back what was replaced, where nobody else has replaced it since."""
@@ -99,9 +99,11 @@ class Others:
         # What is compiled would be compiled in parts around them, and anew without them.
         if any(getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in module.modules()):
             return
-        if _dynamo.is_within():
+        if _dynamo.compiles():
             return
-        self._watch = torch.nn.modules.module.register_module_forward_pre_hook(_Watch(weakref.ref(self)))
+        watch = torch.nn.modules.module.register_module_forward_pre_hook(_Watch(weakref.ref(self)))
+        # Also where a signal ended that forward.
+        self._watch = weakref.finalize(self, watch.remove)
 
 
 class _Watch:
@@ -113,7 +115,7 @@ class _Watch:
     def __call__(self, part: Any, _inputs: Any) -> None:
         import torch
 
-        if threading.get_ident() != self._thread:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return
         others, top = self._others(), torch._C._autograd._top_saved_tensors_default_hooks(False)
         if others is not None and not others.is_harmless(top) and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:

@@ -269,6 +269,10 @@ impl Offload {
             let (budget, passed) = pool.budget();
             let budget = budget.unwrap_or(Bytes::MAX);
             planned.passed = passed;
+            if budget.saturating_sub(planned.least) > Spare::default().of(budget) {
+                planned.most_spare = Spare::MOST;
+            }
+            planned.least = budget;
             let request = *planned.site.request();
             planned.site.ask(Request { budget: planned.spare.planned_of(budget), ..request });
             if pool.reserved() > budget
@@ -369,7 +373,8 @@ impl Offload {
             planned.spare = planned.spare.grown().min(planned.most_spare);
         }
         let kept = planned.site.kept_all();
-        let mut unplanned = planned.site.unplanned().copied();
+        // Of another pass where this one had a plan.
+        let mut unplanned = planned.site.unplanned().filter(|_| !planned.site.has_followed()).copied();
         if let Some(PlanError::BelowFloor { minimum, .. }) = unplanned
             && let Some(budget) = pool.and_then(|pool| pool.budget().0)
             && let Some(less) = planned.spare.less_for(minimum, budget)

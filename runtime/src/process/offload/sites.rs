@@ -79,6 +79,8 @@ pub(super) struct Planned {
     /// What of the budget plans leave alone, and the most that they may: less where there was no plan otherwise.
     pub(super) spare: Spare,
     pub(super) most_spare: Spare,
+    /// What the pool had for a budget when the pass began: of all sites of its GPU the least.
+    pub(super) least: Bytes,
     /// Looked at when so many passes are over.
     pub(super) due: u64,
 }
@@ -204,9 +206,14 @@ impl Spare {
         less.take_while(|spare| *spare >= Spare::default()).find(|spare| minimum <= spare.planned_of(budget))
     }
 
+    /// So much of a budget it is.
+    pub(super) fn of(self, budget: Bytes) -> Bytes {
+        Bytes::new(budget.get() / Spare::PARTS * self.0)
+    }
+
     /// What plans have of a budget.
     pub(super) fn planned_of(self, budget: Bytes) -> Bytes {
-        Bytes::new(budget.get() - budget.get() / Spare::PARTS * self.0)
+        budget.saturating_sub(self.of(budget))
     }
 
     /// The least budget of which plans have so much.
@@ -266,6 +273,7 @@ impl Planned {
             passed: 0,
             spare: Spare::default(),
             most_spare: Spare::MOST,
+            least: Bytes::ZERO,
             due: 0,
         }
     }

@@ -353,6 +353,48 @@ fn what_a_stream_waits_for_memory_is_no_time_of_its_work() {
     scene.end();
 }
 
+/// What has no plan says nothing of passes that have one, and what another site's budget allowed ends with it.
+#[test]
+fn what_plans_leave_is_lowered_by_the_pass_that_has_none_and_under_its_budget_alone() {
+    let mut lowered = 0;
+    for parts in (96..160).step_by(4) {
+        let scene = small();
+        let budget = Bytes::new(UNIT.get() * parts / 16);
+        let program = Program::new(&scene, 1, budget, Preset::Fit);
+        let site = scene.offload.sites.of(program.site).unwrap();
+        let run = |shape, sizes: &[Bytes]| {
+            if scene.offload.needs(program.site, shape).is_ok_and(|needs| needs) {
+                program.pass_of(shape, sizes);
+                scene.run_dry();
+            }
+        };
+        let (short, long) = ([UNIT; 9], [Bytes::kib(3100); 12]);
+        for _ in 0..4 {
+            run(9, &short);
+        }
+        site.lock().spare = Spare::MOST;
+        run(12, &long);
+        let after = program.spare();
+        if after < Spare::MOST && after > Spare::default() {
+            lowered += 1;
+            for _ in 0..6 {
+                run(9, &short);
+            }
+            assert_eq!(program.spare(), after, "{parts}");
+            scene.offload.measures.set_budget(program.site, Some((GPU, budget)));
+            assert_eq!(site.lock().most_spare, after);
+            // Another one's that was less has ended.
+            site.lock().least = Bytes::new(budget.get() / 2);
+            run(9, &short);
+            assert_eq!(site.lock().most_spare, Spare::MOST);
+        }
+        drop(site);
+        program.end();
+        scene.end();
+    }
+    assert!(lowered > 0);
+}
+
 /// However many gaps the passes find that follow: what they go above it by is not told as an error once the budget was named.
 #[test]
 fn the_budget_that_an_error_names_is_enough_for_good() {
