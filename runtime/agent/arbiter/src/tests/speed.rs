@@ -1,5 +1,5 @@
-//! How long a decision takes among 1,000 workers: a median of 50 us at most in release. Here it is told, and may be
-//! ten times that.
+//! How long a decision takes among 1,000 workers: a median of 50 us at most in release, where it is told. Machines differ, and tests run
+//! beside others: what fails anywhere is a decision that looks at each worker more than once.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use glake_units::Bytes;
 use super::world::FLOOR;
 use crate::{Action, Arbiter, Event, GpuId, Holding, Joined, Settings, WorkerId};
 
-#[test]
-fn a_decision_among_a_thousand_workers() {
+/// The median of decisions among so many workers, and what one in a hundred takes and more.
+fn decisions_among(workers: u64) -> (Duration, Duration) {
     let (gpu, mut arbiter, mut now) = (GpuId(0), Arbiter::new(Settings::default()), Duration::ZERO);
-    let (budget, total) = (Bytes::gib(900), Bytes::gib(2000));
+    let (budget, total) = (Bytes::gib(workers * 9 / 10), Bytes::gib(workers * 2));
     arbiter.step(Event::Capacity { gpu, budget, total }, now);
-    for id in 0..1_000 {
+    for id in 0..workers {
         let held = Holding { evicted: Bytes::gib(1), ..Holding::nothing(gpu, FLOOR) };
         arbiter.step(Event::Joined(Joined::alone(WorkerId(id), vec![held])), now);
     }
@@ -21,7 +21,7 @@ fn a_decision_among_a_thousand_workers() {
     let gone = Holding { evicted: Bytes::gib(1), ..Holding::nothing(gpu, FLOOR) };
     let mut times = Vec::new();
     for round in 0..3_000_u64 {
-        let worker = WorkerId(round * 7 % 1_000);
+        let worker = WorkerId(round * 7 % workers);
         now += Duration::from_secs(1);
         let begin = Instant::now();
         let mut actions = arbiter.step(Event::Want { worker, deadline: None }, now);
@@ -39,7 +39,15 @@ fn a_decision_among_a_thousand_workers() {
         arbiter.step(Event::Refilled { worker, holdings: vec![resident.clone()] }, now);
     }
     times.sort();
-    let (median, tail) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-    println!("1,000 workers: a decision takes {median:?}, one in a hundred {tail:?} and more");
-    assert!(median < Duration::from_micros(500), "{median:?}");
+    (times[times.len() / 2], times[times.len() * 99 / 100])
+}
+
+#[test]
+fn a_decision_among_a_thousand_workers_looks_at_each_once() {
+    let ((few, _), (median, tail)) = (decisions_among(100), decisions_among(1_000));
+    println!(
+        "1,000 workers: a decision takes {median:?}, one in a hundred {tail:?} and more; among 100 {few:?}"
+    );
+    // Ten times as many take ten times as long, and a hundred times if each is looked at beside each.
+    assert!(median < few * 30, "{median:?}, {few:?}");
 }
