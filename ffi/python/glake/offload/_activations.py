@@ -281,18 +281,9 @@ def may_hook() -> bool:
     transform of ``torch.func``, nor where the program has turned them off."""
     import torch
 
-    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or _is_traced():
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or _dynamo.traces():
         return False
     return torch._C._functorch.peek_interpreter_stack() is None and torch._C._autograd._saved_tensors_hooks_is_enabled()
-
-
-def _is_traced() -> bool:
-    import torch
-
-    modes = torch._C._TorchDispatchModeKey
-    if any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE)):
-        return True
-    return torch._C._get_tracing_state() is not None
 
 
 def _replayer(packer: Packer) -> Any:

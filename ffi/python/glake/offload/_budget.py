@@ -60,7 +60,7 @@ class Offloaded(Activations):
         self._bytes, self._preset = parsed(budget), preset
         # The GPU that the budget is of, from when it was asked for until it is taken off.
         self._device: int | None = None
-        self._has_begun = self._has_ended = False
+        self._first: _FirstPass | None = None
         super().__init__(module, least, memory, replay=preset == "hybrid")
         if module is not None:
             try:
@@ -86,6 +86,8 @@ class Offloaded(Activations):
     def remove(self) -> None:
         """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
         device, self._device = self._device, None
+        if self._first is not None:
+            self._first.is_over = True
         super().remove()
         if device is not None:
             # In a forked child there is no budget to take off.
@@ -105,15 +107,16 @@ class Offloaded(Activations):
         if is_outer and not self._needs(module, inputs, named):
             self._keep()
             return
-        if is_outer and not self._has_begun:
-            self._has_begun = True
-            threading.Thread(target=_pin_ahead, args=(weakref.ref(self), self._device), name="glake-offload-pin", daemon=True).start()
+        if is_outer and self._first is None and self._device is not None:
+            self._first = first = _FirstPass(self._device, self._packer.site)
+            weakref.finalize(self, setattr, first, "is_over", True)
+            threading.Thread(target=_pin_ahead, args=(first,), name="glake-offload-pin", daemon=True).start()
         super().enter_call(module, inputs, named)
 
     def _needs(self, module: Any, inputs: Any, named: Any) -> bool:
         """Whether a forward that is about to begin has to tell what it saves."""
         # Once passes have begun its first parameter tells.
-        device = _device_of(module, self._default() if self._device is None else self._device, 1 if self._has_begun else None)
+        device = _device_of(module, self._default() if self._device is None else self._device, None if self._first is None else 1)
         try:
             if device != self._device:
                 # It was moved to its GPU since.
@@ -132,28 +135,31 @@ class Offloaded(Activations):
 
     def leave_call(self) -> None:
         super().leave_call()
-        self._has_ended = self._has_ended or (self._has_begun and not self._stack())
-
-    def _is_first_pass(self) -> bool:
-        return self._device is not None and json.loads(self._packer.site.told_json())["passes"] == 0
+        if self._first is not None and not self._stack():
+            self._first.has_ended = True
 
 
-def _pin_ahead(handle: weakref.ref[Offloaded], device: int) -> None:
+class _FirstPass:
+    """What a thread beside a first pass knows of it. It never has the module's hooks in hands: they go where the program lets them go."""
+
+    def __init__(self, device: int, site: Any) -> None:
+        self.device, self.site = device, site
+        # Whether its forward has ended, and whether it is none any more.
+        self.has_ended = self.is_over = False
+
+
+def _pin_ahead(first: _FirstPass) -> None:
     """While a first pass offloads what nobody knew of, host memory is pinned beside it and not within."""
     api = _library.api()
     try:
-        while True:
-            own = handle()
-            if own is None or not own._is_first_pass():
-                return
-            has_ended = own._has_ended
-            del own
+        while not first.is_over and json.loads(first.site.told_json())["passes"] == 0:
+            has_ended = first.has_ended
             offloaded = json.loads(api.offload_stats_json())["host_bytes"]
             if has_ended and offloaded == 0:
                 # Nothing was: the module is on no GPU, say, and no pass of it will end.
                 return
             if offloaded > 0:
-                api.offload_prepare(device, max(_LEAST_AHEAD, min(offloaded // _AHEAD, _MOST_AHEAD)))
+                api.offload_prepare(first.device, max(_LEAST_AHEAD, min(offloaded // _AHEAD, _MOST_AHEAD)))
             time.sleep(_EVERY)
     except Error:
         # Whoever needs memory hears why there is none.

@@ -1,4 +1,4 @@
-"""What torch's compiler is to see of the hooks, and what not."""
+"""What torch's compiler and tracers are to see of the hooks, and what not."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def exports() -> bool:
 
     # Not ``torch.compiler.is_exporting()``, which answers that it is wherever something is compiled.
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
+def traces() -> bool:
+    """Whether operations are recorded, or have tensors without values, in place of being computed."""
+    import torch
+
+    modes = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE)):
+        return True
+    return torch._C._get_tracing_state() is not None
 
 
 @functools.cache

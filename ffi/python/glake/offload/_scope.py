@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from . import _bits
+from . import _bits, _dynamo
 from ._interception import current
 from ._record import Draws, Record, Sketch
 
@@ -336,12 +336,7 @@ def contexts(replay: Any, context_fn: Any, plain: Any, sets_back: bool, is_debug
 
 def is_eager() -> bool:
     """Whether this is computed, and not traced, captured or transformed."""
-    modes = torch._C._TorchDispatchModeKey
-    if any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE)):
-        return False
-    if torch._C._functorch.maybe_current_level() is not None:
-        return False
-    if torch._C._get_tracing_state() is not None:
+    if _dynamo.traces() or torch._C._functorch.maybe_current_level() is not None:
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 

@@ -373,7 +373,7 @@ impl Offload {
             planned.spare = planned.spare.grown().min(planned.most_spare);
         }
         let kept = planned.site.kept_all();
-        // Of another pass where this one had a plan.
+        // Where this pass had a plan, an error that stands is another pass's.
         let mut unplanned = planned.site.unplanned().filter(|_| !planned.site.has_followed()).copied();
         if let Some(PlanError::BelowFloor { minimum, .. }) = unplanned
             && let Some(budget) = pool.and_then(|pool| pool.budget().0)

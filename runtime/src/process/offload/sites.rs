@@ -76,7 +76,7 @@ pub(super) struct Planned {
     pub(super) real: Option<(Duration, Duration)>,
     /// Requests that the pool's budget had not served when the pass began.
     pub(super) passed: u64,
-    /// What of the budget plans leave alone, and the most that they may: less where there was no plan otherwise.
+    /// What of the budget plans leave alone, and the most that they may: what was seen to leave a plan to every pass.
     pub(super) spare: Spare,
     pub(super) most_spare: Spare,
     /// What the pool had for a budget when the pass began: of all sites of its GPU the least.
@@ -200,13 +200,13 @@ impl Spare {
         Spare(self.0.max(Spare::default().grown().0))
     }
 
-    /// The most below it of which passes that need so much have a plan, if there is any.
+    /// The largest one below it that leaves a plan to passes that need so much, if there is any.
     pub(super) fn less_for(self, minimum: Bytes, budget: Bytes) -> Option<Spare> {
         let less = std::iter::successors(Some(Spare(self.0 / 2)), |spare| Some(Spare(spare.0 / 2)));
         less.take_while(|spare| *spare >= Spare::default()).find(|spare| minimum <= spare.planned_of(budget))
     }
 
-    /// So much of a budget it is.
+    /// How much of a budget that is.
     pub(super) fn of(self, budget: Bytes) -> Bytes {
         Bytes::new(budget.get() / Spare::PARTS * self.0)
     }
