@@ -18,7 +18,7 @@ use crate::contexts::Asks;
 use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
-use crate::{Entry, Identity, Journalled, Way};
+use crate::{DriverAction, Entry, Identity, Journalled};
 
 /// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
 const MOST_UNACKNOWLEDGED: usize = 1024;
@@ -464,8 +464,8 @@ impl Agent {
             Action::Measure { gpu } => {
                 self.to_measure.insert(gpu);
             }
-            Action::Checkpoint { worker } => self.ask_driver(worker, Way::Checkpoint),
-            Action::Restore { worker } => self.ask_driver(worker, Way::Restore),
+            Action::Checkpoint { worker } => self.ask_driver(worker, DriverAction::Checkpoint),
+            Action::Restore { worker } => self.ask_driver(worker, DriverAction::Restore),
             Action::Shrink { worker, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
                     worker.shrinks += 1;

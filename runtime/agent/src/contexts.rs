@@ -22,14 +22,14 @@ pub struct DriverAsk {
     /// What it is called.
     pub name: String,
     /// To checkpoint it, or to restore it.
-    pub way: Way,
+    pub action: DriverAction,
     /// Which ask it is.
     pub number: u64,
 }
 
-/// Which way.
+/// What the driver is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum DriverAction {
     /// It is locked, and leaves its GPUs.
     Checkpoint,
     /// It comes back, whatever it is.
@@ -53,23 +53,23 @@ impl Agent {
         std::mem::take(&mut self.asks.pending)
     }
 
-    pub(crate) fn ask_driver(&mut self, id: WorkerId, way: Way) {
+    pub(crate) fn ask_driver(&mut self, id: WorkerId, action: DriverAction) {
         let Some(worker) = self.roster.get_mut(id) else { return };
         let peer = worker.who.peer;
         let name = worker.name.clone();
-        if way == Way::Checkpoint {
+        if action == DriverAction::Checkpoint {
             self.set_away(id, true);
         }
-        let ask = self.number(peer, name, way);
+        let ask = self.number(peer, name, action);
         self.asks.pending.push(ask);
     }
 
     /// The last ask about a process from now on.
-    fn number(&mut self, peer: Peer, name: String, way: Way) -> DriverAsk {
+    fn number(&mut self, peer: Peer, name: String, action: DriverAction) -> DriverAsk {
         self.asks.count += 1;
         let number = self.asks.count;
         self.asks.last.insert(peer, number);
-        DriverAsk { peer, name, way, number }
+        DriverAsk { peer, name, action, number }
     }
 
     /// Whether nothing was asked about its process since.
@@ -144,7 +144,7 @@ impl Agent {
             ..Journalled::default()
         };
         self.strays.insert(peer, stray);
-        let ask = self.number(peer, name, Way::Restore);
+        let ask = self.number(peer, name, DriverAction::Restore);
         self.asks.pending.push(ask);
     }
 
@@ -168,6 +168,6 @@ impl Agent {
 
     /// Asks for the restore of all of them.
     pub fn restores(&mut self) -> Vec<DriverAsk> {
-        self.away().into_iter().map(|(peer, name)| self.number(peer, name, Way::Restore)).collect()
+        self.away().into_iter().map(|(peer, name)| self.number(peer, name, DriverAction::Restore)).collect()
     }
 }

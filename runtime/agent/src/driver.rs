@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::peer::start_of;
 use crate::server::Server;
-use crate::{Agent, DriverAsk, Way};
+use crate::{Agent, DriverAction, DriverAsk};
 
 /// How often is looked whether a command of an agent before has ended.
 const LOOK: Duration = Duration::from_millis(20);
@@ -125,12 +125,12 @@ impl Driver {
     }
 
     /// How a command ended, and what it said.
-    async fn run(&self, ask: &DriverAsk, way: Way) -> (Ended, String) {
+    async fn run(&self, ask: &DriverAsk, action: DriverAction) -> (Ended, String) {
         let DriverAsk { peer, name, .. } = ask;
         let mut command = Command::new(&self.command.program);
         command.args(&self.command.arguments).arg(peer.pid.to_string());
         command.args(["--start".to_owned(), peer.start.to_string()]);
-        if way == Way::Restore {
+        if action == DriverAction::Restore {
             command.arg("--restore");
         }
         command.arg("--socket").arg(&self.socket);
@@ -152,7 +152,7 @@ impl Driver {
         let ended = match timeout(self.command.limit, &mut output).await {
             Ok(ended) => told(ended),
             Err(_) => {
-                tracing::warn!(target: "glake::agent", worker = %name, ?way, "the driver does not answer: the command that asks it is killed");
+                tracing::warn!(target: "glake::agent", worker = %name, ?action, "the driver does not answer: the command that asks it is killed");
                 // It is not waited for yet: its number is its own.
                 let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
                 let (_, said) = told(output.await);
@@ -166,9 +166,9 @@ impl Driver {
 
     /// Where its contexts are after it.
     async fn drive(&self, ask: &DriverAsk) -> Contexts {
-        let (ended, said) = self.run(ask, ask.way).await;
+        let (ended, said) = self.run(ask, ask.action).await;
         if ended != Ended::Done {
-            tracing::warn!(target: "glake::agent", worker = %ask.name, way = ?ask.way, %said, "a worker was not checkpointed, or not restored");
+            tracing::warn!(target: "glake::agent", worker = %ask.name, action = ?ask.action, %said, "a worker was not checkpointed, or not restored");
         }
         let back = |ended| match ended {
             Ended::Done => Contexts::Present,
@@ -176,13 +176,13 @@ impl Driver {
             Ended::Lost => Contexts::Lost,
             Ended::Failed | Ended::Untouched => Contexts::Unknown,
         };
-        match (ask.way, ended) {
-            (Way::Restore, ended) => back(ended),
-            (Way::Checkpoint, Ended::Done) => Contexts::Checkpointed,
-            (Way::Checkpoint, Ended::Untouched) => Contexts::Present,
+        match (ask.action, ended) {
+            (DriverAction::Restore, ended) => back(ended),
+            (DriverAction::Checkpoint, Ended::Done) => Contexts::Checkpointed,
+            (DriverAction::Checkpoint, Ended::Untouched) => Contexts::Present,
             // It says that it has unlocked it; or was killed.
-            (Way::Checkpoint, Ended::Failed | Ended::NoRoom | Ended::Lost) => {
-                let (ended, said) = self.run(ask, Way::Restore).await;
+            (DriverAction::Checkpoint, Ended::Failed | Ended::NoRoom | Ended::Lost) => {
+                let (ended, said) = self.run(ask, DriverAction::Restore).await;
                 if ended != Ended::Done {
                     tracing::warn!(target: "glake::agent", worker = %ask.name, %said, "a worker may be locked");
                 }
@@ -229,10 +229,10 @@ impl Server {
                 // What was asked since is done instead.
                 self.ask(|agent| agent.is_last(&ask))
                     && {
-                        let is_refused = ask.way == Way::Checkpoint && !self.may_checkpoint(peer);
+                        let is_refused = ask.action == DriverAction::Checkpoint && !self.may_checkpoint(peer);
                         let contexts =
                             if is_refused { Contexts::Present } else { self.driver.drive(&ask).await };
-                        tracing::info!(target: "glake::agent", worker = %ask.name, way = ?ask.way, ?contexts, "the driver was asked");
+                        tracing::info!(target: "glake::agent", worker = %ask.name, action = ?ask.action, ?contexts, "the driver was asked");
                         self.tell(|agent, now| agent.contexts(&ask, contexts, now))
                     }
             };
@@ -241,7 +241,7 @@ impl Server {
                 return self.driver.forget_turn(peer);
             }
             // Whatever was asked first: it is to run again.
-            ask.way = Way::Restore;
+            ask.action = DriverAction::Restore;
             sleep(AGAIN).await;
         }
     }
@@ -258,8 +258,8 @@ impl Server {
         let pid = std::process::id();
         let Some(start) = start_of(pid) else { return };
         let (peer, name) = (Peer { pid, start }, "the agent".to_owned());
-        let ask = DriverAsk { peer, name, way: Way::Restore, number: 0 };
-        let (ended, said) = self.driver.run(&ask, Way::Restore).await;
+        let ask = DriverAsk { peer, name, action: DriverAction::Restore, number: 0 };
+        let (ended, said) = self.driver.run(&ask, DriverAction::Restore).await;
         if ended != Ended::Done {
             tracing::warn!(target: "glake::agent", %said, "[node] checkpoint_after_s is set, and no worker can be checkpointed here");
         }

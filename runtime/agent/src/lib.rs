@@ -41,7 +41,7 @@ mod translate;
 pub use agent::{Agent, Broken, Seen};
 pub use beside::{open_private, read_whole, write_whole};
 pub use client::{ClientError, ask};
-pub use contexts::{DriverAsk, Way};
+pub use contexts::{DriverAction, DriverAsk};
 pub use driver::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
 pub use inherited::close_inherited;
 pub use journal::{Entry, Journalled};

@@ -1,6 +1,6 @@
 //! Calls of a process whose GPUs other processes share: they wait while it is locked.
 //!
-//! Its slot in the ledger's file has a word for its state and one for how many of its calls run. A call counts itself
+//! Its record in the ledger's file has a word for its state and one for how many of its calls run. A call counts itself
 //! before it looks at the state, who locks writes the state before it looks at the count: so one of the two sees the
 //! other, and no call runs in a process that is locked. A forked child's calls count as its parent's.
 
@@ -23,7 +23,7 @@ pub(super) struct Words {
     size: u64,
 }
 
-/// What a slot says of its process; by its number in the file.
+/// What a record says of its process; by its number in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Condition {
     #[default]
@@ -38,12 +38,12 @@ pub(super) enum Condition {
 #[derive(Debug)]
 pub(super) struct Calls {
     words: Words,
-    slot: Slot,
+    record: RecordWords,
 }
 
-/// Where the words of a slot lie, in bytes from the file's start.
+/// Where the words of a record lie, in bytes from the file's start.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub(super) struct RecordWords {
     pub(super) condition: u64,
     pub(super) calls: u64,
 }
@@ -64,8 +64,8 @@ impl Words {
         unsafe { system::shared_word(self.base + offset) }
     }
 
-    pub(super) fn condition(&self, slot: Slot) -> Condition {
-        match self.word(slot.condition).load(SeqCst) {
+    pub(super) fn condition(&self, record: RecordWords) -> Condition {
+        match self.word(record.condition).load(SeqCst) {
             1 => Condition::Locked,
             2 => Condition::Checkpointed,
             3 => Condition::Lost,
@@ -73,13 +73,13 @@ impl Words {
         }
     }
 
-    pub(super) fn set_condition(&self, slot: Slot, condition: Condition) {
-        self.word(slot.condition).store(condition as u64, SeqCst);
+    pub(super) fn set_condition(&self, record: RecordWords, condition: Condition) {
+        self.word(record.condition).store(condition as u64, SeqCst);
     }
 
     /// Waits until no call runs; false: one does at that time.
-    pub(super) fn wait_for_calls(&self, slot: Slot, until: Instant) -> bool {
-        while self.word(slot.calls).load(SeqCst) != 0 {
+    pub(super) fn wait_for_calls(&self, record: RecordWords, until: Instant) -> bool {
+        while self.word(record.calls).load(SeqCst) != 0 {
             if Instant::now() >= until {
                 return false;
             }
@@ -97,16 +97,16 @@ impl Drop for Words {
 }
 
 impl Calls {
-    pub(super) fn new(words: Words, slot: Slot) -> Calls {
-        Calls { words, slot }
+    pub(super) fn new(words: Words, record: RecordWords) -> Calls {
+        Calls { words, record }
     }
 
     /// A call begins, once the process is not locked.
     pub(super) fn begin(&self) -> Call<'_> {
         loop {
-            let calls = self.words.word(self.slot.calls);
+            let calls = self.words.word(self.record.calls);
             calls.fetch_add(1, SeqCst);
-            if self.words.condition(self.slot) == Condition::Running {
+            if self.words.condition(self.record) == Condition::Running {
                 return Call(self);
             }
             calls.fetch_sub(1, SeqCst);
@@ -117,6 +117,6 @@ impl Calls {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.0.words.word(self.0.slot.calls).fetch_sub(1, SeqCst);
+        self.0.words.word(self.0.record.calls).fetch_sub(1, SeqCst);
     }
 }

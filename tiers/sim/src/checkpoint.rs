@@ -94,7 +94,7 @@ impl Held<'_> {
     }
 
     fn set(&self, condition: Condition) {
-        self.places.iter().for_each(|(ledger, place)| ledger.set_condition(place.slot, condition));
+        self.places.iter().for_each(|(ledger, place)| ledger.set_condition(place.record, condition));
     }
 }
 
@@ -111,10 +111,10 @@ impl ProcessCheckpoint for SimCheckpoint {
         let places: Vec<(&Ledger, usize)> = {
             let held = self.hold_in(pid, Step::Lock, ProcessState::Running)?;
             held.set(Condition::Locked);
-            held.places.iter().map(|(ledger, place)| (*ledger, place.slot)).collect()
+            held.places.iter().map(|(ledger, place)| (*ledger, place.record)).collect()
         };
         // Calls that run may need the ledgers.
-        if places.iter().all(|(ledger, slot)| ledger.wait_for_calls(*slot, until)) {
+        if places.iter().all(|(ledger, record)| ledger.wait_for_calls(*record, until)) {
             return Ok(());
         }
         self.unlock(pid)?;

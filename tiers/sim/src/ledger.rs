@@ -1,7 +1,7 @@
 //! What several processes use of one simulated GPU, counted in common.
 //!
 //! ```text
-//!   FOLDER/gpu-0    header: magic, capacity    then one slot an owner: pid, start time, bytes, when it was found dead,
+//!   FOLDER/gpu-0    header: magic, capacity    then one record an owner: pid, start time, bytes, when it was found dead,
 //!                                              whether it is locked or checkpointed, what it had then, its calls
 //! ```
 //!
@@ -29,24 +29,24 @@ use super::system::GRANULE;
 use super::topology::SimGpu;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"glakegp2");
-/// Words of the header, and of a slot.
+/// Words of the header, and of a record.
 const WORDS: usize = 8;
-/// Those of a slot that its owner writes; then its condition, what it had when it was checkpointed, its calls.
+/// Those of a record that its owner writes; then its condition, what it had when it was checkpointed, its calls.
 const OWNED: usize = 4;
 const USED: usize = 2;
 const CONDITION: usize = OWNED;
 const SAVED: usize = OWNED + 1;
 const CALLS: usize = OWNED + 2;
 /// More owners than a GPU has.
-const SLOTS: usize = 255;
+const RECORDS: usize = 255;
 const WORD: usize = size_of::<u64>();
-const LENGTH: usize = (1 + SLOTS) * WORDS * WORD;
+const LENGTH: usize = (1 + RECORDS) * WORDS * WORD;
 
 /// One process's part of a GPU that several use.
 #[derive(Debug)]
 pub(super) struct Account {
     ledger: Ledger,
-    slot: usize,
+    record: usize,
     owner: Owner,
     used: u64,
 }
@@ -60,10 +60,10 @@ pub(super) struct Ledger {
     reclaim: Duration,
 }
 
-/// A slot of a process that lives.
+/// A record of a process that lives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub(super) slot: usize,
+    pub(super) record: usize,
     pub(super) condition: Condition,
     /// What it had when it was checkpointed.
     pub(super) saved: u64,
@@ -79,7 +79,7 @@ struct Owner {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Slot {
+struct Record {
     owner: Owner,
     used: u64,
     /// Nanoseconds since the machine's start; zero while nobody has found its owner dead.
@@ -120,45 +120,45 @@ impl Ledger {
     /// What is used by all, and by each living process: its id and its bytes.
     pub(super) fn read(&self) -> io::Result<(u64, Vec<(u32, u64)>)> {
         let _locked = Locked::new(&self.file)?;
-        let slots = self.reclaimed()?;
-        let living = slots.iter().filter(|slot| slot.owner.pid != 0 && slot.found_dead == 0);
-        Ok((sum(&slots), living.map(|slot| (slot.owner.pid, slot.used)).collect()))
+        let records = self.reclaimed()?;
+        let living = records.iter().filter(|record| record.owner.pid != 0 && record.found_dead == 0);
+        Ok((sum(&records), living.map(|record| (record.owner.pid, record.used)).collect()))
     }
 
-    /// All slots, those of the dead marked and, after a while, cleared. Under the lock.
-    fn reclaimed(&self) -> io::Result<Vec<Slot>> {
+    /// All records, those of the dead marked and, after a while, cleared. Under the lock.
+    fn reclaimed(&self) -> io::Result<Vec<Record>> {
         let mut bytes = vec![0; LENGTH];
         self.file.read_exact_at(&mut bytes, 0)?;
         let (words, _) = bytes.as_chunks::<WORD>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let (rows, _) = words.as_chunks::<WORDS>();
-        let mut slots: Vec<Slot> = rows[1..].iter().copied().map(Slot::from).collect();
+        let mut records: Vec<Record> = rows[1..].iter().copied().map(Record::from).collect();
         let now = now();
         let reclaim = u64::try_from(self.reclaim.as_nanos()).unwrap_or(u64::MAX);
-        for (index, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.owner.pid != 0) {
-            let before = *slot;
-            if slot.found_dead == 0 && !slot.owner.is_alive() {
-                slot.found_dead = now;
+        for (index, record) in records.iter_mut().enumerate().filter(|(_, record)| record.owner.pid != 0) {
+            let before = *record;
+            if record.found_dead == 0 && !record.owner.is_alive() {
+                record.found_dead = now;
             }
-            if slot.found_dead != 0 && now.saturating_sub(slot.found_dead) >= reclaim {
-                *slot = Slot::default();
-                self.begin(index, *slot)?;
-            } else if *slot != before {
-                self.write(index, *slot)?;
+            if record.found_dead != 0 && now.saturating_sub(record.found_dead) >= reclaim {
+                *record = Record::default();
+                self.begin(index, *record)?;
+            } else if *record != before {
+                self.write(index, *record)?;
             }
         }
-        Ok(slots)
+        Ok(records)
     }
 
-    /// Writes a slot anew, as of somebody else.
-    fn begin(&self, slot: usize, value: Slot) -> io::Result<()> {
-        put(&self.file, word(slot, OWNED), &[0; WORDS - OWNED])?;
-        self.write(slot, value)
+    /// Writes a record anew, as of somebody else.
+    fn begin(&self, record: usize, value: Record) -> io::Result<()> {
+        put(&self.file, word(record, OWNED), &[0; WORDS - OWNED])?;
+        self.write(record, value)
     }
 
-    fn write(&self, slot: usize, value: Slot) -> io::Result<()> {
+    fn write(&self, record: usize, value: Record) -> io::Result<()> {
         let owned: [u64; OWNED] = [value.owner.pid.into(), value.owner.start, value.used, value.found_dead];
-        put(&self.file, word(slot, 0), &owned)
+        put(&self.file, word(record, 0), &owned)
     }
 
     /// Nobody else changes anything until this is dropped.
@@ -166,39 +166,39 @@ impl Ledger {
         Locked::new(&self.file)
     }
 
-    /// The slots of a process. Under the lock.
+    /// The records of a process. Under the lock.
     pub(super) fn places(&self, pid: u32) -> io::Result<Vec<Place>> {
-        let slots = self.reclaimed()?.into_iter().enumerate();
-        let own = slots.filter(|(_, slot)| slot.owner.pid == pid && pid != 0 && slot.found_dead == 0);
-        own.map(|(slot, Slot { used, .. })| {
+        let records = self.reclaimed()?.into_iter().enumerate();
+        let own = records.filter(|(_, record)| record.owner.pid == pid && pid != 0 && record.found_dead == 0);
+        own.map(|(record, Record { used, .. })| {
             let mut saved = [0; WORD];
-            self.file.read_exact_at(&mut saved, word(slot, SAVED))?;
-            let condition = self.words.condition(at(slot));
-            Ok(Place { slot, condition, saved: u64::from_le_bytes(saved), used })
+            self.file.read_exact_at(&mut saved, word(record, SAVED))?;
+            let condition = self.words.condition(at(record));
+            Ok(Place { record, condition, saved: u64::from_le_bytes(saved), used })
         })
         .collect()
     }
 
-    pub(super) fn set_condition(&self, slot: usize, condition: Condition) {
-        self.words.set_condition(at(slot), condition);
+    pub(super) fn set_condition(&self, record: usize, condition: Condition) {
+        self.words.set_condition(at(record), condition);
     }
 
-    /// Waits until no call of the slot's owner runs; false: one does at that time.
-    pub(super) fn wait_for_calls(&self, slot: usize, until: Instant) -> bool {
-        self.words.wait_for_calls(at(slot), until)
+    /// Waits until no call of the record's owner runs; false: one does at that time.
+    pub(super) fn wait_for_calls(&self, record: usize, until: Instant) -> bool {
+        self.words.wait_for_calls(at(record), until)
     }
 
-    /// What a slot has counts no more. Under the lock.
+    /// What a record has counts no more. Under the lock.
     pub(super) fn save(&self, place: Place) -> io::Result<()> {
         // What was saved before, by who did not come to the end, is added to nothing.
-        put(&self.file, word(place.slot, SAVED), &[place.saved + place.used])?;
-        put(&self.file, word(place.slot, USED), &[0])
+        put(&self.file, word(place.record, SAVED), &[place.saved + place.used])?;
+        put(&self.file, word(place.record, USED), &[0])
     }
 
     /// It counts again. Under the lock.
     pub(super) fn load(&self, place: Place) -> io::Result<()> {
-        put(&self.file, word(place.slot, USED), &[place.used + place.saved])?;
-        put(&self.file, word(place.slot, SAVED), &[0])
+        put(&self.file, word(place.record, USED), &[place.used + place.saved])?;
+        put(&self.file, word(place.record, SAVED), &[0])
     }
 
     /// Whether so much more fits. Under the lock.
@@ -208,14 +208,14 @@ impl Ledger {
     }
 }
 
-/// The offset of a word of a slot.
-fn word(slot: usize, word: usize) -> u64 {
-    (((1 + slot) * WORDS + word) * WORD) as u64
+/// The offset of a word of a record.
+fn word(record: usize, word: usize) -> u64 {
+    (((1 + record) * WORDS + word) * WORD) as u64
 }
 
-/// Where those words of a slot lie that are not changed under the lock alone.
-fn at(slot: usize) -> calls::Slot {
-    calls::Slot { condition: word(slot, CONDITION), calls: word(slot, CALLS) }
+/// Where those words of a record lie that are not changed under the lock alone.
+fn at(record: usize) -> calls::RecordWords {
+    calls::RecordWords { condition: word(record, CONDITION), calls: word(record, CALLS) }
 }
 
 fn put(file: &File, offset: u64, words: &[u64]) -> io::Result<()> {
@@ -235,11 +235,11 @@ impl Account {
     pub(super) fn open(ledger: Ledger) -> io::Result<Self> {
         let owner = Owner::this_process()?;
         let _locked = Locked::new(&ledger.file)?;
-        let free = ledger.reclaimed()?.iter().position(|slot| slot.owner.pid == 0);
-        let slot = free.ok_or(io::Error::from(io::ErrorKind::QuotaExceeded))?;
-        ledger.begin(slot, Slot { owner, ..Slot::default() })?;
+        let free = ledger.reclaimed()?.iter().position(|record| record.owner.pid == 0);
+        let record = free.ok_or(io::Error::from(io::ErrorKind::QuotaExceeded))?;
+        ledger.begin(record, Record { owner, ..Record::default() })?;
         drop(_locked);
-        Ok(Account { ledger, slot, owner, used: 0 })
+        Ok(Account { ledger, record, owner, used: 0 })
     }
 
     /// Takes memory; false where all processes together have too much.
@@ -263,7 +263,7 @@ impl Account {
 
     /// The calls of this process, which wait while it is locked.
     pub(super) fn calls(&self) -> io::Result<Calls> {
-        Ok(Calls::new(Words::new(&self.ledger.file, LENGTH as u64)?, at(self.slot)))
+        Ok(Calls::new(Words::new(&self.ledger.file, LENGTH as u64)?, at(self.record)))
     }
 
     /// What all processes use.
@@ -273,7 +273,7 @@ impl Account {
 
     fn set(&mut self, used: u64) -> io::Result<()> {
         self.used = used;
-        self.ledger.write(self.slot, Slot { owner: self.owner, used, found_dead: 0 })
+        self.ledger.write(self.record, Record { owner: self.owner, used, found_dead: 0 })
     }
 }
 
@@ -283,7 +283,7 @@ impl Drop for Account {
         if self.owner.pid == std::process::id()
             && let Ok(_locked) = Locked::new(&self.ledger.file)
         {
-            let _ = self.ledger.begin(self.slot, Slot::default());
+            let _ = self.ledger.begin(self.record, Record::default());
         }
     }
 }
@@ -299,10 +299,10 @@ impl Owner {
     }
 }
 
-impl From<[u64; WORDS]> for Slot {
-    fn from([pid, start, used, found_dead, ..]: [u64; WORDS]) -> Slot {
+impl From<[u64; WORDS]> for Record {
+    fn from([pid, start, used, found_dead, ..]: [u64; WORDS]) -> Record {
         let pid = u32::try_from(pid).unwrap_or(u32::MAX);
-        Slot { owner: Owner { pid, start }, used, found_dead }
+        Record { owner: Owner { pid, start }, used, found_dead }
     }
 }
 
@@ -324,8 +324,8 @@ fn now() -> u64 {
     (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).max(1)
 }
 
-fn sum(slots: &[Slot]) -> u64 {
-    slots.iter().fold(0, |sum, slot| sum.saturating_add(slot.used))
+fn sum(records: &[Record]) -> u64 {
+    records.iter().fold(0, |sum, record| sum.saturating_add(record.used))
 }
 
 /// The lock on a ledger's file, while it lives.
@@ -384,7 +384,7 @@ mod tests {
         let mut one = account(folder.path());
         // As a process that died: its id may be used again, but it started at another time.
         let dead = Owner { start: one.owner.start + 1, ..one.owner };
-        one.ledger.write(7, Slot { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
+        one.ledger.write(7, Record { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
         assert!(!one.take(60 * MIB).unwrap(), "it is not back yet");
         assert_eq!(one.ledger.read().unwrap(), (70 * MIB, vec![(dead.pid, 0)]), "counted, but nobody's");
         std::thread::sleep(RECLAIM);

@@ -74,9 +74,9 @@ struct Pipes {
     switch: Option<usize>,
 }
 
-/// A way through a [`Duplex`].
+/// A direction through a [`Duplex`].
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     ToGpu,
     FromGpu,
 }
@@ -144,29 +144,29 @@ impl Plumbing {
             (Some(a), Some(b)) => {
                 let staged = [from, to].iter().any(|end| matches!(end, End::Foreign { .. }));
                 if staged {
-                    through(self.host, Way::FromGpu, &mut pipes);
-                    through(self.host, Way::ToGpu, &mut pipes);
+                    through(self.host, Direction::FromGpu, &mut pipes);
+                    through(self.host, Direction::ToGpu, &mut pipes);
                 }
                 if staged || !self.over_nvlink(a, b, &mut pipes) {
-                    self.over_link(a, Way::FromGpu, &mut pipes);
-                    self.over_link(b, Way::ToGpu, &mut pipes);
+                    self.over_link(a, Direction::FromGpu, &mut pipes);
+                    self.over_link(b, Direction::ToGpu, &mut pipes);
                 }
             }
             (Some(owner), None) => {
-                self.to_host(owner, self.is_relayed(from, to), by, Way::FromGpu, &mut pipes);
+                self.to_host(owner, self.is_relayed(from, to), by, Direction::FromGpu, &mut pipes);
                 if to == End::Pageable {
                     cap = self.pageable_from_gpu;
                 }
             }
             (None, Some(owner)) => {
-                self.to_host(owner, self.is_relayed(to, from), by, Way::ToGpu, &mut pipes);
+                self.to_host(owner, self.is_relayed(to, from), by, Direction::ToGpu, &mut pipes);
                 if from == End::Pageable {
                     cap = self.pageable_to_gpu;
                 }
             }
             (None, None) => {
-                through(self.host, Way::ToGpu, &mut pipes);
-                through(self.host, Way::FromGpu, &mut pipes);
+                through(self.host, Direction::ToGpu, &mut pipes);
+                through(self.host, Direction::FromGpu, &mut pipes);
             }
         }
         pipes.sort_unstable_by_key(|(pipe, _)| *pipe);
@@ -189,30 +189,37 @@ impl Plumbing {
         self.relay && matches!(device, End::Gpu { mapped: true, .. }) && host == End::Pinned
     }
 
-    fn to_host(&self, owner: usize, relayed: bool, by: usize, way: Way, pipes: &mut Vec<(usize, f64)>) {
-        through(self.host, way, pipes);
+    fn to_host(
+        &self,
+        owner: usize,
+        relayed: bool,
+        by: usize,
+        direction: Direction,
+        pipes: &mut Vec<(usize, f64)>,
+    ) {
+        through(self.host, direction, pipes);
         let crossed = relayed
             && by != owner
-            && match way {
-                Way::ToGpu => self.over_nvlink(by, owner, pipes),
-                Way::FromGpu => self.over_nvlink(owner, by, pipes),
+            && match direction {
+                Direction::ToGpu => self.over_nvlink(by, owner, pipes),
+                Direction::FromGpu => self.over_nvlink(owner, by, pipes),
             };
         if crossed {
             pipes.push((self.gpus[by].crossing, 1.0));
         }
         let link = if crossed { by } else { owner };
-        self.over_link(link, way, pipes);
+        self.over_link(link, direction, pipes);
         if let Some(far) = self.gpus[owner].far
             && self.gpus[link].socket != self.gpus[owner].socket
         {
-            through(far, way, pipes);
+            through(far, direction, pipes);
         }
     }
 
-    fn over_link(&self, gpu: usize, way: Way, pipes: &mut Vec<(usize, f64)>) {
-        through(self.gpus[gpu].link, way, pipes);
+    fn over_link(&self, gpu: usize, direction: Direction, pipes: &mut Vec<(usize, f64)>) {
+        through(self.gpus[gpu].link, direction, pipes);
         if let Some(switch) = self.gpus[gpu].switch {
-            through(self.switches[switch], way, pipes);
+            through(self.switches[switch], direction, pipes);
         }
     }
 
@@ -232,10 +239,10 @@ fn wider(link: SimLink) -> Bandwidth {
     if link.to_gpu < link.from_gpu { link.from_gpu } else { link.to_gpu }
 }
 
-fn through(duplex: Duplex, way: Way, pipes: &mut Vec<(usize, f64)>) {
-    let (own, both) = match way {
-        Way::ToGpu => (duplex.to_gpu, duplex.both.map(|both| (both.pipe, both.to_gpu))),
-        Way::FromGpu => (duplex.from_gpu, duplex.both.map(|both| (both.pipe, both.from_gpu))),
+fn through(duplex: Duplex, direction: Direction, pipes: &mut Vec<(usize, f64)>) {
+    let (own, both) = match direction {
+        Direction::ToGpu => (duplex.to_gpu, duplex.both.map(|both| (both.pipe, both.to_gpu))),
+        Direction::FromGpu => (duplex.from_gpu, duplex.both.map(|both| (both.pipe, both.from_gpu))),
     };
     pipes.push((own, 1.0));
     pipes.extend(both);

@@ -22,7 +22,7 @@ use glake_runtime::config::Config;
 pub struct CopyArguments {
     /// Which way: h2d to the GPU, d2h from it
     #[arg(long, value_name = "WAY", default_value = "both")]
-    direction: Way,
+    direction: Directions,
     /// What memory: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and
     /// cuMemAllocAsync's), pageable (malloc's, and GLake's), scattered (pool, in blocks that lie anywhere), broadcast
     /// (pool, to every GPU at once). Several with commas
@@ -88,9 +88,9 @@ libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY names"
 /// Of scattered memory, where nothing else is asked for.
 const BLOCK: Bytes = Bytes::kib(16);
 
-/// Which way.
+/// Which directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Way {
+enum Directions {
     H2d,
     D2h,
     Both,
@@ -110,9 +110,9 @@ enum Memory {
 impl CopyArguments {
     fn options(&self, library: Option<PathBuf>) -> CopyOptions {
         let directions = match self.direction {
-            Way::H2d => vec![CopyDirection::H2d],
-            Way::D2h => vec![CopyDirection::D2h],
-            Way::Both => vec![CopyDirection::H2d, CopyDirection::D2h],
+            Directions::H2d => vec![CopyDirection::H2d],
+            Directions::D2h => vec![CopyDirection::D2h],
+            Directions::Both => vec![CopyDirection::H2d, CopyDirection::D2h],
         };
         let memory = |memory: &Memory| match memory {
             Memory::Pool => CopyMemory::Pool,
@@ -329,7 +329,7 @@ fn copy_table(reports: &[CopyReport]) -> String {
     headers.extend(["call us", "cores"].iter().filter(|_| measured));
     let row = |report: &CopyReport| {
         let mut row = vec![
-            way(report.direction).to_owned(),
+            direction_name(report.direction).to_owned(),
             format!("{:?}", report.memory).to_lowercase(),
             Bytes::new(report.bytes).to_string(),
             report.paths.to_string(),
@@ -353,7 +353,7 @@ fn overhead_table(reports: &[OverheadReport]) -> String {
         ["direction", "bytes", "native us", "engine us", "more us", "native call us", "engine call us"];
     let row = |report: &OverheadReport| {
         vec![
-            way(report.direction).to_owned(),
+            direction_name(report.direction).to_owned(),
             Bytes::new(report.bytes).to_string(),
             format!("{:.2}", report.native_us),
             format!("{:.2}", report.engine_us),
@@ -382,7 +382,7 @@ fn critical_table(reports: &[CriticalReport]) -> String {
     let row = |report: &CriticalReport| {
         let us = |us: f64| format!("{us:.1}");
         vec![
-            way(report.direction).to_owned(),
+            direction_name(report.direction).to_owned(),
             Bytes::new(report.bytes).to_string(),
             us(report.native_us),
             us(report.native_p99_us),
@@ -398,7 +398,7 @@ fn critical_table(reports: &[CriticalReport]) -> String {
     table(1, &headers, &reports.iter().map(row).collect::<Vec<_>>())
 }
 
-fn way(direction: CopyDirection) -> &'static str {
+fn direction_name(direction: CopyDirection) -> &'static str {
     match direction {
         CopyDirection::H2d => "h2d",
         CopyDirection::D2h => "d2h",

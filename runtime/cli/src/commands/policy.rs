@@ -41,9 +41,9 @@ impl fmt::Display for Policy {
     }
 }
 
-/// One way to replay: a policy, and for the product how far the GPU is behind.
+/// What is replayed: a policy, and for the product how far the GPU is behind.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct Variant {
     pub(super) policy: Policy,
     pub(super) gpu_lag_ms: u64,
 }
@@ -64,14 +64,14 @@ impl<'a> Subjects<'a> {
         Ok(Subjects { config, glake, verify })
     }
 
-    /// How the report names this way.
-    pub(super) fn setting(&self, way: Way) -> Setting {
-        let policy = way.policy.to_string();
+    /// How the report names it.
+    pub(super) fn setting(&self, variant: Variant) -> Setting {
+        let policy = variant.policy.to_string();
         match &self.glake {
-            Some(glake) if way.policy == Policy::Glake => Setting {
+            Some(glake) if variant.policy == Policy::Glake => Setting {
                 policy,
                 device: glake.device().to_owned(),
-                gpu_lag_ms: Some(way.gpu_lag_ms),
+                gpu_lag_ms: Some(variant.gpu_lag_ms),
                 borrow: Some(self.config.pool.borrow.to_string()),
             },
             _ => Setting { policy, device: "model".to_owned(), gpu_lag_ms: None, borrow: None },
@@ -82,13 +82,13 @@ impl<'a> Subjects<'a> {
     pub(super) fn make<'s>(
         &'s self,
         trace: &'s Trace,
-        way: Way,
+        variant: Variant,
         limit: Option<Bytes>,
     ) -> Result<Box<dyn Subject + 's>, Refusal> {
         let most = limit.unwrap_or(Bytes::MAX);
-        match (way.policy, &self.glake) {
+        match (variant.policy, &self.glake) {
             (Policy::Glake, Some(glake)) => {
-                glake.subject(trace, Options { gpu_lag_ms: way.gpu_lag_ms, limit, verify: self.verify })
+                glake.subject(trace, Options { gpu_lag_ms: variant.gpu_lag_ms, limit, verify: self.verify })
             }
             (Policy::Glake, None) => Err(Refusal::Failed("the device was not opened".into())),
             (Policy::Gmlake, _) => Ok(Box::new(baselines::GmLake::new(self.paper(), most))),

@@ -7,7 +7,7 @@ use glake_units::Bytes;
 
 use super::Failure;
 use super::output::{Output, table};
-use super::policy::{Policy, Subjects, Way};
+use super::policy::{Policy, Subjects, Variant};
 use super::progress::Progress;
 use glake_replay::plot::{self, Curve, Panel};
 use glake_replay::trace::Trace;
@@ -106,12 +106,12 @@ impl ReplayArguments {
         if self.policy.is_empty() { &Policy::ALL } else { &self.policy }
     }
 
-    /// Every way to replay a trace: the models know no lag.
-    fn ways(&self) -> Vec<Way> {
+    /// What each trace is replayed with: the models know no lag.
+    fn variants(&self) -> Vec<Variant> {
         let lags = |policy| if policy == Policy::Glake { self.gpu_lag_ms.as_slice() } else { &[0] };
         self.policies()
             .iter()
-            .flat_map(|&policy| lags(policy).iter().map(move |&gpu_lag_ms| Way { policy, gpu_lag_ms }))
+            .flat_map(|&policy| lags(policy).iter().map(move |&gpu_lag_ms| Variant { policy, gpu_lag_ms }))
             .collect()
     }
 }
@@ -126,18 +126,18 @@ pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Out
         .map(|path| Trace::open(path).map_err(Failure::usage))
         .collect::<Result<_, _>>()?;
     let subjects = Subjects::open(config, arguments.policies(), arguments.verify)?;
-    let ways = arguments.ways();
+    let variants = arguments.variants();
 
     let events: u64 = traces.iter().map(|trace| trace.events().len() as u64).sum();
-    let progress = Progress::new(events * ways.len() as u64);
+    let progress = Progress::new(events * variants.len() as u64);
     let (mut reports, mut panels, mut first) = (Vec::new(), Vec::new(), None);
     let mut done = 0;
     for trace in &traces {
         let begin_us = trace.events().first().map_or(0, |event| event.at_us());
         let mut panel = Panel { title: trace.name().to_owned(), begin_us, curves: Vec::new() };
-        for &way in &ways {
+        for &variant in &variants {
             let mut timeline = arguments.plot.as_ref().map(|_| Timeline::new());
-            let task = Task { trace, way, subjects: &subjects, progress: &progress, done };
+            let task = Task { trace, variant, subjects: &subjects, progress: &progress, done };
             let Outcome { mut report, first_oom } = task.replay(config.pool.limit, timeline.as_mut())?;
             if arguments.find_limit && report.ooms == 0 {
                 report.fit_limit = Some(task.find_limit(report.reserved_peak)?);
@@ -147,7 +147,7 @@ pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Out
             if output.is_json() {
                 progress.pause(|| output.object(&report))?;
             }
-            panel.curves.extend(timeline.map(|timeline| curve(&report, &ways, &timeline)));
+            panel.curves.extend(timeline.map(|timeline| curve(&report, &variants, &timeline)));
             reports.push(report);
         }
         panels.push(panel);
@@ -163,7 +163,7 @@ pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Out
 /// One trace under one policy.
 struct Task<'a> {
     trace: &'a Trace,
-    way: Way,
+    variant: Variant,
     subjects: &'a Subjects<'a>,
     progress: &'a Progress,
     /// Events of the replays before.
@@ -172,24 +172,25 @@ struct Task<'a> {
 
 impl Task<'_> {
     fn replay(&self, limit: Option<Bytes>, timeline: Option<&mut Timeline>) -> Result<Outcome, Failure> {
-        self.progress.say(format!("{} {}", self.trace.name(), self.way.policy));
+        self.progress.say(format!("{} {}", self.trace.name(), self.variant.policy));
         let refused = |error| self.failed(&error);
-        let mut subject = self.subjects.make(self.trace, self.way, limit).map_err(refused)?;
+        let mut subject = self.subjects.make(self.trace, self.variant, limit).map_err(refused)?;
         let mut reach = |events| self.progress.reach(self.done + events);
-        replay(self.trace, subject.as_mut(), &self.subjects.setting(self.way), timeline, &mut reach)
+        replay(self.trace, subject.as_mut(), &self.subjects.setting(self.variant), timeline, &mut reach)
             .map_err(refused)
     }
 
     fn find_limit(&self, ceiling: Bytes) -> Result<Bytes, Failure> {
-        let make = |limit| self.subjects.make(self.trace, self.way, Some(limit));
-        let name = |replays| format!("{} {} limit, try {}", self.trace.name(), self.way.policy, replays + 1);
+        let make = |limit| self.subjects.make(self.trace, self.variant, Some(limit));
+        let name =
+            |replays| format!("{} {} limit, try {}", self.trace.name(), self.variant.policy, replays + 1);
         self.progress.say(name(0));
         find_limit(self.trace, ceiling, make, &mut |replays| self.progress.say(name(replays)))
             .map_err(|error| self.failed(&error))
     }
 
     fn failed(&self, error: &dyn std::error::Error) -> Failure {
-        Failure::failed(format!("{} under {}: {error}", self.trace.name(), self.way.policy))
+        Failure::failed(format!("{} under {}: {error}", self.trace.name(), self.variant.policy))
     }
 }
 
@@ -201,8 +202,8 @@ fn out_of_memory(report: &Report, oom: FirstOom) -> Failure {
     ))
 }
 
-fn curve(report: &Report, ways: &[Way], timeline: &Timeline) -> Curve {
-    let several = ways.iter().filter(|way| way.policy == Policy::Glake).count() > 1;
+fn curve(report: &Report, variants: &[Variant], timeline: &Timeline) -> Curve {
+    let several = variants.iter().filter(|variant| variant.policy == Policy::Glake).count() > 1;
     let variant = match report.gpu_lag_ms {
         Some(lag) if several => format!("{lag} ms"),
         _ => String::new(),

@@ -24,7 +24,7 @@ use super::pending::captured;
 
 /// Who makes the copies of a call.
 #[derive(Debug)]
-pub(super) enum Way<'a> {
+pub(super) enum Maker<'a> {
     /// The driver.
     Native,
     /// The engine, one copy.
@@ -40,16 +40,16 @@ impl Copies {
     ///
     /// # Errors
     /// What the driver answers; [`ProcessError::Captured`].
-    pub(super) fn decide<'a>(&self, lent: Lent<'a>, form: Form, ask: &CopyAsk) -> Result<Way<'a>> {
-        let way = match form {
+    pub(super) fn decide<'a>(&self, lent: Lent<'a>, form: Form, ask: &CopyAsk) -> Result<Maker<'a>> {
+        let maker = match form {
             Form::One => self.decide_one(lent, ask)?,
             Form::List => self.decide_list(lent, ask)?,
             Form::ToAll => self.decide_to_all(lent, ask)?,
         };
-        if let Way::Native = way {
+        if let Maker::Native = maker {
             self.refuse_native(ask)?;
         }
-        Ok(way)
+        Ok(maker)
     }
 
     /// Whether a copy that is tried may be one for the engine, before more is asked of it.
@@ -120,21 +120,21 @@ impl Copies {
         if self.streams.is_captured(on)? { Err(captured(on)) } else { Ok(()) }
     }
 
-    fn decide_one<'a>(&self, lent: Lent<'a>, ask: &CopyAsk) -> Result<Way<'a>> {
-        let Some(copy) = lent.each().next() else { return Ok(Way::Native) };
-        let Some(ends) = self.split(&copy.request(), ask)? else { return Ok(Way::Native) };
+    fn decide_one<'a>(&self, lent: Lent<'a>, ask: &CopyAsk) -> Result<Maker<'a>> {
+        let Some(copy) = lent.each().next() else { return Ok(Maker::Native) };
+        let Some(ends) = self.split(&copy.request(), ask)? else { return Ok(Maker::Native) };
         self.refuse_wait(ask)?;
-        Ok(Way::Engine(copy, ends))
+        Ok(Maker::Engine(copy, ends))
     }
 
-    fn decide_list<'a>(&self, lent: Lent<'a>, ask: &CopyAsk) -> Result<Way<'a>> {
+    fn decide_list<'a>(&self, lent: Lent<'a>, ask: &CopyAsk) -> Result<Maker<'a>> {
         let sizes = lent.requests().iter().map(|request| request.size);
         let all = sizes.fold(Bytes::ZERO, Bytes::saturating_add);
         if all < self.least_split() || ask.direct {
-            return Ok(Way::Native);
+            return Ok(Maker::Native);
         }
         self.refuse_wait(ask)?;
-        let Some(device) = self.streams.primary_of(ask.stream)? else { return Ok(Way::Native) };
+        let Some(device) = self.streams.primary_of(ask.stream)? else { return Ok(Maker::Native) };
         let mut ends = self.ends.many();
         let (mut blocks, mut rest, mut left) = (Vec::new(), Vec::new(), lent);
         while !left.requests().is_empty() {
@@ -152,20 +152,20 @@ impl Copies {
                 None => rest.push(alike),
             }
         }
-        Ok(Way::Blocks { blocks, rest })
+        Ok(Maker::Blocks { blocks, rest })
     }
 
-    fn decide_to_all<'a>(&self, lent: Lent<'a>, ask: &CopyAsk) -> Result<Way<'a>> {
+    fn decide_to_all<'a>(&self, lent: Lent<'a>, ask: &CopyAsk) -> Result<Maker<'a>> {
         let small = lent.requests().first().is_none_or(|first| first.size < self.least_split());
         if small || ask.direct {
-            return Ok(Way::Native);
+            return Ok(Maker::Native);
         }
         lent.requests().iter().for_each(|request| self.open_later(request));
         let with_ends = |copy: LentCopy| Ok(self.split(&copy.request(), ask)?.map(|ends| (copy, ends)));
         let copies: Option<Vec<(LentCopy, Ends)>> = lent.each().map(with_ends).collect::<Result<_>>()?;
-        let Some(copies) = copies else { return Ok(Way::Native) };
+        let Some(copies) = copies else { return Ok(Maker::Native) };
         self.refuse_wait(ask)?;
-        Ok(Way::ToAll(copies))
+        Ok(Maker::ToAll(copies))
     }
 }
 

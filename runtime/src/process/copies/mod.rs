@@ -32,12 +32,12 @@ use super::regions::RegionSet;
 use super::streams::Streams;
 use super::{ProcessError, Result};
 pub use ask::{CopyAsk, Form};
-use decide::{Way, is_early};
+use decide::{Maker, is_early};
 #[cfg(test)]
 #[cfg(not(schedules))]
 pub(super) use endpoints::Endpoint;
 use endpoints::{Endpoints, Ends};
-use native::NativeCopies;
+use native::NativeCount;
 use opening::Opening;
 use pending::{Pending, PendingCopies};
 
@@ -50,7 +50,7 @@ pub struct Copies {
     regions: Arc<RegionSet>,
     pub(super) ends: Endpoints,
     pub(super) pending: PendingCopies,
-    native: NativeCopies,
+    native: NativeCount,
     opening: Opening,
 }
 
@@ -66,7 +66,7 @@ impl Copies {
             regions: regions.clone(),
             ends: Endpoints::new(registry, streams),
             pending: PendingCopies::default(),
-            native: NativeCopies::default(),
+            native: NativeCount::default(),
             opening: Opening::default(),
         }
     }
@@ -90,16 +90,16 @@ impl Copies {
         self.streams.with_default_of(ask.device, || {
             lent.requests().iter().try_for_each(|request| self.bring_back(request))?;
             match self.decide(lent, form, ask)? {
-                Way::Native => self.make_native(lent, ask),
-                Way::Engine(copy, ends) => self.split_one(copy, ends, ask),
-                Way::Blocks { blocks, rest } => {
+                Maker::Native => self.make_native(lent, ask),
+                Maker::Engine(copy, ends) => self.split_one(copy, ends, ask),
+                Maker::Blocks { blocks, rest } => {
                     self.enqueue_native(&rest, ask)?;
                     let options = ask.options(ask.waited || ask.blocking);
                     let copy = |engine: &Engine, on, options| engine.copy_blocks(&blocks, on, options);
                     let handle = self.enqueue(ask.stream, options, copy)?;
                     self.ended(handle, lent, ask)
                 }
-                Way::ToAll(copies) => {
+                Maker::ToAll(copies) => {
                     let pairs: Vec<(Span, Span)> = copies.into_iter().map(spans).collect();
                     let Some(from) = pairs.first().map(|(_, from)| from.clone()) else { return Ok(0) };
                     let to: Vec<Span> = pairs.into_iter().map(|(to, _)| to).collect();

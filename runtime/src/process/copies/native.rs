@@ -11,12 +11,12 @@ use super::ask::CopyAsk;
 
 /// How many copies were none for the engine.
 #[derive(Debug, Default)]
-pub(super) struct NativeCopies {
+pub(super) struct NativeCount {
     copies: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl NativeCopies {
+impl NativeCount {
     #[inline]
     fn count(&self, request: &CopyRequest) {
         self.copies.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use super::super::device_registry::DeviceRegistry;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
 use super::super::imports::Imports;
 use super::super::{ProcessError, Result};
-use super::slot::{Slot, sizes};
+use super::tagged::{Tagged, sizes};
 use super::{
     Background, Cleaner, Hook, LiveCallback, MemoryUsage, Refill, RefillReport, RegionSet, RegionView,
     Shrink, ShrinkReport, current_region,
@@ -78,8 +78,8 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::UnknownTag`].
     pub fn enter(&self, tag: &str) -> Result<()> {
-        let slot = self.set.table.get(tag)?;
-        current_region::push(&self.set.flags, slot);
+        let tagged = self.set.table.get(tag)?;
+        current_region::push(&self.set.flags, tagged);
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::UnknownTag`]; [`ProcessError::Region`] where its policy is another one; [`ProcessError::StillUsed`].
     pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
-        let slot = self.set.table.get(tag)?;
+        let tagged = self.set.table.get(tag)?;
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
         let tags = Tags::of(&[tag]);
         let closing = strict.then(|| self.set.gate.close(&tags, Some(timeout))).transpose()?;
@@ -105,7 +105,7 @@ impl Regions {
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
             return Err(ProcessError::NotAgreed { tags });
         }
-        slot.seal(strict)?;
+        tagged.seal(strict)?;
         self.set.registry.observers.agent().start_is_over();
         Ok(())
     }
@@ -198,10 +198,10 @@ impl Regions {
     /// As [`Regions::refill`].
     pub fn wait_for(&self, tag: &str, device: i64, stream: Stream) -> Result<()> {
         let device = self.set.registry.device(device)?.id();
-        let slot = self.set.table.get(tag)?;
-        for region in slot.regions().iter().filter(|region| region.pool().device() == device) {
+        let tagged = self.set.table.get(tag)?;
+        for region in tagged.regions().iter().filter(|region| region.pool().device() == device) {
             match region.wait(device, stream) {
-                Err(RegionError::Evicted { .. }) => self.set.bring_back(&slot, region)?,
+                Err(RegionError::Evicted { .. }) => self.set.bring_back(&tagged, region)?,
                 waited => waited?,
             }
         }
@@ -229,8 +229,8 @@ impl Regions {
         self.set.registry.devices.iter().find_map(|memory| {
             let started = memory.started()?;
             let LiveBlock { domain, .. } = started.pool.find(address)?;
-            let (slot, _) = self.set.table.of_domain(memory.id(), domain)?;
-            (slot.tag() != DEFAULT).then(|| slot.tag().to_owned())
+            let (tagged, _) = self.set.table.of_domain(memory.id(), domain)?;
+            (tagged.tag() != DEFAULT).then(|| tagged.tag().to_owned())
         })
     }
 
@@ -336,19 +336,19 @@ impl RegionSet {
 
     pub(in super::super) fn views(&self) -> Result<Vec<RegionView>> {
         self.table.cover(&self.registry.devices);
-        let mut slots = self.table.named(None)?;
-        self.table.sort(&mut slots);
-        Ok(slots.iter().flat_map(|slot| self.views_of(slot)).collect())
+        let mut tags = self.table.named(None)?;
+        self.table.sort(&mut tags);
+        Ok(tags.iter().flat_map(|tagged| self.views_of(tagged)).collect())
     }
 
-    fn views_of(&self, slot: &Arc<Slot>) -> Vec<RegionView> {
-        let regions = slot.regions();
+    fn views_of(&self, tagged: &Arc<Tagged>) -> Vec<RegionView> {
+        let regions = tagged.regions();
         let none = RegionView {
-            tag: slot.tag().to_owned(),
-            policy: slot.options.policy,
-            host_copy: slot.options.host_copy,
-            sealed: slot.is_sealed(),
-            clean: slot.options.clean.then(CleanCounts::default),
+            tag: tagged.tag().to_owned(),
+            policy: tagged.options.policy,
+            host_copy: tagged.options.host_copy,
+            sealed: tagged.is_sealed(),
+            clean: tagged.options.clean.then(CleanCounts::default),
             device: None,
             resident: Bytes::ZERO,
             evicted: Bytes::ZERO,
@@ -364,7 +364,7 @@ impl RegionSet {
             let (resident, evicted) = sizes(region);
             RegionView {
                 sealed: region.is_sealed(),
-                clean: none.clean.map(|_| region.clean_counts(self.gate.last_use_of(slot.tag()))),
+                clean: none.clean.map(|_| region.clean_counts(self.gate.last_use_of(tagged.tag()))),
                 device: Some(region.pool().device()),
                 resident,
                 evicted,

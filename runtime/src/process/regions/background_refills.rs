@@ -17,7 +17,7 @@ use glake_device::DeviceId;
 
 use super::super::gate::Tags;
 use super::super::{ProcessError, Result};
-use super::slot::Slot;
+use super::tagged::Tagged;
 use super::{Refill, RefillReport, Regions};
 use crate::sync::{Condvar, Mutex};
 
@@ -53,27 +53,27 @@ enum State {
 #[derive(Debug)]
 pub(super) struct RefillRequest {
     /// How often each of its tags had been shrunk then, by device.
-    shrinks: Vec<(Arc<Slot>, Vec<u64>)>,
+    shrinks: Vec<(Arc<Tagged>, Vec<u64>)>,
     /// Who may wait for it; `None`: nobody does.
     waits: Option<Arc<BackgroundRefill>>,
 }
 
 /// Whether a refill of a tag on a device is still wanted; the default: it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wanted<'a>(Option<(&'a RefillRequest, &'a Slot, DeviceId)>);
+pub(super) struct Wanted<'a>(Option<(&'a RefillRequest, &'a Tagged, DeviceId)>);
 
 impl<'a> Wanted<'a> {
     /// `None`: somebody waits for it until it ends.
-    pub(super) fn by(request: Option<&'a RefillRequest>, slot: &'a Slot, device: DeviceId) -> Self {
-        Wanted(request.map(|request| (request, slot, device)))
+    pub(super) fn by(request: Option<&'a RefillRequest>, tagged: &'a Tagged, device: DeviceId) -> Self {
+        Wanted(request.map(|request| (request, tagged, device)))
     }
 
     /// Not once the tag was shrunk there after the request, and nobody waits for it any more.
     pub(super) fn is_still(&self) -> bool {
-        let Some((request, slot, device)) = self.0 else { return true };
-        let then = request.shrinks.iter().find(|(of, _)| std::ptr::eq(&raw const **of, slot));
+        let Some((request, tagged, device)) = self.0 else { return true };
+        let then = request.shrinks.iter().find(|(of, _)| std::ptr::eq(&raw const **of, tagged));
         let on_device = |shrinks: &Vec<u64>| shrinks.get(usize::try_from(device.0).ok()?).copied();
-        let now = usize::try_from(device.0).ok().and_then(|place| slot.shrinks().nth(place));
+        let now = usize::try_from(device.0).ok().and_then(|place| tagged.shrinks().nth(place));
         then.is_none_or(|(_, shrinks)| on_device(shrinks) == now)
             || request.waits.as_ref().is_some_and(|refill| refill.waiting.load(Ordering::SeqCst) > 0)
     }
@@ -112,8 +112,9 @@ impl BackgroundRefills {
     }
 
     /// Whether one of a tag goes on that is not wanted any more on a device.
-    pub(super) fn has_unwanted(&self, slot: &Slot, device: DeviceId) -> bool {
-        let is_unwanted = |request: Arc<RefillRequest>| !Wanted::by(Some(&request), slot, device).is_still();
+    pub(super) fn has_unwanted(&self, tagged: &Tagged, device: DeviceId) -> bool {
+        let is_unwanted =
+            |request: Arc<RefillRequest>| !Wanted::by(Some(&request), tagged, device).is_still();
         self.requests.lock().iter().filter_map(Weak::upgrade).any(is_unwanted)
     }
 }
@@ -233,8 +234,8 @@ impl Regions {
         waits: Option<Arc<BackgroundRefill>>,
     ) -> Result<Arc<RefillRequest>> {
         self.set.table.cover(&self.set.registry.devices);
-        let slots = self.set.table.named(ask.tags.as_deref())?;
-        let shrinks = slots.into_iter().map(|slot| (slot.clone(), slot.shrinks().collect())).collect();
+        let tags = self.set.table.named(ask.tags.as_deref())?;
+        let shrinks = tags.into_iter().map(|tagged| (tagged.clone(), tagged.shrinks().collect())).collect();
         let request = Arc::new(RefillRequest { shrinks, waits });
         let mut all = self.set.background_refills.requests.lock();
         all.retain(|request| request.strong_count() > 0);

@@ -5,7 +5,7 @@ use glake_units::Bytes;
 
 /// In which order memory is given up where only some of it is wanted: what costs least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Rank {
+pub(super) enum EvictionCost {
     /// Its bytes are given up.
     Discarded,
     /// A copy of its bytes may be there.
@@ -18,13 +18,13 @@ pub(super) enum Rank {
     Default,
 }
 
-impl Rank {
+impl EvictionCost {
     /// Of a region that a program made.
-    pub(super) fn of(policy: Policy, host_copy: CopyPolicy, sealed: bool) -> Rank {
+    pub(super) fn of(policy: Policy, host_copy: CopyPolicy, sealed: bool) -> EvictionCost {
         match policy {
-            Policy::Discard => Rank::Discarded,
-            Policy::Sealed if sealed && host_copy == CopyPolicy::Retain => Rank::Copied,
-            Policy::Keep | Policy::Sealed => Rank::Kept,
+            Policy::Discard => EvictionCost::Discarded,
+            Policy::Sealed if sealed && host_copy == CopyPolicy::Retain => EvictionCost::Copied,
+            Policy::Keep | Policy::Sealed => EvictionCost::Kept,
         }
     }
 }
@@ -52,16 +52,16 @@ mod tests {
 
     #[test]
     fn what_costs_least_goes_first() {
-        let ranks = [
-            Rank::of(Policy::Discard, CopyPolicy::Drop, false),
-            Rank::of(Policy::Sealed, CopyPolicy::Retain, true),
-            Rank::of(Policy::Sealed, CopyPolicy::Retain, false),
-            Rank::Graph,
-            Rank::Default,
+        let costs = [
+            EvictionCost::of(Policy::Discard, CopyPolicy::Drop, false),
+            EvictionCost::of(Policy::Sealed, CopyPolicy::Retain, true),
+            EvictionCost::of(Policy::Sealed, CopyPolicy::Retain, false),
+            EvictionCost::Graph,
+            EvictionCost::Default,
         ];
-        assert!(ranks.is_sorted());
-        assert_eq!(ranks[2], Rank::of(Policy::Keep, CopyPolicy::Retain, true));
-        assert_eq!(ranks[2], Rank::of(Policy::Sealed, CopyPolicy::Drop, true));
+        assert!(costs.is_sorted());
+        assert_eq!(costs[2], EvictionCost::of(Policy::Keep, CopyPolicy::Retain, true));
+        assert_eq!(costs[2], EvictionCost::of(Policy::Sealed, CopyPolicy::Drop, true));
     }
 
     proptest! {

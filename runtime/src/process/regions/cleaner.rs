@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::idle::{Idleness, Look, Todo};
-use super::slot::Slot;
+use super::tagged::Tagged;
 
 /// How often it looks, at most and at least.
 const STEPS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
@@ -125,22 +125,22 @@ impl End {
 impl RegionSet {
     /// Looks at every region that something is to be done for while it is idle, and does that for those that have been for so long.
     fn look_at_all(&self, all: &mut AllWatched, end: &End, begin: Instant, wait: Duration) {
-        let Ok(slots) = self.table.named(None) else { return };
-        for slot in slots.iter().filter(|slot| slot.options.clean || is_prepared(slot)) {
-            for region in slot.regions() {
+        let Ok(tags) = self.table.named(None) else { return };
+        for tagged in tags.iter().filter(|tagged| tagged.options.clean || is_prepared(tagged)) {
+            for region in tagged.regions() {
                 if end.is_over() {
                     return;
                 }
                 let watched = all.entry((region.pool().device(), region.domain())).or_default();
                 let is_done = watched.is_done();
-                let look = self.look_at(slot, &region);
+                let look = self.look_at(tagged, &region);
                 let (next, todo) = watched.idleness.next(look, is_done, begin.elapsed(), wait);
                 watched.idleness = next;
                 match (todo, look) {
                     (Todo::Mark, _) => watched.mark(&region),
                     (Todo::Clean, Some(look)) => {
-                        let done = self.work_on(slot, &region, look, end);
-                        watched.idleness = after_work(slot, look, done, begin.elapsed());
+                        let done = self.work_on(tagged, &region, look, end);
+                        watched.idleness = after_work(tagged, look, done, begin.elapsed());
                     }
                     _ => {}
                 }
@@ -149,38 +149,38 @@ impl RegionSet {
     }
 
     /// What it looks like; `None`: it is in use, or some of it is evicted or is about to be, or a capture is open.
-    fn look_at(&self, slot: &Slot, region: &Region) -> Option<Look> {
+    fn look_at(&self, tagged: &Tagged, region: &Region) -> Option<Look> {
         let after_use =
-            self.gate.idle_since(slot.tag()).filter(|_| !slot.is_away() && !self.is_capturing())?;
-        if slot.options.clean {
+            self.gate.idle_since(tagged.tag()).filter(|_| !tagged.is_away() && !self.is_capturing())?;
+        if tagged.options.clean {
             region.void_clean(after_use);
         }
         Some(Look { after_use, state: region.state_number().ok()? })
     }
 
     /// Whether all was done that is to be done for an idle region.
-    fn work_on(&self, slot: &Slot, region: &Region, look: Look, end: &End) -> Result<bool> {
-        let cleaned = !slot.options.clean || self.clean_one(slot, region, look, end)?;
-        let prepared = !is_prepared(slot) || self.prepare_all(region.pool().device(), end)?;
+    fn work_on(&self, tagged: &Tagged, region: &Region, look: Look, end: &End) -> Result<bool> {
+        let cleaned = !tagged.options.clean || self.clean_one(tagged, region, look, end)?;
+        let prepared = !is_prepared(tagged) || self.prepare_all(region.pool().device(), end)?;
         Ok(cleaned && prepared)
     }
 
-    fn clean_one(&self, slot: &Slot, region: &Region, look: Look, end: &End) -> Result<bool> {
+    fn clean_one(&self, tagged: &Tagged, region: &Region, look: Look, end: &End) -> Result<bool> {
         let device = region.pool().device();
         let host = self.stores.host(device)?;
         let mover = self.stores.idle_mover(device)?;
         let Some(digests) = &self.stores.digests(true, device)? else { return Ok(true) };
         let after_use = look.after_use;
-        let keep_going = &|| self.may_go_on(slot, after_use, end);
+        let keep_going = &|| self.may_go_on(tagged, after_use, end);
         Ok(region.clean(Clean { host: &host, mover: &*mover, digests, after_use, keep_going })?.whole)
     }
 
     /// Before a piece: whether the region is idle still; other copies go first, for a while.
-    fn may_go_on(&self, slot: &Slot, after_use: u64, end: &End) -> bool {
+    fn may_go_on(&self, tagged: &Tagged, after_use: u64, end: &End) -> bool {
         let begin = Instant::now();
         loop {
-            let is_idle = !slot.is_away()
-                && self.gate.idle_since(slot.tag()) == Some(after_use)
+            let is_idle = !tagged.is_away()
+                && self.gate.idle_since(tagged.tag()) == Some(after_use)
                 && !self.is_capturing();
             if !is_idle || end.is_over() {
                 return false;
@@ -201,7 +201,7 @@ impl RegionSet {
         }
         let host = self.stores.host(device)?;
         let mut sizes: Vec<Bytes> = Vec::new();
-        for region in self.table.named(None)?.iter().flat_map(|slot| slot.regions()) {
+        for region in self.table.named(None)?.iter().flat_map(|tagged| tagged.regions()) {
             if Arc::ptr_eq(&self.stores.host(region.pool().device())?, &host) {
                 sizes.extend(region.sizes_to_prepare()?);
             }
@@ -217,18 +217,18 @@ impl RegionSet {
 }
 
 /// Whether host memory is pinned for it once it is idle.
-fn is_prepared(slot: &Slot) -> bool {
-    slot.options.host_copy == CopyPolicy::Prepare
+fn is_prepared(tagged: &Tagged) -> bool {
+    tagged.options.host_copy == CopyPolicy::Prepare
 }
 
 /// How it stands after something was done: where some was left to do, that is tried again after a while; where it failed, once something
 /// has changed. What changed meanwhile is seen at the next look.
-fn after_work(slot: &Slot, look: Look, done: Result<bool>, now: Duration) -> Idleness {
+fn after_work(tagged: &Tagged, look: Look, done: Result<bool>, now: Duration) -> Idleness {
     match done {
         Ok(false) => Idleness::Quiet(look, now.saturating_add(AGAIN)),
         Ok(true) => Idleness::Clean(look),
         Err(error) => {
-            tracing::warn!(target: "glake::regions", tag = slot.tag(), %error, "nothing was done ahead for an idle region");
+            tracing::warn!(target: "glake::regions", tag = tagged.tag(), %error, "nothing was done ahead for an idle region");
             Idleness::Clean(look)
         }
     }

@@ -27,7 +27,7 @@ impl RegionSet {
     ) -> Result<Closing<'_>> {
         let tags = match ask.is_everything() {
             true => Tags::All,
-            false => Tags::These(jobs.iter().map(|(slot, ..)| slot.tag().to_owned()).collect()),
+            false => Tags::These(jobs.iter().map(|(tagged, ..)| tagged.tag().to_owned()).collect()),
         };
         let closing = self.gate.close_while(&tags, Some(timeout), goes_on)?;
         self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))

@@ -8,7 +8,7 @@ use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::Regions;
-use super::slot::Slot;
+use super::tagged::Tagged;
 
 impl Regions {
     /// Gives the memory back to the driver of all extents that lie wholly in these bytes of a live block; returns how much. The block keeps
@@ -21,11 +21,11 @@ impl Regions {
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where the bytes leave the block, its region is sealed, or a capture is open:
     /// nothing has changed then.
     pub fn decommit(&self, address: Address, size: Bytes) -> Result<Bytes> {
-        let (slot, region) = self.region_at(address)?;
+        let (tagged, region) = self.region_at(address)?;
         self.set.flags.set_decommitted();
         let decommitted = region.decommit(address, size);
         // Where it stopped halfway, its uses wait for the rest.
-        slot.settle(&self.set.flags, &self.set.gate);
+        tagged.settle(&self.set.flags, &self.set.gate);
         Ok(decommitted?.freed)
     }
 
@@ -36,12 +36,12 @@ impl Regions {
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where the bytes leave the block, or there is no memory: the same call goes on.
     pub fn commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
         self.set.touched(address)?;
-        let (slot, region) = self.region_at(address)?;
-        self.set.commit(&slot, &region, address, size)
+        let (tagged, region) = self.region_at(address)?;
+        self.set.commit(&tagged, &region, address, size)
     }
 
     /// The region of the block that an address lies in.
-    pub(super) fn region_at(&self, address: Address) -> Result<(Arc<Slot>, Arc<Region>)> {
+    pub(super) fn region_at(&self, address: Address) -> Result<(Arc<Tagged>, Arc<Region>)> {
         self.set.table.cover(&self.set.registry.devices);
         let found = self.set.started_at(address).and_then(|started| {
             let LiveBlock { domain, .. } = started.pool.find(address)?;

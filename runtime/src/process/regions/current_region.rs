@@ -7,14 +7,14 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::flags::RegionFlags;
-use super::slot::Slot;
+use super::tagged::Tagged;
 
 /// An entry of a thread's stack.
 #[derive(Debug)]
 struct CurrentRegions {
     /// Whose: tells the processes of one program apart, of which tests have several.
     flags: Arc<RegionFlags>,
-    slot: Arc<Slot>,
+    tagged: Arc<Tagged>,
 }
 
 impl Drop for CurrentRegions {
@@ -28,9 +28,9 @@ thread_local! {
 }
 
 /// The calling thread allocates in this region from now on.
-pub(super) fn push(flags: &Arc<RegionFlags>, slot: Arc<Slot>) {
+pub(super) fn push(flags: &Arc<RegionFlags>, tagged: Arc<Tagged>) {
     flags.add_thread();
-    let entered = CurrentRegions { flags: flags.clone(), slot };
+    let entered = CurrentRegions { flags: flags.clone(), tagged };
     // A thread at its end allocates in no region.
     let _ = STACK.try_with(|stack| stack.borrow_mut().push(entered));
 }
@@ -46,11 +46,11 @@ pub(super) fn pop(flags: &Arc<RegionFlags>) -> bool {
 }
 
 /// What the innermost region that the thread is in answers.
-pub(super) fn with_innermost<T>(flags: &Arc<RegionFlags>, ask: impl FnOnce(&Slot) -> T) -> Option<T> {
+pub(super) fn with_innermost<T>(flags: &Arc<RegionFlags>, ask: impl FnOnce(&Tagged) -> T) -> Option<T> {
     let found = STACK.try_with(|stack| {
         let stack = stack.borrow();
         let entered = stack.iter().rev().find(|entered| Arc::ptr_eq(&entered.flags, flags))?;
-        Some(ask(&entered.slot))
+        Some(ask(&entered.tagged))
     });
     found.ok().flatten()
 }

@@ -16,10 +16,10 @@ impl RegionSet {
     /// [`super::super::ProcessError::NoFiles`]; what files meet: what was written by then counts.
     pub(in super::super) fn demote(&self, amount: Bytes, keep_going: &dyn Fn() -> bool) -> Result<Bytes> {
         self.stores.check(Tier::File)?;
-        let (files, mut slots) = (self.stores.files()?, self.table.named(None)?);
-        self.table.sort(&mut slots);
+        let (files, mut tags) = (self.stores.files()?, self.table.named(None)?);
+        self.table.sort(&mut tags);
         let mut freed = Bytes::ZERO;
-        for region in slots.iter().rev().flat_map(|slot| slot.regions()) {
+        for region in tags.iter().rev().flat_map(|tagged| tagged.regions()) {
             let left = amount.saturating_sub(freed);
             if left.is_zero() || !keep_going() {
                 break;

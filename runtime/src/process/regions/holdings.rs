@@ -71,10 +71,10 @@ impl RegionSet {
 
     fn region_holdings(&self, device: DeviceId) -> Vec<(Policy, RegionHolding)> {
         self.table.cover(&self.registry.devices);
-        let slots = self.table.named(None).unwrap_or_default();
-        let regions = slots
+        let tags = self.table.named(None).unwrap_or_default();
+        let regions = tags
             .iter()
-            .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.options.policy, region)));
+            .flat_map(|tagged| tagged.regions().into_iter().map(|region| (tagged.options.policy, region)));
         let own = regions.filter(|(_, region)| region.pool().device() == device);
         // The domain of one that does not answer is gone.
         own.filter_map(|(policy, region)| Some((policy, region.holding().ok()?))).collect()

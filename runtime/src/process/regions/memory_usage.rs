@@ -9,7 +9,7 @@ use super::super::Result;
 use super::super::device::DeviceMemory;
 use super::RegionSet;
 use super::others::{self, Known};
-use super::slot::{Slot, sizes};
+use super::tagged::{Tagged, sizes};
 use crate::process::gate::DEFAULT;
 
 /// What the context of a relay is called that is there after it was to rest; why comes after it. It is named whatever it takes.
@@ -37,7 +37,7 @@ impl RegionSet {
     /// As `Regions::memory_usage`.
     pub(super) fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
         self.table.cover(&self.registry.devices);
-        let slots = self.table.named(None)?;
+        let tags = self.table.named(None)?;
         // First: it waits for contexts that go.
         let stayed = self.unsuspended_relays();
         let costs = self.registry.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
@@ -45,8 +45,8 @@ impl RegionSet {
         for memory in self.registry.devices.iter() {
             let device = memory.id();
             let mut holders: Vec<(String, Bytes)> = Vec::new();
-            for slot in &slots {
-                holders.push((holder(slot), resident(slot, device)));
+            for tagged in &tags {
+                holders.push((holder(tagged), resident(tagged, device)));
             }
             if let Some(started) = memory.started() {
                 let named: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
@@ -131,14 +131,14 @@ impl RegionSet {
     }
 }
 
-fn holder(slot: &Slot) -> String {
-    match slot.tag() {
+fn holder(tagged: &Tagged) -> String {
+    match tagged.tag() {
         DEFAULT => "pool: outside of regions".to_owned(),
         tag => format!("pool: '{tag}'"),
     }
 }
 
-fn resident(slot: &Slot, device: DeviceId) -> Bytes {
-    let regions = slot.regions();
+fn resident(tagged: &Tagged, device: DeviceId) -> Bytes {
+    let regions = tagged.regions();
     regions.iter().filter(|region| region.pool().device() == device).map(|region| sizes(region).0).sum()
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Regions ─► RegionSet: shared with what goes on in the background
-//! enter(tag) ─► this thread's allocations ─► Slot of the tag ─► a tiers::Region a device
+//! enter(tag) ─► this thread's allocations ─► the tag (`Tagged`) ─► a tiers::Region a device
 //! shrink, refill ─► moves ─► Region ─► LinkMover ─► host                gate: who may use it meanwhile
 //! malloc, copies ─► RegionFlags: one load ─ something is evicted ─► refill of what is touched first
 //! ```
@@ -38,9 +38,9 @@ mod others;
 mod predict;
 mod relays;
 mod report;
-mod slot;
 mod stores;
 mod table;
+mod tagged;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;

@@ -26,10 +26,10 @@ use super::background_refills::{RefillRequest, Wanted};
 use super::choose::in_order;
 use super::ongoing_shrinks::Waiting;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
-use super::slot::{Slot, sizes, wanting};
+use super::tagged::{Tagged, sizes, wanting};
 
 /// A region, and how much of it is to be moved.
-pub(super) type Job = (Arc<Slot>, Arc<Region>, Bytes);
+pub(super) type Job = (Arc<Tagged>, Arc<Region>, Bytes);
 
 /// What was moved, and the first of what kept the rest from it.
 #[derive(Debug, Default)]
@@ -60,13 +60,13 @@ impl RegionSet {
     ) -> Result<ShrinkReport> {
         let (begin, begun) = (Instant::now(), self.refills_begun.get());
         self.table.cover(&self.registry.devices);
-        let slots = self.table.named(ask.tags.as_deref())?;
+        let tags = self.table.named(ask.tags.as_deref())?;
         self.stores.check(ask.tier)?;
         let mut event = json!({
             "event": "shrink", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get), "tier": ask.tier.to_string(),
         });
         self.hooks.before(&event)?;
-        let moved = self.move_out(slots, ask, goes_on);
+        let moved = self.move_out(tags, ask, goes_on);
         let report = match moved {
             Batch { moved, failed: None, warnings } => {
                 let took = begin.elapsed();
@@ -97,12 +97,12 @@ impl RegionSet {
     ) -> Result<RefillReport> {
         let begin = Instant::now();
         self.table.cover(&self.registry.devices);
-        let mut slots = self.table.named(ask.tags.as_deref())?;
-        self.table.sort(&mut slots);
+        let mut tags = self.table.named(ask.tags.as_deref())?;
+        self.table.sort(&mut tags);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
         let refilling = self.registry.observers.agent().refill_begins();
-        let moved = self.move_in(&slots, ask, request);
+        let moved = self.move_in(&tags, ask, request);
         refilling.ended(&moved);
         self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
@@ -112,15 +112,15 @@ impl RegionSet {
 
     /// Brings one region back whose memory somebody is about to use. Whoever that is may hold what a hook needs: hooks are told of it
     /// and not waited for.
-    pub(super) fn bring_back(&self, slot: &Arc<Slot>, region: &Arc<Region>) -> Result<()> {
+    pub(super) fn bring_back(&self, tagged: &Arc<Tagged>, region: &Arc<Region>) -> Result<()> {
         if wanting(region).is_zero() {
             return Ok(());
         }
         let begin = Instant::now();
         let device = region.pool().device();
         self.count_refill();
-        let mut event = json!({ "event": "refill", "tags": [slot.tag()], "bytes": null, "device": device.0, "touched": true });
-        let first = slot.touch_first(device);
+        let mut event = json!({ "event": "refill", "tags": [tagged.tag()], "bytes": null, "device": device.0, "touched": true });
+        let first = tagged.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
         let refilling = self.registry.observers.agent().refill_begins();
         region.pool().lease().want(sizes(region).1);
@@ -129,7 +129,7 @@ impl RegionSet {
             0 => self.registry.refill_timeout,
             _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
         };
-        let job = (slot.clone(), region.clone(), Bytes::MAX);
+        let job = (tagged.clone(), region.clone(), Bytes::MAX);
         let moved = self.refill_one(&job, self.config.verify, credits, None);
         refilling.ended(&moved);
         self.resume_relays();
@@ -163,7 +163,7 @@ impl RegionSet {
         took: Duration,
     ) -> Result<ShrinkReport> {
         let regions = self.table.named(None)?;
-        let evicted = regions.iter().flat_map(|slot| slot.regions());
+        let evicted = regions.iter().flat_map(|tagged| tagged.regions());
         // Devices come back at the same time, regions of one after one another.
         let mut predicted = vec![Duration::ZERO; self.registry.devices.len()];
         for region in evicted {
@@ -193,14 +193,14 @@ impl RegionSet {
         self.imports.mapped().into_iter().map(skipped).collect()
     }
 
-    fn move_out(&self, mut slots: Vec<Arc<Slot>>, ask: &Shrink, goes_on: &dyn Fn() -> bool) -> Batch {
-        self.table.sort(&mut slots);
-        let mut candidates: Vec<(Arc<Slot>, Arc<Region>)> = slots
+    fn move_out(&self, mut tags: Vec<Arc<Tagged>>, ask: &Shrink, goes_on: &dyn Fn() -> bool) -> Batch {
+        self.table.sort(&mut tags);
+        let mut candidates: Vec<(Arc<Tagged>, Arc<Region>)> = tags
             .iter()
-            .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
+            .flat_map(|tagged| tagged.regions().into_iter().map(|region| (tagged.clone(), region)))
             .filter(|(_, region)| ask.device.is_none_or(|device| region.pool().device() == device))
             .collect();
-        candidates.sort_by_key(|(slot, region)| slot.rank(region));
+        candidates.sort_by_key(|(tagged, region)| tagged.eviction_cost(region));
         let mut batch = Batch::default();
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
         let mut waited = Duration::ZERO;
@@ -210,12 +210,12 @@ impl RegionSet {
         loop {
             let freed: Bytes = batch.moved.iter().map(|moved| moved.memory).sum();
             let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
-            let resident = |(slot, region): &(Arc<Slot>, Arc<Region>)| match sizes(region).0 {
+            let resident = |(tagged, region): &(Arc<Tagged>, Arc<Region>)| match sizes(region).0 {
                 // What nobody wants any more may bring something until it has seen that.
                 Bytes::ZERO
                     if is_counted
                         && region.is_refilling()
-                        && self.background_refills.has_unwanted(slot, region.pool().device()) =>
+                        && self.background_refills.has_unwanted(tagged, region.pool().device()) =>
                 {
                     Bytes::new(1)
                 }
@@ -227,14 +227,14 @@ impl RegionSet {
                 if ask.bytes.is_some() || is_counted {
                     return batch;
                 }
-                candidates.iter().for_each(|(slot, region)| slot.count_shrink(region.pool().device()));
+                candidates.iter().for_each(|(tagged, region)| tagged.count_shrink(region.pool().device()));
                 is_counted = true;
                 continue;
             }
             let amount = |amount| if ask.bytes.is_some() { amount } else { Bytes::MAX };
             let job = |(at, size): &(usize, Bytes)| {
-                let (slot, region) = &candidates[*at];
-                (slot.clone(), region.clone(), amount(*size))
+                let (tagged, region) = &candidates[*at];
+                (tagged.clone(), region.clone(), amount(*size))
             };
             let jobs: Vec<Job> = chosen.iter().map(job).collect();
             let begin = Instant::now();
@@ -266,26 +266,26 @@ impl RegionSet {
             Ok(warnings) => warnings,
             Err(error) => return Batch { failed: Some(error), ..Batch::default() },
         };
-        for (slot, region, _) in jobs {
-            slot.begin_out(&self.flags, region.pool().device());
+        for (tagged, region, _) in jobs {
+            tagged.begin_out(&self.flags, region.pool().device());
         }
         let moved = on_each_device(jobs, |job, moved| self.shrink_one(job, ask, moved));
-        for (slot, ..) in jobs {
-            slot.end_out(&self.flags, &self.gate);
+        for (tagged, ..) in jobs {
+            tagged.end_out(&self.flags, &self.gate);
         }
         Batch { warnings, ..moved }
     }
 
     /// Says what was moved, where it stopped in between too.
-    fn shrink_one(&self, (slot, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
+    fn shrink_one(&self, (tagged, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
         let device = region.pool().device();
         let _under_way = self.ongoing_shrinks_of(device).map(|shrinks| shrinks.begin(region.domain()));
         let mover = self.stores.mover(device, Direction::FromGpu)?;
         let store = self.stores.store(ask.tier, device)?;
         let checks = self.stores.digests(self.verifies(ask.verify), device)?;
         let context = TransferContext { mover: &*mover, checks: checks.as_deref() };
-        if slot.options.clean {
-            region.void_clean(self.gate.last_use_of(slot.tag()));
+        if tagged.options.clean {
+            region.void_clean(self.gate.last_use_of(tagged.tag()));
         }
         let shrunk = region.shrink(*amount, &store, context);
         region.pool().lease().tell_returned(true);
@@ -307,7 +307,7 @@ impl RegionSet {
             reason,
         });
         moved.push(Moved {
-            tag: slot.tag().to_owned(),
+            tag: tagged.tag().to_owned(),
             device,
             memory,
             copied,
@@ -323,15 +323,15 @@ impl RegionSet {
 
     fn move_in(
         &self,
-        slots: &[Arc<Slot>],
+        tags: &[Arc<Tagged>],
         ask: &Refill,
         request: Option<&RefillRequest>,
     ) -> Result<Vec<Moved>> {
         let bytes = ask.bytes;
-        let evicted: Vec<(Arc<Slot>, Arc<Region>)> = slots
+        let evicted: Vec<(Arc<Tagged>, Arc<Region>)> = tags
             .iter()
-            .flat_map(|slot| slot.regions().into_iter().map(|region| (slot.clone(), region)))
-            .filter(|(slot, region)| Wanted::by(request, slot, region.pool().device()).is_still())
+            .flat_map(|tagged| tagged.regions().into_iter().map(|region| (tagged.clone(), region)))
+            .filter(|(tagged, region)| Wanted::by(request, tagged, region.pool().device()).is_still())
             .collect();
         let wanted: Vec<(usize, Bytes)> =
             evicted.iter().enumerate().map(|(at, (_, region))| (at, wanting(region))).collect();
@@ -340,8 +340,8 @@ impl RegionSet {
         let jobs: Vec<Job> = chosen
             .into_iter()
             .map(|(at, amount)| {
-                let (slot, region) = &evicted[at];
-                (slot.clone(), region.clone(), if bytes.is_some() { amount } else { Bytes::MAX })
+                let (tagged, region) = &evicted[at];
+                (tagged.clone(), region.clone(), if bytes.is_some() { amount } else { Bytes::MAX })
             })
             .collect();
         self.want(&jobs);
@@ -350,7 +350,7 @@ impl RegionSet {
             self.refill_one(job, verify, credits, request).map(|one| moved.push(one))
         });
         // Of what nothing is evicted any more too: whoever made it so may not have come this far.
-        self.settle(slots);
+        self.settle(tags);
         moved.whole()
     }
 
@@ -358,7 +358,7 @@ impl RegionSet {
     /// first meanwhile. All that is evicted of it is known when this returns.
     fn make_room<T>(
         &self,
-        (slot, region): (&Slot, &Region),
+        (tagged, region): (&Tagged, &Region),
         verify: bool,
         credits: Duration,
         wanted: Wanted<'_>,
@@ -375,7 +375,7 @@ impl RegionSet {
                 let checks = self.stores.digests(verify, device)?;
                 make(TransferContext { mover: &*mover, checks: checks.as_deref() }, &waiting)
             });
-            slot.settle(&self.flags, &self.gate);
+            tagged.settle(&self.flags, &self.gate);
             let is_over = made.is_ok() || !waiting.gave_way();
             if is_over || !ongoing_shrinks.wait_for(region.domain(), credits) {
                 return made;
@@ -387,7 +387,7 @@ impl RegionSet {
     /// As [`super::Regions::commit`].
     pub(super) fn commit(
         &self,
-        slot: &Slot,
+        tagged: &Tagged,
         region: &Region,
         address: Address,
         size: Bytes,
@@ -398,30 +398,31 @@ impl RegionSet {
         lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         let wanted = Wanted::default();
-        let made = self.make_room((slot, region), self.config.verify, credits, wanted, |context, waiting| {
-            Ok(region.commit(address, size, context, waiting)?)
-        });
+        let made =
+            self.make_room((tagged, region), self.config.verify, credits, wanted, |context, waiting| {
+                Ok(region.commit(address, size, context, waiting)?)
+            });
         refilling.ended(&made);
         made
     }
 
     fn refill_one(
         &self,
-        (slot, region, amount): &Job,
+        (tagged, region, amount): &Job,
         verify: bool,
         credits: Duration,
         request: Option<&RefillRequest>,
     ) -> Result<Moved> {
         let device = region.pool().device();
         let (begin, _) = sizes(region);
-        let wanted = Wanted::by(request, slot, device);
-        let refilled = self.make_room((slot, region), verify, credits, wanted, |context, waiting| {
+        let wanted = Wanted::by(request, tagged, device);
+        let refilled = self.make_room((tagged, region), verify, credits, wanted, |context, waiting| {
             // What is there since is not to come once more.
             let left = begin.saturating_add(*amount).saturating_sub(sizes(region).0);
             let left = if *amount == Bytes::MAX { *amount } else { left };
             region.refill(left, context, waiting).map_err(|error| {
                 if !waiting.gave_way() {
-                    self.give_back(slot, region, &error);
+                    self.give_back(tagged, region, &error);
                 }
                 self.no_room(region, error)
             })
@@ -433,7 +434,7 @@ impl RegionSet {
         };
         let (resident, _) = sizes(region);
         Ok(Moved {
-            tag: slot.tag().to_owned(),
+            tag: tagged.tag().to_owned(),
             device,
             memory: refilled.mapped,
             copied: refilled.copied,
@@ -467,22 +468,22 @@ impl RegionSet {
 
     /// Gives back what a refill brought whose grants have stopped: others may wait for it. Not where another refill has brought the rest
     /// meanwhile: uses may run.
-    fn give_back(&self, slot: &Slot, region: &Region, error: &RegionError) {
+    fn give_back(&self, tagged: &Tagged, region: &Region, error: &RegionError) {
         let RegionError::Stopped { moved, source, .. } = error else { return };
         if moved.is_zero() || !matches!(**source, RegionError::Pool(PoolError::Leased { .. })) {
             return;
         }
-        let Ok(closing) = self.gate.close(&Tags::of(&[slot.tag()]), Some(Duration::ZERO)) else { return };
+        let Ok(closing) = self.gate.close(&Tags::of(&[tagged.tag()]), Some(Duration::ZERO)) else { return };
         if !matches!(region.is_usable(), Ok(false)) {
             return;
         }
-        slot.out_begins(&self.flags);
+        tagged.out_begins(&self.flags);
         let device = region.pool().device();
         let gone = self.stores.mover(device, Direction::FromGpu).and_then(|mover| {
             let store = self.stores.store(Tier::Host, device)?;
             Ok(region.shrink(*moved, &store, TransferContext { mover: &*mover, checks: None })?)
         });
-        slot.end_out(&self.flags, &self.gate);
+        tagged.end_out(&self.flags, &self.gate);
         drop(closing);
         region.pool().lease().tell_returned(true);
         if let Err(error) = gone {

@@ -9,7 +9,7 @@ use glake_transfer::paths::{Direction, PathGraph};
 use glake_units::Bytes;
 
 use super::super::device_registry::DeviceRegistry;
-use super::slot::sizes;
+use super::tagged::sizes;
 
 /// Making, mapping and opening an extent, on an H200, for its own GPU.
 const EXTENT: Duration = Duration::from_micros(40);

@@ -12,7 +12,7 @@ use glake_units::Bytes;
 use super::super::device::DeviceMemory;
 use super::super::gate::{DEFAULT, Evicted, GRAPH, Tags, is_reserved};
 use super::super::{ProcessError, Result};
-use super::slot::{Kind, Slot};
+use super::tagged::{Kind, Tagged};
 use crate::sync::RwLock;
 
 /// All tags, by name.
@@ -27,7 +27,7 @@ pub(super) struct Table {
 
 #[derive(Debug, Default)]
 struct Inner {
-    slots: BTreeMap<String, Arc<Slot>>,
+    tagged: BTreeMap<String, Arc<Tagged>>,
     /// What comes back first, as the program said.
     order: Vec<String>,
 }
@@ -43,45 +43,45 @@ impl Table {
             return Err(ProcessError::ReservedTag { tag: options.tag });
         }
         let mut inner = self.inner.write();
-        match inner.slots.get(&options.tag) {
-            Some(slot) if slot.options == options => Ok(()),
-            Some(slot) => Err(ProcessError::OtherOptions {
+        match inner.tagged.get(&options.tag) {
+            Some(tagged) if tagged.options == options => Ok(()),
+            Some(tagged) => Err(ProcessError::OtherOptions {
                 tag: options.tag.clone(),
-                defined: Box::new(slot.options.clone()),
+                defined: Box::new(tagged.options.clone()),
                 asked: Box::new(options),
             }),
             None => {
-                let slot = Slot::new(options.clone(), Kind::Defined, self.devices);
-                inner.slots.insert(options.tag, Arc::new(slot));
+                let tagged = Tagged::new(options.clone(), Kind::Defined, self.devices);
+                inner.tagged.insert(options.tag, Arc::new(tagged));
                 Ok(())
             }
         }
     }
 
     /// A tag that there is.
-    pub(super) fn get(&self, tag: &str) -> Result<Arc<Slot>> {
+    pub(super) fn get(&self, tag: &str) -> Result<Arc<Tagged>> {
         let inner = self.inner.read();
-        inner.slots.get(tag).cloned().ok_or_else(|| ProcessError::UnknownTag {
+        inner.tagged.get(tag).cloned().ok_or_else(|| ProcessError::UnknownTag {
             tag: tag.to_owned(),
-            known: inner.slots.keys().cloned().collect(),
+            known: inner.tagged.keys().cloned().collect(),
         })
     }
 
     /// The same; what lies in no region is always there.
-    pub(super) fn known(&self, tag: &str) -> Result<Arc<Slot>> {
+    pub(super) fn known(&self, tag: &str) -> Result<Arc<Tagged>> {
         if tag == DEFAULT { Ok(self.reserved(tag.to_owned(), Kind::Default)) } else { self.get(tag) }
     }
 
     /// These, or all, in the order of their tags.
-    pub(super) fn named(&self, tags: Option<&[String]>) -> Result<Vec<Arc<Slot>>> {
+    pub(super) fn named(&self, tags: Option<&[String]>) -> Result<Vec<Arc<Tagged>>> {
         match tags {
-            None => Ok(self.inner.read().slots.values().cloned().collect()),
+            None => Ok(self.inner.read().tagged.values().cloned().collect()),
             Some(tags) => {
-                let mut found: Vec<Arc<Slot>> = Vec::new();
+                let mut found: Vec<Arc<Tagged>> = Vec::new();
                 for tag in tags {
-                    let slot = self.known(tag)?;
-                    if !found.iter().any(|other| Arc::ptr_eq(other, &slot)) {
-                        found.push(slot);
+                    let tagged = self.known(tag)?;
+                    if !found.iter().any(|other| Arc::ptr_eq(other, &tagged)) {
+                        found.push(tagged);
                     }
                 }
                 Ok(found)
@@ -101,9 +101,9 @@ impl Table {
                 .into_iter()
                 .map(|(domain, id)| (domain, format!("{GRAPH}{id}")))
                 .collect();
-            for slot in self.inner.read().slots.values().filter(|slot| slot.kind == Kind::Graph) {
-                let is_own = |own| domains.iter().any(|(domain, tag)| *domain == own && tag == slot.tag());
-                slot.forget(device, is_own);
+            for tagged in self.inner.read().tagged.values().filter(|tagged| tagged.kind == Kind::Graph) {
+                let is_own = |own| domains.iter().any(|(domain, tag)| *domain == own && tag == tagged.tag());
+                tagged.forget(device, is_own);
             }
             for (domain, tag) in domains {
                 self.reserved(tag, Kind::Graph).cover(&started.pool, domain, &self.clock);
@@ -111,19 +111,19 @@ impl Table {
         }
     }
 
-    fn reserved(&self, tag: String, kind: Kind) -> Arc<Slot> {
-        if let Some(slot) = self.inner.read().slots.get(&tag) {
-            return slot.clone();
+    fn reserved(&self, tag: String, kind: Kind) -> Arc<Tagged> {
+        if let Some(tagged) = self.inner.read().tagged.get(&tag) {
+            return tagged.clone();
         }
         let options = RegionOptions { extent: self.extent, ..RegionOptions::of(tag.clone()) };
         let mut inner = self.inner.write();
-        inner.slots.entry(tag).or_insert_with(|| Arc::new(Slot::new(options, kind, self.devices))).clone()
+        inner.tagged.entry(tag).or_insert_with(|| Arc::new(Tagged::new(options, kind, self.devices))).clone()
     }
 
     /// Whose a domain of a device is.
-    pub(super) fn of_domain(&self, device: DeviceId, domain: DomainId) -> Option<(Arc<Slot>, Arc<Region>)> {
+    pub(super) fn of_domain(&self, device: DeviceId, domain: DomainId) -> Option<(Arc<Tagged>, Arc<Region>)> {
         let inner = self.inner.read();
-        inner.slots.values().find_map(|slot| Some((slot.clone(), slot.region_of(device, domain)?)))
+        inner.tagged.values().find_map(|tagged| Some((tagged.clone(), tagged.region_of(device, domain)?)))
     }
 
     /// What comes back first; what is not named comes after it.
@@ -135,16 +135,16 @@ impl Table {
 
     /// Sorts by what comes back first: as the program said, then regions in the order of their first allocation, then graphs' pools,
     /// then what lies in no region.
-    pub(super) fn sort(&self, slots: &mut [Arc<Slot>]) {
+    pub(super) fn sort(&self, tags: &mut [Arc<Tagged>]) {
         let inner = self.inner.read();
-        let said = |slot: &Arc<Slot>| inner.order.iter().position(|tag| tag == slot.tag());
-        slots.sort_by_key(|slot| {
-            let kind = match slot.kind {
+        let said = |tagged: &Arc<Tagged>| inner.order.iter().position(|tag| tag == tagged.tag());
+        tags.sort_by_key(|tagged| {
+            let kind = match tagged.kind {
                 Kind::Defined => 0,
                 Kind::Graph => 1,
                 Kind::Default => 2,
             };
-            (said(slot).unwrap_or(usize::MAX), kind, slot.first())
+            (said(tagged).unwrap_or(usize::MAX), kind, tagged.first())
         });
     }
 }
@@ -152,8 +152,8 @@ impl Table {
 impl Evicted for Table {
     fn evicted(&self, tags: &Tags) -> Vec<String> {
         let inner = self.inner.read();
-        let evicted = inner.slots.values().filter(|slot| slot.is_away() && tags.use_of(slot.tag()));
-        evicted.map(|slot| slot.tag().to_owned()).collect()
+        let evicted = inner.tagged.values().filter(|tagged| tagged.is_away() && tags.use_of(tagged.tag()));
+        evicted.map(|tagged| tagged.tag().to_owned()).collect()
     }
 }
 
@@ -185,7 +185,7 @@ mod schedules {
                 })
                 .collect();
             let found: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-            let same = |one: &Arc<Slot>, other: &Arc<Slot>| Arc::ptr_eq(one, other);
+            let same = |one: &Arc<Tagged>, other: &Arc<Tagged>| Arc::ptr_eq(one, other);
             assert!(found.windows(2).all(|two| same(&two[0].0, &two[1].0) && same(&two[0].1, &two[1].1)));
             assert_eq!(table.named(None).unwrap().len(), 2);
         });

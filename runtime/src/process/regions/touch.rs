@@ -9,7 +9,7 @@ use glake_units::Bytes;
 
 use super::super::Result;
 use super::super::device::{DeviceMemory, Started};
-use super::slot::Slot;
+use super::tagged::Tagged;
 use super::{RegionSet, current_region};
 
 impl RegionSet {
@@ -21,7 +21,9 @@ impl RegionSet {
     #[inline(never)]
     pub(in super::super) fn domain_of(&self, started: &Started, routed: DomainId) -> Result<DomainId> {
         let own = || {
-            current_region::with_innermost(&self.flags, |slot| slot.domain(&started.pool, &self.table.clock))
+            current_region::with_innermost(&self.flags, |tagged| {
+                tagged.domain(&started.pool, &self.table.clock)
+            })
         };
         let domain = match routed == Allocator::default_domain() {
             true => own().flatten().unwrap_or(routed),
@@ -49,8 +51,8 @@ impl RegionSet {
         match domain {
             None => self.given_up(),
             Some((device, domain)) => {
-                if let Some((slot, _)) = self.table.of_domain(device, domain) {
-                    self.settle(&[slot]);
+                if let Some((tagged, _)) = self.table.of_domain(device, domain) {
+                    self.settle(&[tagged]);
                 }
             }
         }
@@ -59,16 +61,16 @@ impl RegionSet {
     /// Blocks were freed, or memory was given up.
     pub(in super::super) fn given_up(&self) {
         if self.flags.is_any_evicted()
-            && let Ok(slots) = self.table.named(None)
+            && let Ok(tags) = self.table.named(None)
         {
-            self.settle(&slots);
+            self.settle(&tags);
         }
     }
 
     /// Opens the gate for those of which nothing is evicted any more.
-    pub(super) fn settle(&self, slots: &[Arc<Slot>]) {
-        for slot in slots.iter().filter(|slot| slot.is_away()) {
-            slot.settle(&self.flags, &self.gate);
+    pub(super) fn settle(&self, tags: &[Arc<Tagged>]) {
+        for tagged in tags.iter().filter(|tagged| tagged.is_away()) {
+            tagged.settle(&self.flags, &self.gate);
         }
     }
 
@@ -76,7 +78,7 @@ impl RegionSet {
     #[cold]
     fn touch(&self, started: &Started, domain: DomainId) -> Result<()> {
         match self.table.of_domain(started.pool.device(), domain) {
-            Some((slot, region)) if slot.is_away() => self.bring_back(&slot, &region),
+            Some((tagged, region)) if tagged.is_away() => self.bring_back(&tagged, &region),
             _ => Ok(()),
         }
     }
@@ -114,8 +116,8 @@ impl RegionSet {
     #[cold]
     pub(in super::super) fn handed_out(&self, started: &Started, domain: DomainId, address: Address) {
         if self.flags.is_any_cleaned()
-            && let Some((slot, region)) = self.table.of_domain(started.pool.device(), domain)
-            && slot.options.clean
+            && let Some((tagged, region)) = self.table.of_domain(started.pool.device(), domain)
+            && tagged.options.clean
         {
             region.void_block(address);
         }

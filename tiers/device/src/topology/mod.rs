@@ -114,15 +114,15 @@ impl Topology {
         let nodes = devices
             .iter()
             .map(|device| {
-                let slot = device.pci.as_deref().map(|pci| pcie::read(sys, pci)).unwrap_or_default();
+                let pci = device.pci.as_deref().map(|pci| pcie::read(sys, pci)).unwrap_or_default();
                 DeviceNode {
                     id: device.id,
                     name: device.name.clone(),
                     memory: device.memory,
                     pci: device.pci.clone(),
-                    node: slot.node,
-                    link: slot.link,
-                    switch: slot.root.map(|root| switches.number(root)),
+                    node: pci.node,
+                    link: pci.link,
+                    switch: pci.root.map(|root| switches.number(root)),
                 }
             })
             .collect();

@@ -8,7 +8,7 @@ use glake_units::Bandwidth;
 
 /// What sysfs says of a PCI device; everything else is unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Slot {
+pub(super) struct PciDevice {
     /// The NUMA node that it is near to.
     pub(super) node: Option<u32>,
     /// What its link carries, by speed and width.
@@ -32,7 +32,7 @@ impl Switches {
 }
 
 /// Reads one device by its PCI address.
-pub(super) fn read(sys: &Path, pci: &str) -> Slot {
+pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
     let device = sys.join("bus/pci/devices").join(pci);
     let line = |name: &str| fs::read_to_string(device.join(name)).ok().map(|text| text.trim().to_owned());
     // An idle GPU slows its link down, so the speed is the one it can have; the width does not change.
@@ -43,7 +43,7 @@ pub(super) fn read(sys: &Path, pci: &str) -> Slot {
         from_gpu: rate,
         nominal: true,
     });
-    Slot {
+    PciDevice {
         // -1 where the firmware does not say.
         node: line("numa_node").and_then(|text| text.parse().ok()),
         link,
@@ -114,13 +114,13 @@ mod tests {
         ] {
             fs::write(device.join(name), text).unwrap();
         }
-        let slot = read(&sys, "0000:3b:00.0");
-        assert_eq!(slot.node, Some(1));
-        assert!((slot.link.unwrap().to_gpu.0 - 31.5).abs() < 0.1);
+        let found = read(&sys, "0000:3b:00.0");
+        assert_eq!(found.node, Some(1));
+        assert!((found.link.unwrap().to_gpu.0 - 31.5).abs() < 0.1);
         fs::write(device.join("numa_node"), "-1\n").unwrap();
         assert_eq!(read(&sys, "0000:3b:00.0").node, None);
         fs::remove_dir_all(&sys).unwrap();
-        assert_eq!(read(&sys, "0000:3b:00.0"), Slot::default());
+        assert_eq!(read(&sys, "0000:3b:00.0"), PciDevice::default());
     }
 
     #[test]

@@ -179,7 +179,7 @@ fn who_has_no_context_or_is_in_another_state_is_refused() {
     for refused in [driver.checkpoint(pid), driver.restore(pid), driver.unlock(pid)] {
         assert!(matches!(refused, Err(CheckpointError::State { found: ProcessState::Running, .. })));
     }
-    // One that dies while it is checkpointed has nothing, and its slot is another's.
+    // One that dies while it is checkpointed has nothing, and its record is another's.
     put_away(&driver, pid, SECOND).unwrap();
     worker.child.kill().unwrap();
     worker.child.wait().unwrap();

@@ -112,7 +112,7 @@ fn more_than_one_list_and_many_at_once() {
     for (at, digesting) in (0..).zip(begun) {
         assert_eq!(digesting.wait().unwrap(), Digest::of(part(at)), "{at}");
     }
-    // Dropped under way: its slot is used again only once it has run.
+    // Dropped under way: its buffer is used again only once it has run.
     drop(harness.digests.enqueue(stream, &[span(0, 100)]).unwrap());
     assert_eq!(harness.digest(&[span(3, 1)]), Digest::of(part(3)));
     drop(buffer);

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - The kernel reads nothing but memory of the spans that were given for it, which its GPU reaches and which the work holds.
-//! - A slot is one launch's alone: its list is written, and its sums are read, only while no kernel runs on it.
+//! - A buffer is one launch's alone: its list is written, and its sums are read, only while no kernel runs on it.
 
 mod function;
 
@@ -40,8 +40,8 @@ const WORD: u64 = 16;
 /// An entry of a list, as the kernel reads it: where it begins, how long it is, the position of its first word.
 type Entry = [u64; 3];
 const ENTRY: usize = size_of::<Entry>();
-/// What one slot takes, and what the sums take of that. The rest is its list: 5,290 pieces, which are 165 MiB.
-const SLOT: Bytes = Bytes::kib(128);
+/// What one buffer takes, and what the sums take of that. The rest is its list: 5,290 pieces, which are 165 MiB.
+const LAUNCH_BUFFER: Bytes = Bytes::kib(128);
 const SUMS: usize = BLOCKS as usize * 8;
 
 /// The digest kernel of one GPU. A clone is the same kernel.
@@ -56,12 +56,12 @@ struct Loaded {
     stream: OwnedStream,
     module: Module,
     kernel: Kernel,
-    slots: Mutex<Vec<Slot>>,
+    buffers: Mutex<Vec<LaunchBuffer>>,
 }
 
 /// Pinned memory for one launch: its sums, then its list.
 #[derive(Debug)]
-struct Slot {
+struct LaunchBuffer {
     memory: PinnedRange,
     /// Recorded after a launch; `None` while there has been none.
     launched: Option<OwnedEvent>,
@@ -72,7 +72,7 @@ struct Slot {
 #[derive(Debug)]
 pub struct Digesting {
     loaded: Arc<Loaded>,
-    slots: Vec<Slot>,
+    buffers: Vec<LaunchBuffer>,
     length: u64,
     spans: Vec<Span>,
 }
@@ -86,9 +86,9 @@ impl Digests {
         let driver = completion_events.driver();
         let stream = OwnedStream::new(driver, device)?;
         let module = driver.module_load(device, &SOURCE)?;
-        let (completion_events, kernel, slots) = (completion_events.clone(), Kernel(0), Mutex::default());
+        let (completion_events, kernel, buffers) = (completion_events.clone(), Kernel(0), Mutex::default());
         // From here on dropping it unloads the module.
-        let mut loaded = Loaded { completion_events, device, stream, module, kernel, slots };
+        let mut loaded = Loaded { completion_events, device, stream, module, kernel, buffers };
         loaded.kernel = loaded.completion_events.driver().kernel_find(device, module, KERNEL)?;
         Ok(Digests(Arc::new(loaded)))
     }
@@ -108,27 +108,27 @@ impl Digests {
     /// # Errors
     /// [`Refusal::InvalidValue`] where a span does not begin at a multiple of 16 bytes, or one before the last is not so long;
     /// [`Refusal::NoPeerAccess`] where the GPU does not reach one; what the driver answers, also to pinning 2 MiB where all
-    /// slots are under way.
+    /// buffers are under way.
     pub fn enqueue(&self, stream: Stream, spans: &[Span]) -> Result<Digesting> {
         let loaded = &*self.0;
         loaded.check(spans)?;
         let (entries, length) = entries(spans);
         let mut digesting =
-            Digesting { loaded: self.0.clone(), slots: Vec::new(), length, spans: spans.to_vec() };
+            Digesting { loaded: self.0.clone(), buffers: Vec::new(), length, spans: spans.to_vec() };
         let reads: Vec<Touch> =
             spans.iter().map(|span| Touch { address: span.start(), size: span.size() }).collect();
-        for list in entries.chunks(Slot::PIECES) {
-            let mut slot = loaded.slot()?;
-            slot.fill(list);
-            // Of a launch whose end cannot be marked the slot is not used again: its memory stays until all work is done.
-            loaded.launch(stream, &slot, &reads)?;
-            let marked = slot.launched.take().map_or_else(
+        for list in entries.chunks(LaunchBuffer::PIECES) {
+            let mut buffer = loaded.buffer()?;
+            buffer.fill(list);
+            // Of a launch whose end cannot be marked the buffer is not used again: its memory stays until all work is done.
+            loaded.launch(stream, &buffer, &reads)?;
+            let marked = buffer.launched.take().map_or_else(
                 || OwnedEvent::new(loaded.completion_events.driver(), loaded.device, EventKind::Sleeping),
                 Ok,
             )?;
             marked.record(stream)?;
-            slot.launched = Some(marked);
-            digesting.slots.push(slot);
+            buffer.launched = Some(marked);
+            digesting.buffers.push(buffer);
         }
         Ok(digesting)
     }
@@ -149,45 +149,46 @@ impl Loaded {
         Ok(())
     }
 
-    fn launch(&self, stream: Stream, slot: &Slot, reads: &[Touch]) -> Result<()> {
-        let sums = slot.memory.start();
+    fn launch(&self, stream: Stream, buffer: &LaunchBuffer, reads: &[Touch]) -> Result<()> {
+        let sums = buffer.memory.start();
         let list = Touch {
             address: Address(sums.0 + SUMS as u64),
-            size: Bytes::new(slot.pieces.saturating_mul(ENTRY as u64)),
+            size: Bytes::new(buffer.pieces.saturating_mul(ENTRY as u64)),
         };
         let request = LaunchRequest {
             kernel: self.kernel,
             grid: [BLOCKS, 1, 1],
             block: [THREADS, 1, 1],
-            arguments: &[list.address.0, slot.pieces, sums.0, u64::from(BLOCKS)],
+            arguments: &[list.address.0, buffer.pieces, sums.0, u64::from(BLOCKS)],
             touches: &Touched {
                 reads: &[&[list], reads].concat(),
                 writes: &[Touch { address: sums, size: Bytes::new(SUMS as u64) }],
             },
         };
         // SAFETY: the kernel reads the list and its pieces, which lie in spans that the GPU reaches and that live until it has run,
-        // and writes its sums; the slot is used again only after that.
+        // and writes its sums; the buffer is used again only after that.
         unsafe { self.completion_events.driver().launch(self.device, &request, stream) }
     }
 
-    /// A slot that no kernel uses; makes more where there is none.
-    fn slot(&self) -> Result<Slot> {
-        let mut slots = self.slots.lock();
-        for at in 0..slots.len() {
-            let passed = slots[at].launched.as_ref().map_or(Ok(true), OwnedEvent::is_passed);
+    /// A buffer that no kernel uses; makes more where there is none.
+    fn buffer(&self) -> Result<LaunchBuffer> {
+        let mut buffers = self.buffers.lock();
+        for at in 0..buffers.len() {
+            let passed = buffers[at].launched.as_ref().map_or(Ok(true), OwnedEvent::is_passed);
             if passed? {
-                return Ok(slots.swap_remove(at));
+                return Ok(buffers.swap_remove(at));
             }
         }
-        let mut rest = PinnedRange::whole(Registration::new(&self.completion_events, Pages::new(SLOT, 1)?)?);
+        let mut rest =
+            PinnedRange::whole(Registration::new(&self.completion_events, Pages::new(LAUNCH_BUFFER, 1)?)?);
         loop {
-            let (memory, others) = match rest.split(SLOT) {
+            let (memory, others) = match rest.split(LAUNCH_BUFFER) {
                 Ok((memory, others)) => (memory, Some(others)),
                 Err(memory) => (memory, None),
             };
-            let slot = Slot { memory, launched: None, pieces: 0 };
-            let Some(others) = others else { return Ok(slot) };
-            slots.push(slot);
+            let buffer = LaunchBuffer { memory, launched: None, pieces: 0 };
+            let Some(others) = others else { return Ok(buffer) };
+            buffers.push(buffer);
             rest = others;
         }
     }
@@ -216,7 +217,10 @@ impl Digesting {
     /// What the driver answers.
     pub fn is_done(&self) -> Result<bool> {
         // The last launch is the last that runs: all are of one stream.
-        self.slots.last().and_then(|slot| slot.launched.as_ref()).map_or(Ok(true), OwnedEvent::is_passed)
+        self.buffers
+            .last()
+            .and_then(|buffer| buffer.launched.as_ref())
+            .map_or(Ok(true), OwnedEvent::is_passed)
     }
 
     /// Waits for it on the host, asleep.
@@ -225,9 +229,9 @@ impl Digesting {
     /// What the driver answers.
     pub fn wait(self) -> Result<Digest> {
         let mut sum = 0_u64;
-        for slot in &self.slots {
-            slot.launched.as_ref().map_or(Ok(()), OwnedEvent::synchronize)?;
-            let sums = slot.memory.as_slice().as_chunks::<8>().0.iter().take(BLOCKS as usize);
+        for buffer in &self.buffers {
+            buffer.launched.as_ref().map_or(Ok(()), OwnedEvent::synchronize)?;
+            let sums = buffer.memory.as_slice().as_chunks::<8>().0.iter().take(BLOCKS as usize);
             sum = sums.fold(sum, |sum, found| sum.wrapping_add(u64::from_le_bytes(*found)));
         }
         Ok(Digest::finished(sum, self.length))
@@ -236,11 +240,11 @@ impl Digesting {
 
 impl Drop for Digesting {
     fn drop(&mut self) {
-        self.loaded.slots.lock().append(&mut self.slots);
+        self.loaded.buffers.lock().append(&mut self.buffers);
     }
 }
 
-impl Slot {
+impl LaunchBuffer {
     /// How many pieces a list has.
     const PIECES: usize = ((128 << 10) - SUMS) / ENTRY;
 

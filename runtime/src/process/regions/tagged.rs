@@ -1,7 +1,7 @@
 //! One tag: what its regions are made with, and its region on each device.
 //!
 //! Invariant: `is_away` is true from before a shrink begins until all memory of the tag is known to be back, by what the pools'
-//! records say; whoever ends a move looks last ([`Slot::settle`]). The gate and the flags say nothing else: the gate reads it, the
+//! records say; whoever ends a move looks last ([`Tagged::settle`]). The gate and the flags say nothing else: the gate reads it, the
 //! flags count it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::super::gate::Gate;
-use super::choose::Rank;
+use super::choose::EvictionCost;
 use super::flags::RegionFlags;
 
 /// Whose memory it is.
@@ -29,9 +29,9 @@ pub(super) enum Kind {
     Default,
 }
 
-/// A tag.
+/// A tag, and what is tagged with it.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Tagged {
     pub(super) options: RegionOptions,
     pub(super) kind: Kind,
     /// The domains of a defined region, by device, where something was allocated.
@@ -54,13 +54,13 @@ pub(super) struct Slot {
 /// Is the first to touch a region that is evicted.
 #[derive(Debug)]
 pub(super) struct FirstTouch<'s> {
-    slot: &'s Slot,
+    tagged: &'s Tagged,
     device: DeviceSet,
 }
 
-impl Slot {
-    pub(super) fn new(options: RegionOptions, kind: Kind, devices: usize) -> Slot {
-        Slot {
+impl Tagged {
+    pub(super) fn new(options: RegionOptions, kind: Kind, devices: usize) -> Tagged {
+        Tagged {
             options,
             kind,
             domains: (0..devices).map(|_| OnceLock::new()).collect(),
@@ -159,11 +159,13 @@ impl Slot {
         self.first.load(Ordering::Relaxed)
     }
 
-    pub(super) fn rank(&self, region: &Region) -> Rank {
+    pub(super) fn eviction_cost(&self, region: &Region) -> EvictionCost {
         match self.kind {
-            Kind::Defined => Rank::of(self.options.policy, self.options.host_copy, region.is_sealed()),
-            Kind::Graph => Rank::Graph,
-            Kind::Default => Rank::Default,
+            Kind::Defined => {
+                EvictionCost::of(self.options.policy, self.options.host_copy, region.is_sealed())
+            }
+            Kind::Graph => EvictionCost::Graph,
+            Kind::Default => EvictionCost::Default,
         }
     }
 
@@ -191,7 +193,7 @@ impl Slot {
         self.out_begins(flags);
     }
 
-    /// Some of it is on its way out, until [`Slot::end_out`]; refills that were requested before are wanted as ever.
+    /// Some of it is on its way out, until [`Tagged::end_out`]; refills that were requested before are wanted as ever.
     pub(super) fn out_begins(&self, flags: &RegionFlags) {
         let mut out = self.out.lock();
         *out += 1;
@@ -227,13 +229,13 @@ impl Slot {
         device
             .intersection(DeviceSet::from_bits(touched))
             .is_empty()
-            .then_some(FirstTouch { slot: self, device })
+            .then_some(FirstTouch { tagged: self, device })
     }
 }
 
 impl Drop for FirstTouch<'_> {
     fn drop(&mut self) {
-        self.slot.touched.fetch_and(!self.device.bits(), Ordering::Relaxed);
+        self.tagged.touched.fetch_and(!self.device.bits(), Ordering::Relaxed);
     }
 }
 
