@@ -446,6 +446,70 @@ class Checkpoints(OfReplay):
         handle.remove()
 
 
+class Leaves(OfReplay):
+    """Which there are."""
+
+    def test_layers_that_no_backward_needs_are_soon_not_stored(self):
+        model = Layered([Block() for _ in range(4)], True)
+        for parameter in model.layers[:2].parameters():
+            parameter.requires_grad_(False)
+        handle = self.replays(model)
+        for _ in range(70):
+            model(self.inputs()).square().sum().backward()
+        self.assertLess(max(len(leaf.found) for leaf in handle._replay._leaves.values()), 32)
+        before = self.replayed()
+        self.assertIn("unread", self.reasons(handle))
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        for _ in range(70):
+            model(self.inputs()).square().sum().backward()
+        self.assertEqual([leaf.is_trusted for leaf in handle._replay._leaves.values()], [True] * len(handle._replay._leaves))
+        self.assertGreater(self.replayed(), before)
+        handle.remove()
+
+    def test_products_that_are_short(self):
+        model = Layered([Block()], True)
+        handle = self.replays(model, least_inner=17)
+        for _ in range(3):
+            model(self.inputs()).sum().backward()
+        self.assertEqual([leaf.kind.name for leaf in handle._replay._leaves.values()], ["attention", "linear"])
+        handle.remove()
+
+    def test_nested_and_meta_tensors(self):
+        class Nested(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+            def forward(self, x):
+                nested = torch.nested.as_nested_tensor([x[0], x[1, :2]])
+                return torch.tanh(self.second(torch.nested.to_padded_tensor(self.first(nested), 0.0)))
+
+        self.same(lambda on: Layered([Nested()], on, determinism_check="none"))
+        model = Layered([Block()], True).to("meta")
+        handle = self.replays(model)
+        for _ in range(3):
+            model(torch.randn(2, 5, 16, device="meta")).sum().backward()
+        self.assertEqual(self.reasons(handle), {"tensors"})
+        handle.remove()
+
+    def test_subclasses_are_computed_again(self):
+        class Weight(torch.Tensor):
+            pass
+
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight, self.after = nn.Parameter(torch.randn(16, 16)), nn.Linear(16, 16)
+
+            def forward(self, x):
+                found = functional.linear(x, self.weight.as_subclass(Weight))
+                return torch.tanh(self.after(torch.tanh(found.as_subclass(torch.Tensor))))
+
+        self.same(lambda on: Layered([Odd() for _ in range(2)], on), reasons=["tensors"], steps=4)
+
+
+
 class Planned(OfReplay):
     """A site that has times of leaves, and verdicts on them."""
 
