@@ -79,7 +79,7 @@ struct Owner {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Record {
+struct ProcessRecord {
     owner: Owner,
     used: u64,
     /// Nanoseconds since the machine's start; zero while nobody has found its owner dead.
@@ -126,13 +126,13 @@ impl Ledger {
     }
 
     /// All records, those of the dead marked and, after a while, cleared. Under the lock.
-    fn reclaimed(&self) -> io::Result<Vec<Record>> {
+    fn reclaimed(&self) -> io::Result<Vec<ProcessRecord>> {
         let mut bytes = vec![0; LENGTH];
         self.file.read_exact_at(&mut bytes, 0)?;
         let (words, _) = bytes.as_chunks::<WORD>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         let (rows, _) = words.as_chunks::<WORDS>();
-        let mut records: Vec<Record> = rows[1..].iter().copied().map(Record::from).collect();
+        let mut records: Vec<ProcessRecord> = rows[1..].iter().copied().map(ProcessRecord::from).collect();
         let now = now();
         let reclaim = u64::try_from(self.reclaim.as_nanos()).unwrap_or(u64::MAX);
         for (index, record) in records.iter_mut().enumerate().filter(|(_, record)| record.owner.pid != 0) {
@@ -141,7 +141,7 @@ impl Ledger {
                 record.found_dead = now;
             }
             if record.found_dead != 0 && now.saturating_sub(record.found_dead) >= reclaim {
-                *record = Record::default();
+                *record = ProcessRecord::default();
                 self.begin(index, *record)?;
             } else if *record != before {
                 self.write(index, *record)?;
@@ -151,12 +151,12 @@ impl Ledger {
     }
 
     /// Writes a record anew, as of somebody else.
-    fn begin(&self, record: usize, value: Record) -> io::Result<()> {
+    fn begin(&self, record: usize, value: ProcessRecord) -> io::Result<()> {
         put(&self.file, word(record, OWNED), &[0; WORDS - OWNED])?;
         self.write(record, value)
     }
 
-    fn write(&self, record: usize, value: Record) -> io::Result<()> {
+    fn write(&self, record: usize, value: ProcessRecord) -> io::Result<()> {
         let owned: [u64; OWNED] = [value.owner.pid.into(), value.owner.start, value.used, value.found_dead];
         put(&self.file, word(record, 0), &owned)
     }
@@ -170,7 +170,7 @@ impl Ledger {
     pub(super) fn places(&self, pid: u32) -> io::Result<Vec<Place>> {
         let records = self.reclaimed()?.into_iter().enumerate();
         let own = records.filter(|(_, record)| record.owner.pid == pid && pid != 0 && record.found_dead == 0);
-        own.map(|(record, Record { used, .. })| {
+        own.map(|(record, ProcessRecord { used, .. })| {
             let mut saved = [0; WORD];
             self.file.read_exact_at(&mut saved, word(record, SAVED))?;
             let condition = self.words.condition(at(record));
@@ -237,7 +237,7 @@ impl Account {
         let _locked = Locked::new(&ledger.file)?;
         let free = ledger.reclaimed()?.iter().position(|record| record.owner.pid == 0);
         let record = free.ok_or(io::Error::from(io::ErrorKind::QuotaExceeded))?;
-        ledger.begin(record, Record { owner, ..Record::default() })?;
+        ledger.begin(record, ProcessRecord { owner, ..ProcessRecord::default() })?;
         drop(_locked);
         Ok(Account { ledger, record, owner, used: 0 })
     }
@@ -273,7 +273,7 @@ impl Account {
 
     fn set(&mut self, used: u64) -> io::Result<()> {
         self.used = used;
-        self.ledger.write(self.record, Record { owner: self.owner, used, found_dead: 0 })
+        self.ledger.write(self.record, ProcessRecord { owner: self.owner, used, found_dead: 0 })
     }
 }
 
@@ -283,7 +283,7 @@ impl Drop for Account {
         if self.owner.pid == std::process::id()
             && let Ok(_locked) = Locked::new(&self.ledger.file)
         {
-            let _ = self.ledger.begin(self.record, Record::default());
+            let _ = self.ledger.begin(self.record, ProcessRecord::default());
         }
     }
 }
@@ -299,10 +299,10 @@ impl Owner {
     }
 }
 
-impl From<[u64; WORDS]> for Record {
-    fn from([pid, start, used, found_dead, ..]: [u64; WORDS]) -> Record {
+impl From<[u64; WORDS]> for ProcessRecord {
+    fn from([pid, start, used, found_dead, ..]: [u64; WORDS]) -> ProcessRecord {
         let pid = u32::try_from(pid).unwrap_or(u32::MAX);
-        Record { owner: Owner { pid, start }, used, found_dead }
+        ProcessRecord { owner: Owner { pid, start }, used, found_dead }
     }
 }
 
@@ -324,7 +324,7 @@ fn now() -> u64 {
     (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).max(1)
 }
 
-fn sum(records: &[Record]) -> u64 {
+fn sum(records: &[ProcessRecord]) -> u64 {
     records.iter().fold(0, |sum, record| sum.saturating_add(record.used))
 }
 
@@ -384,7 +384,7 @@ mod tests {
         let mut one = account(folder.path());
         // As a process that died: its id may be used again, but it started at another time.
         let dead = Owner { start: one.owner.start + 1, ..one.owner };
-        one.ledger.write(7, Record { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
+        one.ledger.write(7, ProcessRecord { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
         assert!(!one.take(60 * MIB).unwrap(), "it is not back yet");
         assert_eq!(one.ledger.read().unwrap(), (70 * MIB, vec![(dead.pid, 0)]), "counted, but nobody's");
         std::thread::sleep(RECLAIM);

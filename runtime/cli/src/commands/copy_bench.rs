@@ -21,7 +21,7 @@ use glake_runtime::config::Config;
 #[command(after_help = EXAMPLES)]
 pub struct CopyArguments {
     /// Which way: h2d to the GPU, d2h from it
-    #[arg(long, value_name = "WAY", default_value = "both")]
+    #[arg(long, value_name = "DIRECTION", default_value = "both")]
     direction: Directions,
     /// What memory: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and
     /// cuMemAllocAsync's), pageable (malloc's, and GLake's), scattered (pool, in blocks that lie anywhere), broadcast

@@ -41,7 +41,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// What is replayed: a policy, and for the product how far the GPU is behind.
+/// How a trace is replayed: under a policy, and for the product how far the GPU is behind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
     pub(super) policy: Policy,

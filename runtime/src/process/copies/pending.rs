@@ -27,11 +27,11 @@ pub(super) enum Pending {
 #[derive(Debug, Default)]
 pub(in super::super) struct PendingCopies {
     last: AtomicU64,
-    copies: Mutex<FxHashMap<u64, Shared>>,
+    copies: Mutex<FxHashMap<u64, PendingCopy>>,
 }
 
 /// Empty once it was waited for.
-type Shared = Arc<Mutex<Option<Pending>>>;
+type PendingCopy = Arc<Mutex<Option<Pending>>>;
 
 impl PendingCopies {
     /// Its handle.
@@ -43,9 +43,9 @@ impl PendingCopies {
 
     /// Waits for a copy, and ends its handle.
     pub(super) fn wait(&self, handle: u64) -> Result<()> {
-        let shared = self.copies.lock().remove(&handle);
+        let copy = self.copies.lock().remove(&handle);
         // Another thread may be asking whether it is done.
-        let pending = shared.and_then(|shared| shared.lock().take());
+        let pending = copy.and_then(|copy| copy.lock().take());
         match pending.ok_or(ProcessError::UnknownCopy { handle })? {
             Pending::Engine(copy) => Ok(copy.wait()?),
             Pending::Native(event) => Ok(event.synchronize()?),
@@ -55,9 +55,9 @@ impl PendingCopies {
 
     /// Ends the handle of a copy, which goes on.
     pub(super) fn drop(&self, handle: u64) -> Result<()> {
-        let shared = self.copies.lock().remove(&handle);
+        let copy = self.copies.lock().remove(&handle);
         // Another thread may wait for it, or ask: it keeps what it has.
-        shared.map(std::mem::drop).ok_or(ProcessError::UnknownCopy { handle })
+        copy.map(std::mem::drop).ok_or(ProcessError::UnknownCopy { handle })
     }
 
     /// How many handles there are.
@@ -68,9 +68,9 @@ impl PendingCopies {
 
     /// Whether a copy is done; its handle stays.
     pub(super) fn is_done(&self, handle: u64) -> Result<bool> {
-        let shared = self.copies.lock().get(&handle).cloned();
-        let shared = shared.ok_or(ProcessError::UnknownCopy { handle })?;
-        let pending = shared.lock();
+        let copy = self.copies.lock().get(&handle).cloned();
+        let copy = copy.ok_or(ProcessError::UnknownCopy { handle })?;
+        let pending = copy.lock();
         match &*pending {
             Some(Pending::Engine(copy)) => Ok(copy.is_done()?),
             Some(Pending::Native(event)) => Ok(event.is_passed()?),
