@@ -23,7 +23,7 @@ in chunks, AdamW:
                   of as many as hybrid-multi-path
     digest        six steps each of memory, hybrid and inputs: a digest of each saved tensor beside that of what came back of it
     ddp-checkpoint, ddp-hybrid    the same on two GPUs at once, a rank of DDP each, over its own link
-    fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none
+    fit           GPT-2 small, bound by the host, under a budget in which all fits, beside none, in pairs of steps
     budget        200 steps of varying length under a budget, beside 80 each of five fractions of the layers set by hand
     exact         tiny models for 50 steps with and without: losses and gradients to the bit; needs a GPU
     exact-ranks   the same of DDP and FSDP2 on two GPUs

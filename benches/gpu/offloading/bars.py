@@ -35,7 +35,8 @@ def bars(rows):
             yield "us a pack that keeps", row["keeps"], 4, True
             yield "us a pack that offloads", row["offloads"], 15, True
         if row["run"] == "fit":
-            yield "fit: step where all fits, of the same without", row["ours_s"] / row["plain_s"], 1.01, True
+            yield "fit: step where all fits, of the same without", row["ratio"], 1.01, True
+            yield "fit: step of one of two that are alike, of the other", row["alike"], None, True
     yield from under_a_budget([row for row in rows if row["run"] == "budget"])
 
 
