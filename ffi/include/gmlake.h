@@ -1024,8 +1024,8 @@ int32_t glake_offload_needs(uint64_t site,
                             uint64_t shape,
                             bool *needs);
 
-// What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
-// step. Null on failure; to be given to `glake_string_free`.
+// What a site was asked for, what its last plan says and what its passes were, as a JSON object (docs/METRICS.md); with `course` the
+// plan's pass step by step. Null on failure; to be given to `glake_string_free`.
 char *glake_offload_site_json(uint64_t site,
                               bool course);
 

@@ -78,8 +78,8 @@ pub unsafe extern "C" fn glake_offload_needs(site: u64, shape: u64, needs: *mut 
     })
 }
 
-/// What a site was asked for, what its last plan says and what its passes were, as a JSON object; with `course` the plan's pass step by
-/// step. Null on failure; to be given to `glake_string_free`.
+/// What a site was asked for, what its last plan says and what its passes were, as a JSON object (docs/METRICS.md); with `course` the
+/// plan's pass step by step. Null on failure; to be given to `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_site_json(site: u64, course: bool) -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {

@@ -90,13 +90,13 @@ fn the_page_of_metrics_is_written_from_them() {
         };
         let key = group.keys.iter().map(part).collect::<Vec<_>>().join(".");
         for Metric { name, unit, stability, help, .. } in group.metrics {
-            let (unit, stability) = (word(unit), word(stability));
+            let stability = word(stability);
             writeln!(text, "| `{}` | {unit} | {stability} | {help} |", key.replace("{}", name)).unwrap();
         }
     }
     text.push_str(AGENT_HEAD);
     for Metric { name, kind, unit, labels, stability, help } in glake_agent::METRICS {
-        let (unit, stability) = (word(unit), word(stability));
+        let stability = word(stability);
         let key = format!("{name}{}", braces(labels));
         writeln!(text, "| `{key}` | {kind} | {unit} | {stability} | {help} |").unwrap();
     }

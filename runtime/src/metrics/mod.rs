@@ -19,7 +19,7 @@ use glake_units::metrics::Metric;
 
 pub use copies::{CopyStats, PathStats, RelayStats};
 pub use device::{Constants, Counters, DeviceStats, Oversize, OwnStats, PoolStats, Stat};
-pub use offload::OffloadStats;
+pub use offload::{ItemStats, OffloadStats, PlanStats, SiteStats};
 
 /// Metrics that are told in one place.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub struct Group {
 }
 
 /// All metrics of a process.
-pub const GROUPS: [Group; 9] = [
+pub const GROUPS: [Group; 12] = [
     Group { function: DEVICE, keys: &[&["{}"], device::POOLS, device::STAT], metrics: PoolStats::METRICS },
     Group { function: DEVICE, keys: &[&["{}"]], metrics: Counters::METRICS },
     Group { function: DEVICE, keys: &[&["{}"], device::STAT], metrics: Oversize::METRICS },
@@ -43,10 +43,18 @@ pub const GROUPS: [Group; 9] = [
     Group { function: COPIES, keys: &[&["relay_costs[]"], &["{}"]], metrics: RelayStats::METRICS },
     Group { function: COPIES, keys: &[&["paths[]"], &["{}"]], metrics: PathStats::METRICS },
     Group { function: OFFLOAD, keys: &[&["{}"]], metrics: OffloadStats::METRICS },
+    Group { function: SITE, keys: &[&["{}"]], metrics: SiteStats::METRICS },
+    Group { function: SITE, keys: &[&["plan"], &["{}"]], metrics: PlanStats::METRICS },
+    Group {
+        function: SITE,
+        keys: &[&["plan"], &["kept", "offloaded", "recomputed"], &["{}"]],
+        metrics: ItemStats::METRICS,
+    },
 ];
 const DEVICE: &str = "glake_stats_json";
 const COPIES: &str = "glake_copy_stats_json";
 const OFFLOAD: &str = "glake_offload_stats_json";
+const SITE: &str = "glake_offload_site_json";
 
 /// Structs of metrics: `Name { /// meaning  name: type, Unit, Stability; }`.
 macro_rules! metrics {
@@ -104,6 +112,7 @@ mod tests {
     fn keys_of(value: &Value, before: &str, found: &mut BTreeSet<String>) {
         for (key, inner) in value.as_object().into_iter().flatten() {
             found.insert(format!("{before}{key}"));
+            keys_of(inner, &format!("{before}{key}."), found);
             let listed = inner.as_array().into_iter().flatten();
             listed.for_each(|object| keys_of(object, &format!("{before}{key}[]."), found));
         }
@@ -129,8 +138,10 @@ mod tests {
             ..CopyStats::default()
         };
         let offload = OffloadStats::default().json();
+        let site = SiteStats { plan: Some(PlanStats::default()), ..SiteStats::default() }.json();
         let device = DeviceStats::default().json();
-        for (function, told) in [(DEVICE, device), (COPIES, copies.json()), (OFFLOAD, offload)] {
+        for (function, told) in [(DEVICE, device), (COPIES, copies.json()), (OFFLOAD, offload), (SITE, site)]
+        {
             let mut found = BTreeSet::new();
             keys_of(&told, "", &mut found);
             let groups = GROUPS.iter().filter(|group| group.function == function);

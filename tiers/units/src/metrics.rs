@@ -44,6 +44,8 @@ pub enum Unit {
     Seconds,
     /// A microsecond.
     Microseconds,
+    /// 10⁹ bytes a second.
+    GigabytesPerSecond,
     /// A part of a whole, from 0 to 1.
     Ratio,
     /// True or false.
@@ -52,7 +54,9 @@ pub enum Unit {
     Device,
     /// A word.
     Word,
-    /// A list of objects, whose fields are metrics.
+    /// An object, whose fields are metrics.
+    Object,
+    /// A list of such objects.
     List,
 }
 
@@ -72,6 +76,25 @@ pub enum Stability {
     Stable,
     /// They may change with any version; the changelog says it.
     Experimental,
+}
+
+/// As the page of metrics has it.
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Count => "count",
+            Unit::Bytes => "bytes",
+            Unit::Seconds => "seconds",
+            Unit::Microseconds => "microseconds",
+            Unit::GigabytesPerSecond => "GB/s",
+            Unit::Ratio => "ratio",
+            Unit::Flag => "flag",
+            Unit::Device => "device",
+            Unit::Word => "word",
+            Unit::Object => "object",
+            Unit::List => "list",
+        })
+    }
 }
 
 /// The type of the field, or Prometheus' word.

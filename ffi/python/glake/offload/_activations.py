@@ -359,7 +359,8 @@ def activations(module: Any = None, *, least: int = LEAST, replay: bool = False)
     """Offloads what autograd saves in a module's forward passes, or in a block of code::
 
         glake.offload.activations(model)              # in each forward pass of it, until .remove()
-        with glake.offload.activations():             # a loss outside of the module too
+        site = glake.offload.activations()            # once: each one learns anew
+        with site:                                    # in each step; a loss outside of the module too
             loss = criterion(model(batch), target)
         loss.backward()
 

@@ -242,17 +242,18 @@ def offload(
         glake.offload(model, budget="60GiB")      # each forward pass, until .remove() of the answer
         print(glake.offload.report())
 
-    The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. Three
-    of the next are timed, which copy next to nothing twice to check it. From then on passes like one that was seen keep, offload or
+    The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. The
+    next ones copy what they offload twice, to check it, and three that copy next to nothing twice are timed. From then on passes like one that was seen keep, offload or
     recompute as a plan says that is made anew when shapes, the memory beside, or the links' rates change. Where the plan keeps everything
     nothing is hooked but one question before each forward.
 
     Args:
         module: the outer module. One that has been given before has the new budget; ``activations`` of it end.
         budget: what ``nvidia-smi`` may show of the process on the module's GPU, contexts included: bytes, or a text like ``"60GiB"``.
-            None: all of the GPU.
+            None: all of the GPU, and no budget where the preset is ``"memory"``.
         preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as
-            links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that are recomputed leaves are stored one by one.
+            links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that checkpoints of
+            ``use_reentrant=False`` recompute leaves are stored one by one.
         least: what has fewer bytes stays on the GPU.
         host_memory: so much pinned host memory is free for what is offloaded when the call returns, in bytes or as a text: the report of a run
             before says how much it took (``host_pinned_bytes``). None: passes pin what they need, by which the first is longer.

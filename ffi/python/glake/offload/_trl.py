@@ -15,6 +15,7 @@ from ._drop_in import NoOpManager, OffloadActivations
 _WHERE = "trl.models.activation_offloading"
 _MADE_BY = "get_act_offloading_ctx_manager"
 _OURS = {"OffloadActivations": OffloadActivations, "NoOpManager": NoOpManager}
+_INSTEAD = "make `site = glake.offload.OffloadActivations()` once, and use `with site:` around each forward pass and its loss"
 # What is called on the first of them there.
 _CALLED = ("update_model_params", "__enter__", "__exit__")
 
@@ -84,8 +85,7 @@ def _module() -> ModuleType:
         if error.name == "trl" or sys.modules.get("trl") is None:
             raise errors.TorchError("glake.offload.patch_trl: TRL is not installed: pip install trl") from error
         raise errors.TorchError(
-            f"glake.offload.patch_trl looked for {_WHERE}, which {_version()} cannot import ({error}): use "
-            "`with glake.offload.OffloadActivations():` around the training step"
+            f"glake.offload.patch_trl looked for {_WHERE}, which {_version()} cannot import ({error}): {_INSTEAD}"
         ) from error
 
 
@@ -102,7 +102,7 @@ def _check(module: ModuleType) -> None:
     if missing:
         raise errors.TorchError(
             f"glake.offload.patch_trl looked in {_WHERE} of {_version()} for {', '.join(missing)}, and did not find that: versions like "
-            "1.16 are known; use `with glake.offload.OffloadActivations():` around the training step"
+            f"1.16 are known; {_INSTEAD}"
         )
 
 

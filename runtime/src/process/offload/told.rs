@@ -9,7 +9,7 @@ use super::super::Result;
 use super::passes::Sum;
 use super::sites::Planned;
 use super::{Offload, Position};
-use crate::metrics::micros;
+use crate::metrics::{ItemStats, PlanStats, SiteStats, micros};
 
 impl Offload {
     /// What a site was asked for, what its last plan says, and what its passes were, as JSON; with `course` the plan's pass step by step.
@@ -22,54 +22,49 @@ impl Offload {
         let (site, request) = (&planned.site, planned.site.request());
         let asked = planned.asked;
         let pool = asked.and_then(|asked| self.measures.pool(asked.device));
-        let mut told = json!({
-            "preset": name(asked.map_or(request.preset, |asked| asked.preset)),
-            "budget": asked.and_then(|asked| asked.budget).map(Bytes::get),
-            "device": asked.map(|asked| asked.device.0),
-            "beside_bytes": planned.beside.get(),
-            "reserved_bytes": pool.map(|pool| pool.reserved().get()),
-            "above_budget": pool.map(|pool| pool.budget().1),
-            "passes": site.passes(),
-            "diverged": site.diverged(),
-            "unplanned": site.unplanned().map(|error| self.below(&planned, *error).to_string()),
-            "out_gb_s": request.links.out.0,
-            "in_gb_s": request.links.into.0,
-            "host_room_bytes": request.host_room.get(),
-            "real_us": planned.real.map(|(total, _)| micros(total)),
-            "real_exposed_us": planned.real.map(|(_, waited)| micros(waited)),
-        });
-        let plan = site.plan().map(|plan| plan_of(plan, &planned, course));
-        told["plan"] = plan.unwrap_or(Value::Null);
-        if self.registry.engine.is_on() && !told["plan"].is_null() {
-            // They are used as it is.
-            told["plan"]["all_links_us"] = Value::Null;
+        let are_all_used = self.registry.engine.is_on();
+        let told = SiteStats {
+            preset: name(asked.map_or(request.preset, |asked| asked.preset)),
+            budget: asked.and_then(|asked| asked.budget).map(Bytes::get),
+            device: asked.map(|asked| asked.device.0),
+            beside_bytes: planned.beside.get(),
+            reserved_bytes: pool.map(|pool| pool.reserved().get()),
+            above_budget: pool.map(|pool| pool.budget().1),
+            passes: site.passes(),
+            diverged: site.diverged(),
+            unplanned: site.unplanned().map(|error| self.below(&planned, *error).to_string()),
+            out_gb_s: request.links.out.0,
+            in_gb_s: request.links.into.0,
+            host_room_bytes: request.host_room.get(),
+            real_us: planned.real.map(|(total, _)| micros(total)),
+            real_exposed_us: planned.real.map(|(_, waited)| micros(waited)),
+            plan: site.plan().map(|plan| plan_of(plan, &planned, are_all_used)),
+        };
+        let mut told = told.json();
+        if let Some(plan) = site.plan().filter(|_| course) {
+            told["plan"]["course"] = steps(plan, &planned);
         }
         Ok(told)
     }
 }
 
-fn plan_of(plan: &Plan, planned: &Planned, course: bool) -> Value {
+fn plan_of(plan: &Plan, planned: &Planned, are_all_used: bool) -> PlanStats {
     let sum = |verdict| {
         let Sum { items, bytes } = Sum::of(plan, verdict);
-        json!({ "items": items, "bytes": bytes })
+        ItemStats { items, bytes }
     };
-    let mut told = json!({
-        "kept": sum(Verdict::Keep),
-        "offloaded": sum(Verdict::Offload),
-        "recomputed": sum(Verdict::Recompute),
-        "peak_bytes": plan.peak().saturating_add(planned.beside).get(),
-        "host_bytes": plan.host().get(),
-        "is_timed": plan.tape().is_timed(),
-        "expected_us": micros(plan.time()),
-        "expected_exposed_us": micros(plan.exposed()),
-        "recompute_us": micros(plan.recompute()),
-        // What it would be over the links of other GPUs too.
-        "all_links_us": over_all(plan, planned).map(micros),
-    });
-    if course {
-        told["course"] = steps(plan, planned);
+    PlanStats {
+        kept: sum(Verdict::Keep),
+        offloaded: sum(Verdict::Offload),
+        recomputed: sum(Verdict::Recompute),
+        peak_bytes: plan.peak().saturating_add(planned.beside).get(),
+        host_bytes: plan.host().get(),
+        is_timed: plan.tape().is_timed(),
+        expected_us: micros(plan.time()),
+        expected_exposed_us: micros(plan.exposed()),
+        recompute_us: micros(plan.recompute()),
+        all_links_us: if are_all_used { None } else { over_all(plan, planned).map(micros) },
     }
-    told
 }
 
 fn over_all(plan: &Plan, planned: &Planned) -> Option<std::time::Duration> {
