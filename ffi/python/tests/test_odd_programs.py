@@ -22,6 +22,7 @@ if torch:
     from glake.offload import _interception
     from glake.offload._activations import Activations
     from glake.offload._budget import Offloaded
+    from glake.offload._drop_in import OffloadActivations
     from replays import Block, Layered
     from torch import nn
     from torch.autograd import forward_ad
@@ -47,7 +48,7 @@ class Odd(OfReplay):
         model(self.inputs().requires_grad_()).float().square().mean().backward()
         return [p.grad for p in model.parameters()]
 
-    def both(self, make, work=None, passes=6, handle_of=None, reasons=None):
+    def both(self, make, work=None, passes=6, handle_of=None, reasons=None, zero=True):
         """What each pass gives or raises."""
         found = []
         for on in (False, True):
@@ -57,7 +58,8 @@ class Odd(OfReplay):
             torch.manual_seed(9)
             seen = []
             for step in range(passes):
-                model.zero_grad()
+                if zero:
+                    model.zero_grad()
                 try:
                     seen.append([None if t is None else t.detach().clone() for t in (work or self.train)(model, step)])
                 except Exception as error:
@@ -166,6 +168,18 @@ class Replayed(Odd):
         # No method of it: torch's is none.
         self.assertEqual(Has().function(torch.ones(2, 3), torch.ones(4, 3)).shape, (2, 4))
         handle.remove()
+
+    def test_what_stood_in_a_functions_place_is_forgotten(self):
+        table, before = torch.jit._builtins._get_builtin_table(), None
+        for step in range(20):
+            handle = self.replays(Layered([Block()], True))
+            handle._replay.begin()
+            handle._replay.end()
+            handle.remove()
+            del handle
+            gc.collect()
+            before = len(table) if before is None else before
+            self.assertEqual(len(table), before, f"time {step}")
 
     def test_a_subclass_that_has_its_own_product(self):
         class Doubles(torch.Tensor):
@@ -378,6 +392,33 @@ class Saved(Odd):
 
         self.offloads(self.scales(lambda layer, x: (x * layer.w).tanh()), work)
 
+    def test_a_storage_that_is_emptied_and_filled_again(self):
+        """As what gathers parameters for a while does it: what is read is what lies there by then, wherever that is."""
+
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(16, 16)
+
+            def forward(self, x, w):
+                return (self.a(x) * w).sum()
+
+        def work(model, step):
+            x, w = self.inputs(), torch.randn(16)
+            loss = model(x, w)
+            storage, values, size = w.untyped_storage(), w.clone(), w.nbytes
+            storage.resize_(0)
+            # So that it lies elsewhere.
+            between = [torch.ones(16) for _ in range(8)]
+            storage.resize_(size)
+            del between
+            with torch.autograd._unsafe_preserve_version_counter(w):
+                w.copy_(values * 2)
+            loss.backward()
+            return [p.grad for p in model.parameters()]
+
+        self.offloads(Layer, work)
+
     def test_attributes_of_frozen_weights(self):
         class Function(torch.autograd.Function):
             @staticmethod
@@ -475,6 +516,68 @@ class Saved(Odd):
             return [p.grad for p in model.parameters()]
 
         self.both(Layer, work, handle_of=lambda model: Offloaded(model, "1GiB", "fit", 0, self.memory))
+
+    def test_modules_and_tensors_are_asked_for_nothing_that_a_program_may_have_made_anew(self):
+        def refuses(*_args, **_more):
+            raise RuntimeError("nobody asks that here")
+
+        class Bare(nn.Module):
+            """What a program may give a meaning of its own: parameters that are groups, attributes that are keys of a configuration."""
+
+            def __init__(self):
+                super().__init__()
+                self.a, self.b, self.keys = nn.Linear(16, 16), nn.Linear(16, 16), {}
+
+            def __getattr__(self, name):
+                found = vars(self)["_modules"].get(name)
+                return vars(self)["keys"][name] if found is None else found
+
+            def forward(self, x):
+                return self.b(checkpoint(self.a, x, use_reentrant=False).tanh())
+
+            parameters = named_parameters = buffers = named_buffers = modules = named_modules = children = named_children = refuses
+
+        class Strict(torch.Tensor):
+            """As of units: it knows what it may be asked."""
+
+            @classmethod
+            def __torch_function__(cls, function, types, args=(), kwargs=None):
+                if getattr(function, "__name__", "") not in ("mul", "sum"):
+                    raise RuntimeError(f"{function} is asked")
+                with torch._C.DisableTorchFunctionSubclass():
+                    return function(*args, **(kwargs or {}))
+
+        class Scale(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.randn(16))
+                self._parameters["unit"] = torch.ones(16).as_subclass(type("Unit", (Strict, nn.Parameter), {}))
+
+            def forward(self, x, unit):
+                return (x * self.w * unit).sum()
+
+        def bare(model, step):
+            model(self.inputs()).square().mean().backward()
+            return [model.a.weight.grad, model.b.bias.grad]
+
+        def scale(model, step):
+            model.w.grad = None
+            model(self.inputs(), torch.ones(16).as_subclass(Strict)).as_subclass(torch.Tensor).backward()
+            return [model.w.grad]
+
+        handles = [self.replays, self.activations]
+        handles += [lambda model, preset=preset: Offloaded(model, "1GiB", preset, 0, self.memory) for preset in ("fit", "memory", "hybrid")]
+        for handle_of in handles:
+            torch.manual_seed(4)
+            for make, work in ((Bare, bare), (Scale, scale)):
+                self.both(make, work, handle_of=handle_of, zero=False)
+
+    def test_a_copy_of_a_drop_in_is_one(self):
+        site = OffloadActivations(min_offload_size=4096)
+        for other in (copy.deepcopy(site), pickle.loads(pickle.dumps(site))):
+            self.assertIsInstance(other, OffloadActivations)
+            other.update_model_params(nn.Linear(2, 2))
+            self.assertEqual(other._packer.least, 4096)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from . import _dynamo, _report
 from ._memory import Cuda, Memory
 from ._others import Others
 from ._packer import Packer
-from ._saved import Kept
+from ._saved import kept, read
 
 LEAST = 256 << 10
 _numbers = itertools.count()
@@ -240,7 +240,7 @@ def _leave(handle: Activations) -> None:
 
 def _pack(graph_task: Any, packer: Packer, tensor: Any) -> Any:
     # In a backward pass a checkpoint computes again what it dropped: its saves live for a moment.
-    return packer.pack(tensor) if graph_task() == -1 else Kept(tensor)
+    return packer.pack(tensor) if graph_task() == -1 else kept(tensor)
 
 
 def _unpack(packer: Packer, saved: Any) -> Any:
@@ -347,8 +347,8 @@ def _staying(is_opaque: bool) -> tuple[Any, Any]:
     """Hooks of ours under which what is saved stays."""
     import torch
 
-    pack: Any = lambda tensor: Kept(tensor)
-    unpack: Any = Kept.read
+    pack: Any = lambda tensor: kept(tensor)
+    unpack: Any = lambda saved: read(saved)
     if is_opaque:
         pack, unpack = torch._disable_dynamo(pack), torch._disable_dynamo(unpack)
     _ours.add(pack)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ._memory import is_shortage
 
 # At a time: a comparison takes a byte an element.
 _PART = 16 << 20
 
 
-def are_same(one: Any, other: Any) -> Any:
-    """Whether two tensors have the same bits, sizes and strides: False, or a tensor that says so."""
-    one, other = one.detach(), other.detach()
+def are_same(one: Any, other: Callable[[], Any]) -> Any:
+    """Whether a tensor and what is asked for have the same bits, sizes and strides: False, or a tensor that says so. None: there is no memory
+    to tell."""
+    try:
+        return _compared(one.detach(), other().detach())
+    except RuntimeError as error:
+        if not is_shortage(error):
+            raise
+        return None
+
+
+def _compared(one: Any, other: Any) -> Any:
     if one.dtype != other.dtype or one.size() != other.size() or one.stride() != other.stride() or one.device != other.device:
         return False
     if one.data_ptr() == other.data_ptr():
@@ -31,14 +43,20 @@ def are_same(one: Any, other: Any) -> Any:
     return found
 
 
-def read(found: list[Any]) -> list[bool]:
-    """What such comparisons found, all at once for a device."""
-    answers = [answer is True for answer in found]
+def read(found: list[Any]) -> list[bool | None]:
+    """What such comparisons found, all at once for a device. None: it cannot be told."""
+    answers = [None if isinstance(answer, torch.Tensor) else answer for answer in found]
     devices: dict[Any, list[int]] = {}
     for place, answer in enumerate(found):
         if isinstance(answer, torch.Tensor):
             devices.setdefault(answer.device, []).append(place)
     for places in devices.values():
-        for place, answer in zip(places, torch.stack([found[place] for place in places]).tolist()):
+        try:
+            told = torch.stack([found[place] for place in places]).tolist()
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
+            continue
+        for place, answer in zip(places, told):
             answers[place] = answer
     return answers

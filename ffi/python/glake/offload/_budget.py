@@ -19,6 +19,7 @@ from ..errors import Error, UnavailableError
 from . import _report
 from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
+from ._parts import parameters
 
 PRESETS = ("fit", "memory", "hidden", "hybrid")
 
@@ -168,9 +169,13 @@ def _pin_ahead(first: _FirstPass) -> None:
 
 def _device_of(module: Any, default: int, most: int | None = None) -> int:
     """The GPU of the first parameter that is on one, of so many of them."""
-    for tensor in itertools.islice(module.parameters(), most):
-        if tensor.device.type == "cuda":
-            return int(tensor.device.index)
+    import torch
+
+    # Subclasses are not asked what the program does not ask them.
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in itertools.islice(parameters(module), most):
+            if tensor.device.type == "cuda":
+                return int(tensor.device.index)
     return default
 
 
@@ -192,7 +197,8 @@ def _shape(module: Any, inputs: Any, named: Any) -> int:
         within: list[Any] = []
         for value in level:
             if isinstance(value, torch.Tensor):
-                found.append(value.numel() if value.is_nested else tuple(value.shape))
+                with torch._C.DisableTorchFunctionSubclass():
+                    found.append(value.numel() if value.is_nested else tuple(value.shape))
             elif id(value) not in seen and (parts := _parts(value)):
                 seen.add(id(value))
                 within += parts

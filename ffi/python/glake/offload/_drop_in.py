@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from ._activations import Activations, is_number
-from ._saved import Kept
+from ._saved import kept, read
 
 
 class OffloadActivations(Activations):
@@ -43,9 +43,20 @@ class OffloadActivations(Activations):
             raise ValueError(f"min_offload_size is {min_offload_size!r} and max_fwd_stash_size {max_fwd_stash_size!r}: numbers, at least 0 and 1")
         super().__init__(None, min_offload_size)
 
+    def __deepcopy__(self, _memo: Any) -> OffloadActivations:
+        return _made(self._packer.least)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self._packer.least,)
+
     def update_model_params(self, model: Any) -> None:
         """The model whose forward passes it is entered for: its parameters and buffers stay, and so does what FSDP2 gathers of them."""
         self._model = weakref.ref(model)
+
+
+def _made(least: int) -> OffloadActivations:
+    """One that has seen no pass, as a copy or a pickle of one is."""
+    return OffloadActivations(min_offload_size=least)
 
 
 class NoOpManager:
@@ -56,10 +67,10 @@ class NoOpManager:
         # Not itself: recipes call this as a module's forward pre-hook, whose answer takes the place of the module's inputs.
         import torch
 
-        torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read).__enter__()
+        torch.autograd.graph.saved_tensors_hooks(kept, read).__enter__()
 
     def __exit__(self, *error: object) -> None:
         import torch
 
         # Whichever are innermost are taken off.
-        torch.autograd.graph.saved_tensors_hooks(Kept, Kept.read).__exit__(*error)
+        torch.autograd.graph.saved_tensors_hooks(kept, read).__exit__(*error)

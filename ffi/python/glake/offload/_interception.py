@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -186,6 +187,8 @@ def _of_function(original: Any, kind: Any) -> Any:
     operator = torch.jit._builtins._find_builtin(original)
     if operator is not None:
         torch.jit._builtins._register_builtin(function, operator)
+        # Its number may be another object's later.
+        weakref.finalize(function, torch.jit._builtins._get_builtin_table().pop, id(function), None)
     return function
 
 

@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from . import _dynamo, _report
+from ._parts import has, parts
 
 # How often it is looked anew which layers there are.
 LOOK_AGAIN = 128
@@ -31,7 +32,7 @@ class Others:
     def look(self, module: Any) -> None:
         """A forward of the module begins. A trainer turns its options on long after the model was given to us."""
         if self._looks < 2 or self._looks % LOOK_AGAIN == 0:
-            self._layers = [(weakref.ref(part), None) for part in module.modules() if hasattr(part, "gradient_checkpointing")]
+            self._layers = [(weakref.ref(part), None) for part in parts(module) if has(part, "gradient_checkpointing")]
             self._watches(module)
         self._looks += 1
         for place, (layer, seen) in enumerate(self._layers):
@@ -97,7 +98,7 @@ class Others:
 
         self.end()
         # What is compiled would be compiled in parts around them, and anew without them.
-        if any(getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in module.modules()):
+        if any(vars(part).get("_compiled_call_impl") is not None or has(part, "_orig_mod") for part in parts(module)):
             return
         if _dynamo.compiles():
             return

@@ -15,8 +15,9 @@ from ..errors import Error
 from . import _report
 from ._memory import Memory, is_shortage
 from ._narrow import Form, form_of
+from ._parts import buffers, parameters
 from ._proofs import Proofs
-from ._saved import Away, Entry, Kept, Stored
+from ._saved import Away, Entry, Kept, KeptSubclass, Stored
 from ._unsharded import Unsharded
 
 # What a site says of an item: it stays, leaves, or is computed again.
@@ -121,10 +122,12 @@ class Packer:
     def _look(self, module: Any) -> None:
         import torch
 
-        held = [tensor for tensor in itertools.chain(module.parameters(), module.buffers()) if _has_bytes(tensor)]
-        self._stays = frozenset(tensor.untyped_storage()._cdata for tensor in held)
-        wide = (tensor for tensor in held if tensor.dtype == torch.float32 and isinstance(tensor, self._parameter))
-        self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
+        # Subclasses are not asked what the program does not ask them.
+        with torch._C.DisableTorchFunctionSubclass():
+            held = [tensor for tensor in itertools.chain(parameters(module), buffers(module)) if _has_bytes(tensor)]
+            self._stays = frozenset(tensor.untyped_storage()._cdata for tensor in held)
+            wide = (tensor for tensor in held if tensor.dtype == torch.float32 and isinstance(tensor, self._parameter))
+            self._cast = frozenset((tensor.size(), tensor.stride()) for tensor in wide)
         self.unsharded.look(module)
 
     def pack(self, tensor: Any) -> Kept | Away:
@@ -155,7 +158,10 @@ class Packer:
 
     def _pack(self, tensor: Any, scope: int, part: int) -> Kept | Away | None:
         # The cheapest questions first: most of what is saved is small.
-        if type(tensor) is not self._tensor or tensor.layout is not self._strided or tensor.nbytes < self.least or tensor.is_nested:
+        kind = type(tensor)
+        if kind is not self._tensor:
+            return Kept(tensor) if kind is self._parameter else KeptSubclass(tensor)
+        if tensor.layout is not self._strided or tensor.nbytes < self.least or tensor.is_nested:
             return Kept(tensor)
         base = tensor._base
         source = tensor if base is None else base

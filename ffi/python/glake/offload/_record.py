@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -171,16 +172,21 @@ class Record:
         """Whether the operation, computed again, saved and gave what a replay would have. Without an output it was ended by what it saved
         last."""
         found: list[Any] = []
+        # Once: more would count as reads of another graph.
+        stored = None if self._output is None else functools.cache(self._output.read)
         if output is not None:
             found += [len(saved) == len(self._sketch.saves), output.requires_grad == self._requires_grad]
-            if self._output is not None:
-                found.append(_bits.are_same(output, self._output.read()))
-        elif self._sketch.reads_output:
-            output = self._output.read()
+            if stored is not None:
+                found.append(_bits.are_same(output, stored))
         for place, (tensor, save) in enumerate(zip(saved, self._sketch.saves)):
             if save[0] == _STORED and not self.kind.sets(tensor, call):
                 continue
-            found.append(_bits.are_same(tensor, self._saved(place, save, call, output)))
+
+            def handed(place: int = place, save: Any = save) -> Any:
+                gave = stored() if output is None and save[0] == _OUTPUT and stored is not None else output
+                return self._saved(place, save, call, gave)
+
+            found.append(_bits.are_same(tensor, handed))
         return found
 
     def _saved(self, place: int, save: tuple[int, int, Any, Any, int], call: Call, output: Any) -> Any:

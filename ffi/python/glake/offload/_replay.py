@@ -15,6 +15,7 @@ import torch
 from . import _bits, _interception, _report
 from ._interception import current
 from ._packer import Packer
+from ._parts import parts
 from ._scope import Leaf, Scope, is_eager
 
 _logger = logging.getLogger("glake")
@@ -172,10 +173,14 @@ class Replay:
             agrees = [next(answers) for _ in each]
             if all(agrees):
                 leaf.is_trusted = True
+            elif False not in agrees:
+                # There was no memory to compare something: another time.
+                leaf.is_compared = False
+                self._unsettled.append(leaf)
             elif leaf.reason is None:
                 leaf.reason = "differs"
 
     def _look_for_quantised(self, module: Any) -> None:
-        parts = module.modules() if module is not None and "bitsandbytes" in sys.modules else ()
-        if any(type(part).__module__.startswith("bitsandbytes") for part in parts):
+        looked_at = parts(module) if module is not None and "bitsandbytes" in sys.modules else ()
+        if any(type(part).__module__.startswith("bitsandbytes") for part in looked_at):
             self.computes_again("linear", "quantised")

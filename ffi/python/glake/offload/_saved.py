@@ -119,6 +119,36 @@ class Kept(Saved):
         return self._alias
 
 
+class KeptSubclass(Kept):
+    """One of a subclass, which is not asked what the program does not ask it."""
+
+    __slots__ = ()
+
+    def __init__(self, tensor: Any) -> None:
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            Kept.__init__(self, tensor)
+
+    def read(self) -> Any:
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return Kept.read(self)
+
+
+def kept(tensor: Any) -> Kept:
+    """A tensor of whatever class."""
+    import torch
+
+    kind = type(tensor)
+    return Kept(tensor) if kind is torch.Tensor or kind is torch.nn.Parameter else KeptSubclass(tensor)
+
+
+def read(saved: Kept) -> Any:
+    return saved.read()
+
+
 class Entry:
     """A range of bytes of a storage, as it was at one time: one item of the pass, for all that saved it."""
 
@@ -132,10 +162,10 @@ class Entry:
     # Whose saves it is for: a tensor's and its views', weakly; None: all that lie there. And what counts the changes of the first of them.
     owner: Any = None
     alias: Any = None
-    # The storage that it left, held weakly, so that its number is no other's; how that ends, and where it lies.
+    # The storage that it left, held weakly, so that its number is no other's; how that ends, and how large it is.
     _weak: int | None = None
     _forget: Any = None
-    _place: tuple[int, int] = (0, 0)
+    _nbytes = 0
     saves, _reads = 0, 0
     # What it comes back to, and on which stream that was taken; what it is read from, and where it begins there.
     _coming: Any = None
@@ -159,7 +189,7 @@ class Entry:
     def left(self, storage: Any, like: Any) -> None:
         """It was copied from a storage, of tensors like that one."""
         self._weak, self._forget, self.like = storage._weak_ref(), storage._free_weak_ref, like
-        self._place = storage.data_ptr(), storage.nbytes()
+        self._nbytes = storage.nbytes()
 
     def begin(self) -> None:
         """Begins to bring it back to memory of the current stream, where it is away."""
@@ -215,7 +245,7 @@ class Entry:
 
         # Whoever finds it while it goes has nothing to ask.
         storage = None if self._weak is None else torch.UntypedStorage._new_with_weak_ptr(self._weak)
-        return storage if storage is not None and (storage.data_ptr(), storage.nbytes()) == self._place else None
+        return storage if storage is not None and storage.nbytes() == self._nbytes else None
 
 
 class Away(Saved):

@@ -21,6 +21,7 @@ import torch.utils.checkpoint
 
 from . import _bits, _dynamo
 from ._interception import current
+from ._memory import is_shortage
 from ._record import Draws, Record, Sketch
 
 # A leaf that was stored so often and never computed again is stored once in so many times.
@@ -157,7 +158,7 @@ class Stores(_Inside):
             for leaf, output, version, copy in watched:
                 # Kernels may write without counting it as a change. One that is counted is seen when it is to be handed out.
                 if output._version == version:
-                    leaf.found.append(_bits.are_same(output, copy))
+                    leaf.found.append(_bits.are_same(output, copy.detach))
 
     def _passes_by(self) -> None:
         self._scope.records.append(None)
@@ -214,8 +215,18 @@ class Stores(_Inside):
             record.is_compared = True
             replay.packer.untimed(output)
             if leaf.is_watched():
-                self._watched.append((leaf, output.detach(), output._version, output.detach().clone()))
+                self._watch(leaf, output)
         return output
+
+    def _watch(self, leaf: Leaf, output: Any) -> None:
+        """It is looked at the end of its layer's forward whether what a leaf gave is as it was."""
+        try:
+            self._watched.append((leaf, output.detach(), output._version, output.detach().clone()))
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
+            # That cannot be told, and is another time.
+            leaf.found.append(None)
 
 
 class Replays(_Inside):

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from ._parts import parameters, parts
+
 
 class Unsharded:
     """Storages of gathered parameters. They are there only from a part's first forward on. Most are the same from then on: FSDP2 gives
@@ -25,7 +27,7 @@ class Unsharded:
         kind = getattr(fsdp, "FSDPModule", None)
         if kind is None:
             return
-        for part in module.modules():
+        for part in parts(module):
             if isinstance(part, kind) and part not in self._parts:
                 self._parts.add(part)
                 # Behind FSDP2's own, which gathers. The outermost module's forward has begun with the hooks that it had: its parts are
@@ -54,8 +56,8 @@ class Unsharded:
 
 def _own(part: Any, kind: Any) -> Iterator[Any]:
     """The parts of one that are sharded with it."""
-    for child in part.children():
-        if not isinstance(child, kind):
+    for child in part._modules.values():
+        if child is not None and not isinstance(child, kind):
             yield child
             yield from _own(child, kind)
 
@@ -69,7 +71,7 @@ class _Gathered:
 
         unsharded = self._unsharded()
         if unsharded is not None:
-            for parameter in part.parameters():
+            for parameter in parameters(part):
                 # What is still sharded belongs to a part of its own within this one.
                 if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
                     unsharded.add(parameter.untyped_storage())

@@ -149,8 +149,9 @@ impl Checks {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// To be looked at when its block is freed.
+    /// To be looked at when its block is freed. Its site is known from here on, until it goes.
     pub(super) fn watch(&self, watch: Watch) {
+        self.known.lock().entry(watch.save.site).or_default();
         let mut watched = self.watched.lock();
         watched.entry(watch.block.address).or_default().push(watch);
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -199,6 +200,12 @@ impl Checks {
         }
     }
 
+    /// Of how many sites anything is known.
+    #[cfg(all(test, not(schedules)))]
+    pub(super) fn sites(&self) -> usize {
+        self.known.lock().len()
+    }
+
     /// How often bytes were the same, and how often not.
     pub(super) fn compared(&self) -> Compared {
         let [same, changed, missed] =
@@ -210,7 +217,8 @@ impl Checks {
         let count = if is_same { &self.same } else { &self.changed };
         count.fetch_add(1, Ordering::Relaxed);
         let mut known = self.known.lock();
-        let saves = known.entry(site).or_default();
+        // A site that went meanwhile has no saves any more.
+        let Some(saves) = known.get_mut(&site) else { return };
         if saves.len() < MOST_SAVES || saves.contains_key(&save) {
             let known = saves.entry(save).or_default();
             known.same = known.same.saturating_add(u8::from(is_same));

@@ -296,3 +296,28 @@ fn a_site_that_goes_is_forgotten() {
     scene.offload.release(id).unwrap();
     scene.end();
 }
+
+#[test]
+fn nothing_is_kept_of_sites_that_go_while_their_digests_are_taken() {
+    let scene = Scene::new();
+    for seed in 0..20 {
+        let site = scene.offload.sites().create();
+        let save = SaveId { site, save: 1 };
+        let written = scene.written(Bytes::mib(2), seed);
+        let id = scene.offload.offload_checked(scene.own, written.address, written.size, save).unwrap();
+        if seed % 2 == 0 {
+            // Also where the block goes after the site.
+            scene.free(written.address);
+            scene.offload.release_site(site).unwrap();
+        } else {
+            scene.offload.release_site(site).unwrap();
+            scene.free(written.address);
+        }
+        scene.run_dry();
+        assert_eq!(scene.offload.check_state(save), CheckState::Due);
+        assert_eq!(scene.offload.checks.sites(), 0);
+        scene.offload.release(id).unwrap();
+    }
+    assert_eq!(scene.compared().0, 20);
+    scene.end();
+}
