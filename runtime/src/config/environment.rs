@@ -46,7 +46,7 @@ const VARIABLES: &[Variable] = &[
     Variable {
         names: &["auto_gc_limits", "autoGC"],
         key: "pool.auto_gc_limit",
-        allowed: "a whole number of GB (2^30 bytes), at most 8589934591",
+        allowed: "a whole number of GiB, at most 8589934591",
         read: |text| {
             let bytes = text.trim().parse::<u64>().ok()?.checked_mul(1 << 30)?;
             i64::try_from(bytes).ok().map(Value::Integer)
@@ -379,8 +379,8 @@ mod tests {
             ("reuseLimit", "-1", "a number from 0 on, or inf"),
             ("reuseLimit", "NaN", "a number from 0 on, or inf"),
             ("defragment_level", "2", "0 or 1"),
-            ("autoGC", "1.5", "a whole number of GB (2^30 bytes), at most 8589934591"),
-            ("autoGC", "99999999999", "a whole number of GB (2^30 bytes), at most 8589934591"),
+            ("autoGC", "1.5", "a whole number of GiB, at most 8589934591"),
+            ("autoGC", "99999999999", "a whole number of GiB, at most 8589934591"),
             ("GLAKE_DEVICE", "gpu", "auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER"),
             ("GLAKE_LOG", "loud=very", "a level or a tracing filter"),
             ("GLAKE_LOG", "debgu", "a level or a tracing filter"),

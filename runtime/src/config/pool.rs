@@ -78,12 +78,13 @@ knobs! {
         completion_interval_us: u64 = 500, "a whole number of microseconds";
 
         [expert]
-        /// The extent size once growing by `pool.extent` would pass the limit; never more than that.
+        /// The extent size above 90 % of the device's memory, or above 25 % of a limit that is below it; of a region, once
+        /// its own extents would pass the limit. At most `pool.extent`.
         ///
         /// So the last bytes below a limit can be had. The same value as `pool.extent` turns the finer step off: less
         /// driver work under a tight limit, and a little less fits.
         extent_near_limit: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
-        /// The size of a slab, which serves requests up to 1 MiB of one stream.
+        /// The size of a slab, which serves requests up to 1 MiB of one stream. At most `extent_near_limit`.
         ///
         /// As torch's small pool. A large value keeps memory for small blocks only.
         slab: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;

@@ -27,8 +27,8 @@ pub struct ServeArguments {
     /// GPU, and whoever joins]
     #[arg(value_name = "NODE.toml")]
     file: Option<PathBuf>,
-    /// Where workers connect [default: $XDG_RUNTIME_DIR/glake/agent.sock; without that, /run/glake/agent.sock for root
-    /// and /run/user/UID/glake/agent.sock for others]
+    /// Where workers connect [default: GLAKE_AGENT, else $XDG_RUNTIME_DIR/glake/agent.sock; without that,
+    /// /run/glake/agent.sock for root and /run/user/UID/glake/agent.sock for others]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Where what workers say is written that the agent starts: NAME.log each [default: beside the socket, agent.logs]
