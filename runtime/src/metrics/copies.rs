@@ -2,7 +2,6 @@
 
 use glake_transfer::paths::{Direction, Way};
 use glake_transfer::{PathStatistics, RelayCost};
-use serde_json::Value;
 
 use super::{metrics, micros};
 
@@ -65,13 +64,6 @@ metrics! {
         retries: u64, Count, Experimental;
         /// Whether it is out of use for the rest of the process.
         fenced: bool, Flag, Experimental;
-    }
-}
-
-impl CopyStats {
-    /// One object.
-    pub fn json(&self) -> Value {
-        serde_json::to_value(self).unwrap_or_default()
     }
 }
 

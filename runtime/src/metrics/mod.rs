@@ -69,6 +69,11 @@ macro_rules! metrics {
         }
 
         impl $name {
+            /// One object.
+            pub fn json(&self) -> serde_json::Value {
+                serde_json::to_value(self).unwrap_or_default()
+            }
+
             /// Its metrics, in the order of its fields.
             pub const METRICS: &'static [glake_units::metrics::Metric] = &[$(glake_units::metrics::Metric {
                 name: stringify!($field),

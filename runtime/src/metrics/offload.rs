@@ -1,7 +1,5 @@
 //! What is offloaded of live blocks, what that took, and what plans say of it.
 
-use serde_json::Value;
-
 use super::metrics;
 
 metrics! {
@@ -111,19 +109,5 @@ metrics! {
         items: u64, Count, Stable;
         /// Their bytes on the GPU.
         bytes: u64, Bytes, Stable;
-    }
-}
-
-impl OffloadStats {
-    /// One object.
-    pub fn json(&self) -> Value {
-        serde_json::to_value(self).unwrap_or_default()
-    }
-}
-
-impl SiteStats {
-    /// One object.
-    pub fn json(&self) -> Value {
-        serde_json::to_value(self).unwrap_or_default()
     }
 }
