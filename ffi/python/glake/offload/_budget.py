@@ -199,14 +199,14 @@ def _shape(module: Any, inputs: Any, named: Any) -> int:
             if isinstance(value, torch.Tensor):
                 with torch._C.DisableTorchFunctionSubclass():
                     found.append(value.numel() if value.is_nested else tuple(value.shape))
-            elif id(value) not in seen and (parts := _parts(value)):
+            elif id(value) not in seen and (values := _values(value)):
                 seen.add(id(value))
-                within += parts
+                within += values
         level = within
     return hash(tuple(found)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def _parts(value: Any) -> Collection[Any]:
+def _values(value: Any) -> Collection[Any]:
     """What is within it, of those that have it: others may load or make what they are asked for."""
     if isinstance(value, UserDict):
         value = value.data
@@ -249,9 +249,9 @@ def offload(
         print(glake.offload.report())
 
     The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. The
-    next ones copy what they offload twice, to check it, and three that copy next to nothing twice are timed. From then on passes like one that was seen keep, offload or
-    recompute as a plan says that is made anew when shapes, the memory beside, or the links' rates change. Where the plan keeps everything
-    nothing is hooked but one question before each forward.
+    next ones copy what they offload twice, to check it, and three that copy next to nothing twice are timed. From then on passes like one
+    that was seen keep, offload or recompute as a plan says that is made anew when shapes, the memory beside, or the links' rates change.
+    Where the plan keeps everything nothing is hooked but one question before each forward.
 
     Args:
         module: the outer module. One that has been given before has the new budget; ``activations`` of it end.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -172,22 +173,19 @@ class Record:
         """Whether the operation, computed again, saved and gave what a replay would have. Without an output it was ended by what it saved
         last."""
         found: list[Any] = []
-        # Once: more would count as reads of another graph.
-        stored = None if self._output is None else functools.cache(self._output.read)
+        # Read once, however many saves are of it.
+        given = functools.cache(lambda: self._output.read() if output is None else output)
         if output is not None:
             found += [len(saved) == len(self._sketch.saves), output.requires_grad == self._requires_grad]
-            if stored is not None:
-                found.append(_bits.are_same(output, stored))
+            if self._output is not None:
+                found.append(_bits.are_same(output, self._output.read))
         for place, (tensor, save) in enumerate(zip(saved, self._sketch.saves)):
-            if save[0] == _STORED and not self.kind.sets(tensor, call):
-                continue
-
-            def handed(place: int = place, save: Any = save) -> Any:
-                gave = stored() if output is None and save[0] == _OUTPUT and stored is not None else output
-                return self._saved(place, save, call, gave)
-
-            found.append(_bits.are_same(tensor, handed))
+            if save[0] != _STORED or self.kind.sets(tensor, call):
+                found.append(_bits.are_same(tensor, functools.partial(self._handed, place, save, call, given)))
         return found
+
+    def _handed(self, place: int, save: tuple[int, int, Any, Any, int], call: Call, given: Callable[[], Any]) -> Any:
+        return self._saved(place, save, call, given() if save[0] == _OUTPUT else None)
 
     def _saved(self, place: int, save: tuple[int, int, Any, Any, int], call: Call, output: Any) -> Any:
         what, source, size, stride, offset = save
