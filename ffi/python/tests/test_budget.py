@@ -62,7 +62,7 @@ class Offloads(OfTorch):
             plain, model = self.model(10), self.model(10)
             handle = self.offload(model, "18MiB", preset)
             # Since the process began.
-            above = handle.told()["above_budget"]
+            above = handle.told()["above_budget"] or 0
             for step, rows in enumerate(lengths):
                 torch.manual_seed(step)
                 expected = self.step(plain, rows)

@@ -62,7 +62,7 @@ class Library(unittest.TestCase):
                 file.flush()
                 api.configure(*configuration("training"))
                 api.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))
-                api.configure(*configuration({"pool": {"memory_fraction": 0.25}, "expert": {"slab": "4MiB"}}))
+                api.configure(*configuration({"pool": {"memory_fraction": 0.25}, "expert": {"slab": "4MiB", "extent_near_limit": "4MiB"}}))
                 for wrong in ({"pool": {"borrow": "maybe"}}, {"pool": {"nonsense": 1}}, "trainig"):
                     try:
                         api.configure(*configuration(wrong))

@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_a_configuration_writes_is_read_as_the_same() {
-        let text = "[pool]\nlimit = \"3GiB\"\n[transfer]\nexclude = [1, 2]\n[expert]\nslab = \"4MiB\"\n";
+        let text = "[pool]\nlimit = \"3GiB\"\n[transfer]\nexclude = [1, 2]\n[expert]\nextent_near_limit = \"4MiB\"\nslab = \"4MiB\"\n";
         for text in ["", text] {
             let read = |text: &str| Sources::default().with_overrides("test", text).unwrap().load().unwrap();
             let config = read(text);

@@ -55,7 +55,7 @@ metrics! {
         beside_bytes: u64, Bytes, Experimental;
         /// Physical memory that the pool holds; null: it has not started.
         reserved_bytes: Option<u64>, Bytes, Experimental;
-        /// Requests that the pool served above the budget, for whatever site.
+        /// Requests that the pool served above the budget, for whatever site; null: it has not started.
         above_budget: Option<u64>, Count, Stable;
         /// Passes that are over. 0: another module is called, or it is on no GPU.
         passes: u64, Count, Stable;
