@@ -49,7 +49,7 @@ impl Setting {
         self.put(&mut document);
         match document.try_into::<Config>() {
             Ok(config) if (knob.holds)(&config) => Ok(()),
-            _ => Err(self.refused_as(knob.key, knob.allowed)),
+            _ => Err(self.refused(knob.key, knob.allowed)),
         }
     }
 
@@ -57,10 +57,10 @@ impl Setting {
     fn unknown(&self) -> ConfigError {
         let (origin, key) = (self.origin.clone(), self.key.clone());
         if is_table(&key) {
-            return self.refused_as(&key, "a table");
+            return self.refused(&key, "a table");
         }
         if let Some(outer) = key.match_indices('.').find_map(|(dot, _)| Knob::of(&key[..dot])) {
-            return self.refused_as(outer.key, outer.allowed);
+            return self.refused(outer.key, outer.allowed);
         }
         if let Some(instead) = removed(&key) {
             return ConfigError::RemovedKey { origin, key, instead };
@@ -85,12 +85,8 @@ impl Setting {
         self.key == key
     }
 
-    /// What is said where its value is not allowed beside others.
-    pub(super) fn refused(&self, allowed: &'static str) -> ConfigError {
-        self.refused_as(&self.key, allowed)
-    }
-
-    fn refused_as(&self, key: &str, allowed: &'static str) -> ConfigError {
+    /// Why it is refused, under the name that stands where it was set.
+    pub(super) fn refused(&self, key: &str, allowed: &'static str) -> ConfigError {
         let key = match self.origin {
             Origin::Variable(name) | Origin::Flag(name) => name.to_owned(),
             Origin::Line { .. } => key.to_owned(),

@@ -68,7 +68,9 @@ fn fits_together(config: &Config, settings: &[Setting]) -> Result<(), ConfigErro
     }
     // The default is the least that there is: one that is too large was set.
     let slab = settings.iter().rfind(|setting| setting.is_of("expert.slab"));
-    slab.map_or(Ok(()), |slab| Err(slab.refused("at most expert.extent_near_limit, and at most pool.extent")))
+    slab.map_or(Ok(()), |slab| {
+        Err(slab.refused("expert.slab", "at most expert.extent_near_limit, and at most pool.extent"))
+    })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

@@ -22,8 +22,8 @@ Examples:
 
 Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB
 Settings:    flags go over the environment, over the file, over the preset, over the defaults
-Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; of glake serve and of what asks it GLAKE_AGENT; of
-             glake run GLAKE_MULTI_PATH, GLAKE_LIBRARY and GLAKE_PRELOAD; and GMLake's own:
+Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; of glake serve and of what asks it
+             GLAKE_AGENT; of glake run GLAKE_MULTI_PATH, GLAKE_LIBRARY and GLAKE_PRELOAD; and GMLake's own:
              vmmDefragment, fragment_limit, fragLimit, reuseLimit, defragment_level, defragLevel,
              auto_gc_limits, autoGC
 Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad input";
