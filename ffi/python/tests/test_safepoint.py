@@ -18,7 +18,7 @@ import glake  # noqa: E402
 from glake import _gate, _library, _ranks, _safepoint  # noqa: E402
 
 import child  # noqa: E402
-from test_regions import MIB, made, view  # noqa: E402
+from regions import MIB, made, view  # noqa: E402
 
 
 class Steps:
