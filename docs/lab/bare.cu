@@ -9,7 +9,6 @@
 // found idle. --limit: in turns with these, every GPU copies its own share to its own memory on a stream of its own, all at once.
 // --access: instead, what creating, mapping, opening and taking back a handle costs, on idle GPUs and beside copies. --calls: instead,
 // what each call costs that such a copy is made of; "another" is the last GPU.
-#include <cuda.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,14 +18,7 @@
 #include <cstring>
 #include <vector>
 
-static void check(CUresult result, const char *what) {
-    if (result == CUDA_SUCCESS) return;
-    const char *name = "unknown";
-    cuGetErrorName(result, &name);
-    fprintf(stderr, "bare: %s: %s\n", what, name);
-    exit(1);
-}
-#define CHECK(call) check(call, #call)
+#include "check.h"
 
 static const size_t MIB = 1 << 20;
 static const int MOST = 8;

@@ -5,8 +5,6 @@
 // GPU 0's memory is virtual memory that GPU 1 may touch; copies between it and pinned host memory are made by streams of GPU 1, over whose
 // link they go, or by GPU 0 itself. Each flow has four copies of 16 MiB under way for so long. GB/s of what was done.
 
-#include <cuda.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -14,16 +12,7 @@
 #include <string>
 #include <vector>
 
-#define DO(call)                                                                        \
-    do {                                                                                \
-        CUresult answer = (call);                                                       \
-        if (answer != CUDA_SUCCESS) {                                                   \
-            const char* name = "?";                                                     \
-            cuGetErrorName(answer, &name);                                              \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #call, name);                \
-            exit(1);                                                                    \
-        }                                                                               \
-    } while (0)
+#include "check.h"
 
 constexpr size_t PIECE = 16 << 20, ALL = size_t(1) << 30;
 constexpr int UNDER_WAY = 4;
@@ -39,12 +28,12 @@ static CUdeviceptr memory(int on, size_t size) {
     prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, on};
     CUmemGenericAllocationHandle handle;
     CUdeviceptr at;
-    DO(cuMemCreate(&handle, size, &prop, 0));
-    DO(cuMemAddressReserve(&at, size, 0, 0, 0));
-    DO(cuMemMap(at, size, 0, handle, 0));
+    CHECK(cuMemCreate(&handle, size, &prop, 0));
+    CHECK(cuMemAddressReserve(&at, size, 0, 0, 0));
+    CHECK(cuMemMap(at, size, 0, handle, 0));
     CUmemAccessDesc access[2] = {};
     for (int gpu = 0; gpu < 2; gpu++) access[gpu] = {{CU_MEM_LOCATION_TYPE_DEVICE, gpu}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    DO(cuMemSetAccess(at, size, access, 2));
+    CHECK(cuMemSetAccess(at, size, access, 2));
     return at;
 }
 
@@ -59,40 +48,40 @@ struct Flow {
     size_t at = 0, done = 0;
 
     Flow(bool out, int context, How how, int home = 0) : out(out), context(context), how(how) {
-        DO(cuCtxSetCurrent(contexts[0]));
+        CHECK(cuCtxSetCurrent(contexts[0]));
         void* pinned;
-        DO(cuMemHostAlloc(&pinned, ALL, CU_MEMHOSTALLOC_PORTABLE));
+        CHECK(cuMemHostAlloc(&pinned, ALL, CU_MEMHOSTALLOC_PORTABLE));
         host = CUdeviceptr(pinned);
         for (size_t byte = 0; byte < ALL; byte += 4096) static_cast<char*>(pinned)[byte] = 1;
         gpu = memory(home, ALL);
         if (how == STAGED) {
             slots = memory(1, UNDER_WAY * PIECE);
-            DO(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING));
+            CHECK(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING));
             for (int slot = 0; slot < UNDER_WAY; slot++) {
                 CUevent event;
-                DO(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+                CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
                 (out ? filled : emptied).push_back(event);
             }
         }
-        DO(cuCtxSetCurrent(contexts[context]));
-        DO(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        CHECK(cuCtxSetCurrent(contexts[context]));
+        CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
         if (how == STAGED)
             for (int slot = 0; slot < UNDER_WAY; slot++) {
                 CUevent event;
-                DO(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+                CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
                 (out ? emptied : filled).push_back(event);
             }
     }
 
     void copy(CUdeviceptr to, CUdeviceptr from, bool to_host, CUstream on, How by) {
-        if (by == ANY) DO(cuMemcpyAsync(to, from, PIECE, on));
+        if (by == ANY) CHECK(cuMemcpyAsync(to, from, PIECE, on));
         else if (by == BATCH) {
             CUmemcpyAttributes attributes = {};
             attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
             size_t size = PIECE, first = 0;
-            DO(cuMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, on));
-        } else if (to_host) DO(cuMemcpyDtoHAsync(reinterpret_cast<void*>(to), from, PIECE, on));
-        else DO(cuMemcpyHtoDAsync(to, reinterpret_cast<const void*>(from), PIECE, on));
+            CHECK(cuMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, on));
+        } else if (to_host) CHECK(cuMemcpyDtoHAsync(reinterpret_cast<void*>(to), from, PIECE, on));
+        else CHECK(cuMemcpyHtoDAsync(to, reinterpret_cast<const void*>(from), PIECE, on));
     }
 
     void enqueue() {
@@ -102,21 +91,21 @@ struct Flow {
             const size_t slot = at / PIECE % UNDER_WAY;
             const CUdeviceptr staged = slots + slot * PIECE;
             CUstream fill = out ? side : stream, empty = out ? stream : side;
-            DO(cuCtxSetCurrent(contexts[out ? 0 : context]));
-            DO(cuStreamWaitEvent(fill, emptied[slot], 0));
+            CHECK(cuCtxSetCurrent(contexts[out ? 0 : context]));
+            CHECK(cuStreamWaitEvent(fill, emptied[slot], 0));
             copy(staged, out ? gpu_at : host_at, false, fill, ANY);
-            DO(cuEventRecord(filled[slot], fill));
-            DO(cuCtxSetCurrent(contexts[out ? context : 0]));
-            DO(cuStreamWaitEvent(empty, filled[slot], 0));
+            CHECK(cuEventRecord(filled[slot], fill));
+            CHECK(cuCtxSetCurrent(contexts[out ? context : 0]));
+            CHECK(cuStreamWaitEvent(empty, filled[slot], 0));
             copy(out ? host_at : gpu_at, staged, out, empty, ANY);
-            DO(cuEventRecord(emptied[slot], empty));
-            DO(cuEventCreate(&end, CU_EVENT_DISABLE_TIMING));
-            DO(cuEventRecord(end, empty));
+            CHECK(cuEventRecord(emptied[slot], empty));
+            CHECK(cuEventCreate(&end, CU_EVENT_DISABLE_TIMING));
+            CHECK(cuEventRecord(end, empty));
         } else {
-            DO(cuCtxSetCurrent(contexts[context]));
+            CHECK(cuCtxSetCurrent(contexts[context]));
             copy(out ? host_at : gpu_at, out ? gpu_at : host_at, out, stream, how);
-            DO(cuEventCreate(&end, CU_EVENT_DISABLE_TIMING));
-            DO(cuEventRecord(end, stream));
+            CHECK(cuEventCreate(&end, CU_EVENT_DISABLE_TIMING));
+            CHECK(cuEventRecord(end, stream));
         }
         under_way.push_back(end);
         at += PIECE;
@@ -124,7 +113,7 @@ struct Flow {
 
     void poll(bool goes_on = true) {
         while (!under_way.empty() && cuEventQuery(under_way.front()) == CUDA_SUCCESS) {
-            DO(cuEventDestroy(under_way.front()));
+            CHECK(cuEventDestroy(under_way.front()));
             under_way.pop_front();
             done += PIECE;
         }
@@ -151,8 +140,8 @@ static void run(const std::string& said, std::vector<Flow*> flows, double second
     printf("  sum %6.1f\n", sum);
     fflush(stdout);
     for (int context = 0; context < 4; context++) {
-        DO(cuCtxSetCurrent(contexts[context]));
-        DO(cuCtxSynchronize());
+        CHECK(cuCtxSetCurrent(contexts[context]));
+        CHECK(cuCtxSynchronize());
     }
     for (Flow* flow : flows) flow->poll(false);
 }
@@ -164,18 +153,18 @@ int main(int count, char** words) {
         fprintf(stderr, "usage: duplex [SECONDS]\n");
         return 2;
     }
-    DO(cuInit(0));
-    DO(cuDeviceGetCount(&gpus_here));
+    CHECK(cuInit(0));
+    CHECK(cuDeviceGetCount(&gpus_here));
     if (gpus_here < 2) {
         fprintf(stderr, "duplex: needs two GPUs, here are %d\n", gpus_here);
         return 2;
     }
     CUdevice gpus[2];
     for (int gpu = 0; gpu < 2; gpu++) {
-        DO(cuDeviceGet(&gpus[gpu], gpu));
-        DO(cuDevicePrimaryCtxRetain(&contexts[gpu], gpus[gpu]));
+        CHECK(cuDeviceGet(&gpus[gpu], gpu));
+        CHECK(cuDevicePrimaryCtxRetain(&contexts[gpu], gpus[gpu]));
     }
-    for (int more = 2; more < 4; more++) DO(cuCtxCreate(&contexts[more], nullptr, 0, gpus[1]));
+    for (int more = 2; more < 4; more++) CHECK(cuCtxCreate(&contexts[more], nullptr, 0, gpus[1]));
     Flow own_out(true, 0, ANY), own_in(false, 0, ANY);
     run("GPU 0's own link, alone", {&own_out}, seconds);
     run("", {&own_in}, seconds);

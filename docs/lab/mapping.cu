@@ -5,7 +5,6 @@
 // 224 extents of 2 MiB are mapped side by side, opened and unmapped, with 448 MiB twelve times on their way over the link in pieces of some
 // size: in milliseconds, the first two calls that open apart from the others. "left": how long the copies went on then; 0: longer than the
 // calls did not. Then one extent of 448 MiB; then the time of single calls that open 2 MiB.
-#include <cuda.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -14,14 +13,7 @@
 #include <cstdlib>
 #include <vector>
 
-static void check(CUresult result, const char *what) {
-    if (result == CUDA_SUCCESS) return;
-    const char *name = "unknown";
-    cuGetErrorName(result, &name);
-    fprintf(stderr, "mapping: %s: %s\n", what, name);
-    exit(1);
-}
-#define CHECK(call) check(call, #call)
+#include "check.h"
 
 using Clock = std::chrono::steady_clock;
 static const size_t MIB = 1 << 20, SIZE = 448 * MIB, EXTENT = 2 * MIB;

@@ -9,7 +9,6 @@
 // copies begin when those of the one before have ended on every link; else each link goes on by itself. "beside": unmapped so many at a
 // time while others are copied; "thread": by another thread; "apart": while nothing is copied, and released one by one as the next copies
 // begin; "end": when all is copied. "window": so many extents have copies enqueued.
-#include <cuda.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -24,14 +23,7 @@
 #include <thread>
 #include <vector>
 
-static void check(CUresult result, const char *what) {
-    if (result == CUDA_SUCCESS) return;
-    const char *name = "unknown";
-    cuGetErrorName(result, &name);
-    fprintf(stderr, "moves: %s: %s\n", what, name);
-    exit(1);
-}
-#define CHECK(call) check(call, #call)
+#include "check.h"
 
 static const size_t MIB = 1 << 20;
 static const int MOST = 8, PIECES = 4, RUNS = 5;

@@ -9,7 +9,6 @@
 //     pinning GIB pin THREADS                    threads pin what nobody touched
 //
 // Pages are written to, or populated by madvise. Prints a line and keeps its memory until its input ends.
-#include <cuda.h>
 #include <sys/mman.h>
 
 #include <atomic>
@@ -21,11 +20,7 @@
 #include <thread>
 #include <vector>
 
-#define CHECK(call)                                                             \
-    if (CUresult result = (call)) {                                             \
-        std::fprintf(stderr, "%s: error %d\n", #call, static_cast<int>(result)); \
-        std::exit(1);                                                           \
-    }
+#include "check.h"
 
 constexpr size_t HUGE = 2 << 20, SMALL = 4 << 10, ARENA = 256 << 20;
 constexpr int POPULATE_WRITE = 23;

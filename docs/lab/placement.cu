@@ -3,9 +3,8 @@
 //   nvcc -O2 -std=c++17 -o placement placement.cu -lcuda && ./placement [GIB]
 //
 // Blocks of 256 MiB are touched by 16 threads, pinned, and copied by halves, one over each link at the same time. The slowest and the
-// fastest eighth of them are then copied in queues, one for each link, in steps of so many MiB. GB/s of both links together.
+// fastest eighth of them are then copied in queues, one for each link, in parts of so many MiB. GB/s of both links together.
 
-#include <cuda.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -19,16 +18,7 @@
 #include <thread>
 #include <vector>
 
-#define DO(call)                                                         \
-    do {                                                                 \
-        CUresult answer = (call);                                        \
-        if (answer != CUDA_SUCCESS) {                                    \
-            const char* name = "?";                                      \
-            cuGetErrorName(answer, &name);                               \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #call, name); \
-            exit(1);                                                     \
-        }                                                                \
-    } while (0)
+#include "check.h"
 
 constexpr size_t MIB = 1 << 20, BLOCK = 256 * MIB, HUGE = 2 * MIB;
 constexpr int THREADS = 16;
@@ -44,11 +34,11 @@ static double now() {
 
 static void copy(int gpu, bool out, size_t block, size_t from, size_t bytes) {
     char* at = host + block * BLOCK + from;
-    DO(cuCtxSetCurrent(contexts[gpu]));
+    CHECK(cuCtxSetCurrent(contexts[gpu]));
     if (out) {
-        DO(cuMemcpyDtoHAsync(at, memory[gpu] + from, bytes, streams[gpu]));
+        CHECK(cuMemcpyDtoHAsync(at, memory[gpu] + from, bytes, streams[gpu]));
     } else {
-        DO(cuMemcpyHtoDAsync(memory[gpu] + from, at, bytes, streams[gpu]));
+        CHECK(cuMemcpyHtoDAsync(memory[gpu] + from, at, bytes, streams[gpu]));
     }
 }
 
@@ -57,26 +47,26 @@ template <typename Begin> static double rate(size_t bytes, Begin begin) {
     const double begun = now();
     begin();
     for (int gpu = 0; gpu < 2; gpu++) {
-        DO(cuCtxSetCurrent(contexts[gpu]));
-        DO(cuStreamSynchronize(streams[gpu]));
+        CHECK(cuCtxSetCurrent(contexts[gpu]));
+        CHECK(cuStreamSynchronize(streams[gpu]));
     }
     return bytes / (now() - begun) / 1e9;
 }
 
 using Blocks = std::vector<size_t>;
-/// What a link copies: at each step a part of one of these, in turns.
+/// What a link copies: a part of a block of one list, then the part behind it of a block of the next list. The parts between are left out.
 struct Queue {
     std::vector<Blocks> turns;
 };
 
-static double together(bool out, const Queue (&queues)[2], size_t step) {
+static double together(bool out, const Queue (&queues)[2], size_t part) {
     const size_t blocks = queues[0].turns[0].size();
     return rate(2 * blocks * BLOCK, [&] {
         for (size_t block = 0; block < blocks; block++) {
-            for (size_t from = 0; from < BLOCK; from += step) {
+            for (size_t from = 0; from < BLOCK; from += part) {
                 for (int gpu = 0; gpu < 2; gpu++) {
                     const std::vector<Blocks>& turns = queues[gpu].turns;
-                    copy(gpu, out, turns[from / step % turns.size()][block], from, step);
+                    copy(gpu, out, turns[from / part % turns.size()][block], from, part);
                 }
             }
         }
@@ -93,14 +83,14 @@ int main(int count, char** words) {
     if (gib < 4) return fputs("placement [GIB], at least 4\n", stderr), 2;
 
     int gpus;
-    DO(cuInit(0));
-    DO(cuDeviceGetCount(&gpus));
+    CHECK(cuInit(0));
+    CHECK(cuDeviceGetCount(&gpus));
     if (gpus < 2) return fputs("placement: needs two GPUs\n", stderr), 2;
     for (int gpu = 0; gpu < 2; gpu++) {
-        DO(cuDevicePrimaryCtxRetain(&contexts[gpu], gpu));
-        DO(cuCtxSetCurrent(contexts[gpu]));
-        DO(cuStreamCreate(&streams[gpu], CU_STREAM_NON_BLOCKING));
-        DO(cuMemAlloc(&memory[gpu], BLOCK));
+        CHECK(cuDevicePrimaryCtxRetain(&contexts[gpu], gpu));
+        CHECK(cuCtxSetCurrent(contexts[gpu]));
+        CHECK(cuStreamCreate(&streams[gpu], CU_STREAM_NON_BLOCKING));
+        CHECK(cuMemAlloc(&memory[gpu], BLOCK));
     }
 
     void* map = mmap(nullptr, size + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -115,7 +105,7 @@ int main(int count, char** words) {
         });
     }
     for (std::thread& thread : threads) thread.join();
-    for (size_t block = 0; block < blocks; block++) DO(cuMemHostRegister(host + block * BLOCK, BLOCK, CU_MEMHOSTREGISTER_PORTABLE));
+    for (size_t block = 0; block < blocks; block++) CHECK(cuMemHostRegister(host + block * BLOCK, BLOCK, CU_MEMHOSTREGISTER_PORTABLE));
 
     for (bool out : {true, false}) {
         std::vector<double> both[2];
@@ -150,12 +140,12 @@ int main(int count, char** words) {
         };
         const auto [slow0, slow1] = halves(slow);
         const auto [fast0, fast1] = halves(fast);
-        for (size_t step : {BLOCK, 64 * MIB, 16 * MIB}) {
-            printf("  steps of %3zu MiB: both fast %.1f, both slow %.1f, one fast and one slow %.1f", step / MIB,
-                   together(out, {{{fast0}}, {{fast1}}}, step), together(out, {{{slow0}}, {{slow1}}}, step), together(out, {{{fast0}}, {{slow0}}}, step));
-            if (step < BLOCK) {
-                printf("; each in turns: alike %.1f, opposite %.1f", together(out, {{{fast0, slow0}}, {{fast1, slow1}}}, step),
-                       together(out, {{{fast0, slow0}}, {{slow1, fast1}}}, step));
+        for (size_t part : {BLOCK, 64 * MIB, 16 * MIB}) {
+            printf("  parts of %3zu MiB: both fast %.1f, both slow %.1f, one fast and one slow %.1f", part / MIB,
+                   together(out, {{{fast0}}, {{fast1}}}, part), together(out, {{{slow0}}, {{slow1}}}, part), together(out, {{{fast0}}, {{slow0}}}, part));
+            if (part < BLOCK) {
+                printf("; fast and slow in turn: both begin with a fast one %.1f, one with a slow one %.1f", together(out, {{{fast0, slow0}}, {{fast1, slow1}}}, part),
+                       together(out, {{{fast0, slow0}}, {{slow1, fast1}}}, part));
             }
             puts("");
         }
