@@ -84,7 +84,8 @@ knobs! {
         /// So the last bytes below a limit can be had. The same value as `pool.extent` turns the finer step off: less
         /// driver work under a tight limit, and a little less fits.
         extent_near_limit: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
-        /// The size of a slab, which serves requests up to 1 MiB of one stream. At most `extent_near_limit`.
+        /// The size of a slab, which serves requests up to 1 MiB of one stream. At most `extent_near_limit`, and at most
+        /// `pool.extent`.
         ///
         /// As torch's small pool. A large value keeps memory for small blocks only.
         slab: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;

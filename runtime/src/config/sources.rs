@@ -61,12 +61,12 @@ impl Sources {
     }
 }
 
-/// Checks what no setting shows by itself.
+/// Checks values together that are each allowed by themselves.
 fn fits_together(config: &Config, settings: &[Setting]) -> Result<(), ConfigError> {
     if config.pool.slab <= config.pool.extent_near_limit.min(config.pool.extent) {
         return Ok(());
     }
-    // The default is the least that there is: one that is too large was set.
+    // The default fits into every extent: one that does not was set.
     let slab = settings.iter().rfind(|setting| setting.is_of("expert.slab"));
     slab.map_or(Ok(()), |slab| {
         Err(slab.refused("expert.slab", "at most expert.extent_near_limit, and at most pool.extent"))
