@@ -6,7 +6,7 @@
 //!   verdicts ───────┼─► Curve      what must be on the GPU in each cell, whatever links do; over the budget: no plan
 //!                   ├─► Schedule   which reload begins at which position, which copy out must have ended by then
 //!                   └─► Timing     the pass in virtual time over two queues of a link
-//!   Search ◄────────┘  orders by value and cost, then a sweep ─► Plan
+//!   Search ◄────────┘  of few items all verdicts, else orders by value and cost, then a sweep ─► Plan
 //! ```
 //!
 //! Invariants: what a schedule says holds by positions alone, whatever the copies take: time is estimated, memory is
@@ -15,6 +15,7 @@
 mod course;
 mod curve;
 mod error;
+mod exhaustive;
 mod links;
 #[cfg(test)]
 pub(crate) mod oracle;

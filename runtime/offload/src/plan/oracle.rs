@@ -7,6 +7,7 @@ use super::course::{Course, NONE, signed};
 use super::curve::Curve;
 use super::order::{Arms, together};
 use super::schedule::Schedule;
+use super::search::Search;
 use super::timing::Clockwork;
 use super::{Preset, Request, Verdict};
 use crate::Tape;
@@ -26,13 +27,25 @@ struct Everything<'c> {
     best: Option<f64>,
 }
 
-/// The least time of a pass within the request, in microseconds; `None`: nothing fits.
-pub(crate) fn least_time(tape: &Tape, request: &Request) -> Option<f64> {
-    let arms = match request.preset {
+fn arms(request: &Request) -> Arms {
+    match request.preset {
         Preset::Hybrid => Arms::Leaves,
         Preset::Fit => Arms::Scopes,
         Preset::Memory | Preset::Hidden => Arms::Stored,
-    };
+    }
+}
+
+/// What a search finds that may try so many verdicts, in microseconds; `None`: nothing that fits.
+pub(crate) fn found_with(tape: &Tape, request: &Request, tries: usize) -> Option<f64> {
+    let course = Course::new(tape, &request.links);
+    let search = Search::new(&course, signed(request.budget.get()), request.host_room.get(), arms(request));
+    let work = tries * search.work_of_one();
+    search.limit(work).run().map(|best| best.outcome.timing.total)
+}
+
+/// The least time of a pass within the request, in microseconds; `None`: nothing fits.
+pub(crate) fn least_time(tape: &Tape, request: &Request) -> Option<f64> {
+    let arms = arms(request);
     let course = Course::new(tape, &request.links);
     let mut everything = Everything {
         course: &course,

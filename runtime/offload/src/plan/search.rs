@@ -57,6 +57,9 @@ impl<'c> Search<'c> {
         if self.attempt(&kept).is_some() {
             return self.best.clone();
         }
+        if self.everything() {
+            return self.best.clone();
+        }
         self.trial.peak(self.course, &kept);
         let values = Values::new(self.course, &self.trial.curve, self.budget, self.arms);
         self.attempt(&self.tightest());
@@ -104,9 +107,14 @@ impl<'c> Search<'c> {
         self.fixed[item].is_none() && self.course.frees(&self.course.items[item])
     }
 
+    /// What one attempt takes of the work that a search may do.
+    pub(crate) fn work_of_one(&self) -> usize {
+        self.course.items.len() + 8
+    }
+
     /// The cost of these verdicts, where they fit and there is work left; the best are kept.
     pub(crate) fn attempt(&mut self, verdicts: &[Verdict]) -> Option<f64> {
-        self.work = self.work.saturating_sub(verdicts.len() + 8);
+        self.work = self.work.saturating_sub(self.work_of_one());
         let offloaded = self.course.items.iter().zip(verdicts).filter(|(_, to)| **to == Verdict::Offload);
         let host = offloaded.map(|(item, _)| item.host).fold(0, u64::saturating_add);
         if host > self.host_room {

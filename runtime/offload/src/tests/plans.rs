@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::simulation;
 use super::tapes::{Model, wild};
-use crate::plan::oracle::least_time;
+use crate::plan::oracle::{found_with, least_time};
 use crate::{ItemId, Links, Pack, Plan, PlanError, Preset, Recorder, Request, Tape, Verdict};
 
 const PRESETS: [Preset; 4] = [Preset::Fit, Preset::Memory, Preset::Hidden, Preset::Hybrid];
@@ -32,9 +32,16 @@ fn between(tape: &Arc<Tape>, request: &Request, part: f64) -> Bytes {
     floor.saturating_add(more)
 }
 
+/// Passes of few items as often as of many: of few, one verdict more or less is much of the time.
 fn models() -> impl Strategy<Value = Model> {
-    (2_u32..20, 1_usize..9, any::<bool>(), any::<u64>()).prop_map(|(layers, items, checkpointed, seed)| {
-        Model { layers, items, mean: 64 << 20, forward: Duration::from_millis(10), checkpointed, seed }
+    let sizes = prop_oneof![(2_u32..5, 1_usize..4), (2_u32..20, 1_usize..9)];
+    (sizes, any::<bool>(), any::<u64>()).prop_map(|((layers, items), checkpointed, seed)| Model {
+        layers,
+        items,
+        mean: 64 << 20,
+        forward: Duration::from_millis(10),
+        checkpointed,
+        seed,
     })
 }
 
@@ -124,20 +131,24 @@ proptest! {
     }
 }
 
-/// On passes of six items, on average within 5 % of the best of all verdicts and all reloads; never behind offloading
-/// everything. Those that keep no time waiting count alone.
+/// On passes of six items, within 1 % of the best of all verdicts and all reloads; where a search has not the
+/// time for all of them, within 5 % on average. Never behind offloading everything. Those that keep no time waiting
+/// count alone.
 #[test]
-fn small_plans_are_near_the_best() {
+fn small_plans_are_the_best_and_what_is_searched_is_near_it() {
+    /// Six items that are kept or offloaded have 64 ways, the least of any.
+    const TRIES: usize = 60;
+
     for (preset, checkpointed) in [(Preset::Fit, false), (Preset::Fit, true), (Preset::Hybrid, true)] {
-        let (mut sum, mut worst, mut count) = (0.0, 1.0_f64, 0.0);
-        for seed in 0..100 {
+        let (mut worst, mut sum, mut count) = (1.0_f64, 0.0, 0.0);
+        for seed in 0..300 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let (layers, items) = [(6, 1), (3, 2), (2, 3)][rng.usize(0..3)];
             let forward = Duration::from_millis(6);
             let model = Model { layers, items, mean: 64 << 20, forward, checkpointed, seed };
             let tape = model.tape();
-            let request = Request::new(Bytes::ZERO, model.links(0.3 + 3.0 * rng.f64())).preset(preset);
-            let request = Request { budget: between(&tape, &request, rng.f64() * 0.8), ..request };
+            let request = Request::new(Bytes::ZERO, model.links(0.3 + 4.0 * rng.f64())).preset(preset);
+            let request = Request { budget: between(&tape, &request, rng.f64()), ..request };
             let plan = Plan::new(&tape, &request).unwrap();
             let best = least_time(&tape, &request).unwrap();
             let ratio = micros(plan.time()) / best;
@@ -147,14 +158,17 @@ fn small_plans_are_near_the_best() {
                 assert!(plan.time() <= all.time(), "{:?} {:?}", plan.time(), all.time());
             }
             if best > micros(tape.time()) * 1.01 {
-                (sum, worst, count) = (sum + ratio, worst.max(ratio), count + 1.0);
+                worst = worst.max(ratio);
+                sum += found_with(&tape, &request, TRIES).unwrap() / best;
+                count += 1.0;
             }
         }
         let mean = sum / count;
         println!(
-            "{preset:?}, checkpointed {checkpointed}: {mean:.4} of the best on average of {count}, {worst:.3} at worst"
+            "{preset:?}, checkpointed {checkpointed}, of {count}: {worst:.4} of the best at worst, {mean:.4} on \
+             average where it is searched"
         );
-        assert!(mean <= 1.05 && count > 20.0, "{mean} {count}");
+        assert!(worst <= 1.01 && mean <= 1.05 && count > 60.0, "{worst} {mean} {count}");
     }
 }
 
