@@ -18,13 +18,13 @@ impl Arbiter {
 
     /// A rank has parked, or is gone.
     fn stops_waiting_to_park(&mut self, id: GangId, worker: WorkerId) {
-        let now = self.server.now;
+        let (now, longest) = (self.server.now, self.server.settings.longest_park());
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         let State::Parking { waits, since, takes, .. } = &mut gang.state else { return };
         waits.remove(&worker);
         if waits.is_empty() {
             let (since, takes) = (*since, std::mem::take(takes));
-            gang.predictions.saw_park(now.saturating_sub(since));
+            gang.predictions.saw_park(now.saturating_sub(since), longest);
             gang.is_parked = true;
             gang.parks = gang.parks.saturating_add(1);
             self.server.shrink(id, &takes);

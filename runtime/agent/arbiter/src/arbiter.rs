@@ -372,7 +372,8 @@ impl Arbiter {
 
     fn expire_gang(&mut self, id: GangId) {
         let now = self.server.now;
-        let (short, long) = (self.server.settings.least_quantum, self.server.settings.distrust);
+        let settings = &self.server.settings;
+        let (short, long, longest) = (settings.least_quantum, settings.distrust, settings.longest_park());
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
         if gang.demoting.is_some_and(|by| by <= now) {
             gang.demoting = None;
@@ -382,7 +383,7 @@ impl Arbiter {
         match &mut gang.state {
             State::Parking { since, by, .. } if *by <= now => {
                 let waited = now.saturating_sub(*since);
-                gang.predictions.saw_park(waited);
+                gang.predictions.saw_park(waited, longest);
                 self.server.unpark(id);
                 self.server.distrust(id, short);
             }
@@ -402,9 +403,9 @@ impl Arbiter {
             }
             _ => {}
         }
-        let Some(gang) = self.server.gangs.get(&id) else { return };
-        let refilling = matches!(gang.state, State::Refilling(_));
-        if gang.want.is_some_and(|want| want.deadline <= now) && !refilling {
+        let want = self.server.gangs.get(&id).and_then(|gang| gang.want);
+        if want.is_some_and(|want| want.deadline <= now) {
+            self.server.call_off(id);
             let least = self.server.least_wait(id).max(AGAIN);
             self.server.refuse(id, Denied::Deadline, Some(least));
         }

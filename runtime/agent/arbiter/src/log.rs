@@ -52,7 +52,8 @@ pub enum Outcome {
     UnderWay,
     /// All came back, and it took so long.
     Refilled(Duration),
-    /// No bytes came in time and there was no other victim: it gave back what it had, and waits again.
+    /// No bytes came in time and there was no other victim, or its want had waited for as long as it may: it gave back
+    /// what it had.
     Returned,
     /// Its contexts were not restored: it waits again.
     NotRestored,

@@ -8,7 +8,7 @@ use glake_units::Bytes;
 const CLEAN_GIB: Duration = Duration::from_micros(530);
 const FIXED: Duration = Duration::from_millis(6);
 
-/// What is foretold of one worker. Corrected by 0.3 of each error, between a quarter and 16 times.
+/// What is foretold of one worker. Corrected by 0.3 of each error, copies between a quarter and 16 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Predictions {
     /// Thousandths of what the rate says.
@@ -48,9 +48,10 @@ impl Predictions {
         self.shrink = corrected(self.shrink, plain, took);
     }
 
-    /// Parking took `took`.
-    pub(crate) fn saw_park(&mut self, took: Duration) {
-        self.park = (self.park * 7 + took * 3) / 10;
+    /// Parking took `took`, or was not over by then: each time that it is not, it is waited for longer. More than
+    /// `longest` is never foretold.
+    pub(crate) fn saw_park(&mut self, took: Duration, longest: Duration) {
+        self.park = (self.park.min(longest) * 7 + took.min(longest) * 3) / 10;
     }
 }
 
@@ -88,5 +89,15 @@ mod tests {
         let error = seen.refill(bytes, link).abs_diff(truth);
         assert!(error < Duration::from_millis(5), "{error:?}");
         assert!(seen.shrink(bytes, Bytes::ZERO, link) < Duration::from_millis(12));
+    }
+
+    #[test]
+    fn what_never_ends_is_foretold_to_take_the_longest_there_is() {
+        let (mut seen, longest) = (Predictions::default(), Duration::from_secs(75));
+        for _ in 0..1_000 {
+            seen.saw_park(seen.park() * 4, longest);
+            assert!(seen.park() <= longest, "{:?}", seen.park());
+        }
+        assert!(seen.park() > longest / 2, "{:?}", seen.park());
     }
 }

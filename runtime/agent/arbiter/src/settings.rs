@@ -47,6 +47,13 @@ pub struct Settings {
     pub restore: Duration,
 }
 
+impl Settings {
+    /// The longest that parking is foretold to take: what is late then was waited for as long as any want may wait.
+    pub(crate) fn longest_park(&self) -> Duration {
+        self.longest_wait / self.late.max(1)
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {

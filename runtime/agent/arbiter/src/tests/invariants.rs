@@ -1,9 +1,14 @@
 //! What holds between two steps.
 
+use std::time::Duration;
+
 use glake_units::Bytes;
 
 use crate::Arbiter;
 use crate::gang::State;
+
+/// Nothing is waited for longer: a start may take ten minutes.
+const LONGEST: Duration = Duration::from_secs(20 * 60);
 
 impl Arbiter {
     /// What is broken, if anything is: whatever else holds between two steps.
@@ -32,6 +37,10 @@ impl Arbiter {
                 gang.want.is_some() || gang.members.values().all(|member| !member.wants),
                 "gang {id} is not answered"
             );
+            let due = gang.want.map(|want| want.deadline);
+            assert!(due.is_none_or(|due| due > server.now), "gang {id} is not answered by its deadline");
+            let late_at = gang.late_at().unwrap_or_default();
+            assert!(late_at <= server.now + LONGEST, "gang {id} is waited for until {late_at:?}");
             assert_eq!(gang.away.is_present(), !server.absent.contains(id), "gang {id} is away");
             let out = |worker| gang.away.is_checkpointed() && gang.away.worker == Some(worker);
             let agree = gang.shares.iter().all(|share| share.is_checkpointed == out(share.worker));
