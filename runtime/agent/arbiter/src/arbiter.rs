@@ -403,9 +403,9 @@ impl Arbiter {
             }
             _ => {}
         }
-        let want = self.server.gangs.get(&id).and_then(|gang| gang.want);
-        if want.is_some_and(|want| want.deadline <= now) {
-            self.server.call_off(id);
+        let Some(gang) = self.server.gangs.get(&id) else { return };
+        let refilling = matches!(gang.state, State::Refilling(_));
+        if gang.want.is_some_and(|want| want.deadline <= now) && !refilling {
             let least = self.server.least_wait(id).max(AGAIN);
             self.server.refuse(id, Denied::Deadline, Some(least));
         }

@@ -296,7 +296,7 @@ impl Gang {
             State::Shrinking { by, .. } => *by,
             State::Refilling(refill) => Some(refill.by),
         };
-        let want = self.want.map(|want| want.deadline);
+        let want = self.want.filter(|_| !matches!(self.state, State::Refilling(_))).map(|want| want.deadline);
         [state, want, self.demoting].into_iter().flatten().min()
     }
 }

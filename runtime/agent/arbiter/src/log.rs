@@ -52,8 +52,7 @@ pub enum Outcome {
     UnderWay,
     /// All came back, and it took so long.
     Refilled(Duration),
-    /// No bytes came in time and there was no other victim, or its want had waited for as long as it may: it gave back
-    /// what it had.
+    /// No bytes came in time and there was no other victim: it gave back what it had, and waits again.
     Returned,
     /// Its contexts were not restored: it waits again.
     NotRestored,

@@ -412,20 +412,6 @@ impl Server {
         }
     }
 
-    /// A want has waited for as long as it may: its refill, if bytes still miss, gives back what it has, and nobody is parked
-    /// for it any more.
-    pub(crate) fn call_off(&mut self, id: GangId) {
-        let Some(gang) = self.gangs.get(&id) else { return };
-        let State::Refilling(Refill { victims, admitted: None, .. }) = &gang.state else { return };
-        let outcome = if gang.away.is_moving() { Outcome::NotRestored } else { Outcome::Returned };
-        for victim in victims.clone() {
-            if matches!(self.gangs.get(&victim).map(|gang| &gang.state), Some(State::Parking { .. })) {
-                self.unpark(victim);
-            }
-        }
-        self.give_back(id, outcome);
-    }
-
     /// A refill did not end in time.
     pub(crate) fn give_up_on(&mut self, id: GangId) {
         self.log.ended(id, Outcome::Late);

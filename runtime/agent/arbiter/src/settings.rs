@@ -48,7 +48,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The longest that parking is foretold to take: what is late then was waited for as long as any want may wait.
+    /// The longest that parking is foretold to take: what is late then was waited for `longest_wait`.
     pub(crate) fn longest_park(&self) -> Duration {
         self.longest_wait / self.late.max(1)
     }

@@ -5,8 +5,8 @@ use super::Verdict;
 use super::order::{Arms, together};
 use super::search::Search;
 
-/// How many ways to give each item a verdict are looked at: of those that part nothing, as many are tried as there is
-/// work for. Fourteen items that are kept or offloaded have fewer, nine that may be recomputed too.
+/// How many ways to give each item a verdict are looked at for those that part nothing, which alone are tried: all of
+/// them, or, where they are more than there is work for, none.
 const WAYS: usize = 20_000;
 
 impl Search<'_> {
@@ -15,8 +15,10 @@ impl Search<'_> {
         let open: Vec<usize> = (0..self.course.items.len()).filter(|item| self.is_open(*item)).collect();
         let ways = open.iter().try_fold(1, |ways: usize, item| ways.checked_mul(self.choices(*item).len()));
         let Some(ways) = ways.filter(|ways| *ways <= WAYS) else { return false };
-        let whole: Vec<Vec<Verdict>> = (0..ways).filter_map(|way| self.way(&open, way)).collect();
-        let is_done = whole.len() * self.work_of_one() <= self.work;
+        let most = self.work / self.work_of_one();
+        let whole: Vec<Vec<Verdict>> =
+            (0..ways).filter_map(|way| self.way(&open, way)).take(most + 1).collect();
+        let is_done = whole.len() <= most;
         for verdicts in whole.iter().filter(|_| is_done) {
             self.attempt(verdicts);
         }

@@ -37,8 +37,6 @@ impl Arbiter {
                 gang.want.is_some() || gang.members.values().all(|member| !member.wants),
                 "gang {id} is not answered"
             );
-            let due = gang.want.map(|want| want.deadline);
-            assert!(due.is_none_or(|due| due > server.now), "gang {id} is not answered by its deadline");
             let late_at = gang.late_at().unwrap_or_default();
             assert!(late_at <= server.now + LONGEST, "gang {id} is waited for until {late_at:?}");
             assert_eq!(gang.away.is_present(), !server.absent.contains(id), "gang {id} is away");

@@ -311,31 +311,6 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
 }
 
 #[test]
-fn a_want_is_denied_at_its_deadline_though_bytes_may_still_come() {
-    let mut world = World::new(Settings { least_late: MS(5_000), ..Settings::default() }, &[(23, 140)]);
-    (0..3).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
-    for id in [0, 1] {
-        wake(&mut world, id);
-        world.pass(MS(2_000));
-    }
-    world.want(WorkerId(2), Some(MS(1_000)));
-    assert_eq!(world.arbiter.state(WorkerId(2)), Some("refilling"));
-    let asked = world.now;
-    world.now = world.arbiter.next_deadline().unwrap();
-    assert_eq!(world.now, asked + MS(1_000));
-    let actions = world.tell(Event::Tick);
-    let denied = |action: &Action| {
-        matches!(action, Action::Deny { worker: WorkerId(2), why: Denied::Deadline, retry_after: Some(_) })
-    };
-    assert!(actions.iter().any(denied), "{actions:?}");
-    // What came meanwhile goes back; the victim, which had time left, goes on, and may be asked again.
-    assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
-    let back = |action: &Action| matches!(action, Action::Shrink { worker: WorkerId(2), .. });
-    assert!(actions.iter().any(back), "{actions:?}");
-    assert!(!actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. })), "{actions:?}");
-}
-
-#[test]
 fn a_shrink_that_is_late_is_called_so_until_it_ends() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
     let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
