@@ -32,7 +32,7 @@ impl Agent {
     fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
         let resident: Bytes = worker.holdings.iter().map(|held| held.resident).sum();
-        let is_busy = activity(worker.activity, resident) != Activity::Idle;
+        let is_busy = activity(worker.activity) != Activity::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
             "resident" if is_busy => "busy",

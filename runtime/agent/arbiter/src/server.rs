@@ -144,6 +144,7 @@ impl Server {
         gang.shares.push(Share {
             worker,
             holding,
+            start: zero,
             overrun: zero,
             owed: zero,
             granted: zero,
