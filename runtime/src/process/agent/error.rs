@@ -74,6 +74,11 @@ pub enum AgentError {
         "leases are the agent's while this process is with one: leave it first (glake.leave, glake_leave)"
     )]
     LeasesAreTheAgents,
+    /// Its memory is in use though no use has begun.
+    #[error(
+        "the process loads what it will hold: nothing is taken of it before its first use or glake.join (glake_join)"
+    )]
+    Loading,
     /// The process ends.
     #[error("the process is exiting: it joins no agent any more")]
     Ending,

@@ -165,8 +165,8 @@ impl Session {
     fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
         self.port.lock().ledger.set_leases(made);
-        if self.starting.is_some() && self.regions.made().is_zero() {
-            self.port.starts();
+        if self.starting.is_some() && self.port.is_loading() {
+            self.port.starts(self.regions.made());
         }
         for memory in self.registry.devices.iter() {
             self.port.activity.made(memory.id(), memory.lease.view().made);
