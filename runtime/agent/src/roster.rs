@@ -54,6 +54,13 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// Whether the reason may be gone when it says hello again: whoever has the name may be about to end.
+    pub fn passes(&self) -> bool {
+        matches!(self, Refusal::Taken { .. } | Refusal::Twice { .. })
+    }
+}
+
 /// A worker, as far as it is not the arbiter's.
 #[derive(Debug)]
 pub(crate) struct Worker {

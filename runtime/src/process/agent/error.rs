@@ -40,6 +40,8 @@ pub enum AgentError {
         path: PathBuf,
         /// Why, and what to do.
         why: String,
+        /// Whether the reason may be gone at the next attempt.
+        passes: bool,
     },
     /// What it says is no answer.
     #[error("the agent at {} does not speak as an agent does: {source}; are both of the same release?", .path.display())]
@@ -110,6 +112,11 @@ impl AgentError {
 
     /// Whether it may go by itself, so that trying again makes sense.
     pub(super) fn may_pass(&self) -> bool {
-        !matches!(self, AgentError::Refused { .. } | AgentError::Ending)
+        !matches!(self, AgentError::Refused { passes: false, .. } | AgentError::Ending)
+    }
+
+    /// Whether an agent is there that may welcome the worker soon.
+    pub(super) fn is_brief(&self) -> bool {
+        matches!(self, AgentError::Refused { passes: true, .. })
     }
 }
