@@ -194,9 +194,10 @@ impl Agent {
         let (size, gpus) = self.roster.size_of(id).filter(|_| starting).unwrap_or_default();
         let known = gpus.into_iter().filter(|gpu| self.roster.gpus().any(|(known, _)| known == *gpu));
         let start: Vec<_> = known.map(|gpu| (gpu, size)).collect();
-        for (gpu, _) in &start {
-            if held.iter().all(|holding| holding.gpu != *gpu) {
-                held.push(glake_arbiter::Holding::nothing(*gpu, self.roster.file().node.floor()));
+        for &(gpu, _) in &start {
+            if held.iter().all(|holding| holding.gpu != gpu) {
+                let floor = worker.floor(gpu, self.roster.file().node.floor());
+                held.push(glake_arbiter::Holding::nothing(gpu, floor));
             }
         }
         self.to_measure.extend(held.iter().map(|holding| holding.gpu));

@@ -152,8 +152,9 @@ impl Roster {
         let known = self.by_peer.get(&who.peer).copied();
         if let Some(worker) = known.and_then(|id| self.workers.get(&id))
             && worker.name != name
-            // Who is silent may have left while there was no agent.
+            // Who is silent may have left while there was no agent, and who has no connection, without being heard.
             && !worker.is_silent
+            && worker.lost_since.is_none()
         {
             return Err(Refusal::Twice { pid: who.peer.pid, known: worker.name.clone(), name });
         }

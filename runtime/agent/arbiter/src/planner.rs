@@ -120,9 +120,7 @@ impl Planner<'_> {
     fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
-            let Some(gang) = self.server.gangs.get(&id) else { return false };
-            let reachable = self.server.reachable(gpu, id);
-            self.server.do_without_room(id, gpu, wanted(gang, gpu).saturating_sub(reachable));
+            self.server.do_without_room(id, gpu);
             let Some(gang) = self.server.gangs.get(&id) else { return false };
             let need = wanted(gang, gpu);
             let held = self.server.gpus.get(&gpu);

@@ -89,6 +89,29 @@ fn a_worker_that_starts_grows_beyond_its_size() {
     assert_eq!(lease(&world, 1), Bytes::gib(7));
 }
 
+/// A worker says what it holds at any time, and what it would like beside it each time.
+#[test]
+fn room_that_cannot_be_had_is_not_waited_for_when_it_is_told_again() {
+    let mut world = World::new(Settings::default(), &[(20, 140)]);
+    let busy = Holding {
+        lease: Bytes::gib(8),
+        resident: Bytes::gib(8),
+        fixed: Bytes::gib(8),
+        ..Holding::nothing(GPU, FLOOR)
+    };
+    world.join(0, 0, 1, Profile::default(), vec![busy]);
+    let idle = Holding { lease: Bytes::gib(10), resident: Bytes::gib(10), ..Holding::nothing(GPU, FLOOR) };
+    world.join(1, 1, 1, Profile::default(), vec![idle]);
+    world.pass(MS(1_000));
+    let held = Holding { evicted: Bytes::gib(9), room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    world.join(2, 2, 1, Profile::default(), vec![held.clone()]);
+    world.want(WorkerId(2), None);
+    world.tell(Event::Changed { worker: WorkerId(2), holdings: vec![held] });
+    world.answer(WorkerId(1));
+    let come = Bytes::gib(20 - 8).saturating_sub(FLOOR.checked_mul(3).unwrap());
+    assert_eq!((lease(&world, 2), world.open.contains(&WorkerId(2))), (come, false), "it is admitted");
+}
+
 #[test]
 fn what_others_contexts_keep_is_denied_for_now_and_what_the_gpu_has_not_for_good() {
     let mut world = World::new(Settings::default(), &[(10, 140)]);
