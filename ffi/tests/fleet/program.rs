@@ -1,0 +1,287 @@
+//! Random programs of three models of which two fit: pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
+use glake_arbiter::Settings;
+
+/// Models of a program.
+pub(crate) const MODELS: usize = 3;
+/// Memory beside what comes back that each refill asks for (`lease.growth`), in MiB.
+pub(crate) const GROWTH: u64 = 4;
+/// Longest time without a safe point.
+const LONGEST_USE: Duration = Duration::from_millis(200);
+/// Longer than a worker that makes no new memory was believed to load.
+const LONG_PAUSE: Duration = Duration::from_millis(6_500);
+/// Delays of a machine whose cores are shared.
+const BUSY_MACHINE: Duration = Duration::from_secs(15);
+
+/// A program.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) seed: u64,
+    pub(crate) models: Vec<Model>,
+    /// What happens to the server, in order.
+    pub(crate) incidents: Vec<Incident>,
+}
+
+/// A model, and the processes that serve it one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) name: &'static str,
+    pub(crate) by: By,
+    /// Sizes in the agent's file, in MiB; `None`: the file does not name it.
+    pub(crate) listed: Option<[u64; 2]>,
+    pub(crate) lives: Vec<Life>,
+}
+
+/// What starts a model's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The agent, as it begins to serve.
+    Boot,
+    /// The agent, once it is asked (`glake start`).
+    Request,
+    /// The test; the process joins with its first pool (`GLAKE_AGENT`).
+    Hand,
+    /// The test; the process joins first (`glake_join`), and loads within uses.
+    HandJoined,
+}
+
+/// One process.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    /// Whether `glake start` is asked for it, where the agent would start it again by itself.
+    pub(crate) is_asked_for: bool,
+    pub(crate) parts: Vec<Part>,
+    /// Whether `glake_join` says that all is loaded; else the first use does.
+    pub(crate) joins_when_loaded: bool,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) end: End,
+}
+
+/// An allocation of a load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) mib: u64,
+    /// Time until the next one, or until the load is over.
+    pub(crate) pause: Duration,
+}
+
+/// What a loaded worker does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// A use of that time, in so many steps with safe points between them.
+    Use { lasts: Duration, steps: u32 },
+    /// Uses until each other model has been served.
+    Spin { kind: Spin },
+    /// A use that allocates so many MiB more.
+    Grow { mib: u64 },
+    /// Frees what it has grown by.
+    Shed,
+    /// No use.
+    Rest { lasts: Duration },
+}
+
+/// Uses that leave no time between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spin {
+    /// One use with safe points.
+    Steps,
+    /// Short uses one after the other, without safe points.
+    Brief,
+    /// Short uses of two threads, so that one runs at any time, without safe points.
+    Overlapping,
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Exit,
+    /// It leaves the agent first.
+    Leave,
+    Kill,
+    /// Killed within uses.
+    KillBusy(Spin),
+    /// Killed once so many parts are loaded.
+    KillLoading(usize),
+}
+
+/// What happens to the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incident {
+    /// Once models have been served so often.
+    pub(crate) after: u64,
+    pub(crate) kind: IncidentKind,
+}
+
+/// What happens to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IncidentKind {
+    /// The agent is killed, and started again after that time.
+    AgentKilled { absent: Duration },
+    /// Another process joins, which has a context and no memory.
+    Context,
+}
+
+impl Program {
+    /// The program of a seed.
+    pub(crate) fn of(seed: u64) -> Program {
+        let mut rng = Rng::with_seed(seed);
+        let mut models: Vec<Model> = (0..MODELS).map(|number| model(&mut rng, number)).collect();
+        // One in twenty, for it takes longer than the others do. The other models want memory all the time.
+        if seed.is_multiple_of(20) {
+            let loads = rng.usize(..MODELS);
+            for (number, model) in models.iter_mut().enumerate() {
+                let life = &mut model.lives[0];
+                if let End::KillLoading(_) = life.end {
+                    life.end = End::Kill;
+                }
+                if number == loads {
+                    model.by = By::Hand;
+                    life.parts.last_mut().unwrap().pause = LONG_PAUSE;
+                } else {
+                    life.steps.insert(0, Step::Spin { kind: spin(&mut rng) });
+                }
+            }
+        }
+        let mut after = 0;
+        let incidents = (0..rng.u64(0..3)).map(|_| {
+            after += rng.u64(1..8);
+            let absent = Duration::from_millis(rng.u64(0..300));
+            let kind =
+                if rng.u8(..3) > 0 { IncidentKind::AgentKilled { absent } } else { IncidentKind::Context };
+            Incident { after, kind }
+        });
+        let incidents = incidents.collect();
+        Program { seed, models, incidents }
+    }
+
+    /// Memory beside contexts in which the two largest models fit with what each may grow by without asking, in MiB.
+    pub(crate) fn room(&self) -> u64 {
+        let mut sizes: Vec<u64> = self.models.iter().map(Model::size).collect();
+        sizes.sort_unstable();
+        sizes[1..].iter().map(|size| size + GROWTH).sum()
+    }
+
+    /// Longest time that a request may wait for memory: each other model's turn, its load, and the agent's absence.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        let settings = Settings::default();
+        let turn = settings.least_quantum * (2 + settings.longest_turn) / 2 + LONGEST_USE;
+        let loads: Duration = self
+            .models
+            .iter()
+            .flat_map(|model| &model.lives)
+            .flat_map(|life| &life.parts)
+            .map(|part| part.pause)
+            .sum();
+        let absent: Duration = self
+            .incidents
+            .iter()
+            .map(|incident| match incident.kind {
+                IncidentKind::AgentKilled { absent } => absent,
+                IncidentKind::Context => Duration::ZERO,
+            })
+            .sum();
+        let others = u32::try_from(self.models.len() - 1).unwrap();
+        (turn + settings.resume_after) * others + loads + absent + BUSY_MACHINE
+    }
+}
+
+impl Model {
+    /// Bytes that it is listed with, or loads, in MiB.
+    fn size(&self) -> u64 {
+        let loaded = self.lives.iter().map(|life| life.parts.iter().map(|part| part.mib).sum()).max();
+        self.listed.map_or(0, |[weights, kv]| weights + kv).max(loaded.unwrap_or_default())
+    }
+}
+
+fn model(rng: &mut Rng, number: usize) -> Model {
+    let name = ["chat", "code", "search"][number];
+    let by = match rng.u8(..8) {
+        0..2 => By::Boot,
+        2..4 => By::Request,
+        4..7 => By::Hand,
+        _ => By::HandJoined,
+    };
+    let (weights, kv) = (rng.u64(5..=6) * 2, 4);
+    let is_listed = matches!(by, By::Boot | By::Request) || rng.bool();
+    let lives = rng.usize(1..=2);
+    let lives = (0..lives).map(|at| life(rng, by, weights, at + 1 == lives)).collect();
+    Model { name, by, listed: is_listed.then_some([weights, kv]), lives }
+}
+
+fn life(rng: &mut Rng, by: By, weights: u64, is_last: bool) -> Life {
+    // Now and then more than the file says.
+    let more = if rng.u8(..3) == 0 { rng.u64(3..=4) * 2 } else { 0 };
+    let mut left = weights + more;
+    let mut parts = Vec::new();
+    while left > 0 {
+        let mib = if parts.len() == 3 { left } else { (rng.u64(1..=4) * 2).min(left) };
+        let pause = Duration::from_millis(if rng.bool() { rng.u64(..40) } else { 0 });
+        parts.push(Part { mib, pause });
+        left -= mib;
+    }
+    let mut grown = 0;
+    let steps = (0..rng.usize(1..=4)).map(|_| step(rng, &mut grown)).collect();
+    let end = match rng.u8(..7) {
+        // The agent ends it (`glake stop`), or it would be started again.
+        _ if is_last && matches!(by, By::Boot | By::Request) => End::Exit,
+        0..2 => End::Exit,
+        2 => End::Leave,
+        3..5 => End::Kill,
+        5 => End::KillBusy(spin(rng)),
+        // A start that is killed is followed by another.
+        _ if is_last => End::Kill,
+        _ => End::KillLoading(rng.usize(1..=parts.len())),
+    };
+    Life { is_asked_for: rng.bool(), parts, joins_when_loaded: rng.u8(..4) == 0, steps, end }
+}
+
+fn step(rng: &mut Rng, grown: &mut u64) -> Step {
+    let most = u64::try_from(LONGEST_USE.as_millis()).unwrap();
+    match rng.u8(..10) {
+        0..3 => Step::Use { lasts: Duration::from_millis(rng.u64(..5)), steps: 1 },
+        3 => Step::Use { lasts: Duration::from_millis(rng.u64(..most)), steps: 1 },
+        4 => Step::Use { lasts: Duration::from_millis(rng.u64(..most)), steps: rng.u32(2..10) },
+        5..8 => Step::Spin { kind: spin(rng) },
+        8 if *grown < 4 => {
+            *grown += 2;
+            Step::Grow { mib: 2 }
+        }
+        8 => {
+            *grown = 0;
+            Step::Shed
+        }
+        _ => Step::Rest { lasts: Duration::from_millis(rng.u64(..100)) },
+    }
+}
+
+fn spin(rng: &mut Rng) -> Spin {
+    [Spin::Steps, Spin::Brief, Spin::Overlapping][rng.usize(..3)]
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}: {} MiB beside contexts", self.seed, self.room())?;
+        for model in &self.models {
+            writeln!(f, "  {}, by {:?}, listed {:?}", model.name, model.by, model.listed)?;
+            for life in &model.lives {
+                let parts: Vec<String> = life
+                    .parts
+                    .iter()
+                    .map(|part| match part.pause.as_millis() {
+                        0 => format!("{} MiB", part.mib),
+                        pause => format!("{} MiB, {pause} ms", part.mib),
+                    })
+                    .collect();
+                let how = (life.is_asked_for, life.joins_when_loaded);
+                writeln!(f, "    loads {} (asked for, joins: {how:?})", parts.join("; "))?;
+                life.steps.iter().try_for_each(|step| writeln!(f, "      {step:?}"))?;
+                writeln!(f, "      ends: {:?}", life.end)?;
+            }
+        }
+        self.incidents.iter().try_for_each(|incident| writeln!(f, "  {incident:?}"))
+    }
+}
