@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use glake_arbiter::GpuId;
 use glake_arbiter::node::{NodeFile, Start};
+use glake_process::ProcessStat;
 use glake_wire::{Peer, WorkerRow};
 use rustix::process::{Rlimit, Signal, geteuid};
 use tokio::process::Child;
@@ -242,7 +243,10 @@ impl Server {
         self.tell_supervisor(|supervisor, now| supervisor.exited(&name, how, now));
         end(&name, family).await;
         self.children.families.borrow_mut().remove(&name);
-        self.children.starts.borrow_mut().remove(&name);
+        // While it waits to be started again, the next agent has to know that it is to run.
+        if !self.children.supervisor.borrow().wants(&name) {
+            self.children.starts.borrow_mut().remove(&name);
+        }
         self.tell_supervisor(|supervisor, now| supervisor.gone(&name, now));
     }
 
@@ -269,10 +273,21 @@ impl Server {
             let progress = self.children.supervisor.borrow().progress(name, presence);
             match progress {
                 StartProgress::Done => return Ok(()),
+                // Its end is heard soon, and it is started again.
+                StartProgress::Failed(_) if self.is_ending(name) => change.await,
                 StartProgress::Failed(why) => return Err(why),
                 StartProgress::UnderWay => change.await,
             }
         }
+    }
+
+    /// Whether a worker's process has ended, and that was not heard yet.
+    fn is_ending(&self, name: &str) -> bool {
+        let starts = self.children.starts.borrow();
+        let peer = starts.started().iter().find(|start| start.name == name).and_then(|start| start.peer);
+        let is_zombie = |peer: Peer| ProcessStat::of(peer.pid).is_ok_and(|process| process.has_ended());
+        let has_ended = |peer| has_ended(peer) || is_zombie(peer);
+        self.children.families.borrow().contains_key(name) && peer.is_some_and(has_ended)
     }
 
     /// An operator ends a worker: answers when all of it has ended.

@@ -50,6 +50,8 @@ struct Supervised {
     phase: Phase,
     /// How its last process ended, or why there was none.
     ended: Option<String>,
+    /// Its last process ended before it had joined, or there was none.
+    has_failed: bool,
     /// How often in a row.
     ends: u32,
 }
@@ -133,6 +135,7 @@ impl Supervisor {
             is_stopped: false,
             phase: Phase::Down { again: Duration::ZERO },
             ended: None,
+            has_failed: false,
             ends: 0,
         };
         Supervisor {
@@ -156,10 +159,10 @@ impl Supervisor {
         self.workers.iter().any(|worker| worker.name == name)
     }
 
-    /// The agent before has started one, which lives. It is there as if it had been started now.
+    /// The agent before has started one. It is there as if it had been started now.
     pub(crate) fn adopt(&mut self, name: &str, pid: u32, now: Duration) {
         if let Some(worker) = self.get(name) {
-            worker.is_wanted = true;
+            worker.is_wanted = !worker.is_stopped;
             worker.phase = Phase::Up(Up { pid, since: now, is_started: false, kill_at: None });
         }
     }
@@ -244,7 +247,7 @@ impl Supervisor {
                 if worker.is_wanted { None } else { self.stop(name, now).ok().flatten() }
             }
             Err(why) => {
-                worker.ended = Some(why);
+                (worker.ended, worker.has_failed) = (Some(why), true);
                 worker.back_off(Duration::ZERO, now);
                 None
             }
@@ -254,10 +257,16 @@ impl Supervisor {
     /// Its process has ended; what that left behind is being ended.
     pub(crate) fn exited(&mut self, name: &str, how: String, now: Duration) {
         if let Some(worker) = self.get(name) {
-            let since = if let Phase::Up(up) = worker.phase { up.since } else { now };
-            worker.ended = Some(how);
+            let (since, has_joined) =
+                if let Phase::Up(up) = worker.phase { (up.since, up.is_started) } else { (now, false) };
+            (worker.ended, worker.has_failed) = (Some(how), !has_joined);
             worker.phase = Phase::Ending { lived: now.saturating_sub(since) };
         }
+    }
+
+    /// Whether a worker is to run.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.workers.iter().any(|worker| worker.name == name && worker.is_wanted)
     }
 
     /// Nothing of it runs any more.
@@ -344,7 +353,8 @@ impl Supervisor {
             _ if worker.is_stopped => {
                 StartProgress::Failed(format!("{name} was ended meanwhile (glake stop)"))
             }
-            (Phase::Down { .. }, _, Some(how)) => {
+            // One that had joined ended before it was asked for, or later: it is started again.
+            (Phase::Down { .. }, _, Some(how)) if worker.has_failed => {
                 StartProgress::Failed(format!("{name} was started, and ended: {how}"))
             }
             (Phase::Up(Up { is_started: true, pid, .. }), None, _) => StartProgress::Failed(format!(

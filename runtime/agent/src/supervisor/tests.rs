@@ -193,6 +193,13 @@ fn one_for_requests_is_started_when_it_is_asked_for() {
     world.runs("asked");
     assert_eq!(world.supervisor.progress("asked", Some(Presence::Starting)), StartProgress::UnderWay);
     assert_eq!(world.supervisor.progress("asked", Some(Presence::Joined)), StartProgress::Done);
+    world.launches();
+    // Whoever asks while it ends waits for the next start, and hears of that one's end.
+    world.ends("asked");
+    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    world.now += s(1);
+    assert_eq!(world.launches(), ["asked"]);
+    world.up("asked");
     world.ends("asked");
     assert!(
         matches!(world.supervisor.progress("asked", None), StartProgress::Failed(why) if why.contains("exit 1"))
@@ -255,6 +262,17 @@ fn the_next_agent_knows_who_runs_and_who_was_ended() {
     world.ends("asked");
     world.now += s(1);
     assert_eq!(world.launches(), ["asked"], "it was asked for before");
+}
+
+#[test]
+fn one_that_was_ended_and_still_runs_is_not_started_again_by_the_next_agent() {
+    let mut world = World::new();
+    world.supervisor.keep_stopped("c");
+    world.supervisor.adopt("c", 7, world.now);
+    assert_eq!(world.launches(), ["a"]);
+    world.ends("c");
+    world.now += LONGEST_BACK_OFF;
+    assert_eq!((world.launches(), world.state("c").0), (vec![], "stopped".to_owned()));
 }
 
 #[test]

@@ -165,6 +165,25 @@ fn who_dies_is_started_again_after_a_while() {
 }
 
 #[test]
+fn one_that_waits_to_be_started_again_is_started_by_the_next_agent() {
+    let mut node = node(&[worker("asked", "start = \"request\"")]);
+    node.ask(Ask::Start { worker: "asked".to_owned() }).unwrap();
+    let pid = joined(&node, &["asked"])[0];
+    kill(pid);
+    node.until("it waits", |rows| row(rows, "asked").is_some_and(|row| row.state == "ended"));
+    node.agent.kill();
+    node.restart();
+    node.until("it joins", |rows| has_joined(rows, "asked") && row(rows, "asked").unwrap().pid != pid);
+    // What was ended meanwhile is not.
+    kill(joined(&node, &["asked"])[0]);
+    node.until("it waits", |rows| row(rows, "asked").is_some_and(|row| row.state == "ended"));
+    node.ask(Ask::Stop { worker: "asked".to_owned() }).unwrap();
+    node.agent.kill();
+    node.restart();
+    node.until("it is stopped", |rows| row(rows, "asked").is_some_and(|row| row.state == "stopped"));
+}
+
+#[test]
 fn what_cannot_be_started_is_told_and_others_run() {
     let bad = "[[worker]]\nname = \"bad\"\ncommand = [\"no-such-program-here\"]\n";
     let node = node(&[bad.to_owned(), script("short", "echo once; exit 3"), worker("a", "")]);
