@@ -208,7 +208,11 @@ fn model(rng: &mut Rng, number: usize) -> Model {
     let (weights, kv) = (rng.u64(5..=6) * 2, 4);
     let is_listed = matches!(by, By::Boot | By::Request) || rng.bool();
     let lives = rng.usize(1..=2);
-    let lives = (0..lives).map(|at| life(rng, by, weights, at + 1 == lives)).collect();
+    let mut lives: Vec<Life> = (0..lives).map(|at| life(rng, by, weights, at + 1 == lives)).collect();
+    // Of a process that has left, or has died as it loads, `glake start` says that it does not serve.
+    for at in 1..lives.len() {
+        lives[at].is_asked_for &= !matches!(lives[at - 1].end, End::Leave | End::KillLoading(_));
+    }
     Model { name, by, listed: is_listed.then_some([weights, kv]), lives }
 }
 
