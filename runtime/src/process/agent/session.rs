@@ -168,7 +168,7 @@ impl Session {
     fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
         self.port.lock().ledger.set_leases(made);
-        if self.starting.is_some() && self.port.is_loading() {
+        if self.port.is_loading() {
             self.port.starts(self.regions.made());
         }
         for memory in self.registry.devices.iter() {

@@ -135,6 +135,18 @@ fn a_start_that_waits_for_another_gets_all_that_the_file_says() {
 }
 
 #[test]
+fn a_worker_that_joins_before_it_loads_gets_what_the_file_says_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = "[[worker]]\nname = \"chat\"\nweights = \"64MiB\"\n";
+    let (path, device) = real_agent(&folder, &format!("[node]\nfloor = \"{CONTEXT}MiB\"\n{file}"));
+    let mut chat = Loader::start(&path, &device, "chat");
+    assert_eq!((chat.does("join"), chat.does("make 16")), ("done".to_owned(), "done".to_owned()));
+    assert_eq!(row(&path, "chat").map(|row| (row.leased, row.state)), Some((mib(64), "starting".to_owned())));
+    assert_eq!(chat.does("join"), "done", "it has loaded");
+    until("its start to be over", || row(&path, "chat").filter(|row| row.state == "idle"));
+}
+
+#[test]
 fn nothing_is_taken_of_a_worker_that_loads_before_it_says_that_it_has() {
     for is_of_file in [false, true] {
         let folder = tempfile::tempdir().unwrap();
