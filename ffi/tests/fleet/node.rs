@@ -235,7 +235,9 @@ impl Node {
             match from.recv_timeout(Duration::from_millis(50)) {
                 Ok(next) => return Ok(Some(next)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) if self.has_failed() => return Err("another one failed".to_owned()),
+                Err(RecvTimeoutError::Timeout) if self.has_failed() => {
+                    return Err("another one failed".to_owned());
+                }
                 Err(RecvTimeoutError::Timeout) if Instant::now() > end => {
                     return Err(format!("{what} has taken longer than {:.1} s", within.as_secs_f64()));
                 }
@@ -252,7 +254,8 @@ impl Node {
 
     /// What a worker says next.
     pub(crate) fn hear(&self, link: &mut Link, what: &str, within: Duration) -> Outcome<String> {
-        let said = self.receive(&link.lines, within, what).map_err(|why| format!("process {}: {why}", link.pid))?;
+        let said =
+            self.receive(&link.lines, within, what).map_err(|why| format!("process {}: {why}", link.pid))?;
         let said = said.ok_or_else(|| format!("process {} has died at {what:?}", link.pid))?;
         match said.strip_prefix("ok ") {
             Some(answer) => Ok(answer.to_owned()),
@@ -307,7 +310,8 @@ impl Node {
 
     /// Waits until each other model was served more often than that, or its script is over. False: that is not so by then.
     pub(crate) fn wait_for_others(&self, model: usize, times: [u64; MODELS], within: Duration) -> bool {
-        let is_served = |served: &Served, other: usize| served.times[other] > times[other] || served.is_over[other];
+        let is_served =
+            |served: &Served, other: usize| served.times[other] > times[other] || served.is_over[other];
         self.wait_for(within, |served| (0..MODELS).all(|other| other == model || is_served(served, other)))
     }
 
@@ -347,7 +351,11 @@ impl Node {
     /// Workers, as `glake ps --json` has them; `None`: no agent answers now.
     pub(crate) fn ps(&self) -> Option<Vec<WorkerRow>> {
         let answers = ask(&self.socket(), Ask::Ps).ok()?.into_iter();
-        Some(answers.filter_map(|answer| if let Answer::Row(row) = answer { Some(row) } else { None }).collect())
+        Some(
+            answers
+                .filter_map(|answer| if let Answer::Row(row) = answer { Some(row) } else { None })
+                .collect(),
+        )
     }
 
     /// Looks at leases and memory until the program is over.
@@ -474,7 +482,8 @@ pub(crate) fn serve(folder: &Path) -> std::process::ExitCode {
 /// The agent's file.
 fn file(program: &Program, budget: Bytes, folder: &Path) -> String {
     let own = std::env::current_exe().unwrap();
-    let mut text = format!("[node]\nbudget = {}\nreserve = \"0B\"\nfloor = {}\n", budget.get(), CONTEXT.get());
+    let mut text =
+        format!("[node]\nbudget = {}\nreserve = \"0B\"\nfloor = {}\n", budget.get(), CONTEXT.get());
     for model in &program.models {
         let Some([weights, kv]) = model.listed else { continue };
         let name = model.name;

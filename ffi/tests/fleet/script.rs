@@ -57,7 +57,11 @@ impl Script {
                     scope.spawn(move || {
                         let outcome = self.live(number, model);
                         if let Err(why) = &outcome {
-                            self.node.fail(format!("{} after {:.2?}: {why}", model.name, self.begin.elapsed()));
+                            self.node.fail(format!(
+                                "{} after {:.2?}: {why}",
+                                model.name,
+                                self.begin.elapsed()
+                            ));
                         }
                         self.node.set_busy(number, false);
                         self.node.over(number);
@@ -121,7 +125,8 @@ impl Script {
                 self.step(number, *step, &mut process).map_err(|why| format!("{step:?}: {why}"))?;
             }
             let is_last = at + 1 == model.lives.len();
-            self.finish(number, model, life, process, is_last).map_err(|why| format!("{:?}: {why}", life.end))?;
+            self.finish(number, model, life, process, is_last)
+                .map_err(|why| format!("{:?}: {why}", life.end))?;
         }
         Ok(())
     }
@@ -139,15 +144,21 @@ impl Script {
                 let asks = at == 0 && model.by == By::Request || at > 0 && life.is_asked_for;
                 let asked = asks.then(|| {
                     let (node, name) = (self.node.clone(), model.name.to_owned());
-                    thread::spawn(move || loop {
-                        let agents = node.agents.load(Ordering::SeqCst);
-                        let asked = ask(&node.socket(), Ask::Start { worker: name.clone() });
-                        // An agent that is killed answers nothing.
-                        match asked {
-                            Err(_) if agents % 2 == 0 || agents != node.agents.load(Ordering::SeqCst) => {
-                                thread::sleep(Duration::from_millis(20));
+                    thread::spawn(move || {
+                        loop {
+                            let agents = node.agents.load(Ordering::SeqCst);
+                            let asked = ask(&node.socket(), Ask::Start { worker: name.clone() });
+                            // An agent that is killed answers nothing.
+                            match asked {
+                                Err(_) if agents % 2 == 0 || agents != node.agents.load(Ordering::SeqCst) => {
+                                    thread::sleep(Duration::from_millis(20));
+                                }
+                                asked => {
+                                    return asked
+                                        .map(drop)
+                                        .map_err(|error| format!("glake start {name}: {error}"));
+                                }
                             }
-                            asked => return asked.map(drop).map_err(|error| format!("glake start {name}: {error}")),
                         }
                     })
                 });
@@ -158,7 +169,14 @@ impl Script {
     }
 
     /// Loads all parts; the worker has joined, and serves. `None`: it is to be killed.
-    fn load(&self, number: usize, model: &Model, life: &Life, process: &mut Process, asked: Asked) -> Outcome<Option<()>> {
+    fn load(
+        &self,
+        number: usize,
+        model: &Model,
+        life: &Life,
+        process: &mut Process,
+        asked: Asked,
+    ) -> Outcome<Option<()>> {
         let mut starts = Some(self.node.starts.read().unwrap());
         self.node.set_busy(number, true);
         if model.by == By::HandJoined {
@@ -200,7 +218,8 @@ impl Script {
         let end = Instant::now() + self.wait;
         loop {
             let rows = self.node.ps();
-            let is_it = |row: &&glake_wire::WorkerRow| row.worker == model.name && row.pid == process.link.pid;
+            let is_it =
+                |row: &&glake_wire::WorkerRow| row.worker == model.name && row.pid == process.link.pid;
             if rows.iter().flatten().any(|row| is_it(&row)) {
                 return Ok(());
             }
@@ -244,7 +263,8 @@ impl Script {
                 }
             }
             Step::Grow { mib } => {
-                let (agents, (turns, is_busy)) = (self.node.agents.load(Ordering::SeqCst), self.node.others(number));
+                let (agents, (turns, is_busy)) =
+                    (self.node.agents.load(Ordering::SeqCst), self.node.others(number));
                 let answer = self.node.tell(&mut process.link, &format!("grow {mib}"), self.wait)?;
                 let (later, is_busy_later) = self.node.others(number);
                 // A use that grows waits for no use of others.
@@ -268,7 +288,14 @@ impl Script {
         self.node.tell(&mut process.link, &format!("spin {kind:?}"), self.wait).map(drop)
     }
 
-    fn finish(&self, number: usize, model: &Model, life: &Life, mut process: Process, is_last: bool) -> Outcome<()> {
+    fn finish(
+        &self,
+        number: usize,
+        model: &Model,
+        life: &Life,
+        mut process: Process,
+        is_last: bool,
+    ) -> Outcome<()> {
         match life.end {
             _ if is_last && process.child.is_none() => {
                 let _agent = self.node.starts.read().unwrap();
