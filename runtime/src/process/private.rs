@@ -229,9 +229,12 @@ impl PrivatePools {
         domain.ok_or(ProcessError::UnknownPool { device: pool.device(), id })
     }
 
-    /// All domains that are private pools, or were: with whose they are.
-    pub(super) fn domains(&self) -> Vec<(DomainId, PoolId)> {
-        let mut domains: Vec<_> = self.table.lock().names.iter().map(|(domain, id)| (*domain, *id)).collect();
+    /// All domains that are private pools, or were and have memory: with whose they are. The others are forgotten.
+    pub(super) fn domains(&self, pool: &GpuPool) -> Vec<(DomainId, PoolId)> {
+        let mut table = self.table.lock();
+        table.names.retain(|domain, _| pool.has_domain(*domain));
+        let mut domains: Vec<_> = table.names.iter().map(|(domain, id)| (*domain, *id)).collect();
+        drop(table);
         domains.sort_unstable();
         domains
     }

@@ -231,7 +231,7 @@ impl GpuPool {
     /// count on it any more, such as a captured graph that writes to it when it is replayed. Returns how much went.
     ///
     /// # Errors
-    /// As [`GpuPool::trim`], and [`PoolError::Refused`] where there is no such domain.
+    /// As [`GpuPool::trim`].
     pub fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
         self.free_memory().trim_domain(domain)
     }
@@ -325,10 +325,15 @@ impl GpuPool {
         self.domains().release(domain)
     }
 
+    /// Whether there is anything of a domain: a released one goes with the last of its memory.
+    pub fn has_domain(&self, domain: DomainId) -> bool {
+        self.domains().has(domain)
+    }
+
     /// The live blocks of a domain, for [`GpuPool::restore`].
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where there is no such domain, or where a block is stitched; in private pools none is.
+    /// [`PoolError::Refused`] where a block is stitched; in private pools none is.
     pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
         self.checkpoints().take(domain)
     }
@@ -337,7 +342,7 @@ impl GpuPool {
     /// live then is claimed. No stream is made to wait and no byte is written: the program knows what is in them.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the domain was released, or where memory has gone since to the driver
+    /// [`PoolError::Refused`] where the domain was released and a block would be new in it, or where memory has gone since to the driver
     /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The same blocks as
     /// before are live then.
     pub fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
@@ -541,7 +546,7 @@ impl GpuPool {
 
     /// The owners of its extents.
     pub(crate) fn domains(&self) -> Domains<'_> {
-        Domains { core: &self.core, clock: &self.clock, growth: &self.growth }
+        Domains { core: &self.core, clock: &self.clock, growth: &self.growth, records: &self.records }
     }
 
     /// What can go back to the driver.

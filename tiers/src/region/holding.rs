@@ -3,7 +3,7 @@
 use glake_stitch::ExtentState;
 use glake_units::Bytes;
 
-use super::{Policy, Region, Result};
+use super::{Policy, Region};
 
 /// What a region holds of its GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,15 +24,12 @@ pub struct RegionHolding {
 
 impl Region {
     /// What it holds now. Waits for nobody who moves it.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn holding(&self) -> Result<RegionHolding> {
-        let standing = self.pool.records().standing(self.domain)?;
+    pub fn holding(&self) -> RegionHolding {
+        let standing = self.pool.records().standing(self.domain);
         let mut stays = self.pool.fixed().extents(self.domain);
         stays.extend(self.pool.evictions().exported(standing.iter().map(|(view, _)| view.extent)));
         let is_discarded = self.options.policy == Policy::Discard;
-        let keeps_all = self.pool.domains().keeps_all(self.domain);
+        let keeps_all = self.pool.domains().is_held(self.domain);
         let mut held = RegionHolding {
             hosted: self.pool.records().hosted(self.domain).saturating_add(self.clean.hosted()),
             ..RegionHolding::default()
@@ -53,6 +50,6 @@ impl Region {
             }
         }
         held.dirty = self.copied_sizes(&standing, &leaving).into_iter().sum();
-        Ok(held)
+        held
     }
 }

@@ -76,8 +76,7 @@ impl RegionSet {
             .iter()
             .flat_map(|tagged| tagged.regions().into_iter().map(|region| (tagged.options.policy, region)));
         let own = regions.filter(|(_, region)| region.pool().device() == device);
-        // The domain of one that does not answer is gone.
-        own.filter_map(|(policy, region)| Some((policy, region.holding().ok()?))).collect()
+        own.map(|(policy, region)| (policy, region.holding())).collect()
     }
 
     /// What is made on all devices.
