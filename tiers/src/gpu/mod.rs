@@ -373,6 +373,15 @@ impl GpuPool {
         self.peer_access().enable(peer)
     }
 
+    /// Work of the program on `peer` uses this pool's memory: from now on memory is lent, unmapped and released only after that
+    /// device's work, too, is done. The device is given no access that it has not.
+    ///
+    /// # Errors
+    /// [`PoolError::Poisoned`].
+    pub fn watch(&self, peer: DeviceId) -> Result<()> {
+        self.peer_access().watch(peer)
+    }
+
     /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
     /// enqueues such work joins it into this device's context, or tells the clock of it
     /// ([`glake_device::owned::CompletionEvents::outside`]): no completion point waits for anything else there, and nothing that the program could see
