@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use glake_device::owned::{CaptureHold, SeenCapture, may_ask, this_thread};
-use glake_device::{CaptureState, Stream};
+use glake_device::{Address, CaptureState, Stream};
 use glake_stitch::{Allocator, DomainId, DomainOptions};
 use glake_tiers::GpuPool;
 use rustc_hash::FxHashMap;
@@ -237,6 +237,12 @@ impl PrivatePools {
         drop(table);
         domains.sort_unstable();
         domains
+    }
+
+    /// Whose the live block is that an address lies in; `None`: no private pool's.
+    pub(super) fn pool_at(&self, pool: &GpuPool, address: Address) -> Option<PoolId> {
+        let domain = pool.find(address)?.domain;
+        if domain == Allocator::default_domain() { None } else { self.name(domain) }
     }
 
     /// Whose a domain is, or was.
