@@ -8,7 +8,8 @@ use crate::{guard, library};
 /// Joins the agent whose socket `agent` names, as `name`: from then on it grants what may be made, beginning with what is made. Null for
 /// `agent`: the socket of `agent.socket` (`GLAKE_AGENT`), else the one of this user. Null for `name`: the program's name and its number.
 /// Ranks of a launcher (`RANK`, `WORLD_SIZE`) are called `name/RANK` and are given memory together. It waits for the agent's answer, 5
-/// seconds at most. To join again as the same is no error, and says that all is loaded.
+/// seconds at most, and as long for a refusal to pass whose reason may. To join again as the same is no error. A process that holds memory
+/// says by it that all is loaded: from then on memory may leave between uses.
 ///
 /// `GLAKE_UNAVAILABLE`: nobody answers there who can be trusted, or it refuses this process; the text says why. `GLAKE_INVALID`: the name
 /// cannot be one, or this process has joined another agent, or by another name: with `GLAKE_AGENT` it does so by itself when its first pool

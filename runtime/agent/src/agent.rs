@@ -189,31 +189,27 @@ impl Agent {
         worker.starts_since = starting.then_some(self.now);
         let Some(worker) = self.roster.get(id) else { return };
         let (who, name, gang, ranks) = (worker.who, worker.name.clone(), worker.gang, worker.ranks);
-        let size = self.roster.size_of(id).filter(|_| starting);
+        let activity = activity(worker.activity);
         let mut held = holdings(&self.roster, worker, &worker.holdings);
-        if let Some((share, gpus)) = &size {
-            let floor = self.roster.file().node.floor();
-            for gpu in gpus.iter().filter(|gpu| self.roster.gpus().any(|(known, _)| known == **gpu)) {
-                let found = held.iter_mut().find(|holding| holding.gpu == *gpu);
-                let room = |lease: Bytes| share.saturating_sub(lease);
-                match found {
-                    Some(holding) => holding.room = room(holding.lease),
-                    None => held.push(glake_arbiter::Holding {
-                        room: *share,
-                        ..glake_arbiter::Holding::nothing(*gpu, floor)
-                    }),
-                }
+        let (size, gpus) = self.roster.size_of(id).filter(|_| starting).unwrap_or_default();
+        let known = gpus.into_iter().filter(|gpu| self.roster.gpus().any(|(known, _)| known == *gpu));
+        let start: Vec<_> = known.map(|gpu| (gpu, size)).collect();
+        for &(gpu, _) in &start {
+            if held.iter().all(|holding| holding.gpu != gpu) {
+                let floor = worker.floor(gpu, self.roster.file().node.floor());
+                held.push(glake_arbiter::Holding::nothing(gpu, floor));
             }
         }
         self.to_measure.extend(held.iter().map(|holding| holding.gpu));
         let profile = self.roster.profile(who, &name);
         // One whose size nobody knows asks as it grows.
-        let joined = Joined { worker: id, gang, ranks, starting: size.is_some(), profile, holdings: held };
+        let is_start = !start.is_empty();
+        let joined = Joined { worker: id, gang, ranks, activity, start, profile, holdings: held };
         if let Some(worker) = self.roster.get(id) {
             self.entries.push(Entry::Joined(self.journalled(id, worker)));
         }
         self.step(if is_silent { Event::Expected(joined) } else { Event::Joined(joined) });
-        if size.is_some() && !is_silent {
+        if is_start && !is_silent {
             self.step(Event::Want { worker: id, deadline: None });
         }
     }
@@ -254,26 +250,18 @@ impl Agent {
     pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
         self.now = now;
         let Some(worker) = self.roster.get_mut(id) else { return };
-        let resident: Bytes = worker.holdings.iter().map(|holding| holding.resident).sum();
         let page = seen.map(|seen| seen.activity);
-        if worker.activity == page {
+        let known = std::mem::replace(&mut worker.activity, page);
+        if known == page {
             return;
         }
-        let known = worker.activity;
-        worker.activity = page;
         worker.idle_since =
             seen.filter(|seen| seen.activity.uses == 0).map(|seen| now.saturating_sub(seen.idle_for));
-        let same = |before: Activity, after: Activity| {
-            let told =
-                |of: Activity| (of.uses.min(1), of.begun.min(1), of.parks, of.captures, of.idle_since_ns);
-            told(before) == told(after)
-        };
-        if known.zip(page).is_some_and(|(before, after)| same(before, after)) {
-            return;
+        let told = |page: Option<Activity>| (activity(page), page.map(|page| page.idle_since_ns));
+        if told(known) != told(page) {
+            let idle_for = seen.map_or(Duration::ZERO, |seen| seen.idle_for);
+            self.step(Event::Activity { worker: id, activity: activity(page), idle_for });
         }
-        let (activity, idle_for) =
-            (activity(page, resident), seen.map_or(Duration::ZERO, |seen| seen.idle_for));
-        self.step(Event::Activity { worker: id, activity, idle_for });
     }
 
     /// Whose pages matter when memory is taken: of workers that have some, or are about to, or had some when their page

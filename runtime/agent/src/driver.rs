@@ -14,7 +14,7 @@ use std::process::{Output, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use glake_arbiter::Contexts;
+use glake_arbiter::{Activity, Contexts};
 use glake_wire::Peer;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::peer::start_of;
 use crate::server::Server;
+use crate::translate::activity;
 use crate::{Agent, DriverAction, DriverAsk};
 
 /// How often is looked whether a command of an agent before has ended.
@@ -248,7 +249,7 @@ impl Server {
 
     /// Whether the journal knows of it, and no use of it runs.
     fn may_checkpoint(&self, peer: Peer) -> bool {
-        let is_idle = self.page_of(peer).is_some_and(|page| page.uses == 0 && !page.captures);
+        let is_idle = activity(self.page_of(peer)) == Activity::Idle;
         let is_known = self.ask(|agent| agent.is_away(peer)) && !self.is_journal_lost.get();
         is_idle && is_known && !self.driver.is_ending.get()
     }

@@ -4,7 +4,9 @@ use std::io;
 use std::rc::Rc;
 
 use glake_arbiter::WorkerId;
-use glake_wire::{ActivityView, Ask, Envelope, Frames, Hello, ToAgent, ToWorker, frame, receive, send};
+use glake_wire::{
+    ActivityView, Ask, Envelope, Frames, Hello, PageError, ToAgent, ToWorker, frame, receive, send,
+};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -43,7 +45,7 @@ pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Gre
             let who = Identity::of(&connection.stream);
             return match who {
                 Ok(_) => Some(Greeted::Operator { ask, connection }),
-                Err(why) => connection.refuse(&why).await,
+                Err(why) => connection.refuse(&why, why.passes()).await,
             };
         }
         match connection.frames.take::<ToAgent>() {
@@ -51,8 +53,10 @@ pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Gre
             Ok(Some(Envelope { message: ToAgent::Hello(hello), .. })) => {
                 return join(server, connection, hello, page).await;
             }
-            Ok(Some(_)) => return connection.refuse("the first frame is hello, or an operator's").await,
-            Err(error) => return connection.refuse(error).await,
+            Ok(Some(_)) => {
+                return connection.refuse("the first frame is hello, or an operator's", false).await;
+            }
+            Err(error) => return connection.refuse(error, false).await,
         }
     }
 }
@@ -65,17 +69,15 @@ async fn join(
 ) -> Option<Greeted> {
     let (who, pidfd) = match Identity::of(&connection.stream) {
         Ok(found) => found,
-        // It asks again.
-        Err(error) if error.is_for_now() => return None,
-        Err(error) => return connection.refuse(error).await,
+        Err(error) => return connection.refuse(&error, error.passes()).await,
     };
     if let Err(error) = who.agrees(hello.peer) {
-        return connection.refuse(error).await;
+        return connection.refuse(&error, error.passes()).await;
     }
-    // Without a page: there was no descriptor left for it.
-    let page = match page.map(ActivityView::new)? {
-        Ok(page) => page,
-        Err(error) => return connection.refuse(error).await,
+    let page = match page.map(ActivityView::new) {
+        Some(Ok(page)) => page,
+        Some(Err(error)) => return connection.refuse(&error, matches!(error, PageError::Os(_))).await,
+        None => return connection.refuse("no descriptor is left for its activity page", true).await,
     };
     let name = hello.name.clone();
     server.look_before_hello(&hello).await;
@@ -84,11 +86,12 @@ async fn join(
             tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
             server.watch(who.peer, pidfd);
             let link = server.connect(id, page);
+            server.look_at([id]);
             let welcome = frame(&Envelope::unnumbered(ToWorker::Welcome(welcome))).ok()?;
             connection.unsent.extend(welcome);
             Some(Greeted::Worker { id, connection, link })
         }
-        Err(refusal) => connection.refuse(refusal).await,
+        Err(refusal) => connection.refuse(&refusal, refusal.passes()).await,
     }
 }
 
@@ -164,11 +167,15 @@ impl Connection {
         }
     }
 
-    /// Says why not, and ends it.
-    async fn refuse(&mut self, why: impl ToString) -> Option<Greeted> {
+    /// Says why not, and whether it is worth another attempt, and ends it.
+    async fn refuse(&mut self, why: impl ToString, passes: bool) -> Option<Greeted> {
         let why = why.to_string();
-        tracing::warn!(target: "glake::agent", %why, "a connection is refused");
-        if let Ok(bytes) = frame(&Envelope::unnumbered(ToWorker::Refused { why })) {
+        // Whoever may be welcome another time comes every two seconds.
+        match passes {
+            true => tracing::info!(target: "glake::agent", %why, "a connection is refused for now"),
+            false => tracing::warn!(target: "glake::agent", %why, "a connection is refused"),
+        }
+        if let Ok(bytes) = frame(&Envelope::unnumbered(ToWorker::Refused { why, passes })) {
             let _ = self.say(bytes).await;
         }
         None

@@ -68,10 +68,9 @@ pub enum PeerError {
 }
 
 impl PeerError {
-    /// Whether it may be another time: there was no descriptor left for it.
-    pub fn is_for_now(&self) -> bool {
-        let now = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(|errno| Some(errno.raw_os_error()));
-        matches!(self, PeerError::Os(error) if now.contains(&error.raw_os_error()))
+    /// Whether the reason may be gone when it says hello again, as where no descriptor is left to look who it is.
+    pub fn passes(&self) -> bool {
+        matches!(self, PeerError::Os(_))
     }
 }
 
@@ -92,7 +91,7 @@ impl Identity {
             pidfd => pidfd.map_err(std::io::Error::from)?,
         };
         // After the descriptor: whoever has the number now is who it was opened for, or is gone.
-        let start = start_of(number).ok_or(PeerError::Gone { pid: number })?;
+        let start = started(number, ProcessStat::of(number))?;
         Ok((Identity { peer: Peer { pid: number, start }, uid }, pidfd))
     }
 
@@ -126,16 +125,29 @@ impl Identity {
             Err(Errno::SRCH) => return None,
             Err(_) => None,
         };
-        let is_same = match ProcessStat::of(peer.pid) {
-            Ok(process) => process.start == peer.start,
-            Err(error) => error.kind() != std::io::ErrorKind::NotFound && !is_gone(&error),
-        };
-        is_same.then_some((Identity { peer, uid }, pidfd))
+        (!has_ended(peer)).then_some((Identity { peer, uid }, pidfd))
     }
 }
 
 fn is_gone(error: &std::io::Error) -> bool {
-    Errno::from_io_error(error) == Some(Errno::SRCH)
+    error.kind() == std::io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
+}
+
+/// When a process started, by what reading its status answered.
+fn started(pid: u32, read: std::io::Result<ProcessStat>) -> Result<u64, PeerError> {
+    match read {
+        Ok(process) => Ok(process.start),
+        Err(error) if is_gone(&error) => Err(PeerError::Gone { pid }),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a process is gone, or another one has its number; what cannot be read is taken to live.
+pub(crate) fn has_ended(peer: Peer) -> bool {
+    match ProcessStat::of(peer.pid) {
+        Ok(process) => process.start != peer.start,
+        Err(error) => is_gone(&error),
+    }
 }
 
 /// When a process started, in the kernel's ticks since boot.
@@ -162,6 +174,18 @@ mod tests {
         assert!(Identity::journalled(who.peer, who.uid).is_some());
         assert!(Identity::journalled(Peer { start: 1, ..who.peer }, who.uid).is_none());
         assert!(Identity::journalled(Peer { pid: u32::MAX, start: 1 }, who.uid).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_read_for_now_is_not_gone() {
+        let read = |errno: Errno| started(7, Err(errno.into())).unwrap_err();
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR, Errno::IO] {
+            assert!(read(errno).passes(), "{errno}");
+        }
+        for errno in [Errno::NOENT, Errno::SRCH] {
+            assert!(matches!(read(errno), PeerError::Gone { pid: 7 }), "{errno}");
+        }
+        assert!(!PeerError::Pid.passes() && !PeerError::OtherUser { uid: 7 }.passes());
     }
 
     #[test]

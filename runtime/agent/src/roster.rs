@@ -54,6 +54,13 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// Whether the reason may be gone when it says hello again: whoever has the name may be about to end.
+    pub fn passes(&self) -> bool {
+        matches!(self, Refusal::Taken { .. } | Refusal::Twice { .. })
+    }
+}
+
 /// A worker, as far as it is not the arbiter's.
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -145,8 +152,9 @@ impl Roster {
         let known = self.by_peer.get(&who.peer).copied();
         if let Some(worker) = known.and_then(|id| self.workers.get(&id))
             && worker.name != name
-            // Who is silent may have left while there was no agent.
+            // Who is silent may have left while there was no agent, and who has no connection, without being heard.
             && !worker.is_silent
+            && worker.lost_since.is_none()
         {
             return Err(Refusal::Twice { pid: who.peer.pid, known: worker.name.clone(), name });
         }

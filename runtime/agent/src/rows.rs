@@ -32,7 +32,7 @@ impl Agent {
     fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
         let resident: Bytes = worker.holdings.iter().map(|held| held.resident).sum();
-        let is_busy = activity(worker.activity, resident) != Activity::Idle;
+        let is_busy = activity(worker.activity) != Activity::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
             "resident" if is_busy => "busy",
@@ -324,6 +324,70 @@ mod tests {
         let holdings = vec![held("1", [3072, 2816, 0, 0])];
         agent.hear(id, 1, 0, ToAgent::Refilled { holdings }, NOW).unwrap();
         assert_eq!(agent.arbiter.state(id), Some("resident"));
+    }
+
+    /// The agent was started anew while it loaded.
+    #[test]
+    fn a_start_that_the_next_agent_hears_of_gets_what_is_missing_of_its_size() {
+        let mut agent = agent(FILE);
+        let id = join(&mut agent, true, held("0", [1536, 1024, 0, 0]));
+        agent
+            .hear(id, 1, 0, ToAgent::Changed { holdings: vec![held("0", [1536, 1024, 0, 0])] }, NOW)
+            .unwrap();
+        let leases = agent.arbiter.footprints().map(|of| of.lease).collect::<Vec<_>>();
+        assert_eq!((leases, state(&agent).as_str()), (vec![Bytes::gib(3)], "starting"));
+    }
+
+    /// It may be using its memory before it is seen, and before its first use.
+    #[test]
+    fn a_worker_is_idle_only_once_its_page_says_so() {
+        let mut agent = agent("");
+        let loads = join(&mut agent, false, held("0", [20_480, 20_480, 0, 0]));
+        let hello = Hello {
+            name: "other".to_owned(),
+            ranks: 1,
+            holdings: vec![held("0", [0, 0, 8192, 0])],
+            ..Hello::default()
+        };
+        let who = Identity { peer: Peer { pid: 2, start: 1 }, uid: 0 };
+        let (other, _) = agent.hello(who, hello, NOW).unwrap();
+        let page = |begun, idle_since_ns| {
+            let activity = glake_wire::Activity { begun, idle_since_ns, ..glake_wire::Activity::default() };
+            Some(crate::agent::Seen { activity, idle_for: Duration::ZERO })
+        };
+        let at = Duration::from_secs;
+        agent.hear(other, 1, 0, ToAgent::Want { deadline_ms: None }, at(1)).unwrap();
+        for (second, page) in [(2, None), (3, page(0, 0)), (9, page(0, 0))] {
+            agent.saw(loads, page, at(second));
+            agent.tick(at(second));
+            assert_eq!(agent.arbiter.state(loads), Some("resident"), "{page:?}");
+        }
+        agent.saw(loads, page(1, 0), at(10));
+        agent.tick(at(11));
+        assert_eq!(agent.arbiter.state(loads), Some("shrinking"));
+    }
+
+    #[test]
+    fn a_name_that_another_process_has_is_free_some_day_and_one_that_cannot_be_is_not() {
+        let mut agent = agent("");
+        let id = join(&mut agent, false, held("0", [0; 4]));
+        let hello = |name: &str, gpu| Hello {
+            name: name.to_owned(),
+            ranks: 1,
+            holdings: vec![held(gpu, [0; 4])],
+            ..Hello::default()
+        };
+        let other = Identity { peer: Peer { pid: 2, start: 1 }, uid: 0 };
+        for (name, gpu, passes) in [("model", "0", true), ("a b", "0", false), ("other", "9", false)] {
+            let refusal = agent.hello(other, hello(name, gpu), NOW).unwrap_err();
+            assert_eq!(refusal.passes(), passes, "{refusal}");
+        }
+        // It left, and was not heard; it comes again by another name.
+        let own = Identity { peer: Peer { pid: 1, start: 1 }, uid: 0 };
+        assert!(agent.hello(own, hello("code", "0"), NOW).unwrap_err().passes());
+        agent.lost(id, NOW);
+        agent.hello(own, hello("code", "0"), NOW).unwrap();
+        agent.hello(other, hello("model", "0"), NOW).unwrap();
     }
 
     /// It was granted memory of a GPU that it does not know, and gave it back.

@@ -369,7 +369,11 @@ impl Server {
 
     /// Looks at what those do who hold memory.
     pub(crate) fn look(&self) {
-        let watched = self.ask(Agent::watched);
+        self.look_at(self.ask(Agent::watched));
+    }
+
+    /// Reads the pages of these workers.
+    pub(crate) fn look_at(&self, watched: impl IntoIterator<Item = WorkerId>) {
         let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let clock = u64::try_from(clock.tv_sec * 1_000_000_000 + clock.tv_nsec).unwrap_or(0);
         let seen: Vec<(WorkerId, Option<Seen>)> = {
@@ -412,12 +416,13 @@ impl Server {
         }
         let server = self.clone();
         spawn_local(async move {
-            // It cannot be watched: it is taken for dead only when it is.
-            if let Err(error) = dead(pidfd).await {
+            let death = dead(pidfd).await;
+            server.watched.borrow_mut().remove(&peer);
+            // It cannot be watched, until it says hello again: it is taken for dead only when it is.
+            if let Err(error) = death {
                 tracing::warn!(target: "glake::agent", %error, "a worker's death cannot be waited for");
                 return;
             }
-            server.watched.borrow_mut().remove(&peer);
             // It may have left before, or joined again since, under another number.
             let Some((id, name)) = server.tell(|agent, now| agent.died(peer, now)) else { return };
             tracing::info!(target: "glake::agent", worker = %name, "a worker is gone");

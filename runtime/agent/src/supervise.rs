@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::family::Family;
 use crate::host::epoch;
 use crate::launch::{LaunchError, Launcher};
-use crate::peer::start_of;
+use crate::peer::{has_ended, start_of};
 use crate::server::{Server, dead};
 use crate::starts::{Started, Starts};
 use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
@@ -231,7 +231,7 @@ impl Server {
                     Some(pidfd) => dead(pidfd).await.is_ok(),
                     None => false,
                 };
-                while !is_watched && start_of(peer.pid) == Some(peer.start) {
+                while !is_watched && !has_ended(peer) {
                     sleep(LOOK).await;
                 }
                 "how it ended is not known".to_owned()

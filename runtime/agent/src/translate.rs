@@ -30,13 +30,12 @@ pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding])
         .collect()
 }
 
-/// What a worker does. One that holds memory and was never seen to begin a use may be using it all the time; uses that
-/// never met a safe point cannot be stopped.
-pub(crate) fn activity(page: Option<wire::Activity>, resident: Bytes) -> Activity {
+/// What a worker does. One without a page, or that loads, may be using its memory all the time; uses that never met a
+/// safe point cannot be stopped.
+pub(crate) fn activity(page: Option<wire::Activity>) -> Activity {
     let Some(page) = page else { return Activity::Capturing };
     match page {
-        _ if page.captures => Activity::Capturing,
-        _ if page.begun == 0 && !resident.is_zero() => Activity::Capturing,
+        _ if page.captures || page.begun == 0 => Activity::Capturing,
         _ if page.uses == 0 => Activity::Idle,
         _ if page.parks => Activity::Busy,
         _ => Activity::Capturing,
@@ -129,13 +128,11 @@ mod tests {
     #[test]
     fn only_who_is_known_to_be_idle_is() {
         let page = wire::Activity { begun: 1, ..wire::Activity::default() };
-        let (some, none) = (Bytes::gib(1), Bytes::ZERO);
-        assert_eq!(activity(None, none), Activity::Capturing);
-        assert_eq!(activity(Some(page), some), Activity::Idle);
-        assert_eq!(activity(Some(wire::Activity { begun: 0, ..page }), some), Activity::Capturing);
-        assert_eq!(activity(Some(wire::Activity { begun: 0, ..page }), none), Activity::Idle);
-        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page }), some), Activity::Capturing);
-        assert_eq!(activity(Some(wire::Activity { uses: 2, parks: true, ..page }), some), Activity::Busy);
-        assert_eq!(activity(Some(wire::Activity { captures: true, ..page }), some), Activity::Capturing);
+        assert_eq!(activity(None), Activity::Capturing);
+        assert_eq!(activity(Some(page)), Activity::Idle);
+        assert_eq!(activity(Some(wire::Activity { begun: 0, ..page })), Activity::Capturing);
+        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page })), Activity::Capturing);
+        assert_eq!(activity(Some(wire::Activity { uses: 2, parks: true, ..page })), Activity::Busy);
+        assert_eq!(activity(Some(wire::Activity { captures: true, ..page })), Activity::Capturing);
     }
 }

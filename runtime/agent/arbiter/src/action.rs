@@ -113,7 +113,7 @@ pub enum Tier {
 /// Why a want was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Denied {
-    /// More than its GPU could ever give.
+    /// More than could be freed of its GPU now; without a time to ask again, more than the GPU could ever give.
     TooLarge,
     /// Its deadline would pass, or passed, before its turn.
     Deadline,

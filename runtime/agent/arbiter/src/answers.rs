@@ -58,9 +58,7 @@ impl Arbiter {
 
     pub(crate) fn refilled(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.gang_mut(worker) else { return };
-        if let Some(member) = gang.members.get_mut(&worker) {
-            member.starting = false;
-        }
+        gang.end_start(worker);
         // Nobody waits for more.
         for share in gang.shares.iter_mut().filter(|share| share.worker == worker) {
             share.owed = Bytes::ZERO;
@@ -73,9 +71,6 @@ impl Arbiter {
             // Late, and here now.
             State::Resting => (gang.distrust, gang.is_parked) = (Distrust::default(), false),
             _ => {}
-        }
-        if let Some((_, gang)) = self.gang_mut(worker) {
-            gang.sum_up();
         }
     }
 

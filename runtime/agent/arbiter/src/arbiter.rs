@@ -237,13 +237,20 @@ impl Arbiter {
         (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
         gang.away.rests_since = now;
         let member = gang.members.entry(worker).or_insert_with(|| Member::new(now));
-        (member.silent, member.starting) = (silent, joined.starting);
+        (member.silent, member.starting, member.activity) =
+            (silent, !joined.start.is_empty(), joined.activity);
         gang.sum_up();
         self.server.gang_of.insert(worker, joined.gang);
         for told in joined.holdings.into_iter().map(Holding::possible) {
             let key = (worker, told.gpu);
+            let start = joined
+                .start
+                .iter()
+                .find(|(gpu, _)| *gpu == told.gpu)
+                .map(|(_, bytes)| Holding::at_most(*bytes));
             self.server.add_share(joined.gang, key);
             self.server.change(joined.gang, key, |share| {
+                share.start = start.unwrap_or_default();
                 // Grants that it has not seen yet are its own.
                 let lease = if old { share.holding.lease.max(told.lease) } else { told.lease };
                 share.holding = Holding { lease, ..told };

@@ -181,8 +181,11 @@ pub struct Joined {
     pub gang: GangId,
     /// How many ranks the gang has: it is given memory when all have joined.
     pub ranks: u32,
-    /// It starts: its want is to start, and until it is refilled nobody else starts, shrinks or refills on its GPUs.
-    pub starting: bool,
+    /// What it does, as far as that is known by now.
+    pub activity: Activity,
+    /// Lease of each GPU that a worker needs to load; empty, unless it starts. It holds until the start ends, whatever
+    /// the worker says of its holdings. Until then no other worker of these GPUs starts, shrinks or refills.
+    pub start: Vec<(GpuId, Bytes)>,
     /// What may be asked of it.
     pub profile: Profile,
     /// What it holds, on each of its GPUs.
@@ -190,10 +193,11 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// A worker of one rank that has started already, and whose gang has its number.
+    /// A worker of one rank that has started already and is idle, and whose gang has its number.
     pub fn alone(worker: WorkerId, holdings: Vec<Holding>) -> Self {
         let (gang, profile) = (GangId(worker.0), Profile::default());
-        Joined { worker, gang, ranks: 1, starting: false, profile, holdings }
+        let activity = Activity::Idle;
+        Joined { worker, gang, ranks: 1, activity, start: Vec::new(), profile, holdings }
     }
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Member {
 pub(crate) struct Share {
     pub(crate) worker: WorkerId,
     pub(crate) holding: Holding,
+    /// Lease that its worker's start needs; 0, unless it starts.
+    pub(crate) start: Bytes,
     /// What the meter saw beyond floor and lease.
     pub(crate) overrun: Bytes,
     /// By the refill that is under way: what it has not been granted, and what it has.
@@ -152,14 +154,12 @@ impl Share {
         self.holding.lease.saturating_sub(self.holding.fixed)
     }
 
-    /// What a use needs beyond the lease: that what is evicted and what is resident fit together. Which of it is where may be another
-    /// already when it is heard.
+    /// What a use or a start needs beyond the lease: that what is evicted and what is resident fit together. Which of it is where may
+    /// be another already when it is heard.
     pub(crate) fn need(&self) -> Bytes {
         let missing = self.holding.evicted.saturating_add(self.holding.room);
-        if missing.is_zero() {
-            return missing;
-        }
-        missing.saturating_add(self.holding.resident).saturating_sub(self.holding.lease)
+        let all = if missing.is_zero() { missing } else { missing.saturating_add(self.holding.resident) };
+        all.max(self.start).saturating_sub(self.holding.lease)
     }
 
     pub(crate) fn key(&self) -> ShareKey {
@@ -237,10 +237,25 @@ impl Gang {
         (self.is_parked, self.parks) = (false, 0);
     }
 
-    /// The starts of all are over, or are not waited for any more.
+    /// Ends the starts of all members.
     pub(crate) fn end_starts(&mut self) {
-        self.members.values_mut().for_each(|member| member.starting = false);
-        self.starting = false;
+        self.members
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|worker| self.end_start(worker));
+    }
+
+    /// Ends the start of a member: from then on what it says of its holdings is what it needs.
+    pub(crate) fn end_start(&mut self, worker: WorkerId) {
+        if let Some(member) = self.members.get_mut(&worker) {
+            member.starting = false;
+        }
+        for share in self.shares.iter_mut().filter(|share| share.worker == worker) {
+            share.start = Bytes::ZERO;
+        }
+        self.starting = self.members.values().any(|member| member.starting);
     }
 
     /// Its place among wants, if it has one.

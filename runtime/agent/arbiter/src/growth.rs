@@ -96,11 +96,12 @@ impl Server {
     fn take_for(&mut self, mut growth: Growth) {
         let Growth { gang, gpu, bytes, .. } = growth;
         let short = bytes.saturating_sub(self.free_beside_restores(gpu));
-        // Nobody leaves beside a start.
+        // Nothing leaves beside the start of another.
         let starting = |gang: &Gang| {
             matches!(gang.state, State::Refilling(_)) && gang.starting && gang.on(gpu).next().is_some()
         };
-        let starts = self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(starting);
+        let others = self.under_way.iter().filter(|id| **id != gang);
+        let starts = others.filter_map(|id| self.gangs.get(id)).any(starting);
         let found = self.choose(gpu, short, None, Some(gang));
         if starts || !found.short.is_zero() {
             return self.deny_growth(&growth);

@@ -37,9 +37,9 @@ impl Gpu {
         self.budget.min(self.total.saturating_sub(self.unmanaged))
     }
 
-    /// Whether somebody whom nobody manages has some of what workers might.
-    pub(crate) fn is_curtailed(&self) -> bool {
-        self.limit() < self.budget || !self.reclaiming.is_zero()
+    /// Limit of workers if they alone used the GPU.
+    pub(crate) fn most(&self) -> Bytes {
+        self.budget.min(self.total)
     }
 
     pub(crate) fn claimed(&self) -> Bytes {

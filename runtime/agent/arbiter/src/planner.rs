@@ -10,7 +10,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::away::{short, wanted};
-use crate::gang::{Gang, Refill, State};
+use crate::gang::{Gang, Refill, Share, State};
 use crate::ledger::Gpu;
 use crate::log::Outcome;
 use crate::server::{AGAIN, Server};
@@ -120,9 +120,7 @@ impl Planner<'_> {
     fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
-            let Some(gang) = self.server.gangs.get(&id) else { return false };
-            let reachable = self.server.reachable(gpu, id);
-            self.server.do_without_room(id, gpu, wanted(gang, gpu).saturating_sub(reachable));
+            self.server.do_without_room(id, gpu);
             let Some(gang) = self.server.gangs.get(&id) else { return false };
             let need = wanted(gang, gpu);
             let held = self.server.gpus.get(&gpu);
@@ -141,8 +139,10 @@ impl Planner<'_> {
                 continue;
             }
             if self.server.reachable(gpu, id) < need {
-                let outsiders = held.is_some_and(Gpu::is_curtailed);
-                self.server.refuse(id, Denied::TooLarge, outsiders.then_some(AGAIN));
+                // Others' contexts, and what of them is fixed, may be gone when it asks again; its own may not.
+                let own = gang.on(gpu).map(Share::footprint).sum();
+                let most = held.map_or(Bytes::ZERO, Gpu::most).saturating_sub(own);
+                self.server.refuse(id, Denied::TooLarge, (need <= most).then_some(AGAIN));
                 return false;
             }
             missing = true;

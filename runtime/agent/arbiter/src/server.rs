@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
+use crate::away::wanted;
 use crate::duty::LinkDuty;
 use crate::gang::{Gang, Refill, Share, ShareKey, State};
 use crate::growth::Growth;
@@ -103,14 +104,24 @@ impl Server {
     /// A worker that is being refilled needs more than was planned, as after a shrink of its own: it is owed that too.
     pub(crate) fn owe(&mut self, worker: WorkerId) {
         let now = self.now;
-        let Some((id, gang)) = self.gang_of.get(&worker).and_then(|id| Some((*id, self.gangs.get_mut(id)?)))
+        let Some((id, gang)) = self.gang_of.get(&worker).and_then(|id| Some((*id, self.gangs.get(id)?)))
         else {
             return;
         };
-        let State::Refilling(refill) = &mut gang.state else { return };
-        if !refill.waits.contains(&worker) {
+        if !matches!(&gang.state, State::Refilling(refill) if refill.waits.contains(&worker)) {
             return;
         }
+        let gpus: Vec<GpuId> = gang
+            .shares
+            .iter()
+            .filter(|share| share.worker == worker)
+            .map(|share| share.holding.gpu)
+            .collect();
+        for gpu in gpus {
+            self.do_without_room(id, gpu);
+        }
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        let State::Refilling(refill) = &mut gang.state else { return };
         let mut more = Vec::new();
         let is_planned = |share: &Share| !share.owed.saturating_add(share.granted).is_zero();
         for share in gang.shares.iter_mut().filter(|share| share.worker == worker && is_planned(share)) {
@@ -144,6 +155,7 @@ impl Server {
         gang.shares.push(Share {
             worker,
             holding,
+            start: zero,
             overrun: zero,
             owed: zero,
             granted: zero,
@@ -471,9 +483,10 @@ impl Server {
         self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit).saturating_sub(others.sum())
     }
 
-    /// What a gang would like beside what comes back, and could never be had, is not waited for.
-    pub(crate) fn do_without_room(&mut self, id: GangId, gpu: GpuId, mut over: Bytes) {
+    /// What a gang would like beside what comes back, and could not be had of a GPU, is not waited for.
+    pub(crate) fn do_without_room(&mut self, id: GangId, gpu: GpuId) {
         let Some(gang) = self.gangs.get(&id) else { return };
+        let mut over = wanted(gang, gpu).saturating_sub(self.reachable(gpu, id));
         // Else it cannot be helped.
         if gang.on(gpu).map(|share| share.holding.room).sum::<Bytes>() < over {
             return;

@@ -30,7 +30,7 @@ fn answer(mut stream: UnixStream) -> Option<ToWorker> {
 
 fn refusal(stream: UnixStream) -> String {
     match answer(stream) {
-        Some(ToWorker::Refused { why }) => why,
+        Some(ToWorker::Refused { why, .. }) => why,
         other => panic!("{other:?}"),
     }
 }

@@ -310,7 +310,7 @@ impl Puppet {
                 (self.epoch, self.back_off) = (welcome.epoch, Duration::from_millis(10));
                 say("joined");
             }
-            ToWorker::Refused { why } => {
+            ToWorker::Refused { why, .. } => {
                 say(&format!("refused {why}"));
                 self.link = None;
             }

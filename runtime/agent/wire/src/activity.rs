@@ -24,7 +24,8 @@ const TRIES: usize = 100;
 pub struct Activity {
     /// Uses that run now, and do not wait at safe points.
     pub uses: u64,
-    /// Uses that have begun so far. Of a worker that has begun none nothing is known: its memory may be in use.
+    /// Uses that have begun so far; 1 at least, once the program has said that it holds what it will. 0: it loads, and
+    /// its memory is in use.
     pub begun: u64,
     /// Uses have met safe points so far, so that more are to be expected.
     pub parks: bool,

@@ -78,6 +78,9 @@ pub enum ToWorker {
     Refused {
         /// Why, and what to do.
         why: String,
+        /// Whether the reason may be gone when it says hello again.
+        #[serde(default)]
+        passes: bool,
     },
     /// The lease is higher by so much.
     Grant {

@@ -60,7 +60,7 @@ Columns:
   note                of a worker that has not joined: how it ended, and what is waited for
 
 State:
-  idle, busy          its memory is there, and whether a use runs
+  idle, busy          its memory is there, and whether a use runs, or it loads
   resident            its memory is there, and whether a use runs is not known
   waiting             its uses wait for memory
   asleep              some of its memory is evicted, and nobody wants it

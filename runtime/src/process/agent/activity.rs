@@ -71,11 +71,16 @@ impl ActivityWriter {
         self.is_busy.store(running > 0, Ordering::Relaxed);
         self.write(|activity| {
             let idles = activity.uses > 0 && running == 0;
-            (activity.uses, activity.begun) = (running, begun);
+            (activity.uses, activity.begun) = (running, activity.begun.max(begun));
             if idles {
                 activity.idle_since_ns = now_ns();
             }
         });
+    }
+
+    /// The program holds what it will, whether a use has begun or not.
+    pub(super) fn has_loaded(&self) {
+        self.write(|activity| activity.begun = activity.begun.max(1));
     }
 
     /// Whether uses run, as the page says.

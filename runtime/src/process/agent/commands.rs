@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
+use super::AgentError;
 use super::ledger::Say;
 use super::port::Port;
 use crate::process::device_registry::DeviceRegistry;
@@ -169,8 +170,17 @@ impl Carrier {
 
     /// No use runs from then on. It is given up where the agent says before that it need not be.
     fn park<'g>(&self, regions: &'g RegionSet, until: Instant, unparks: u64) -> Result<Closing<'g>> {
+        self.check_loaded()?;
         let timeout = until.saturating_duration_since(Instant::now());
         regions.park(timeout, &|| self.port.unparks() == unparks)
+    }
+
+    /// Whether memory is in use only while uses run.
+    ///
+    /// # Errors
+    /// [`AgentError::Loading`], whatever the agent takes silence for.
+    fn check_loaded(&self) -> Result<()> {
+        if self.port.is_loading() { Err(AgentError::Loading.into()) } else { Ok(()) }
     }
 
     /// Gives back so much of a GPU: what is leased and not made, free memory, then regions' memory.
@@ -195,6 +205,7 @@ impl Carrier {
         if rest.is_zero() {
             return Ok(());
         }
+        self.check_loaded()?;
         let tier = match tier {
             glake_wire::Tier::Host => Tier::Host,
             glake_wire::Tier::File => Tier::File,

@@ -86,7 +86,9 @@ impl Connection {
             if let Some(answer) = self.take().map_err(garbled)? {
                 return match answer.message {
                     ToWorker::Welcome(welcome) => Ok(welcome),
-                    ToWorker::Refused { why } => Err(AgentError::Refused { path: path.to_owned(), why }),
+                    ToWorker::Refused { why, passes } => {
+                        Err(AgentError::Refused { path: path.to_owned(), why, passes })
+                    }
                     _ => Err(AgentError::NoWelcome { path: path.to_owned() }),
                 };
             }

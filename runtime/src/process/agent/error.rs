@@ -40,6 +40,8 @@ pub enum AgentError {
         path: PathBuf,
         /// Why, and what to do.
         why: String,
+        /// Whether the reason may be gone at the next attempt.
+        passes: bool,
     },
     /// What it says is no answer.
     #[error("the agent at {} does not speak as an agent does: {source}; are both of the same release?", .path.display())]
@@ -74,6 +76,11 @@ pub enum AgentError {
         "leases are the agent's while this process is with one: leave it first (glake.leave, glake_leave)"
     )]
     LeasesAreTheAgents,
+    /// Its memory is in use though no use has begun.
+    #[error(
+        "the process loads what it will hold: nothing is taken of it before its first use or glake.join (glake_join)"
+    )]
+    Loading,
     /// The process ends.
     #[error("the process is exiting: it joins no agent any more")]
     Ending,
@@ -105,6 +112,11 @@ impl AgentError {
 
     /// Whether it may go by itself, so that trying again makes sense.
     pub(super) fn may_pass(&self) -> bool {
-        !matches!(self, AgentError::Refused { .. } | AgentError::Ending)
+        !matches!(self, AgentError::Refused { passes: false, .. } | AgentError::Ending)
+    }
+
+    /// Whether an agent is there that may welcome the worker soon.
+    pub(super) fn is_brief(&self) -> bool {
+        matches!(self, AgentError::Refused { passes: true, .. })
     }
 }

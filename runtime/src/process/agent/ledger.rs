@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-/// How long a start may make nothing new before it is over.
+/// How long a start may make nothing new before it is over: others may load from then on. Its memory stays in use.
 const QUIET: Duration = Duration::from_secs(5);
 /// How long a start asks again that was denied for now.
 const START: Duration = Duration::from_secs(600);
@@ -268,9 +268,9 @@ impl Ledger {
         self.release_start();
     }
 
-    /// The worker begins to load what it will hold.
-    pub(super) fn starts(&mut self, now: Instant) {
-        self.start = Some(Start { waits: false, made: Bytes::ZERO, since: now });
+    /// The worker begins, or goes on, to load what it will hold.
+    pub(super) fn starts(&mut self, made: Bytes, now: Instant) {
+        self.start = Some(Start { waits: false, made, since: now });
     }
 
     pub(super) fn is_starting(&self) -> bool {
@@ -509,7 +509,7 @@ mod tests {
     #[test]
     fn a_start_is_over_when_nothing_new_is_made() {
         let (mut ledger, now) = heard();
-        ledger.starts(now);
+        ledger.starts(Bytes::ZERO, now);
         ledger.hold_start();
         assert!(ledger.start_waits() && ledger.is_urgent());
         ledger.made(Bytes::ZERO, now + 9 * SECOND);

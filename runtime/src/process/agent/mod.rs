@@ -116,7 +116,8 @@ impl AgentLink {
     }
 
     /// Joins the agent at a socket: that of `agent.socket`, else the one of this user. From then on a lease bounds what the process may
-    /// make, beginning with what is made; more is asked for. Joining again as the same is no error; it says that a start is over.
+    /// make, beginning with what is made; more is asked for. Joining again as the same is no error. A process that holds memory says by it
+    /// that it has loaded: between uses its memory may leave. A refusal whose reason may pass is tried again for 5 seconds.
     ///
     /// # Errors
     /// [`AgentError`]; nothing has changed then.
@@ -186,6 +187,7 @@ impl Joiner {
         }
         if let Some(there) = joined.as_ref().filter(|there| !there.session.is_finished()) {
             let is_same = there.path == path && (name.is_none() || there.identity.name == identity.name);
+            self.note_loaded();
             self.port.start_is_over();
             let (path, name) = (there.path.clone(), there.identity.name.clone());
             return if is_same { Ok(()) } else { Err(AgentError::Joined { path, name }) };
@@ -193,6 +195,9 @@ impl Joiner {
         // One that ended by itself.
         if let Some(ended) = joined.take() {
             self.join_threads(ended);
+        }
+        if starting.is_none() {
+            self.note_loaded();
         }
         let os = |what| move |source| AgentError::Os { what, source };
         let wake = self.port.open().map_err(os("a descriptor"))?;
@@ -225,6 +230,13 @@ impl Joiner {
                 *joined = Some(there);
                 Ok(())
             }
+        }
+    }
+
+    /// The program joins: that says that it has loaded, if it holds anything.
+    fn note_loaded(&self) {
+        if !self.regions.made().is_zero() {
+            self.port.has_loaded();
         }
     }
 

@@ -42,8 +42,8 @@ pub(in super::super) struct Port {
     changed: Condvar,
     /// The threads are to end.
     is_over: AtomicBool,
-    /// A start is not over.
-    is_starting: AtomicBool,
+    /// The program has begun no use, and has not said that it holds what it will.
+    is_loading: AtomicBool,
     joiner: OnceLock<Weak<Joiner>>,
     /// The socket of the moment, for a forked child to close.
     socket: AtomicI32,
@@ -90,7 +90,7 @@ impl Port {
             state: Mutex::default(),
             changed: Condvar::new(),
             is_over: AtomicBool::new(false),
-            is_starting: AtomicBool::new(false),
+            is_loading: AtomicBool::new(true),
             joiner: OnceLock::new(),
             socket: AtomicI32::new(NONE),
             unparks: AtomicU64::new(0),
@@ -297,24 +297,36 @@ impl Port {
         }
     }
 
-    /// Something shows that the worker holds what it will: one load where nothing is joined.
-    #[inline]
+    /// Ends a start: others may load.
     pub(in super::super) fn start_is_over(&self) {
-        if self.is_starting.load(Ordering::Relaxed) {
-            self.end_start();
+        self.note(|ledger, _| ledger.start_is_over());
+    }
+
+    /// A use has begun, or the program says that it holds what it will: between uses its memory may leave from now on. One load, but for
+    /// the first.
+    #[inline]
+    pub(in super::super) fn has_loaded(&self) {
+        if self.is_loading() {
+            self.end_loading();
         }
     }
 
     #[cold]
-    fn end_start(&self) {
-        self.is_starting.store(false, Ordering::Relaxed);
-        self.note(|ledger, _| ledger.start_is_over());
+    fn end_loading(&self) {
+        self.is_loading.store(false, Ordering::Relaxed);
+        self.activity.has_loaded();
+        self.start_is_over();
     }
 
-    /// The worker begins to load what it will hold.
-    pub(super) fn starts(&self) {
-        self.is_starting.store(true, Ordering::Relaxed);
-        self.note(|ledger, now| ledger.starts(now));
+    /// Whether the program may be using its memory though no use runs.
+    #[inline]
+    pub(super) fn is_loading(&self) -> bool {
+        self.is_loading.load(Ordering::Relaxed)
+    }
+
+    /// The worker begins, or goes on, to load what it will hold; so much is made.
+    pub(super) fn starts(&self, made: Bytes) {
+        self.note(|ledger, now| ledger.starts(made, now));
     }
 
     /// The pool of a device is about to start.

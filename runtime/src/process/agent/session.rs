@@ -16,7 +16,7 @@ use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, 
 use super::AgentError;
 use super::backoff::BackOff;
 use super::commands::{Command, What};
-use super::connection::{Connection, pause};
+use super::connection::{ANSWER, Connection, pause};
 use super::identity::Identity;
 use super::ledger::Say;
 use super::orphan::Turn;
@@ -49,8 +49,9 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Until the threads are to end, or the agent refuses.
+    /// Until the threads are to end, or a first attempt fails for good.
     pub(super) fn run(&self) {
+        let begin = Instant::now();
         let (mut back_off, mut turn, mut has_warned) = (BackOff::default(), None, false);
         while !self.is_over() {
             match self.join() {
@@ -64,16 +65,18 @@ impl Session {
                 }
                 Err(AgentError::Ending) => break,
                 Err(error) => {
+                    // One that has joined keeps its leases as bounds, whatever the next agent answers, until one takes it.
                     let is_joined = self.port.is_on();
-                    if is_joined && !error.may_pass() {
-                        self.unlease();
-                    }
-                    if !has_warned && (self.starting.is_some() || is_joined) {
+                    let by_itself = self.starting.is_some();
+                    let is_awaited = !is_joined && !by_itself && error.is_brief() && begin.elapsed() < ANSWER;
+                    if !has_warned && (by_itself || is_joined) {
                         has_warned = true;
                         tracing::warn!(target: "glake::agent", %error, "no agent: this process goes on as it is");
                     }
-                    let goes_on = error.may_pass() && (self.starting.is_some() || is_joined);
-                    self.port.set_outcome(Err(error));
+                    let goes_on = is_joined || is_awaited || by_itself && error.may_pass();
+                    if !is_awaited {
+                        self.port.set_outcome(Err(error));
+                    }
                     if !goes_on {
                         return;
                     }
@@ -165,8 +168,8 @@ impl Session {
     fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
         self.port.lock().ledger.set_leases(made);
-        if self.starting.is_some() && self.regions.made().is_zero() {
-            self.port.starts();
+        if self.port.is_loading() {
+            self.port.starts(self.regions.made());
         }
         for memory in self.registry.devices.iter() {
             self.port.activity.made(memory.id(), memory.lease.view().made);
@@ -191,12 +194,6 @@ impl Session {
             }
             Ok(before)
         })
-    }
-
-    /// Nothing is.
-    pub(super) fn unlease(&self) {
-        self.port.set_off();
-        self.registry.devices.iter().for_each(DeviceMemory::end_lease);
     }
 
     /// What hello says now, and the position in the conversation as of which it does.

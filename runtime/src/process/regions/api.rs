@@ -256,7 +256,7 @@ impl Regions {
     /// refill meets.
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
-        self.set.registry.observers.agent().start_is_over();
+        self.set.registry.observers.agent().has_loaded();
         self.set.resume_relays();
         Ok(id)
     }

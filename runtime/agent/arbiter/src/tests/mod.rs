@@ -7,6 +7,7 @@ mod invariants;
 mod random;
 mod scenarios;
 mod speed;
+mod starts;
 mod starvation;
 mod turns;
 mod world;

@@ -197,8 +197,10 @@ impl World {
 
     pub(super) fn tell_joined(&mut self, id: WorkerId, event: impl Fn(Joined) -> Event) {
         let Some(worker) = self.workers.get(&id) else { return };
-        let Worker { gang, ranks, profile, held, starting, .. } = worker.clone();
-        self.tell(event(Joined { worker: id, gang, ranks, starting, profile, holdings: held }));
+        let Worker { gang, ranks, profile, held, starting, activity, .. } = worker.clone();
+        let size = |held: &Holding| (held.gpu, held.resident.saturating_add(held.room));
+        let start = held.iter().filter(|_| starting).map(size).collect();
+        self.tell(event(Joined { worker: id, gang, ranks, activity, start, profile, holdings: held }));
         self.workers.get_mut(&id).unwrap().told = true;
     }
 

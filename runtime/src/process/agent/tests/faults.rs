@@ -31,7 +31,7 @@ fn who_cannot_join_is_told_why_and_has_no_lease() {
         })
     };
     let refused = answered(&|agent| {
-        agent.send(&Envelope::unnumbered(ToWorker::Refused { why: "no room: stop a worker".to_owned() }));
+        agent.send(&Envelope::unnumbered(refused("no room: stop a worker", false)));
     });
     assert!(refused.to_string().ends_with("no room: stop a worker"), "{refused}");
     assert!(matches!(answered(&|_| ()), AgentError::Closed { .. }));

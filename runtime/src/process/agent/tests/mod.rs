@@ -5,6 +5,7 @@ mod commands;
 mod faults;
 mod grants;
 mod joins;
+mod loading;
 mod restarts;
 mod scenario;
 mod served;
@@ -306,6 +307,10 @@ impl Agent {
         let mut byte = [0; 1];
         matches!(self.stream.read(&mut byte), Ok(0))
     }
+}
+
+fn refused(why: &str, passes: bool) -> ToWorker {
+    ToWorker::Refused { why: why.to_owned(), passes }
 }
 
 /// The worker joins an agent.
