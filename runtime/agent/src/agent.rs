@@ -253,13 +253,16 @@ impl Agent {
     /// What a worker's page says.
     pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
         self.now = now;
-        let Some(worker) = self.roster.get_mut(id) else { return };
-        let resident: Bytes = worker.holdings.iter().map(|holding| holding.resident).sum();
         let page = seen.map(|seen| seen.activity);
-        if worker.activity == page {
+        if self.roster.get(id).is_none_or(|worker| worker.activity == page) {
             return;
         }
-        let known = worker.activity;
+        let held = |agent: &Agent| {
+            agent.roster.get(id).map_or_else(Vec::new, |of| holdings(&agent.roster, of, &of.holdings))
+        };
+        let before = held(self);
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let (known, did) = (worker.activity, activity(worker.activity, worker.all_resident()));
         worker.activity = page;
         worker.idle_since =
             seen.filter(|seen| seen.activity.uses == 0).map(|seen| now.saturating_sub(seen.idle_for));
@@ -268,12 +271,16 @@ impl Agent {
                 |of: Activity| (of.uses.min(1), of.begun.min(1), of.parks, of.captures, of.idle_since_ns);
             told(before) == told(after)
         };
-        if known.zip(page).is_some_and(|(before, after)| same(before, after)) {
-            return;
+        let does = activity(page, worker.all_resident());
+        let is_same = did == does && known.zip(page).is_some_and(|(before, after)| same(before, after));
+        let holdings = held(self);
+        if holdings != before {
+            self.step(Event::Changed { worker: id, holdings });
         }
-        let (activity, idle_for) =
-            (activity(page, resident), seen.map_or(Duration::ZERO, |seen| seen.idle_for));
-        self.step(Event::Activity { worker: id, activity, idle_for });
+        if !is_same {
+            let idle_for = seen.map_or(Duration::ZERO, |seen| seen.idle_for);
+            self.step(Event::Activity { worker: id, activity: does, idle_for });
+        }
     }
 
     /// Whose pages matter when memory is taken: of workers that have some, or are about to, or had some when their page

@@ -24,6 +24,7 @@ mod orphan;
 mod port;
 mod rights;
 mod session;
+mod wake;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;

@@ -9,7 +9,7 @@
 //! Invariants: while nothing is joined, one load tells that there is nobody to tell. What is said is put into the conversation in the
 //! order of the ledger, under the lock, so that what hello told and what comes after it make a whole. Under the lock that of a lease is taken, and no other.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use glake_device::DeviceId;
 use glake_tiers::LeaseEvent;
 use glake_units::Bytes;
-use glake_wire::{Conversation, ToAgent};
+use glake_wire::{Conversation, Holding, ToAgent};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::Joiner;
 use super::activity::ActivityWriter;
 use super::ledger::Ledger;
+use super::wake::Wake;
 use crate::process::AgentError;
 use crate::process::observers::Observers;
 
@@ -50,6 +50,7 @@ pub(in super::super) struct Port {
     /// Raised by whatever ends a park before its time.
     unparks: AtomicU64,
     pub(in super::super) activity: Arc<ActivityWriter>,
+    pub(super) wake: Arc<Wake>,
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +61,8 @@ pub(super) struct State {
     pub(super) epoch: u64,
     /// Which joining it is.
     generation: u64,
-    wake: Option<Arc<OwnedFd>>,
+    /// The holdings that were said last.
+    pub(super) told: Vec<Holding>,
     /// An agent is there now.
     pub(super) is_heard: bool,
     /// The last word has been said.
@@ -82,6 +84,7 @@ impl Port {
         grow_timeout: Duration,
         refill_timeout: Duration,
     ) -> Arc<Port> {
+        let wake = Arc::<Wake>::default();
         Arc::new(Port {
             is_on: AtomicBool::new(false),
             grow_timeout,
@@ -94,7 +97,8 @@ impl Port {
             joiner: OnceLock::new(),
             socket: AtomicI32::new(NONE),
             unparks: AtomicU64::new(0),
-            activity: Arc::default(),
+            activity: Arc::new(ActivityWriter::new(wake.clone())),
+            wake,
         })
     }
 
@@ -113,15 +117,11 @@ impl Port {
     /// # Errors
     /// What the operating system answers where there are no more descriptors.
     pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = self.wake.open()?;
         let mut state = self.state.lock();
         self.is_over.store(false, Ordering::Release);
-        *state = State {
-            ledger: Ledger::new(self.devices),
-            generation: state.generation + 1,
-            wake: Some(wake.clone()),
-            ..State::default()
-        };
+        *state =
+            State { ledger: Ledger::new(self.devices), generation: state.generation + 1, ..State::default() };
         Ok(wake)
     }
 
@@ -185,11 +185,7 @@ impl Port {
 
     /// Has the agent's thread look.
     pub(super) fn wake(&self) {
-        let wake = self.state.lock().wake.clone();
-        if let Some(wake) = wake {
-            // It is awake where the number is as large as it gets.
-            let _ = rustix::io::write(wake.as_fd(), &1_u64.to_ne_bytes());
-        }
+        self.wake.wake();
     }
 
     /// Changes the ledger, and has the agent's thread look.
