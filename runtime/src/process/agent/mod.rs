@@ -24,10 +24,10 @@ mod orphan;
 mod port;
 mod rights;
 mod session;
-mod wake;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;
+mod wake;
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,8 @@ impl AgentLink {
     }
 
     /// Joins the agent at a socket: that of `agent.socket`, else the one of this user. From then on a lease bounds what the process may
-    /// make, beginning with what is made; more is asked for. Joining again as the same is no error; it says that a start is over.
+    /// make, beginning with what is made; more is asked for. Joining again as the same is no error; it says that a start is over. A process
+    /// that joins by itself and has reached no agent yet tries again at once.
     ///
     /// # Errors
     /// [`AgentError`]; nothing has changed then.
@@ -187,13 +188,22 @@ impl Joiner {
         }
         if let Some(there) = joined.as_ref().filter(|there| !there.session.is_finished()) {
             let is_same = there.path == path && (name.is_none() || there.identity.name == identity.name);
-            self.port.start_is_over();
-            let (path, name) = (there.path.clone(), there.identity.name.clone());
-            return if is_same { Ok(()) } else { Err(AgentError::Joined { path, name }) };
+            if is_same {
+                self.port.start_is_over();
+                if let Some(outcome) = self.port.attempt() {
+                    self.port.start_is_over();
+                    return outcome;
+                }
+            } else if self.port.is_welcomed() {
+                self.port.start_is_over();
+                let (path, name) = (there.path.clone(), there.identity.name.clone());
+                return Err(AgentError::Joined { path, name });
+            }
         }
-        // One that ended by itself.
-        if let Some(ended) = joined.take() {
-            self.join_threads(ended);
+        // One that ended by itself, or has reached no agent and gives way to another.
+        if let Some(before) = joined.take() {
+            self.port.end();
+            self.end_session(before);
         }
         let os = |what| move |source| AgentError::Os { what, source };
         let wake = self.port.open().map_err(os("a descriptor"))?;
@@ -268,6 +278,11 @@ impl Joiner {
             true => self.port.say_bye(),
             false => self.port.end(),
         }
+        self.end_session(joined);
+    }
+
+    /// Ends the threads, which have been told, and all leases.
+    fn end_session(&self, joined: Joined) {
         // Commands that wait for uses end.
         self.regions.gate().changed();
         self.join_threads(joined);

@@ -67,8 +67,14 @@ pub(super) struct State {
     pub(super) is_heard: bool,
     /// The last word has been said.
     pub(super) says_bye: bool,
-    /// How the first attempt ended, until somebody asks.
+    /// Outcome of the first attempt, and of the next one where it was asked for.
     outcome: Option<Result<(), AgentError>>,
+    /// An agent has welcomed this joining.
+    pub(super) is_welcomed: bool,
+    /// No more attempts follow.
+    is_given_up: bool,
+    /// The next attempt is asked for now.
+    is_hurried: bool,
 }
 
 /// A refill that an agent is told of.
@@ -205,13 +211,37 @@ impl Port {
         self.unparks.load(Ordering::Acquire)
     }
 
-    /// The first attempt is over.
-    pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>) {
-        self.state.lock().outcome.get_or_insert(outcome);
+    /// An attempt is over.
+    pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>, goes_on: bool) {
+        let mut state = self.state.lock();
+        state.outcome.get_or_insert(outcome);
+        state.is_given_up = !goes_on;
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits for the first attempt.
+    /// Waits until an agent has welcomed a session that tries by itself, or until its next attempt, which begins now, has failed. None: it
+    /// makes no more attempts.
+    pub(super) fn attempt(&self) -> Option<Result<(), AgentError>> {
+        let mut state = self.state.lock();
+        if state.is_given_up {
+            return None;
+        }
+        if state.is_welcomed {
+            return Some(Ok(()));
+        }
+        (state.outcome, state.is_hurried) = (None, true);
+        drop(state);
+        self.wake();
+        Some(self.outcome())
+    }
+
+    /// Whether an agent has welcomed this joining.
+    pub(super) fn is_welcomed(&self) -> bool {
+        self.state.lock().is_welcomed
+    }
+
+    /// Waits for the outcome of an attempt.
     pub(super) fn outcome(&self) -> Result<(), AgentError> {
         let mut state = self.state.lock();
         loop {
@@ -324,6 +354,13 @@ impl Port {
     /// Who joins by itself.
     pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
         let _ = self.joiner.set(joiner);
+    }
+}
+
+impl State {
+    /// Whether the next attempt is asked for, since this was asked last.
+    pub(super) fn take_hurried(&mut self) -> bool {
+        std::mem::take(&mut self.is_hurried)
     }
 }
 

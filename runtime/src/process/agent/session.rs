@@ -58,7 +58,7 @@ impl Session {
             match self.join() {
                 Ok(mut connection) => {
                     (back_off, turn, has_warned) = (BackOff::default(), None, false);
-                    self.port.set_outcome(Ok(()));
+                    self.port.set_outcome(Ok(()), true);
                     self.serve(&mut connection);
                     // Before its number is another file's: a forked child closes it by that.
                     self.port.set_socket(None);
@@ -75,7 +75,7 @@ impl Session {
                         tracing::warn!(target: "glake::agent", %error, "no agent: this process goes on as it is");
                     }
                     let goes_on = error.may_pass() && (self.starting.is_some() || is_joined);
-                    self.port.set_outcome(Err(error));
+                    self.port.set_outcome(Err(error), goes_on);
                     if !goes_on {
                         return;
                     }
@@ -95,8 +95,8 @@ impl Session {
         let begin = Instant::now();
         loop {
             let (is_over, urgent) = {
-                let state = self.port.lock();
-                (self.port.is_over(), state.ledger.is_urgent())
+                let mut state = self.port.lock();
+                (self.port.is_over() || state.take_hurried(), state.ledger.is_urgent())
             };
             let until = begin + BackOff::bounded(wait, urgent);
             if is_over || Instant::now() >= until {
@@ -250,7 +250,7 @@ impl Session {
         if welcome.wait {
             state.ledger.hold_start();
         }
-        state.is_heard = true;
+        (state.is_heard, state.is_welcomed) = (true, true);
     }
 
     fn lost(&self) {
