@@ -67,6 +67,20 @@ for line in sys.stdin:
     print(sum(copies), flush=True)
 """
 
+LOST = """
+import glake
+from glake import _library
+
+_library.api().alloc(0, 1 << 20)
+for _ in range(2):
+    try:
+        glake.join()
+    except glake.UnavailableError as error:
+        print("refused:", error)
+    else:
+        print("joined")
+"""
+
 
 def command():
     """The command that belongs to the library under test."""
@@ -189,6 +203,26 @@ class Serving(unittest.TestCase):
         self.tell(worker, 0)
         hosted = int(worker.stdout.readline())
         self.assertLessEqual(hosted, 300 << 20)
+
+    def test_a_join_of_no_agent_raises(self):
+        lost = self.python(LOST, GLAKE_AGENT=str(self.folder / "glake" / "none.sock"))
+        said, _ = lost.communicate()
+        self.assertEqual(said.count("refused: "), 2, said)
+        self.assertIn("none.sock", said)
+
+    def test_what_serve_prints_is_all_that_a_worker_needs(self):
+        lines = [self.agent.stderr.readline() for _ in range(2)]
+        names = [line.split("=")[0] for line in lines]
+        self.assertEqual(names, ["export GLAKE_AGENT", "export GLAKE_DEVICE"], lines)
+        shell = {name: value for name, value in os.environ.items() if not name.startswith("GLAKE_") or name == "GLAKE_LIBRARY"}
+        program = "".join(lines) + f'exec "{sys.executable}" -c "import glake; glake.join(\'told\'); input()"'
+        worker = subprocess.Popen(["sh", "-c", program], env=shell, stdin=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, worker)
+        end = time.monotonic() + LONG
+        while [row["worker"] for row in self.ps()] != ["told"]:
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(worker.poll())
+            time.sleep(0.05)
 
     def test_operators_move_a_worker(self):
         self.worker("chat")

@@ -167,7 +167,7 @@ impl Joiner {
     fn path(&self, asked: Option<&Path>) -> std::result::Result<PathBuf, AgentError> {
         match asked.map(Path::to_owned).or_else(|| self.socket.clone()) {
             Some(path) => Ok(path),
-            None => Ok(glake_wire::default_path(self.launch.runtime_dir.as_deref())?),
+            None => Ok(glake_wire::find_socket(self.launch.runtime_dir.as_deref())?),
         }
     }
 
