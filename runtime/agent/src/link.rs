@@ -51,7 +51,13 @@ pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Gre
             Ok(Some(Envelope { message: ToAgent::Hello(hello), .. })) => {
                 return join(server, connection, hello, page).await;
             }
-            Ok(Some(_)) => return connection.refuse("the first frame is hello, or an operator's").await,
+            Ok(Some(_)) => {
+                let why = format!(
+                    "the first frame is neither hello nor a question that this agent knows: it is of release {}",
+                    env!("CARGO_PKG_VERSION")
+                );
+                return connection.refuse(why).await;
+            }
             Err(error) => return connection.refuse(error).await,
         }
     }

@@ -11,6 +11,8 @@
 mod activity;
 mod conversation;
 mod descriptors;
+#[cfg(test)]
+mod earlier;
 mod frame;
 mod message;
 mod operator;
