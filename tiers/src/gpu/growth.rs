@@ -108,7 +108,13 @@ impl Growing<'_> {
             Execution { core, clock, records, growing: self, counted: &mut counted }.run(plan)
         });
         match done {
-            Ok(()) => Ok(core.commit(plan, stream)),
+            Ok(()) => {
+                let grant = core.commit(plan, stream);
+                if !plan.created().is_zero() {
+                    growth.lease.tell_made();
+                }
+                Ok(grant)
+            }
             Err(error) => {
                 core.lock().abort(plan.id);
                 Err(error)

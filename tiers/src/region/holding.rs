@@ -18,6 +18,8 @@ pub struct RegionHolding {
     pub discardable: Bytes,
     /// What would have to be copied if all left now.
     pub dirty: Bytes,
+    /// The part of `resident` that has no live bytes now and would have to be copied once it has: a hit may put a block there at any time.
+    pub unused: Bytes,
     /// Pinned host memory that copies take.
     pub hosted: Bytes,
 }
@@ -34,13 +36,16 @@ impl Region {
             hosted: self.pool.records().hosted(self.domain).saturating_add(self.clean.hosted()),
             ..RegionHolding::default()
         };
-        let mut leaving = Vec::new();
+        let (mut leaving, mut kept) = (Vec::new(), Vec::new());
         for (view, _) in standing.iter().filter(|(_, residency)| !residency.is_decommitted()) {
             if view.state == ExtentState::Evicted {
                 held.evicted = held.evicted.saturating_add(view.size);
                 continue;
             }
             held.resident = held.resident.saturating_add(view.size);
+            if !is_discarded && !stays.contains(&view.extent) {
+                kept.push(*view);
+            }
             if stays.contains(&view.extent) {
                 held.fixed = held.fixed.saturating_add(view.size);
             } else if is_discarded || view.live.is_zero() && !keeps_all {
@@ -50,6 +55,8 @@ impl Region {
             }
         }
         held.dirty = self.copied_sizes(&standing, &leaving).into_iter().sum();
+        let uncopied: Bytes = self.uncopied(&standing, &kept).into_iter().map(|view| view.size).sum();
+        held.unused = uncopied.saturating_sub(held.dirty);
         held
     }
 }

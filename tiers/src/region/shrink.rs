@@ -127,11 +127,21 @@ impl Region {
         if self.options.policy == Policy::Discard {
             return Vec::new();
         }
+        let copied = self.uncopied(standing, chosen);
+        let sizes = copied.iter().map(|view| self.pool.records().size_to_copy(view.extent));
+        sizes.filter(|size| !size.is_zero()).collect()
+    }
+
+    /// Returns those of the chosen extents that have no copy anywhere.
+    pub(super) fn uncopied(
+        &self,
+        standing: &[(ExtentView, Residency)],
+        chosen: &[ExtentView],
+    ) -> Vec<ExtentView> {
         let new = standing.iter().filter(|(_, residency)| *residency == Residency::NEW);
         let new: FxHashSet<ExtentId> = new.map(|(view, _)| view.extent).collect();
-        let copied = chosen.iter().filter(|view| new.contains(&view.extent) && !self.clean.has(view.extent));
-        let sizes = copied.map(|view| self.pool.records().size_to_copy(view.extent));
-        sizes.filter(|size| !size.is_zero()).collect()
+        let is_uncopied = |view: &&ExtentView| new.contains(&view.extent) && !self.clean.has(view.extent);
+        chosen.iter().filter(is_uncopied).copied().collect()
     }
 
     fn evict_next<'s>(
