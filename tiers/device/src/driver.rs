@@ -24,6 +24,8 @@ pub struct DeviceInfo {
     pub pci: Option<String>,
     /// Whether its memory can be exported, as file descriptors: not under WSL2.
     pub exportable: bool,
+    /// Whether memory made by [`Driver::create`] can be registered for RDMA ([`ExtentProperties::gpu_direct`]).
+    pub gpu_direct: bool,
 }
 
 /// How a device's memory stands, counting every process.
@@ -51,7 +53,7 @@ pub struct ExtentProperties {
     pub place: Place,
     /// Whether another process may import it.
     pub exportable: bool,
-    /// Whether a network card may reach it.
+    /// Whether it can be registered for RDMA (GPUDirect). Only where [`DeviceInfo::gpu_direct`] says that the device can.
     pub gpu_direct: bool,
 }
 

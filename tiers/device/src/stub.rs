@@ -57,6 +57,7 @@ impl Driver for Stub {
                 memory: Bytes::gib(1),
                 pci: None,
                 exportable: true,
+                gpu_direct: true,
             })
             .collect())
     }
