@@ -88,6 +88,15 @@ pub struct CopyRequest {
     pub size: Bytes,
 }
 
+/// The devices whose memory a copy is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyDevices {
+    /// Device of the destination.
+    pub to: DeviceId,
+    /// Device of the source.
+    pub from: DeviceId,
+}
+
 /// What a pointer points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerKind {
@@ -311,6 +320,18 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Safety
     /// As [`Driver::copy`].
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()>;
+    /// Enqueues a copy between memory of two devices, which need no access to each other's: where the driver has no other way, it goes through
+    /// the host. The stream is one of `device`.
+    ///
+    /// # Safety
+    /// As [`Driver::copy`].
+    unsafe fn copy_between(
+        &self,
+        device: DeviceId,
+        request: CopyRequest,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()>;
     /// Enqueues several copies, in no order among themselves.
     ///
     /// # Safety

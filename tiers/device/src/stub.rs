@@ -106,6 +106,9 @@ impl Driver for Stub {
     unsafe fn copy_on(&self, _: CopyRequest, _: Stream) -> Result<()> {
         Ok(())
     }
+    unsafe fn copy_between(&self, _: DeviceId, _: CopyRequest, _: CopyDevices, _: Stream) -> Result<()> {
+        Ok(())
+    }
     unsafe fn copy_batch(&self, _: DeviceId, _: &[CopyRequest], _: Stream) -> Result<()> {
         Ok(())
     }

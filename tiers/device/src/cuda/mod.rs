@@ -27,7 +27,7 @@ use cudarc::driver::sys::CUdevice_attribute;
 use glake_units::Bytes;
 
 use crate::{
-    Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver,
+    Access, Address, CaptureState, Compare, CopyDevices, CopyRequest, DeviceId, DeviceInfo, Driver,
     DriverError, Event, EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module,
     ModuleSource, PointerAttributes, Priority, Result, Stream, StreamId, Verb,
 };
@@ -178,6 +178,16 @@ impl Driver for Cuda {
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
         unsafe { bytes::copy_on(self, request, stream) }
+    }
+    unsafe fn copy_between(
+        &self,
+        device: DeviceId,
+        request: CopyRequest,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::copy_between(self, device, request, owners, stream) }
     }
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
