@@ -141,6 +141,8 @@ impl Failure {
             E::Share(
                 ShareError::NoSocket { .. }
                 | ShareError::TooManyFiles { .. }
+                | ShareError::TooManyFilesThere { .. }
+                | ShareError::Crowded { .. }
                 | ShareError::NotGiven { .. }
                 | ShareError::Broken { .. },
             ) => GLAKE_DRIVER,

@@ -70,6 +70,7 @@ mod retry;
 mod stream;
 mod waits;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use glake_device::owned::{CompletionEvents, DeviceSet};
@@ -89,8 +90,8 @@ use drain::Drain;
 pub use drain::PendingWork;
 pub use error::PoolError;
 use evict::Evictions;
+pub use export::Exported;
 use export::Exports;
-pub use export::{Exported, SharedExtent};
 use fixed::FixedBlocks;
 use free_memory::FreeMemory;
 use growth::Growth;
@@ -146,7 +147,8 @@ impl GpuPool {
         let info = devices.iter().find(|info| info.id == device);
         let info = info.ok_or(PoolError::NoSuchDevice { device, count: devices.len() })?;
         let exportable = options.exportable && info.exportable;
-        let properties = ExtentProperties { place: Place::Gpu(device), exportable, gpu_direct: false };
+        let properties =
+            ExtentProperties { place: Place::Gpu(device), exportable, gpu_direct: info.gpu_direct };
         let granularity = driver.granularity(properties)?;
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
@@ -349,7 +351,8 @@ impl GpuPool {
         self.checkpoints().restore(domain, checkpoint)
     }
 
-    /// The physical memory of the live block that an address lies in, for another process.
+    /// The physical memory of the live block that an address lies in, for another process, with descriptors of a part of its extents. It
+    /// stays on its GPU from then on.
     ///
     /// The caller keeps the block until the other process is done with it; descriptors keep the memory, but not the bytes.
     ///
@@ -357,8 +360,8 @@ impl GpuPool {
     /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
     /// ([`PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while some of it is elsewhere; what
     /// the driver answers.
-    pub fn export(&self, address: Address) -> Result<Exported> {
-        Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address)
+    pub fn export(&self, address: Address, part: Range<usize>) -> Result<Exported> {
+        Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address, part)
     }
 
     /// Lets work of the program on `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain

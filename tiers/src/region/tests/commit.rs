@@ -182,7 +182,7 @@ fn what_others_know_or_nobody_may_change_stays() {
     assert_eq!((stays.freed, stays.skipped.len()), (Bytes::ZERO, 3));
     assert!(stays.skipped.iter().all(|skipped| skipped.reason == SkipReason::Fixed));
     fixture.region.unfix(block.address).unwrap();
-    let shared = fixture.pool.export(block.address).unwrap();
+    let shared = fixture.pool.export(block.address, 0..usize::MAX).unwrap();
     let stays = fixture.region.decommit(block.address, block.size).unwrap();
     assert!(
         stays.freed.is_zero() && stays.skipped.iter().all(|skipped| skipped.reason == SkipReason::Exported)

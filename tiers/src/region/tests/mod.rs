@@ -338,11 +338,11 @@ fn freed_while_away() {
 fn what_others_have_stays() {
     let mut fixture = fixture();
     let (kept, goes) = (fixture.add(EXTENT), fixture.add(EXTENT));
-    let shared = fixture.pool.export(kept.address).unwrap();
+    let shared = fixture.pool.export(kept.address, 0..usize::MAX).unwrap();
     let report = fixture.shrink().unwrap();
     let skipped = Skipped { address: kept.address, size: EXTENT, reason: SkipReason::Exported };
     assert_eq!((report.freed, report.resident, report.skipped), (EXTENT, EXTENT, vec![skipped]));
-    assert!(matches!(fixture.pool.export(goes.address), Err(PoolError::Evicted { .. })));
+    assert!(matches!(fixture.pool.export(goes.address, 0..usize::MAX), Err(PoolError::Evicted { .. })));
     fixture.refill().unwrap();
     fixture.assert_bytes();
     drop(shared);
