@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Piece, Span, StreamRef};
+use glake_device::owned::{DeviceSet, OwnedStream, Piece, Span, StreamRef};
 use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -30,8 +30,8 @@ use crate::engine::ledger::Ledger;
 use crate::kinds::foreign::target::TargetSide;
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
 use crate::paths::Way;
-use crate::schedule::Scheduler;
-use crate::schedule::prioritized::Prioritized;
+use crate::traffic::Traffic;
+use crate::traffic::prioritized::Prioritized;
 
 /// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
 pub(crate) const MOST_WAITING: u32 = 256;
@@ -48,7 +48,7 @@ const PAGE: Bytes = Bytes::kib(4);
 pub(crate) struct Forks {
     contexts: Arc<Contexts>,
     ledger: Arc<Ledger>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
 }
 
 /// A copy between its fork and its join.
@@ -75,13 +75,9 @@ pub(crate) struct Fork<'a> {
 }
 
 impl Forks {
-    pub(crate) fn new(
-        contexts: &Arc<Contexts>,
-        ledger: &Arc<Ledger>,
-        scheduler: &Arc<dyn Scheduler>,
-    ) -> Arc<Forks> {
-        let (contexts, ledger, scheduler) = (contexts.clone(), ledger.clone(), scheduler.clone());
-        Arc::new(Forks { contexts, ledger, scheduler })
+    pub(crate) fn new(contexts: &Arc<Contexts>, ledger: &Arc<Ledger>, traffic: &Arc<Traffic>) -> Arc<Forks> {
+        let (contexts, ledger, traffic) = (contexts.clone(), ledger.clone(), traffic.clone());
+        Arc::new(Forks { contexts, ledger, traffic })
     }
 
     /// Begins behind a mark, or behind nothing.
@@ -93,7 +89,7 @@ impl Forks {
         event: Option<Event>,
     ) -> Fork<'a> {
         state.serial += 1;
-        self.scheduler.begin();
+        self.traffic.begin();
         let none = DeviceSet::EMPTY;
         Fork {
             forks: self,
@@ -312,13 +308,6 @@ impl<'a> Fork<'a> {
         self.fork_lane(device).map(|lane| &lane.stream)
     }
 
-    /// Records an event on a stream of a lane; false where it could not be.
-    #[must_use]
-    pub(crate) fn marks(&mut self, on: &OwnedStream, event: &OwnedEvent) -> bool {
-        let recorded = twice(|| event.record(on.id()));
-        recorded.inspect_err(|error| self.blame(on.device(), error)).is_ok()
-    }
-
     /// Both streams of a lane.
     pub(crate) fn streams(&mut self, device: DeviceId) -> Option<[&'a OwnedStream; 2]> {
         let lane = self.fork_lane(device)?;
@@ -382,7 +371,7 @@ impl<'a> Fork<'a> {
 
     /// Looks what earlier copies' lanes have done, before their events are recorded anew.
     pub(crate) fn poll(&mut self) {
-        let lost = self.state.poll(self.lane_set, self.entered, &*self.forks.scheduler);
+        let lost = self.state.poll(self.lane_set, self.entered, &self.forks.traffic);
         lost.iter().for_each(|device| self.lose(device));
     }
 

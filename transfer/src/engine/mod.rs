@@ -6,8 +6,8 @@
 //!                          ├───► lane of relay 2 ──share──┤│       a lane set: the lanes that one user's stream has
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  Engine ─► kinds ─► fork, native        a copy asks the scheduler, takes its stream's lane set from links, forks and joins
-//!     │        └─► routes, links, schedule
+//!  Engine ─► kinds ─► fork, native        a copy asks the traffic, takes its stream's lane set from links, forks and joins
+//!     │        └─► routes, links, traffic
 //!     └─► worker ─► provider              the thread that makes what copies use, as requests ask for it
 //!
 //!  contexts  both drivers, of the program's contexts and of ours       routes  what copies are split by
@@ -22,7 +22,7 @@
 //!   program's own stream orders. They touch GPU memory of ours only, and of host memory ranges inside one registration.
 //! - Nothing waits for what is held by a copy whose stream has not come to it.
 //! - A copy owns what it stands on until it ends; a relay is suspended, and its context goes, only when nobody owns anything there.
-//! - A copy creates nothing, but for the thread that the first background one starts and the events of `deferred`. It takes no lock
+//! - A copy creates nothing, but for the thread that the first background one starts. It takes no lock
 //!   but its lane set's, and tables' for a moment; the driver is never called under a table's, but for the branches of captures and
 //!   for work that could not be joined.
 
@@ -51,7 +51,6 @@ mod waited;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
@@ -68,7 +67,7 @@ use fork::Forks;
 pub use handle::CopyHandle;
 use ledger::Ledger;
 use native::NativeCopies;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost, Scheduling};
+pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
 use provider::Provider;
 use requests::Requests;
 use routes::Routes;
@@ -90,8 +89,7 @@ use crate::links::lane_sets::LaneSets;
 use crate::links::relays::Relays;
 use crate::links::suspension::UnsuspendedRelay;
 use crate::paths::{Direction, Load, PathGraph};
-use crate::schedule::deferred::DeferredCopies;
-use crate::schedule::{self, Scheduler};
+use crate::traffic::Traffic;
 use crate::{Result, TransferError};
 
 /// Copies bytes between host and GPUs.
@@ -102,7 +100,7 @@ pub struct Engine {
     ledger: Arc<Ledger>,
     routes: Arc<Routes>,
     links: Arc<Links>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
     resources: Arc<Resources>,
     completions: Arc<Completions>,
     spans: Arc<SpanCopies>,
@@ -128,11 +126,11 @@ impl Engine {
         let relays = Arc::new(Relays::new(devices, options.relays, options.shared_gpus));
         let ledger = Ledger::new(&relays, devices);
         let routes = Routes::new(&relays, options.break_even);
-        let scheduler = schedule::scheduler(options.scheduling, &ledger, &routes, &requests, devices);
-        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let traffic = Traffic::new(&ledger, &routes, &requests, devices);
+        let lane_sets = LaneSets::new(&ledger, &traffic);
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, options.streams);
         let native = NativeCopies::new(&contexts, &ledger);
-        let forks = Forks::new(&contexts, &ledger, &scheduler);
+        let forks = Forks::new(&contexts, &ledger, &traffic);
         let marks = EventPool::new(contexts.driver().clone());
         let completions = Completions::new(&contexts, &marks);
         let staging = Staging::new(&contexts, options.pageable_threads, options.pageable_slots);
@@ -144,7 +142,7 @@ impl Engine {
             ledger: ledger.clone(),
             native: native.clone(),
             forks: forks.clone(),
-            scheduler: scheduler.clone(),
+            traffic: traffic.clone(),
             resources: resources.clone(),
             marks,
         };
@@ -160,23 +158,12 @@ impl Engine {
             contexts: contexts.clone(),
             routes: routes.clone(),
             links: links.clone(),
-            scheduler: scheduler.clone(),
+            traffic: traffic.clone(),
             native: native.clone(),
             pageable: PageableCopies::beside(&pinned, &contexts),
             pinned,
             captured,
         });
-        let deferred = DeferredCopies {
-            contexts: contexts.clone(),
-            routes: routes.clone(),
-            links: links.clone(),
-            ledger: ledger.clone(),
-            native: native.clone(),
-            forks: forks.clone(),
-            scheduler: scheduler.clone(),
-            resources: resources.clone(),
-            count: AtomicU64::new(0),
-        };
         let engine = Engine {
             scattered: ScatteredCopies {
                 contexts: contexts.clone(),
@@ -185,7 +172,7 @@ impl Engine {
                 ledger: ledger.clone(),
                 native: native.clone(),
                 forks: forks.clone(),
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 resources: resources.clone(),
                 completions: completions.clone(),
             },
@@ -196,7 +183,7 @@ impl Engine {
                 ledger: ledger.clone(),
                 native: native.clone(),
                 forks,
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 spans: spans.clone(),
                 completions: completions.clone(),
             },
@@ -204,16 +191,15 @@ impl Engine {
                 contexts: contexts.clone(),
                 relays,
                 native,
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 spans: spans.clone(),
-                deferred,
                 verifier: verifier.clone(),
             },
             provider: Provider {
                 contexts: contexts.clone(),
                 links: links.clone(),
                 resources: resources.clone(),
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 slots: options.slots,
             },
             worker: Worker::new(&requests),
@@ -222,7 +208,7 @@ impl Engine {
             ledger,
             routes,
             links,
-            scheduler,
+            traffic,
             resources,
             completions,
             spans,
@@ -234,8 +220,8 @@ impl Engine {
     }
 
     /// Has the engine learn nothing of links from copies that run while host memory is pinned; to be told once, before them.
-    pub fn heed(&self, pinning: &Arc<Pinning>) {
-        self.scheduler.heed(pinning);
+    pub fn ignore_while_pinning(&self, pinning: &Arc<Pinning>) {
+        self.traffic.ignore_while_pinning(pinning);
     }
 
     /// Enqueues a copy on a stream of the program.
@@ -422,14 +408,14 @@ impl Engine {
 
     /// Splits copies by another graph from now on.
     pub fn replace_graph(&self, graph: PathGraph) {
-        self.scheduler.replace_graph(&self.routes, graph);
+        self.traffic.replace_graph(graph);
     }
 
     /// Whether the links were seen to give a fifth more or less than a calibrated graph says, until another calibrated one is
     /// given: what is kept of it should be dropped, and the server calibrated again. Meanwhile copies go by it as if it were
     /// assumed, refined by what they take.
     pub fn is_stale(&self) -> bool {
-        self.scheduler.is_stale()
+        self.traffic.is_stale()
     }
 
     /// Calls `call`, once, on the thread that makes relays ready, when [`Engine::is_stale`] becomes true: to drop what is kept.
@@ -467,7 +453,7 @@ impl Engine {
         self.links.relays().want(DeviceSet::EMPTY);
         self.worker.stop();
         self.spans.stop();
-        self.scheduler.stop();
+        self.traffic.stop();
     }
 }
 

@@ -32,8 +32,6 @@ pub struct EngineOptions {
     /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
     /// has.
     pub shared_gpus: bool,
-    /// What copies do about each other.
-    pub scheduling: Scheduling,
 }
 
 impl Default for EngineOptions {
@@ -49,21 +47,8 @@ impl Default for EngineOptions {
             lists: Bytes::mib(4),
             graphs: false,
             shared_gpus: false,
-            scheduling: Scheduling::Adaptive,
         }
     }
-}
-
-/// What copies do about each other where several want the same links.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Scheduling {
-    /// Nothing: each is split by the rates and the load of the links. Priorities say nothing, and the graph stays as it is given.
-    FirstOrder,
-    /// Background copies give way, and find their ways while they run if their caller waits; GPUs whose memory is copied at the same time
-    /// keep their links to themselves; the graph is refined by what copies take.
-    #[default]
-    Adaptive,
 }
 
 /// What comes first where copies want the same link.

@@ -17,7 +17,7 @@ use crate::kinds::foreign::target::TargetSide;
 use crate::kinds::resources::Resources;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, StreamMarks};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{Result, TransferError};
 
 /// Lane sets that are made before one is missed.
@@ -29,7 +29,7 @@ pub(crate) struct Provider {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) links: Arc<Links>,
     pub(crate) resources: Arc<Resources>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     /// Memory of each relay for slots.
     pub(crate) slots: Bytes,
 }
@@ -79,7 +79,7 @@ impl Provider {
     /// Makes a GPU a relay: its context first, which may take half a second.
     fn make_ready(&self, relay: DeviceId, before: MemoryInfo, forks: DeviceSet) -> Result<()> {
         let relays = self.links.relays();
-        self.scheduler.prepare(self.contexts.program());
+        self.traffic.prepare(self.contexts.program());
         self.make_lane_sets(forks);
         for lane_set in self.links.lane_sets().snapshot() {
             self.add_lane(&lane_set, relay)?;

@@ -8,12 +8,11 @@ use super::contexts::Contexts;
 use super::native::NativeCopies;
 use super::parts::Parts;
 use super::verify::Verifier;
-use super::{CopyOptions, Priority, UserStream};
+use super::{CopyOptions, UserStream};
 use crate::Result;
 use crate::kinds::span::SpanCopies;
 use crate::links::relays::Relays;
-use crate::schedule::Scheduler;
-use crate::schedule::deferred::DeferredCopies;
+use crate::traffic::Traffic;
 
 /// One engine's.
 #[derive(Debug)]
@@ -21,9 +20,8 @@ pub(crate) struct WaitedCopies {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) relays: Arc<Relays>,
     pub(crate) native: Arc<NativeCopies>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) spans: Arc<SpanCopies>,
-    pub(crate) deferred: DeferredCopies,
     pub(crate) verifier: Arc<Verifier>,
 }
 
@@ -33,8 +31,7 @@ impl WaitedCopies {
     /// # Errors
     /// As [`crate::Engine::copy_blocking`].
     pub(crate) fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        let late = options.priority == Priority::Background && self.deferred.copy(to, from, on)?;
-        let parts = if late { None } else { self.spans.enqueue(to, from, on, options.priority)? };
+        let parts = self.spans.enqueue(to, from, on, options.priority)?;
         self.contexts.synchronize(on)?;
         if let Some(parts) = parts {
             self.repair(&parts, to, from, on)?;
@@ -56,8 +53,7 @@ impl WaitedCopies {
             && state.owner == Some(on.id)
         {
             // Tells what else has arrived, too, so that the next copy need not ask.
-            lost =
-                lost.union(state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler).intersection(parts.used));
+            lost = lost.union(state.poll(lane_set, DeviceSet::EMPTY, &self.traffic).intersection(parts.used));
             unknown = state.busy().intersection(parts.used).without(lost);
         }
         lost = lost.union(parts.lost(unknown)?);

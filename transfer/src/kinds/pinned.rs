@@ -27,8 +27,8 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Ask, Direction, LEAST_STAGED, MANY_RELAYS, Share, Shares, Way, split};
-use crate::schedule::Scheduler;
-use crate::schedule::prioritized::Prioritized;
+use crate::traffic::Traffic;
+use crate::traffic::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 
 /// A copy from this size on takes longer than what the host does for it.
@@ -64,7 +64,7 @@ pub(crate) struct PinnedCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) marks: Arc<EventPool>,
 }
@@ -73,13 +73,13 @@ impl PinnedCopies {
     /// Enqueues one that may give way or be given way to: over the lanes of its stream, if they can be had. Its parts, if it was split.
     pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         let mut prioritized =
-            Some(self.scheduler.prioritize(priority, job.direction, job.size, self.routes.most_links()));
+            Some(self.traffic.prioritize(priority, job.direction, job.size, self.routes.most_links()));
         if self.routes.may_split(job.target, job.size)
             && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
-        self.scheduler.begin();
+        self.traffic.begin();
         // Barriers are of links, and their GPUs' streams wait for them.
         match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
             Some(prioritized) => self.native_by_priority(job, prioritized)?,
@@ -146,7 +146,7 @@ impl PinnedCopies {
         if looks {
             self.links.lane_sets().refresh(lane_set);
         }
-        let contenders = self.scheduler.contenders(job.target, job.direction);
+        let contenders = self.traffic.contenders(job.target, job.direction);
         let gives_way = prioritized.as_ref().is_some_and(Prioritized::is_background);
         let (zero_staging, staged) = self.relays_of(lane_set, state, job, (contenders.rivals, gives_way));
         let graph = self.routes.graph();
@@ -165,16 +165,16 @@ impl PinnedCopies {
         let own_lane = job.on.device != job.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
-            self.scheduler.keep_apart(job.target, job.direction, shares.predicted());
+            self.traffic.keep_apart(job.target, job.direction, shares.predicted());
         } else if job.tells && (!native || !zero_staging.union(staged).is_empty()) {
-            self.scheduler.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
+            self.traffic.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
         if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
             state.give_rings(staged);
             return Ok(None);
         }
-        let time = || self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.size);
+        let time = || self.traffic.time(lane_set, state, &graph, (job.on, job.target), job.size);
         let begun = job.tells.then(time).flatten();
         let mark = if job.unordered { Ok(None) } else { Fork::mark(lane_set, job.on) };
         let event = match mark {

@@ -17,7 +17,7 @@ use crate::engine::parts::Parts;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::paths::Way;
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{Priority, Result, UserStream};
 
 /// Ranges of this size are worth a copy of the driver's each.
@@ -31,7 +31,7 @@ pub(crate) struct SpanCopies {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) routes: Arc<Routes>,
     pub(crate) links: Arc<Links>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) pinned: PinnedCopies,
     pub(crate) pageable: PageableCopies,
@@ -62,12 +62,12 @@ impl SpanCopies {
                 priority,
             )?
         {
-            self.scheduler.begin();
+            self.traffic.begin();
             return Ok(None);
         }
-        let _call = self.scheduler.urgent_call(priority);
+        let _call = self.traffic.urgent_call(priority);
         if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
-            && (self.routes.may_split(target, to.size()) || self.scheduler.minds_others(priority))
+            && (self.routes.may_split(target, to.size()) || self.traffic.minds_others(priority))
         {
             // An answer that says nothing is no permission.
             match self.contexts.driver().capture_state(on.device, on.raw) {
@@ -112,7 +112,7 @@ impl SpanCopies {
     /// As [`crate::Engine::copy`].
     pub(crate) fn enqueue_as_one(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         self.links.begin_copy(job.on())?;
-        let _call = self.scheduler.urgent_call(priority);
+        let _call = self.traffic.urgent_call(priority);
         self.pinned.copy(job, priority)
     }
 

@@ -23,8 +23,8 @@ use crate::kinds::foreign::slots::Ring;
 use crate::kinds::foreign::target::TargetSide;
 use crate::links::unjoined::End;
 use crate::paths::Direction;
-use crate::schedule::Scheduler;
-use crate::schedule::drift::Sample;
+use crate::traffic::Traffic;
+use crate::traffic::drift::Sample;
 
 /// Lanes by relay, and what is in the primary contexts of the program's GPUs; the thread that makes relays ready adds them.
 #[derive(Debug)]
@@ -258,12 +258,7 @@ fn owner_bits(owner: Option<StreamId>) -> u64 {
 impl LaneSetState {
     /// Looks which lanes are idle by now; the relays that are found lost are the caller's to fence. Never waits. Lanes of `kept`
     /// have more work of the copy at hand, and keep their slots.
-    pub(crate) fn poll(
-        &mut self,
-        lane_set: &LaneSet,
-        kept: DeviceSet,
-        scheduler: &dyn Scheduler,
-    ) -> DeviceSet {
+    pub(crate) fn poll(&mut self, lane_set: &LaneSet, kept: DeviceSet, traffic: &Traffic) -> DeviceSet {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lane_set.lane(device) else { continue };
@@ -286,7 +281,7 @@ impl LaneSetState {
             if let Some(own) = self.own.take() {
                 self.ledger.end(own);
             }
-            scheduler.observe(lane_set, self);
+            traffic.observe(lane_set, self);
         }
         lost
     }

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::engine::ledger::Ledger;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 
 /// For so long a copy asks for its lane set's lock again and again before it sleeps.
 const AWAKE: Duration = Duration::from_micros(50);
@@ -24,7 +24,7 @@ const AWAKE: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct LaneSets {
     ledger: Arc<Ledger>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
     all: RwLock<Vec<Arc<LaneSet>>>,
     table: RwLock<FxHashMap<StreamId, Arc<LaneSet>>>,
     /// How many streams were refused one since the last was added.
@@ -33,10 +33,10 @@ pub(crate) struct LaneSets {
 
 impl LaneSets {
     /// None yet.
-    pub(crate) fn new(ledger: &Arc<Ledger>, scheduler: &Arc<dyn Scheduler>) -> LaneSets {
+    pub(crate) fn new(ledger: &Arc<Ledger>, traffic: &Arc<Traffic>) -> LaneSets {
         LaneSets {
             ledger: ledger.clone(),
-            scheduler: scheduler.clone(),
+            traffic: traffic.clone(),
             all: RwLock::default(),
             table: RwLock::default(),
             missed: AtomicUsize::new(0),
@@ -162,7 +162,7 @@ impl LaneSets {
 
     /// Looks what another stream's lanes have done.
     fn look(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
-        let lost = state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler);
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.traffic);
         lost.iter().for_each(|relay| self.ledger.relays.fence(relay));
     }
 

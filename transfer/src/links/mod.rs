@@ -216,7 +216,8 @@ mod tests {
     use glake_units::Bytes;
 
     use super::*;
-    use crate::schedule::first_order::FirstOrder;
+    use crate::engine::routes::Routes;
+    use crate::traffic::Traffic;
 
     const RELAY: DeviceId = DeviceId(1);
     const ON: UserStream = UserStream { device: DeviceId(0), raw: Stream::LEGACY, id: StreamId(1) };
@@ -230,9 +231,9 @@ mod tests {
         let relays = Arc::new(Relays::new(2, DeviceSet::of(RELAY), false));
         relays.add_ready(RELAY);
         let ledger = Ledger::new(&relays, 2);
-        let scheduler: Arc<dyn crate::schedule::Scheduler> = Arc::new(FirstOrder);
         let requests = Arc::new(Requests::default());
-        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let traffic = Traffic::new(&ledger, &Routes::new(&relays, None), &requests, 2);
+        let lane_sets = LaneSets::new(&ledger, &traffic);
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, 1);
         (sim, requests, links)
     }

@@ -30,7 +30,7 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Direction, PathGraph, Way};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{CopyHandle, CopyOptions, Priority, Result, UserStream};
 use slices::{Slice, Slices};
 
@@ -63,7 +63,7 @@ pub(crate) struct BroadcastCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) spans: Arc<SpanCopies>,
     pub(crate) completions: Arc<Completions>,
 }
@@ -82,7 +82,7 @@ impl BroadcastCopies {
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
         self.links.begin_copy(on)?;
-        let _call = self.scheduler.urgent_call(options.priority);
+        let _call = self.traffic.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let parts = self.enqueue_cast(cast);
         let parts = self.completions.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
@@ -151,7 +151,7 @@ impl BroadcastCopies {
         let slices = Slices::new(cast.from.size(), &rates);
         let mut fork = self.forks.begin(lane_set, state, cast.on, Some(mark));
         let links = self.routes.most_links();
-        let prioritized = self.scheduler.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
+        let prioritized = self.traffic.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
         fork.take(prioritized, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.

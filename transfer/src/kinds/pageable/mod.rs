@@ -33,8 +33,8 @@ use crate::engine::native::NativeCopies;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::paths::{Ask, Direction, Way, split};
-use crate::schedule::Scheduler;
-use crate::schedule::prioritized::Prioritized;
+use crate::traffic::Traffic;
+use crate::traffic::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 use job::{Job, Outcome};
 pub(crate) use staging::StagingStream;
@@ -63,7 +63,7 @@ pub(crate) struct PageableCopies {
     links: Arc<Links>,
     ledger: Arc<Ledger>,
     native: Arc<NativeCopies>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
     resources: Arc<Resources>,
     staging: Arc<Staging>,
     threads: Threads,
@@ -130,7 +130,7 @@ impl PageableCopies {
             links: pinned.links.clone(),
             ledger: pinned.ledger.clone(),
             native: pinned.native.clone(),
-            scheduler: pinned.scheduler.clone(),
+            traffic: pinned.traffic.clone(),
             resources: pinned.resources.clone(),
             threads: Threads::new(staging.threads.saturating_sub(1)),
             staging,
@@ -173,7 +173,7 @@ impl PageableCopies {
         // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
         let mut prioritized = match priority {
             Priority::Background => Prioritized::alone(),
-            priority => self.scheduler.prioritize(priority, direction, to.size(), self.routes.most_links()),
+            priority => self.traffic.prioritize(priority, direction, to.size(), self.routes.most_links()),
         };
         prioritized.shut_now(paths.iter().copied());
         let job = Arc::new(Job::new(self.links.relays(), staging, (to, from), (target, direction), paths));

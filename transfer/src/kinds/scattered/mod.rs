@@ -36,7 +36,7 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::LaneSetState;
 use crate::paths::{Ask, Direction, Shares, Way, split};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{CopyHandle, CopyOptions, Priority, Result, TransferError, UserStream};
 use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
@@ -107,7 +107,7 @@ pub(crate) struct ScatteredCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) completions: Arc<Completions>,
 }
@@ -125,7 +125,7 @@ impl ScatteredCopies {
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
         self.links.begin_copy(on)?;
-        let _call = self.scheduler.urgent_call(options.priority);
+        let _call = self.traffic.urgent_call(options.priority);
         let kernels = &*self.resources.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
@@ -198,8 +198,7 @@ impl ScatteredCopies {
                 }
                 let mut fork = self.forks.begin(lane_set, state, list.on, Some(mark));
                 let links = self.routes.most_links();
-                let turn =
-                    self.scheduler.prioritize(list.priority, spread.direction, spread.group.size, links);
+                let turn = self.traffic.prioritize(list.priority, spread.direction, spread.group.size, links);
                 let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();

@@ -16,7 +16,7 @@ use glake_units::Bytes;
 
 use crate::Priority;
 use crate::paths::Direction;
-use crate::schedule::barriers::{Barriers, Ticket};
+use crate::traffic::barriers::{Barriers, Ticket};
 
 /// The slices of a background copy, by direction: another copy waits on each link for one of each stream that has them. Copies to
 /// the host are bounded by what it writes in all, so that slices on other links hold them up too. Smaller ones would take more of the

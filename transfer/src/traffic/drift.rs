@@ -94,8 +94,8 @@ impl Drift {
         }
     }
 
-    /// As [`super::Scheduler::heed`].
-    pub(crate) fn heed(&self, pinning: &Arc<Pinning>) {
+    /// See [`super::Traffic::ignore_while_pinning`].
+    pub(crate) fn ignore_while_pinning(&self, pinning: &Arc<Pinning>) {
         let _told_already = self.pinning.set(pinning.clone());
     }
 

@@ -28,7 +28,7 @@ use tracing::debug;
 
 use crate::Result;
 use crate::paths::{Direction, MOST_GPUS};
-use crate::schedule::urgent_calls::{UrgentCall, UrgentCalls};
+use crate::traffic::urgent_calls::{UrgentCall, UrgentCalls};
 
 /// The value of an open barrier.
 const OPEN: u32 = 0;
