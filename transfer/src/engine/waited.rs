@@ -1,4 +1,4 @@
-//! Copies that are waited for: what a lost relay did not bring is copied again, and on demand the bytes are compared.
+//! Copies that the caller waits for. Parts lost with a relay are copied again, and the bytes are compared on request.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::kinds::span::SpanCopies;
 use crate::links::relays::Relays;
 use crate::traffic::Traffic;
 
-/// One engine's.
+/// Blocking copies of one engine.
 #[derive(Debug)]
 pub(crate) struct WaitedCopies {
     pub(crate) contexts: Arc<Contexts>,
@@ -26,7 +26,7 @@ pub(crate) struct WaitedCopies {
 }
 
 impl WaitedCopies {
-    /// Copies, and returns when the bytes are there.
+    /// Copies and blocks until the bytes have arrived.
     ///
     /// # Errors
     /// As [`crate::Engine::copy_blocking`].
@@ -42,7 +42,7 @@ impl WaitedCopies {
         Ok(())
     }
 
-    /// Copies again what lost relays carried.
+    /// Copies the parts of lost relays again.
     pub(crate) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         // Where it has become another stream's, all of this copy's work on it was seen done.
         let lane_set = parts.lane_set.upgrade().filter(|lane_set| lane_set.is_of_stream(on.id));

@@ -1,4 +1,4 @@
-//! A copy between two spans, or between a few large ones, given to the kind that it is of.
+//! Copy between two spans or between a few large ones, dispatched to its kind.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::paths::Way;
 use crate::traffic::Traffic;
 use crate::{Priority, Result, UserStream};
 
-/// Ranges of this size are worth a copy of the driver's each.
+/// Minimum range size that justifies a driver copy each.
 const LARGE: Bytes = Bytes::mib(1);
-/// Of more ranges what lanes do not take would be too many copies on the stream.
+/// Maximum number of ranges. With more, parts that lanes reject would become too many copies on the stream.
 const FEW: usize = 32;
 
-/// One engine's.
+/// Span copies of one engine.
 #[derive(Debug)]
 pub(crate) struct SpanCopies {
     pub(crate) contexts: Arc<Contexts>,
@@ -35,12 +35,12 @@ pub(crate) struct SpanCopies {
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) pinned: PinnedCopies,
     pub(crate) pageable: PageableCopies,
-    /// None where captured copies are single nodes.
+    /// `None` if captured copies are single nodes.
     pub(crate) captured: Option<CapturedCopies>,
 }
 
 impl SpanCopies {
-    /// Enqueues a copy; its parts, if it was split.
+    /// Enqueues a copy. Returns its parts if it was split.
     ///
     /// # Errors
     /// As [`crate::Engine::copy`].
@@ -89,8 +89,8 @@ impl SpanCopies {
         Ok(None)
     }
 
-    /// A few large ranges as one copy that may be split; `None`: they are many, or small on the average, or not of pinned memory and one GPU's,
-    /// or have one link anyway.
+    /// Combines a few large ranges into one copy that may be split; `None` if they are many or small on average, are not between pinned
+    /// memory and one GPU, or have only one link.
     pub(crate) fn as_one<'a>(
         &self,
         ranges: &'a [(&'a Span, &'a Span)],
@@ -106,7 +106,7 @@ impl SpanCopies {
             .then_some(job)
     }
 
-    /// Enqueues it; its parts, if it was split.
+    /// Enqueues a combined copy. Returns its parts if it was split.
     ///
     /// # Errors
     /// As [`crate::Engine::copy`].
@@ -116,7 +116,7 @@ impl SpanCopies {
         self.pinned.copy(job, priority)
     }
 
-    /// Ends the threads of pageable copies.
+    /// Stops the threads of pageable copies.
     pub(crate) fn stop(&self) {
         self.pageable.stop();
     }
