@@ -61,7 +61,7 @@ const VERBS: [Verb; 8] = [
     }),
     ("export", |scene| {
         let Some((block, _)) = scene.fixture.live.first() else { return };
-        let exported = scene.fixture.pool.export(block.address);
+        let exported = scene.fixture.pool.export(block.address, 0..usize::MAX);
         match scene.is_here() {
             true => assert_eq!(exported.unwrap().size, block.size),
             false => assert!(matches!(exported, Err(PoolError::Evicted { .. }))),
