@@ -382,11 +382,11 @@ int32_t glake_free(void *pointer);
 // `out` is null or may be written.
 int32_t glake_find(const void *pointer, glake_block *out);
 
-// Says that work of a stream uses a block that was allocated for another: it is handed out again, to whomever, only
-// when that work is done.
+// Says that work of a stream, of whichever device, uses a block that was allocated for another: it is handed out again, to whomever,
+// only when that work is done. Null, 1 and 2 are the default streams of the block's device and of the thread's current one.
 //
 // # Safety
-// `stream` is null or a stream of the block's device.
+// `stream` is null or a stream.
 int32_t glake_record_stream(void *pointer,
                             void *stream);
 
@@ -672,8 +672,9 @@ int32_t glake_on_mapping(glake_mapping_observer observer,
 // there is no other. Until it is freed nothing may write to these bytes before the copy is done. Nothing is waited for on the host,
 // but for memory to be pinned where none is free. No bytes are no error, wherever they lie.
 //
-// `GLAKE_OUT_OF_MEMORY`: there is no host memory. `GLAKE_UNSUPPORTED`: it is no memory of this library's, or the stream is captured, or of
-// another context. In each case the bytes stay where they are. `GLAKE_INVALID`: they lie in no live block, or were decommitted.
+// `GLAKE_OUT_OF_MEMORY`: there is no host memory. `GLAKE_UNSUPPORTED`: it is no memory of this library's, or a private pool's
+// (`glake_is_private`), or the stream is captured, or of another context. In each case the bytes stay where they are.
+// `GLAKE_INVALID`: they lie in no live block, or were decommitted.
 //
 // # Safety
 // `id` is null or may be written; null is refused.
@@ -732,6 +733,14 @@ int32_t glake_offload_release(uint64_t id);
 // `GLAKE_OUT_OF_MEMORY`: there is not so much, and nothing was pinned; or the driver refused some of it, and what was pinned by then stays.
 int32_t glake_offload_prepare(int32_t device,
                               uint64_t bytes);
+
+// Whether the live block that an address lies in is of a private pool: whoever owns that counts on its blocks, so that they are not
+// offloaded, and nothing may free, move or replace one in the owner's place. Of memory that is not this library's it is false.
+//
+// # Safety
+// `is_private` is null or may be written; null is refused.
+int32_t glake_is_private(const void *pointer,
+                         bool *is_private);
 
 // A number for the life of the live block that an address lies in: the same until the block is freed, and no other block's of its device
 // ever.

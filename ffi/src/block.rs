@@ -92,11 +92,11 @@ pub unsafe extern "C" fn glake_find(pointer: *const c_void, out: *mut Block) -> 
     })
 }
 
-/// Says that work of a stream uses a block that was allocated for another: it is handed out again, to whomever, only
-/// when that work is done.
+/// Says that work of a stream, of whichever device, uses a block that was allocated for another: it is handed out again, to whomever,
+/// only when that work is done. Null, 1 and 2 are the default streams of the block's device and of the thread's current one.
 ///
 /// # Safety
-/// `stream` is null or a stream of the block's device.
+/// `stream` is null or a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_record_stream(pointer: *mut c_void, stream: *mut c_void) -> i32 {
     guard::answer(|| Ok(library::process()?.record_stream(address(pointer), self::stream(stream))?))

@@ -15,8 +15,9 @@ use crate::{guard, library};
 /// there is no other. Until it is freed nothing may write to these bytes before the copy is done. Nothing is waited for on the host,
 /// but for memory to be pinned where none is free. No bytes are no error, wherever they lie.
 ///
-/// `GLAKE_OUT_OF_MEMORY`: there is no host memory. `GLAKE_UNSUPPORTED`: it is no memory of this library's, or the stream is captured, or of
-/// another context. In each case the bytes stay where they are. `GLAKE_INVALID`: they lie in no live block, or were decommitted.
+/// `GLAKE_OUT_OF_MEMORY`: there is no host memory. `GLAKE_UNSUPPORTED`: it is no memory of this library's, or a private pool's
+/// (`glake_is_private`), or the stream is captured, or of another context. In each case the bytes stay where they are.
+/// `GLAKE_INVALID`: they lie in no live block, or were decommitted.
 ///
 /// # Safety
 /// `id` is null or may be written; null is refused.
@@ -119,6 +120,26 @@ pub extern "C" fn glake_offload_release(id: u64) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_prepare(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().prepare(device.into(), Bytes::new(bytes))?))
+}
+
+/// Whether the live block that an address lies in is of a private pool: whoever owns that counts on its blocks, so that they are not
+/// offloaded, and nothing may free, move or replace one in the owner's place. Of memory that is not this library's it is false.
+///
+/// # Safety
+/// `is_private` is null or may be written; null is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn glake_is_private(pointer: *const c_void, is_private: *mut bool) -> i32 {
+    guard::answer(|| {
+        let process = match library::started_process() {
+            Ok(process) => process,
+            // A child, or the end: nothing is offloaded.
+            Err(failure) if failure.is_unavailable() => None,
+            Err(failure) => return Err(failure),
+        };
+        let found = process.is_some_and(|process| process.offload().is_private(address(pointer)));
+        // SAFETY: the caller's promise.
+        unsafe { guard::put(is_private, "is_private", found) }
+    })
 }
 
 /// A number for the life of the live block that an address lies in: the same until the block is freed, and no other block's of its device

@@ -132,6 +132,7 @@ impl Failure {
             | E::NoPeer { .. }
             | E::ForeignContext
             | E::NotOurs { .. }
+            | E::OffloadPrivate { .. }
             | E::OffloadCaptured { .. } => GLAKE_UNSUPPORTED,
             E::Driver(_) | E::NoThread { .. } | E::Host(_) | E::OffloadTorn { .. } => GLAKE_DRIVER,
             E::Transfer(TransferError::Driver(DriverError::Unsupported { .. })) => GLAKE_UNSUPPORTED,
@@ -140,6 +141,8 @@ impl Failure {
             E::Share(
                 ShareError::NoSocket { .. }
                 | ShareError::TooManyFiles { .. }
+                | ShareError::TooManyFilesThere { .. }
+                | ShareError::Crowded { .. }
                 | ShareError::NotGiven { .. }
                 | ShareError::Broken { .. },
             ) => GLAKE_DRIVER,

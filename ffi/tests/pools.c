@@ -129,11 +129,43 @@ static void what_was_live_is_live_again(void) {
     FAILS(glake_pool_checkpoint(0, 5, 0, &checkpoint), GLAKE_INVALID, "no private pool (5, 0)");
 }
 
+static bool moved(char *report) {
+    bool all = report != NULL && strstr(report, "\"skipped\":[]") != NULL;
+    glake_string_free(report);
+    return all;
+}
+
+static void a_pool_that_is_given_up_leaves_and_comes_back(void) {
+    OK(glake_pool_begin(0, 6, 0, NULL, NULL, NULL));
+    char *lives = block_of(0, 3 * MIB, NULL), *goes = block_of(0, 5 * MIB, NULL);
+    OK(glake_pool_end(0, 6, 0));
+    memset(lives, 'l', 3 * MIB);
+    bool is_private = false;
+    OK(glake_is_private(lives + MIB, &is_private));
+    CHECK(is_private);
+    uint64_t id = 7;
+    FAILS(glake_offload_begin(lives, MIB, NULL, &id), GLAKE_UNSUPPORTED, "of the private pool (6, 0)");
+    CHECK(id == 0);
+    OK(glake_free(goes));
+    OK(glake_pool_release(0, 6, 0));
+    for (int round = 0; round < 2; round++) {
+        CHECK(moved(glake_shrink(NULL)) && stats_of(0).all.reserved_bytes.current == 0);
+        glake_string_free(glake_refill(NULL));
+        CHECK(lives[0] == 'l' && lives[3 * MIB - 1] == 'l');
+    }
+    OK(glake_free(lives));
+    OK(glake_is_private(lives, &is_private));
+    CHECK(!is_private);
+    CHECK(moved(glake_shrink(NULL)) && stats_of(0).all.reserved_bytes.current == 0);
+    glake_string_free(glake_refill(NULL));
+}
+
 int main(void) {
     FAILS(glake_pool_release(0, 1, 1), GLAKE_INVALID, "no private pool (1, 1)");
     the_filter_says_what_goes_there();
     the_newest_pool_has_what_several_take();
     a_filter_is_dropped_where_nothing_begins();
     what_was_live_is_live_again();
+    a_pool_that_is_given_up_leaves_and_comes_back();
     return 0;
 }

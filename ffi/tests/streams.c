@@ -80,10 +80,10 @@ static void any_thread_may_free(void) {
 }
 
 /* Bytes that another stream used are nobody's until all work of that moment is done. */
-static void a_recorded_block_is_withheld(void) {
+static void a_recorded_block_is_withheld(void *stream) {
     OK(glake_trim(0, 0, NULL));
     void *block = block_of(0, 40 * MIB, NULL);
-    OK(glake_record_stream(block, OWN));
+    OK(glake_record_stream(block, stream));
     OK(glake_pool_begin(0, 1, 1, NULL, NULL, NULL));
     OK(glake_free(block));
     glake_device_stats stats = stats_of(0);
@@ -137,7 +137,11 @@ int main(void) {
     threads_share_the_pools();
     errors_are_of_the_thread_that_met_them();
     any_thread_may_free();
-    a_recorded_block_is_withheld();
+    a_recorded_block_is_withheld(OWN);
+    void *of_another_gpu = NULL;
+    OK(glake_stream_create(1, &of_another_gpu));
+    a_recorded_block_is_withheld(of_another_gpu);
+    OK(glake_stream_destroy(1, of_another_gpu));
     streams_are_made_and_destroyed();
     hits_cost_nothing();
     return 0;

@@ -80,6 +80,7 @@ mod tests {
             memory: Bytes::gib(80),
             pci: None,
             exportable: true,
+            gpu_direct: true,
         };
         let visible = [info(0), info(1), info(2)];
         let of = |pool: Pool| options(&pool, &visible[1], &visible, 1000);

@@ -1,18 +1,24 @@
 //! Memory of another process, mapped here.
 //!
 //! ```text
-//! descriptors ─► extents side by side in one address range ─► access for a device and its peers
+//! descriptors, some at a time ─► extents side by side in one address range ─► access for a device and its peers
 //! ```
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use glake_device::owned::{CompletionEvents, DeviceSet, Extent, Mapping, Reservation};
 use glake_device::{
-    Access, Address, DeviceId, DriverError, ExtentProperties, Place, Protection, Refusal, Result, Verb,
+    Access, Address, DeviceId, Driver, DriverError, ExtentProperties, Place, Protection, Refusal, Result,
+    Verb,
 };
 use glake_units::Bytes;
 use parking_lot::Mutex;
+
+/// How often an import that finds no descriptor left is tried again, and the pause before: other threads may import too. Half a second together.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What another process exported ([`crate::GpuPool::export`] there), at an address of this process.
 ///
@@ -28,32 +34,51 @@ pub struct Import {
 }
 
 impl Import {
-    /// Maps extents side by side for work of `device` and of `peers`. The descriptors are not needed any more then.
+    /// Maps extents of these sizes side by side for work of `device` and of `peers`. `descriptors` gives those of the extents from a number on,
+    /// at least one and at most all that are left; each is closed once its extent is mapped, before further ones are asked for. Where an import
+    /// finds no descriptor left, the others are closed and asked for again.
     ///
     /// # Errors
-    /// What the driver answers: above all, that a descriptor is none of device memory, that a size is not the exporter's,
-    /// or that a device cannot reach the memory.
-    pub fn open(
+    /// What `descriptors` or the driver answers: above all, that a descriptor is none of device memory, that a size is not the exporter's,
+    /// or that a device cannot reach the memory. Nothing stays mapped then.
+    pub fn open<E: From<DriverError>>(
         completion_events: &Arc<CompletionEvents>,
         device: DeviceId,
         peers: DeviceSet,
-        parts: Vec<(OwnedFd, Bytes)>,
-    ) -> Result<Self> {
+        sizes: &[Bytes],
+        mut descriptors: impl FnMut(usize) -> std::result::Result<Vec<OwnedFd>, E>,
+    ) -> std::result::Result<Self, E> {
         let wrong = || DriverError::Refused {
             verb: Verb::Import,
             address: Address(0),
             reason: Refusal::InvalidValue,
         };
-        let total = parts.iter().try_fold(Bytes::ZERO, |total, (_, size)| total.checked_add(*size));
+        let total = sizes.iter().try_fold(Bytes::ZERO, |total, size| total.checked_add(*size));
         let total = total.filter(|total| !total.is_zero()).ok_or_else(wrong)?;
         let reservation = Reservation::new(completion_events, device, total)?;
-        let properties = ExtentProperties { place: Place::Gpu(device), exportable: true, gpu_direct: false };
-        let mut mappings = Vec::with_capacity(parts.len());
-        let mut offset = Bytes::ZERO;
-        for (fd, size) in parts {
-            let extent = Extent::import(completion_events.driver(), fd.as_fd(), size, properties)?;
-            mappings.push(reservation.map(offset, &extent)?);
-            offset = offset.saturating_add(size);
+        let mut mappings = Vec::with_capacity(sizes.len());
+        let (mut offset, mut most, mut refused) = (Bytes::ZERO, usize::MAX, 0);
+        while mappings.len() < sizes.len() {
+            let left = &sizes[mappings.len()..];
+            let mut batch = descriptors(mappings.len())?;
+            if batch.is_empty() || batch.len() > left.len() {
+                return Err(wrong().into());
+            }
+            batch.truncate(most);
+            for (descriptor, size) in batch.into_iter().zip(left) {
+                match Self::map(completion_events.driver(), &reservation, offset, descriptor, *size) {
+                    Ok(mapping) => mappings.push(mapping),
+                    Err(DriverError::TooManyFiles { .. }) if refused < ATTEMPTS => {
+                        (most, refused) = (1, refused + 1);
+                        break;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+                (offset, refused) = (offset.saturating_add(*size), 0);
+            }
+            if refused > 1 {
+                std::thread::sleep(PAUSE);
+            }
         }
         let devices = DeviceSet::of(device).union(peers);
         reservation.set_access(Bytes::ZERO, total, &read_write(devices))?;
@@ -63,6 +88,19 @@ impl Import {
             mappings,
             devices: Mutex::new(devices),
         })
+    }
+
+    fn map(
+        driver: &Arc<dyn Driver>,
+        reservation: &Reservation,
+        offset: Bytes,
+        descriptor: OwnedFd,
+        size: Bytes,
+    ) -> Result<Mapping> {
+        // What it is like besides, only its own process knows.
+        let properties =
+            ExtentProperties { place: Place::Gpu(reservation.device()), exportable: true, gpu_direct: false };
+        reservation.map(offset, &Extent::import(driver, descriptor.as_fd(), size, properties)?)
     }
 
     /// Where it begins.
@@ -138,10 +176,8 @@ fn read_write(devices: DeviceSet) -> Vec<Access> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use glake_device::owned::OwnedStream;
-    use glake_device::{Driver, Stream, Touch};
+    use glake_device::{Stream, Touch};
     use glake_sim::{Census, SimOptions, SimTopology, Simulator};
     use glake_stitch::Settings;
 
@@ -180,6 +216,12 @@ mod tests {
         }
     }
 
+    /// Imports all extents at once.
+    fn open(events: &Arc<CompletionEvents>, sizes: &[Bytes], descriptors: Vec<OwnedFd>) -> Result<Import> {
+        let mut all = Some(descriptors);
+        Import::open(events, GPU, DeviceSet::EMPTY, sizes, |_| Ok(all.take().unwrap_or_default()))
+    }
+
     impl Fixture {
         fn malloc(&self, size: Bytes) -> Block {
             self.pool.malloc(size, self.stream).unwrap()
@@ -197,13 +239,14 @@ mod tests {
         }
 
         fn open(&self, exported: Exported) -> Import {
-            let parts = exported.extents.into_iter().map(|extent| (extent.fd, extent.size)).collect();
-            Import::open(&self.completion_events, GPU, DeviceSet::EMPTY, parts).unwrap()
+            let Exported { sizes, descriptors, .. } = exported;
+            open(&self.completion_events, &sizes, descriptors).unwrap()
         }
 
         /// What is written on one side is read on the other.
         fn compare(&self, block: Block) {
-            let exported = self.pool.export(Address(block.address.0 + block.size.get() / 2)).unwrap();
+            let exported =
+                self.pool.export(Address(block.address.0 + block.size.get() / 2), 0..usize::MAX).unwrap();
             assert_eq!((exported.base, exported.size), (block.address, block.size));
             let offset = exported.offset;
             let import = self.open(exported);
@@ -243,8 +286,8 @@ mod tests {
         let fixture = fixture(true);
         let block = fixture.malloc(Bytes::mib(9));
         fixture.pool.write(block.address, &[5; 100]).unwrap();
-        let exported = fixture.pool.export(block.address).unwrap();
-        let held: u64 = exported.extents.iter().map(|extent| extent.size.get()).sum();
+        let exported = fixture.pool.export(block.address, 0..usize::MAX).unwrap();
+        let held: u64 = exported.sizes.iter().map(|size| size.get()).sum();
         assert_eq!(held, fixture.pool.reserved().get());
         let import = fixture.open(exported);
         fixture.pool.free(block.address).unwrap();
@@ -263,7 +306,7 @@ mod tests {
         let fixture = fixture(true);
         let driver: Arc<dyn Driver> = fixture.sim.clone();
         let peer = DeviceId(1);
-        let import = fixture.open(fixture.pool.export(fixture.malloc(FOUR).address).unwrap());
+        let import = fixture.open(fixture.pool.export(fixture.malloc(FOUR).address, 0..usize::MAX).unwrap());
         import.enable_peer(peer).unwrap();
         import.enable_peer(peer).unwrap();
         let stream = OwnedStream::new(&driver, peer).unwrap();
@@ -286,16 +329,34 @@ mod tests {
         let fixture = fixture_on(true, topology);
         let block = fixture.malloc(FOUR);
         fixture.pool.write(block.address, &[3; 9]).unwrap();
-        let error = fixture.pool.export(block.address).unwrap_err();
+        let error = fixture.pool.export(block.address, 0..usize::MAX).unwrap_err();
         assert!(matches!(error, PoolError::NoDescriptors { .. }), "{error}");
         assert!(error.to_string().contains("pool.exportable"), "{error}");
+    }
+
+    #[test]
+    fn memory_is_made_for_rdma_where_the_device_can() {
+        for can in [true, false] {
+            let mut topology = SimTopology::uniform(2, Bytes::mib(64));
+            topology.gpus[0].gpu_direct = can;
+            let fixture = fixture_on(true, topology);
+            let blocks = [FOUR, Bytes::kib(700), Bytes::mib(9)].map(|size| fixture.malloc(size));
+            let region = fixture.pool.add_domain(glake_stitch::DomainOptions::region(FOUR), None);
+            let of_region = fixture.pool.malloc_in(region, FOUR, fixture.stream).unwrap();
+            let of_peer = fixture.pool.peer_blocks().alloc(DeviceId(1), FOUR).unwrap();
+            for block in blocks.into_iter().chain([of_region, of_peer]) {
+                let last = Address(block.address.0 + block.size.get() - 1);
+                let told = [block.address, last].map(|at| fixture.sim.is_gpu_direct(at));
+                assert_eq!(told, [Some(can); 2], "{block:?}");
+            }
+        }
     }
 
     #[test]
     fn what_cannot_be_shared_is_refused() {
         let plain = fixture(false);
         let block = plain.malloc(FOUR);
-        let error = plain.pool.export(block.address).unwrap_err();
+        let error = plain.pool.export(block.address, 0..usize::MAX).unwrap_err();
         assert!(
             matches!(error, PoolError::NotExportable { .. }) && error.to_string().contains("pool.exportable")
         );
@@ -304,13 +365,16 @@ mod tests {
         let unknown = [Address(block.address.0 - 1), Address(block.address.0 + block.size.get()), Address(0)];
         for address in unknown {
             assert!(
-                matches!(fixture.pool.export(address), Err(PoolError::UnknownAddress { .. })),
+                matches!(fixture.pool.export(address, 0..usize::MAX), Err(PoolError::UnknownAddress { .. })),
                 "{address}"
             );
         }
-        let open = |parts| Import::open(&fixture.completion_events, GPU, DeviceSet::EMPTY, parts).map(drop);
+        let open = |parts: Vec<(OwnedFd, Bytes)>| {
+            let (descriptors, sizes): (_, Vec<Bytes>) = parts.into_iter().unzip();
+            open(&fixture.completion_events, &sizes, descriptors).map(drop)
+        };
         assert!(open(Vec::new()).is_err(), "nothing");
-        let fd = || fixture.pool.export(block.address).unwrap().extents.remove(0).fd;
+        let fd = || fixture.pool.export(block.address, 0..1).unwrap().descriptors.remove(0);
         assert!(open(vec![(fd(), Bytes::mib(2))]).is_err(), "another size");
         assert!(open(vec![(fd(), FOUR), (fd(), Bytes::MAX)]).is_err(), "no address space");
         let file = std::fs::File::open("/dev/null").unwrap();

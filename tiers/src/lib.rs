@@ -52,7 +52,7 @@ pub use gpu::{
     Block, BlockId, BlockLife, ByteRange, Checkpoint, CompletionClock, CompletionLag, Credits, Exported,
     GpuPool, GpuWaits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveAnswer,
     LiveBlock, LiveBytes, MappingObserver, PendingWork, PoolError, PoolOptions, PoolStream, ReadHolds,
-    Report, Restored, SharedExtent,
+    Report, Restored,
 };
 pub use host::{
     AvailableMemory, Budget, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Pinning,

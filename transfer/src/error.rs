@@ -1,4 +1,4 @@
-//! Why something about a copy was not done. A variant is what the caller can do about it.
+//! Errors of copies. Each variant corresponds to an action of the caller.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,100 +6,100 @@ use std::path::PathBuf;
 use glake_device::{DeviceId, DriverError};
 use glake_units::Bytes;
 
-/// The outcome of what this crate is asked.
+/// Result of this crate.
 pub type Result<T> = std::result::Result<T, TransferError>;
 
-/// A refusal.
+/// Error of the transfer engine.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// What is known of the server's links speaks of a GPU that it does not list: calibrate again.
+    /// Paths that name an unlisted GPU: calibrate again.
     #[error("the paths name {device}, which is not among their {count} GPUs: calibrate again")]
     UnknownGpu {
-        /// Which.
+        /// Unlisted GPU.
         device: DeviceId,
-        /// How many GPUs are listed.
+        /// Number of listed GPUs.
         count: usize,
     },
-    /// A figure that no link has: calibrate again.
+    /// Link figure outside its range: calibrate again.
     #[error("the paths say {figure} = {found} of {device}: allowed is {allowed}; calibrate again")]
     BadFigure {
-        /// Which figure.
+        /// Name of the figure.
         figure: &'static str,
-        /// Of which GPU.
+        /// GPU of the figure.
         device: DeviceId,
-        /// Its value.
+        /// Value found.
         found: f64,
-        /// What it may be.
+        /// Permitted range.
         allowed: &'static str,
     },
-    /// The calibration could not be kept: the next process calibrates again.
+    /// Calibration that could not be stored; the next process calibrates again.
     #[error("{}: {source}", path.display())]
     CacheFile {
-        /// Its file.
+        /// File of the calibration.
         path: PathBuf,
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A figure of the calibration cannot be written down.
+    /// Calibration that could not be serialized.
     #[error("the calibration cannot be written: {source}")]
     CacheEncoding {
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<toml::ser::Error>,
     },
-    /// The file of a calibration is not what one looks like: calibrate again.
+    /// Malformed calibration file: calibrate again.
     #[error("this is no calibration: {}", source.message())]
     CacheMalformed {
-        /// Why.
+        /// Cause.
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// The file is of another version of GLake: calibrate again.
+    /// Calibration file of another GLake version: calibrate again.
     #[error("the calibration is of version {found}, and {expected} is read: calibrate again")]
     CacheVersion {
-        /// The file's.
+        /// Version of the file.
         found: u32,
-        /// What is read.
+        /// Supported version.
         expected: u32,
     },
-    /// The file is of other devices, another driver, boot or user: calibrate again.
+    /// Calibration file of other devices, another driver, boot or user: calibrate again.
     #[error("the calibration is of other devices, another driver, boot or user: calibrate again")]
     CacheOfOthers,
-    /// The two ends of a copy are not of one size: a bug of the caller.
+    /// Copy whose ends differ in size: a bug of the caller.
     #[error("a copy of {from} to {to}: both ends must be of one size")]
     SizesDiffer {
-        /// What it shall go to.
+        /// Size of the destination.
         to: Bytes,
-        /// What it shall come from.
+        /// Size of the source.
         from: Bytes,
     },
-    /// A relay was lost while it carried parts of copies: their bytes may not have arrived. Copy them again, and that of the
-    /// call that says so; the relay is out of use from now on.
+    /// Relay that was lost while it carried parts of copies, whose bytes may not have arrived. Repeat these copies, and the copy of the
+    /// call that reports it. The relay stays disabled.
     #[error(
         "{relay} was lost while it relayed parts of {copies} copies, whose bytes may not have arrived: copy them again"
     )]
     Lost {
-        /// Which.
+        /// Lost relay.
         relay: DeviceId,
-        /// How many copies had parts under way there that were not seen to arrive.
+        /// Number of copies whose parts on the relay are not known to have arrived.
         copies: u64,
     },
-    /// The bytes that arrived are not those that were sent, after a second attempt too.
+    /// Bytes that differ from their source even after a second copy.
     #[error(
         "{bytes} of a copy of {size} differ from their source, after a second attempt too: check the links and the memory"
     )]
     Damaged {
-        /// How many bytes lie in damaged parts.
+        /// Bytes in damaged parts.
         bytes: Bytes,
-        /// Of how many.
+        /// Total size of the copy.
         size: Bytes,
     },
-    /// The operating system gives no thread.
+    /// Thread that the operating system refused to create.
     #[error("no thread for the copy engine: {0}")]
     NoThread(#[source] std::io::Error),
-    /// The driver's answer.
+    /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }

@@ -1,4 +1,4 @@
-//! Moves the bytes of regions over every link.
+//! Mover of regions over every link.
 //!
 //! ```text
 //! Region ─► shrink, refill ─► Mover ─► copy_list on a stream of the mover's own ─► links
@@ -12,7 +12,7 @@ use glake_tiers::{Mark, MoveError, Mover, Moving};
 
 use crate::{CopyHandle, CopyOptions, Engine, Priority, Result, UserStream};
 
-/// The engine's copies between one GPU and the host, on a stream that nothing else uses.
+/// Copies of the engine between one GPU and the host, on a dedicated stream.
 #[derive(Debug)]
 pub struct LinkMover {
     engine: Arc<Engine>,
@@ -22,7 +22,7 @@ pub struct LinkMover {
 }
 
 impl LinkMover {
-    /// For regions of a GPU.
+    /// Creates a mover for regions of a GPU.
     ///
     /// # Errors
     /// What the driver answers.
@@ -42,7 +42,7 @@ impl Mover for LinkMover {
         Ok(Box::new(Copied(self.engine.copy_list(copies, self.on, self.options)?)))
     }
 
-    /// All shares of a copy are joined on the mover's stream.
+    /// Records an event on the mover's stream, which joins all shares of a copy.
     fn mark(&self) -> std::result::Result<Arc<dyn Mark>, MoveError> {
         let driver = self.engine.completion_events().driver().clone();
         let event = OwnedEvent::new(&driver, self.on.device, EventKind::Plain)?;
@@ -51,7 +51,7 @@ impl Mover for LinkMover {
     }
 }
 
-/// A point of a mover's stream.
+/// Recorded event of a mover's stream.
 #[derive(Debug)]
 struct Behind {
     driver: Arc<dyn Driver>,
@@ -64,7 +64,7 @@ impl Mark for Behind {
     }
 }
 
-/// A handle holds no spans.
+/// Handle of a copy, without its spans.
 #[derive(Debug)]
 struct Copied(CopyHandle);
 

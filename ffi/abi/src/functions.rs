@@ -140,6 +140,7 @@ macro_rules! functions {
             glake_offload_unpacked(u64, u64, *mut u64, usize, *mut usize) -> i32;
             glake_offload_freed(u64, u64) -> i32;
             glake_offload_dropped(u64, u64) -> i32;
+            glake_is_private(*const c_void, *mut bool) -> i32;
             glake_generation(*const c_void, *mut u64) -> i32;
         }
     };

@@ -156,6 +156,9 @@ def offload_stats_json() -> str: ...
 def generation(address: int) -> int:
     """A number for the life of the live block that an address lies in."""
 
+def is_private(address: int) -> bool:
+    """Whether the live block that an address lies in is of a private pool: it is not offloaded."""
+
 def stream_synchronize(device: int, stream: int) -> None: ...
 def host_register(address: int, size: int) -> None:
     """Pins whole pages of host memory, which stay mapped until they are unpinned."""

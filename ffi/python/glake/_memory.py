@@ -7,8 +7,9 @@ is given back by ``release``.
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -92,9 +93,14 @@ def _of_tensor(torch: ModuleType, tensor: Any, name: str) -> Range:
 def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: str | None) -> Range:
     try:
         address, read_only = interface["data"]
-        shape, item = interface["shape"], int(str(interface["typestr"])[2:])
+        shape, typestr = interface["shape"], str(interface["typestr"])
+        item, is_of_objects = int(typestr[2:]), typestr[1] == "O" or "O" in _typestrs(interface.get("descr"))
     except (KeyError, TypeError, ValueError) as error:
         raise TypeError(f"{name} has a __cuda_array_interface__ without data, shape or typestr: {error!r}") from error
+    if is_of_objects:
+        raise TypeError(f"{name} is an array of Python objects, which are no bytes to copy: give one of numbers")
+    if interface.get("mask") is not None:
+        raise ValueError(f"{name} is an array with a mask, which a copy would not heed: copy its data, or fill it in first")
     if written is not None and read_only:
         raise ValueError(f"{name} may only be read: its __cuda_array_interface__ says so")
     size = item
@@ -107,6 +113,15 @@ def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: 
     # The protocol names no GPU, and default streams have one handle on all of them: whose memory it is decides.
     device = _library.api().device_of(int(address)) if address else None
     return Range(thing, int(address or 0), size, device=device, stream=None if stream is None else int(stream))
+
+
+def _typestrs(descr: Any) -> Iterator[str]:
+    """The kinds of all fields of a ``descr``, as one letter each."""
+    for field in descr or ():
+        if isinstance(field[1], str):
+            yield field[1][1]
+        else:
+            yield from _typestrs(field[1])
 
 
 def _side_by_side(shape: Any, strides: Any, item: int) -> bool:
@@ -136,6 +151,16 @@ class _Buffer(ctypes.Structure):
     )
 
 
+# Objects, typed and function pointers, and strings of C (ctypes' "z", and "Z" where it is no complex number's). Untyped pointers ("P") may be
+# addresses of a GPU.
+_REFERENCE = re.compile(r"[O&Xz]|Z(?![fdg])")
+
+
+def _is_of_references(format: str) -> bool:
+    """Whether elements of a buffer, or fields of them, refer to other memory. Names of fields stand between colons."""
+    return _REFERENCE.search(re.sub(r":[^:]*:", "", format)) is not None
+
+
 _SIMPLE, _WRITABLE = 0, 1
 _get = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)(("PyObject_GetBuffer", ctypes.pythonapi))
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyBuffer_Release", ctypes.pythonapi))
@@ -148,6 +173,11 @@ def _of_buffer(thing: Any, name: str, written: str | None) -> Range:
         raise TypeError(
             f"{name} is a {type(thing).__name__}: give a torch tensor, or something with __cuda_array_interface__ or the buffer protocol"
         ) from None
+    if _is_of_references(view.format):
+        raise TypeError(
+            f"{name} is a buffer of Python objects or of pointers to host memory (format {view.format!r}), which are no bytes to copy: "
+            "give one of numbers"
+        )
     if not view.c_contiguous:
         raise ValueError(f"{name} is a buffer whose elements do not lie side by side: make it contiguous first (numpy.ascontiguousarray)")
     if written is not None and view.readonly:

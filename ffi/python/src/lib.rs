@@ -60,7 +60,9 @@ mod _glake {
     #[pymodule_export]
     use crate::live::{live_callback, live_ranges};
     #[pymodule_export]
-    use crate::offload::{Packed, generation, offload_begin, offload_prepare, offload_stats_json};
+    use crate::offload::{
+        Packed, generation, is_private, offload_begin, offload_prepare, offload_stats_json,
+    };
     #[pymodule_export]
     use crate::parked::Parked;
     #[pymodule_export]

@@ -71,6 +71,7 @@ glake_abi::table! {
         glake_offload_unpacked,
         glake_offload_freed,
         glake_offload_dropped,
+        glake_is_private,
         glake_generation,
         glake_stream_synchronize,
         glake_host_register,

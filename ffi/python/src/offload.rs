@@ -125,6 +125,14 @@ pub(crate) fn offload_stats_json(py: Python<'_>) -> PyResult<String> {
 }
 
 #[pyfunction]
+pub(crate) fn is_private(py: Python<'_>, address: usize) -> PyResult<bool> {
+    let mut is_private = false;
+    // SAFETY: the library looks the address up; it writes one bool to a place that is ours.
+    checked(py, |symbols| unsafe { (symbols.glake_is_private)(pointer(address), &raw mut is_private) })?;
+    Ok(is_private)
+}
+
+#[pyfunction]
 pub(crate) fn generation(py: Python<'_>, address: usize) -> PyResult<u64> {
     let mut generation = 0;
     // SAFETY: the library looks the address up; it writes one number to a place that is ours.

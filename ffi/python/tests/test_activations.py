@@ -209,6 +209,53 @@ class Saves(OfTorch):
         z.backward()
         self.assertTrue(torch.equal(x.grad, 18 * torch.ones(1000) + 3 * torch.exp(3 * torch.ones(1000))))
 
+    def test_memory_of_a_private_pool_stays(self):
+        torch.manual_seed(5)
+        pool, library = (0, 9, 0), ctypes.CDLL(_library.path())
+        library.glake_pool_begin.argtypes = [ctypes.c_int32, *[ctypes.c_uint64] * 2, *[ctypes.c_void_p] * 3]
+        library.glake_pool_end.argtypes = [ctypes.c_int32, *[ctypes.c_uint64] * 2]
+        values = torch.randn(4, 300)
+        self.assertEqual(library.glake_pool_begin(*pool, None, None, None), 0)
+        inside = self.memory.laid(values)
+        self.assertEqual(library.glake_pool_end(*pool), 0)
+        outside = self.memory.laid(values)
+        weights = [torch.randn(4, 300, requires_grad=True) for _ in range(2)]
+        before = glake.offload.report()
+        with self.activations():
+            # As views are saved too.
+            found = [(tensor.view(-1) * weight.view(-1)).sum() for tensor, weight in zip((inside, outside), weights)]
+        after = glake.offload.report()
+        self.assertEqual(after["bytes_out"] - before["bytes_out"], values.nbytes, "one of the two leaves")
+        address, storage = inside.data_ptr(), inside.untyped_storage()
+        del inside, outside
+        self.assertGreater(torch._C._storage_Use_Count(storage._cdata), 1, "it is held by a tensor")
+        del storage
+        sum(found).backward()
+        for weight in weights:
+            self.assertTrue(torch.equal(weight.grad, values))
+        del found
+        gc.collect()
+        api.pool_release(0, pool[1:])
+        self.assertIsNone(api.find(address), "it is freed with its last save")
+
+    def test_what_stays_is_held_by_tensors(self):
+        # Graph trees free a storage that nobody but its object of Python holds.
+        site, kept = self.activations(), 0
+        for _ in range(4):
+            y, storages = torch.randn(300, requires_grad=True), []
+            with site:
+                for _ in range(6):
+                    y = torch.exp(-y)
+                    storages.append(y.untyped_storage())
+                loss = y.sum()
+            del y
+            held = sum(torch._C._storage_Use_Count(storage._cdata) > 1 for storage in storages)
+            self.assertEqual(held + glake.offload.report()["entries"], len(storages))
+            kept += held
+            storages.clear()
+            loss.backward()
+        self.assertGreater(kept, 0, "a plan that keeps nothing shows nothing")
+
     def test_parameters_their_views_and_buffers_stay(self):
         model = torch.nn.Linear(64, 64, bias=False)
         model.register_buffer("scale", torch.ones(64, 64))

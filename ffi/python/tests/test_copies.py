@@ -126,6 +126,72 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "dst may only be read: its __cuda_array_interface__ says so"):
             glake.copy_(array, bytes(16))
 
+    def test_what_refers_to_other_memory(self):
+        class Pair(ctypes.Structure):
+            _fields_ = [("number", ctypes.c_int64), ("object", ctypes.py_object)]
+
+        kept = object()
+        buffers = [
+            ctypes.py_object(kept),
+            (ctypes.py_object * 2)(kept, kept),
+            (Pair * 1)(Pair(5, kept)),
+            (ctypes.POINTER(ctypes.c_int) * 2)(),
+            (ctypes.CFUNCTYPE(None) * 2)(),
+            (ctypes.c_char_p * 2)(b"x", b"y"),
+            (ctypes.c_wchar_p * 2)("x", "y"),
+        ]
+        try:
+            import numpy
+        except ImportError:
+            pass
+        else:
+            fields = [("a", "i4"), ("b", [("c", "f8"), ("d", "O")])]
+            buffers += [numpy.array([kept] * 2), numpy.array(kept), numpy.zeros(2, fields), numpy.zeros((), fields)]
+        for buffer in buffers:
+            size = memoryview(buffer).nbytes
+            array, before = Array(size), bytes(memoryview(buffer).cast("B")) if memoryview(buffer).ndim else None
+            with self.subTest(memoryview(buffer).format):
+                for pair in ((buffer, array), (array, buffer)):
+                    with self.assertRaisesRegex(TypeError, "of Python objects or of pointers"):
+                        glake.copy_(*pair, wait=True)
+                    with self.assertRaisesRegex(TypeError, "of Python objects or of pointers"):
+                        glake.copy_list([pair], wait=True)
+                if before is not None:
+                    self.assertEqual(bytes(memoryview(buffer).cast("B")), before)
+
+    def test_what_is_called_like_a_reference(self):
+        class Named(ctypes.Structure):
+            _fields_ = [("Object", ctypes.c_int), ("X", ctypes.c_int)]
+
+        buffers = [(Named * 2)(), (ctypes.c_void_p * 2)(1 << 40, 2)]
+        try:
+            import numpy
+        except ImportError:
+            pass
+        else:
+            buffers += [numpy.zeros(2, "c16"), numpy.zeros(2, [("O", "i4"), ("z", "c8")]), numpy.zeros(3, "U5"), numpy.zeros(3, "?")]
+        for buffer in buffers:
+            with self.subTest(memoryview(buffer).format):
+                array = Array(memoryview(buffer).nbytes)
+                glake.copy_(array, buffer, wait=True)
+                glake.copy_(buffer, array, wait=True)
+
+    def test_arrays_of_objects_or_with_a_mask(self):
+        array = Array(16)
+        for more, error, text in [
+            ({"typestr": "|O8", "shape": (2,)}, TypeError, "of Python objects"),
+            ({"typestr": "|V16", "shape": (1,), "descr": [("a", "<i8"), ("b", [("c", "|O8")])]}, TypeError, "of Python objects"),
+            ({"mask": Array(16)}, ValueError, "with a mask"),
+        ]:
+            with self.subTest(more):
+                told = {**array.__cuda_array_interface__, **more}
+                thing = types.SimpleNamespace(__cuda_array_interface__=told)
+                for pair in ((thing, bytes(16)), (bytearray(16), thing)):
+                    with self.assertRaisesRegex(error, text):
+                        glake.copy_(*pair, wait=True)
+        told = {**array.__cuda_array_interface__, "mask": None, "descr": [("", "|u1")]}
+        glake.copy_(types.SimpleNamespace(__cuda_array_interface__=told), bytes(16), wait=True)
+
     def test_strides(self):
         array = Array(32)
         array.__cuda_array_interface__.update(shape=(2, 4), typestr="<f4", strides=(16, 4))

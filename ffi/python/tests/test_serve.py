@@ -50,6 +50,38 @@ for line in sys.stdin:
 """
 
 
+GROWING = """
+import ctypes, os, sys
+import glake
+from glake import _library
+
+api = _library.api()
+MIB = 1 << 20
+glake.join("growing")
+for line in sys.stdin:
+    if int(line):
+        with glake.active():
+            for block in [api.alloc(0, 16 * MIB) for _ in range(int(line))]:
+                ctypes.memset(block, 7, 16 * MIB)
+    copies = [held["bytes"] for held in glake.memory_usage() if "are evicted" in held["holder"]]
+    print(sum(copies), flush=True)
+"""
+
+LOST = """
+import glake
+from glake import _library
+
+_library.api().alloc(0, 1 << 20)
+for _ in range(2):
+    try:
+        glake.join()
+    except glake.UnavailableError as error:
+        print("refused:", error)
+    else:
+        print("joined")
+"""
+
+
 def command():
     """The command that belongs to the library under test."""
     library = os.environ.get("GLAKE_LIBRARY")
@@ -144,6 +176,53 @@ class Serving(unittest.TestCase):
             self.tell(workers[name])
             self.used(workers[name])
         self.assertEqual([row["worker"] for row in self.ps()], ["a", "c"])
+
+    def python(self, program, **environment):
+        environment = {**self.environment, "GLAKE_CONFIG": str(self.folder / "glake.toml"), **environment}
+        worker = subprocess.Popen(
+            [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.addCleanup(self.end, worker)
+        return worker
+
+    def test_growth_is_seen_and_its_copies_fit_the_hosts_budget(self):
+        (self.folder / "node.toml").write_text('[node]\nbudget = "2560MiB"\nreserve = "16MiB"\nhost_budget = "300MiB"\n')
+        (self.folder / "glake.toml").write_text(f'[tiers]\nextent = "16MiB"\nfiles = "{self.folder}/files"\n[lease]\ngrowth = 0\n')
+        self.agent.kill()
+        self.agent.wait()
+        self.start()
+        worker = self.python(GROWING, GLAKE_AGENT=str(self.socket))
+        self.tell(worker, 32)
+        worker.stdout.readline()
+        (row,) = self.ps()
+        self.assertEqual((row["resident"], row["state"]), (512 << 20, "idle"), row)
+        self.assertIn('{worker="growing",place="resident"} 536870912', self.ask("ps", "--metrics").stdout)
+        self.assertEqual(self.ask("shrink", "growing").returncode, 0)
+        (row,) = self.ps()
+        self.assertEqual((row["resident"], row["evicted"]), (0, 512 << 20), row)
+        self.tell(worker, 0)
+        hosted = int(worker.stdout.readline())
+        self.assertLessEqual(hosted, 300 << 20)
+
+    def test_a_join_of_no_agent_raises(self):
+        lost = self.python(LOST, GLAKE_AGENT=str(self.folder / "glake" / "none.sock"))
+        said, _ = lost.communicate()
+        self.assertEqual(said.count("refused: "), 2, said)
+        self.assertIn("none.sock", said)
+
+    def test_what_serve_prints_is_all_that_a_worker_needs(self):
+        lines = [self.agent.stderr.readline() for _ in range(2)]
+        names = [line.split("=")[0] for line in lines]
+        self.assertEqual(names, ["export GLAKE_AGENT", "export GLAKE_DEVICE"], lines)
+        shell = {name: value for name, value in os.environ.items() if not name.startswith("GLAKE_") or name == "GLAKE_LIBRARY"}
+        program = "".join(lines) + f'exec "{sys.executable}" -c "import glake; glake.join(\'told\'); input()"'
+        worker = subprocess.Popen(["sh", "-c", program], env=shell, stdin=subprocess.PIPE, text=True)
+        self.addCleanup(self.end, worker)
+        end = time.monotonic() + LONG
+        while [row["worker"] for row in self.ps()] != ["told"]:
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(worker.poll())
+            time.sleep(0.05)
 
     def test_operators_move_a_worker(self):
         self.worker("chat")

@@ -7,6 +7,8 @@
 //! Every copy runs in the order of its stream, as the driver's own does: after all work that was enqueued there before it,
 //! and before all that is enqueued later.
 
+#[cfg(test)]
+mod between;
 mod flags;
 #[cfg(test)]
 mod tests;

@@ -249,14 +249,22 @@ impl Agent {
     /// What a worker's page says.
     pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
         self.now = now;
-        let Some(worker) = self.roster.get_mut(id) else { return };
         let page = seen.map(|seen| seen.activity);
-        let known = std::mem::replace(&mut worker.activity, page);
-        if known == page {
+        if self.roster.get(id).is_none_or(|worker| worker.activity == page) {
             return;
         }
+        let held = |agent: &Agent| {
+            agent.roster.get(id).map_or_else(Vec::new, |of| holdings(&agent.roster, of, &of.holdings))
+        };
+        let before = held(self);
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let known = std::mem::replace(&mut worker.activity, page);
         worker.idle_since =
             seen.filter(|seen| seen.activity.uses == 0).map(|seen| now.saturating_sub(seen.idle_for));
+        let holdings = held(self);
+        if holdings != before {
+            self.step(Event::Changed { worker: id, holdings });
+        }
         let told = |page: Option<Activity>| (activity(page), page.map(|page| page.idle_since_ns));
         if told(known) != told(page) {
             let idle_for = seen.map_or(Duration::ZERO, |seen| seen.idle_for);

@@ -10,7 +10,7 @@
 //! Workers hold the truth, the agent a copy: it has no CUDA context, no handle of memory and none of its bytes, and when
 //! it dies they go on. What they hold then is in their next `hello`; of those that are silent the journal tells.
 //!
-//! The agent is one thread. Nothing wakes it while no worker wants anything.
+//! The agent is one thread. While no worker wants anything it wakes only for what workers say.
 
 mod agent;
 mod beside;

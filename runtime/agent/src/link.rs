@@ -54,7 +54,11 @@ pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Gre
                 return join(server, connection, hello, page).await;
             }
             Ok(Some(_)) => {
-                return connection.refuse("the first frame is hello, or an operator's", false).await;
+                let why = format!(
+                    "the first frame is neither hello nor a question that this agent knows: it is of release {}",
+                    env!("CARGO_PKG_VERSION")
+                );
+                return connection.refuse(why, false).await;
             }
             Err(error) => return connection.refuse(error, false).await,
         }

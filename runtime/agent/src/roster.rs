@@ -118,6 +118,23 @@ impl Worker {
         self.floors.get(&gpu).copied().unwrap_or(unmeasured)
     }
 
+    /// What its pools hold of a GPU: by its page, which tells of growth at once, or as it said, whichever is more. All that is leased where
+    /// only a journal tells of it.
+    pub(crate) fn resident(&self, told: &Holding) -> Bytes {
+        let silent = if self.is_silent { told.lease } else { Bytes::ZERO };
+        told.resident.max(self.made(&told.gpu).unwrap_or_default()).max(silent)
+    }
+
+    /// What its pools hold of all GPUs.
+    pub(crate) fn all_resident(&self) -> Bytes {
+        self.holdings.iter().map(|told| self.resident(told)).sum()
+    }
+
+    /// Whether no use has begun since it said what it holds. One that announces no uses may use its memory all the time.
+    pub(crate) fn is_as_told(&self, told: &Holding) -> bool {
+        self.activity.is_some_and(|page| page.begun > 0 && page.uses == 0 && told.as_of == Some(page.begun))
+    }
+
     /// What its pools hold of a GPU by its page; none: it is not told.
     pub(crate) fn made(&self, gpu: &str) -> Option<Bytes> {
         let device = self.holdings.iter().find(|holding| holding.gpu == gpu)?.device;

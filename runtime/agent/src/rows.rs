@@ -31,7 +31,7 @@ impl Agent {
 
     fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
-        let resident: Bytes = worker.holdings.iter().map(|held| held.resident).sum();
+        let resident = worker.all_resident();
         let is_busy = activity(worker.activity) != Activity::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
@@ -267,6 +267,80 @@ mod tests {
 
     fn state(agent: &Agent) -> String {
         agent.rows()[0].state.clone()
+    }
+
+    fn saw(agent: &mut Agent, id: WorkerId, made: Bytes, begun: u64) {
+        let mut activity = glake_wire::Activity { begun, ..glake_wire::Activity::default() };
+        activity.made[0] = made.get();
+        agent.saw(id, Some(crate::Seen { activity, idle_for: NOW }), NOW);
+    }
+
+    /// Where the copies of a shrink go.
+    fn shrink(agent: &mut Agent, id: WorkerId) -> glake_wire::Tier {
+        agent.ask_to_shrink(id, NOW);
+        let mut frames = glake_wire::Frames::default();
+        while let Some(frame) = agent.frame(id).unwrap() {
+            frames.push(&frame);
+        }
+        let said = std::iter::from_fn(|| frames.take::<ToWorker>().unwrap());
+        let tier = |message| if let ToWorker::Shrink { tier, .. } = message { Some(tier) } else { None };
+        said.filter_map(|envelope| tier(envelope.message)).last().unwrap()
+    }
+
+    /// It says what it holds a moment after it has grown, and one of an earlier release never does: the page tells of it at once.
+    #[test]
+    fn memory_that_a_worker_has_not_told_of_counts_as_used_and_written() {
+        let mut agent = agent("[node]\nhost_budget = \"300MiB\"\n");
+        let id = join(&mut agent, false, held("0", [512, 0, 0, 0]));
+        assert_eq!(state(&agent), "resident");
+        saw(&mut agent, id, MIB(512), 0);
+        assert_eq!(
+            (state(&agent).as_str(), agent.rows()[0].resident),
+            ("busy", MIB(512)),
+            "it announces no uses"
+        );
+        let text = crate::metrics::text(&agent);
+        assert!(text.contains("{worker=\"model\",place=\"resident\"} 536870912"), "{text}");
+        saw(&mut agent, id, MIB(512), 1);
+        assert_eq!(state(&agent), "idle");
+        assert_eq!(shrink(&mut agent, id), glake_wire::Tier::File, "512 MiB of a host budget of 300");
+    }
+
+    /// What was free may have been written since, by uses that began after the worker said so.
+    #[test]
+    fn free_memory_counts_as_written_once_another_use_has_begun() {
+        let told = |unused, as_of| {
+            let held = held("0", [512, 512, 0, 0]);
+            Holding { dirty: MIB(100), discardable: MIB(412), unused, as_of, ..held }
+        };
+        // In what is discarded anyway nothing is ever copied.
+        let cases = [
+            (told(Some(MIB(412)), Some(3)), glake_wire::Tier::Host),
+            (told(Some(MIB(412)), Some(2)), glake_wire::Tier::File),
+            (told(Some(MIB(0)), Some(2)), glake_wire::Tier::Host),
+            (told(Some(MIB(412)), None), glake_wire::Tier::File),
+            (told(None, None), glake_wire::Tier::File),
+        ];
+        for (told, tier) in cases {
+            let mut agent = agent("[node]\nhost_budget = \"300MiB\"\n");
+            let id = join(&mut agent, false, told.clone());
+            saw(&mut agent, id, MIB(512), 3);
+            assert_eq!(shrink(&mut agent, id), tier, "{told:?}");
+        }
+    }
+
+    /// The journal tells of nothing but its lease.
+    #[test]
+    fn a_silent_worker_holds_all_that_it_is_leased() {
+        let mut agent = agent("");
+        let told = crate::Journalled {
+            name: "silent".to_owned(),
+            ranks: 1,
+            leases: vec![("0".to_owned(), MIB(512))],
+            ..crate::Journalled::default()
+        };
+        agent.expect(Identity { peer: Peer { pid: 7, start: 1 }, uid: 0 }, &told, NOW);
+        assert_eq!((state(&agent).as_str(), agent.rows()[0].resident), ("silent", MIB(512)));
     }
 
     /// Room that it could have too is no reason to let an operator wait.

@@ -8,22 +8,29 @@ use glake_wire as wire;
 
 use crate::roster::{Roster, Worker};
 
-/// What a worker holds, as the arbiter counts it. What names no GPU of this agent is passed over.
+/// What a worker holds, as the arbiter counts it: as it said last, and by its page, which is newer. What is not known counts as the costlier.
+/// What names no GPU of this agent is passed over.
 pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding]) -> Vec<Holding> {
     let unmeasured = roster.file().node.floor();
     told.iter()
         .filter_map(|told| {
             let gpu = roster.gpu(&told.gpu)?;
+            // A worker with evicted memory refills: how much of it is back it says at the end.
+            let is_whole = told.evicted.is_zero() && told.room.is_zero();
+            let resident = if is_whole { worker.resident(told) } else { told.resident };
+            let grown = resident.saturating_sub(told.resident);
+            let unused = told.unused.unwrap_or(told.discardable);
             Some(Holding {
                 gpu,
                 floor: worker.floor(gpu, unmeasured),
                 lease: told.lease,
-                resident: told.resident,
+                resident,
                 fixed: told.fixed,
                 evicted: told.evicted,
                 room: told.room,
-                dirty: told.dirty,
+                dirty: told.dirty.saturating_add(grown),
                 discardable: told.discardable,
+                unknown: if worker.is_as_told(told) { Bytes::ZERO } else { unused },
                 hosted: told.hosted,
             })
         })

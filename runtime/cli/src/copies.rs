@@ -24,12 +24,12 @@ use crate::server::{ForeignMemory, Server};
 /// A stream gets its paths in the background once it has asked for them.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is copied.
+/// Shape of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) memory: CopyMemory,
     pub(crate) size: Bytes,
-    /// Of scattered ones.
+    /// Block size of scattered copies.
     pub(crate) block: Bytes,
 }
 
@@ -43,24 +43,24 @@ pub(crate) struct Copies<'a> {
 pub(crate) struct Ends<'a> {
     copies: &'a Copies<'a>,
     host: HostMemory,
-    /// Of the target, and of each GPU where each gets all bytes.
+    /// Memory of the target, or of every GPU in a broadcast.
     gpus: Vec<GpuMemory>,
     shape: Shape,
-    /// Where blocks lie on the host and on the GPU, and how long they are: one, or scattered ones.
+    /// Offset on the host, offset on the GPU and size of each block; one block unless scattered.
     blocks: Vec<(Bytes, Bytes, Bytes)>,
 }
 
 /// Pinned memory of the host.
 enum HostMemory {
     Block(HostBlock),
-    /// Of which nothing is touched, where bytes do not move.
+    /// Registered memory that is never accessed, for models that move no bytes.
     Untouched(Arc<Registration>),
 }
 
 /// Memory of a GPU.
 enum GpuMemory {
     Pool(Arc<Buffer>),
-    /// As one of the driver's allocators makes it.
+    /// Memory from one of the driver's allocators.
     Foreign(ForeignMemory),
 }
 
@@ -103,7 +103,7 @@ impl<'a> Copies<'a> {
         Ok(Copies { server, on: on.collect::<Result<_>>()? })
     }
 
-    /// Memory for copies.
+    /// Allocates memory for copies.
     ///
     /// # Errors
     /// What the driver answers.
@@ -155,7 +155,7 @@ impl<'a> Copies<'a> {
 }
 
 impl Ends<'_> {
-    /// The driver's copy.
+    /// Times the driver's copy.
     pub(crate) fn native(&self, direction: CopyDirection) -> Result<Duration> {
         self.copies.timed(|| {
             for ((on, _), gpu) in self.copies.on.iter().zip(&self.gpus) {
@@ -167,7 +167,7 @@ impl Ends<'_> {
         })
     }
 
-    /// The engine's.
+    /// Times the engine's copy.
     pub(crate) fn engine(&self, direction: CopyDirection) -> Result<Duration> {
         let (engine, on) = (self.copies.server.engine(), self.copies.on[0].0);
         let options = CopyOptions { waited: false, ..CopyOptions::default() };
@@ -228,7 +228,7 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// How many bytes of the host's memory are as [`Ends::verify`] wrote them, up to the first word that is not.
+    /// Returns the number of host bytes that match the pattern of [`Ends::verify`], up to the first differing word.
     fn matching(&self, seed: u64) -> Bytes {
         Bytes::new(matching(self.host.as_slice(), 0, seed))
     }
@@ -255,7 +255,7 @@ impl Ends<'_> {
         Ok(least)
     }
 
-    /// What lies on a GPU, to the host, by the driver.
+    /// Copies from one GPU to the host by the driver.
     fn back(&self, number: usize) -> Result<Duration> {
         let on = self.copies.on[number].0;
         self.copies.timed(|| {
@@ -284,7 +284,7 @@ impl Ends<'_> {
 }
 
 impl HostMemory {
-    /// Nothing, where bytes do not move.
+    /// Returns the bytes; empty for models that move none.
     fn as_slice(&self) -> &[u8] {
         match self {
             HostMemory::Block(block) => block.as_slice(),
@@ -310,7 +310,7 @@ impl GpuMemory {
     }
 }
 
-/// To and from.
+/// Orders a pair as destination and source.
 fn ordered(direction: CopyDirection, host: Span, gpu: Span) -> (Span, Span) {
     match direction {
         CopyDirection::H2d => (gpu, host),

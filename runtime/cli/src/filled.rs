@@ -30,9 +30,9 @@ pub(crate) struct Filled {
 pub(crate) struct Difference {
     /// In which block, counted from 0.
     pub(crate) block: u64,
-    /// Where in it.
+    /// Offset in the block.
     pub(crate) at: u64,
-    /// Where that begins.
+    /// Address of the block.
     pub(crate) address: Address,
 }
 
@@ -62,18 +62,18 @@ impl Filled {
         self.blocks.iter().map(|block| block.size).sum()
     }
 
-    /// All of it leaves.
+    /// Evicts the whole region.
     ///
     /// # Errors
-    /// As [`Region::shrink`].
+    /// See [`Region::shrink`].
     pub(crate) fn shrink(&self, to: &Store, context: TransferContext<'_>) -> Result<Shrunk, RegionError> {
         self.region.shrink(Bytes::MAX, to, context)
     }
 
-    /// All of it comes back.
+    /// Refills the whole region.
     ///
     /// # Errors
-    /// As [`Region::refill`].
+    /// See [`Region::refill`].
     pub(crate) fn refill(&self, context: TransferContext<'_>) -> Result<Refilled, RegionError> {
         self.region.refill(Bytes::MAX, context, &NoWait)
     }
@@ -121,10 +121,10 @@ impl Filled {
         })
     }
 
-    /// Frees its blocks.
+    /// Frees all blocks.
     ///
     /// # Errors
-    /// As [`glake_tiers::GpuPool::free`].
+    /// See [`glake_tiers::GpuPool::free`].
     pub(crate) fn end(self) -> Result<(), PoolError> {
         self.blocks.iter().try_for_each(|block| self.region.pool().free(block.address).map(|_| ()))
     }

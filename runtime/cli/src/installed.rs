@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 /// A library, that is asked for by its file's name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Library {
-    /// What its file is called.
+    /// File name.
     pub(crate) file: &'static str,
 }
 
 /// The pool and the engine.
 pub(crate) const LIBGMLAKE: Library = Library { file: "libgmlake.so" };
-/// What goes in front of a program's copies.
+/// Library preloaded into programs to take over their copies.
 pub(crate) const PRELOAD: Library = Library { file: "libglake_preload.so" };
 
 impl Library {

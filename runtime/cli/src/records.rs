@@ -1,13 +1,14 @@
-//! What processes had when they were checkpointed, beside the agent's socket: a restore is asked for only where there is
-//! room for that.
+//! Records of the memory that processes had when they were checkpointed, stored next to the agent's socket. A restore requires that much
+//! free memory.
 //!
 //! ```text
 //! checkpoint ─► write ─► the driver is asked ─► it did not: remove
 //! restore    ─► read, room? ─► the driver is asked ─► it runs: remove
 //! ```
 //!
-//! Invariant: a process that this command has checkpointed has a record from before until it is known to run. Those of
-//! processes that have ended go when another command looks.
+//! Invariant: a process checkpointed by this command has a record until it is known to run. Records of ended processes are removed by the
+//! next
+//! command that reads them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::target::Target;
 
-/// What the name of each begins with, before the process's number and when it started.
+/// File name prefix, followed by process ID and start time.
 const PREFIX: &str = "checkpoint-";
-/// How often is looked whether another restore is over.
+/// Interval of polling for the end of another restore.
 const LOOK: Duration = Duration::from_millis(20);
 /// More than any record has.
 const LONGEST: u64 = 64 << 10;
@@ -35,15 +36,15 @@ pub(crate) struct Records {
     folder: PathBuf,
 }
 
-/// What one process had.
+/// Memory of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// Of each GPU, by the meter's name.
+    /// Bytes per GPU, by the meter's name.
     pub(crate) gpus: BTreeMap<String, Bytes>,
 }
 
 impl Records {
-    /// Those beside a socket, whose folder is made where it is not there.
+    /// Opens the records next to a socket and creates the folder if necessary.
     pub(crate) fn open(socket: &Path) -> Result<Records, ListenError> {
         let folder = folder_of(socket)?;
         private_folder(folder)?;
@@ -91,8 +92,8 @@ impl Records {
         }
     }
 
-    /// One restore at a time, until the file is closed: two that look for room at once would both take it. None: another
-    /// one was not over within that time.
+    /// Locks restores until the file is closed, since two that check for free memory at once would both use it. `None` if another one did
+    /// not end within the timeout.
     pub(crate) fn turn(&self, within: Duration) -> io::Result<Option<File>> {
         let until = Instant::now() + within;
         let file = open_private(&self.folder.join("checkpoint.lock"))?;
@@ -112,7 +113,7 @@ fn folder_of(socket: &Path) -> Result<&Path, ListenError> {
     folder.ok_or_else(|| ListenError::Relative(socket.to_owned()))
 }
 
-/// Whose a file is, by its name.
+/// Parses process ID and start time from a file name.
 fn process_of(name: &str) -> Option<(u32, u64)> {
     let (name, extension) = name.strip_prefix(PREFIX)?.rsplit_once('.')?;
     let (pid, start) = name.split_once('-')?;

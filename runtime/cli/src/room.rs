@@ -8,7 +8,7 @@ use glake_units::Bytes;
 
 use crate::records::Record;
 
-/// What has to be free beside what a process had, at least; of more than it has a part.
+/// Minimum free memory in addition to that of the process; a fraction of larger amounts.
 const MARGIN: Bytes = Bytes::mib(64);
 const PART: u64 = 20;
 
@@ -17,7 +17,7 @@ const PART: u64 = 20;
 pub(crate) enum NoRoom {
     /// A GPU has not enough free.
     Short { gpu: String, free: Bytes, needed: Bytes },
-    /// What is free of one is not known.
+    /// GPU whose free memory is unknown.
     Unread { gpu: String, error: String },
 }
 

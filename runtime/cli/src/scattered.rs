@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use glake_units::Bytes;
 
-/// Where each block lies on the host and on the GPU, and how long it is; the last may be shorter.
+/// Returns offset on the host, offset on the GPU and size of each block. The last one may be shorter.
 pub(crate) fn scattered(size: Bytes, block: Bytes) -> Vec<(Bytes, Bytes, Bytes)> {
     let (size, block) = (size.get(), block.get().max(1));
     let whole = size / block;

@@ -1,4 +1,4 @@
-//! All GPUs of a backend with an engine over their links, as `glake demo` and `glake bench shrink` use them.
+//! GPUs of a backend with an engine over their links, for `glake demo` and `glake bench shrink`.
 //!
 //! ```text
 //! Backend ─► Server ─┬ Engine    its relays ready, or none     ─► LinkMover
@@ -24,15 +24,15 @@ use glake_runtime::calibrations::Calibrations;
 use glake_runtime::config::{self, Config, Relays};
 use glake_runtime::pool;
 
-/// How long relays may take to be ready.
+/// Timeout for setting up relays.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which part of a server is opened.
+/// Part of a server to open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ServerOptions {
-    /// Whose memory.
+    /// GPU whose memory is used.
     pub(crate) target: u32,
-    /// How many GPUs' links serve its copies, its own among them; `None`: all.
+    /// Number of GPUs whose links serve its copies, its own included; `None`: all.
     pub(crate) paths: Option<u32>,
     /// The memory of each GPU where they are simulated; `None`: the model's.
     pub(crate) memory: Option<Bytes>,
@@ -47,7 +47,7 @@ pub enum ServerError {
     /// The backend is not there.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The driver refused.
+    /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The engine cannot be made.
@@ -56,9 +56,9 @@ pub enum ServerError {
     /// There is no such GPU.
     #[error("GPU {device} does not exist: {count} are here, counted from 0")]
     NoSuchGpu {
-        /// What was asked for.
+        /// Requested GPU.
         device: u32,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
     /// There are not so many links.
@@ -66,9 +66,9 @@ pub enum ServerError {
         "--paths {paths}: {count} GPUs are here, so ask for 1 to {count}, or leave --paths out for all of them"
     )]
     TooManyPaths {
-        /// What was asked for.
+        /// Requested number of paths.
         paths: u32,
-        /// How many GPUs there are.
+        /// Number of GPUs.
         count: u32,
     },
 }
@@ -92,7 +92,7 @@ pub(crate) struct ForeignMemory {
 }
 
 impl ForeignMemory {
-    /// Some of it.
+    /// Returns a part of the memory.
     pub(crate) fn part(&self, offset: Bytes, size: Bytes) -> Option<Span> {
         self.whole.part(offset, size)
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// Of what is written for a process's number.
+/// Maximum length of a file that holds a process ID.
 const LONGEST_NUMBER: u64 = 32;
 
 /// A process that lives.
@@ -22,24 +22,24 @@ const LONGEST_NUMBER: u64 = 32;
 pub(crate) struct Target {
     root: PathBuf,
     pub(crate) pid: u32,
-    /// Whose.
+    /// User ID.
     pub(crate) uid: u32,
-    /// When it started, in the kernel's ticks since boot.
+    /// Start time in clock ticks since boot.
     pub(crate) start: u64,
 }
 
-/// What keeps a process from being checkpointed.
+/// Obstacle to checkpointing a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     /// A child that uses a GPU, by the meter: the driver checkpoints one process, and the child shares its memory or
     /// waits for it.
     Child { pid: u32 },
-    /// Communicators of NCCL: a segment in `/dev/shm`, or a thread of torch's process group. That its library is mapped
-    /// tells nothing, for torch maps it always.
+    /// NCCL communicators, detected by a segment in `/dev/shm` or a thread of torch's process group. The mapped library proves nothing:
+    /// torch always maps it.
     Nccl { found: String },
     /// The daemon of MPS, in the folder that its environment names or in the default one.
     Mps { daemon: u32 },
-    /// What would tell of these cannot be read.
+    /// Unreadable file that would reveal obstacles.
     Unread { path: PathBuf, error: String },
 }
 
@@ -78,8 +78,7 @@ impl Target {
         Some(Target { root: root.to_owned(), pid, uid, start })
     }
 
-    /// What keeps it from being checkpointed, if anything that can be seen does, or cannot be seen. `users`: who uses
-    /// GPUs.
+    /// Returns an obstacle to checkpointing the process, or to finding out. `users` are the processes that use GPUs.
     pub(crate) fn obstacle(&self, users: &BTreeSet<u32>) -> Option<Obstacle> {
         let child = self.descendants().into_iter().find(|pid| users.contains(pid));
         if let Some(pid) = child {
@@ -178,7 +177,7 @@ fn number_in(path: &Path) -> Result<Option<u32>, Obstacle> {
     }
 }
 
-/// When a process started, and whose child it is; none: it has ended.
+/// Returns start time and parent of a process; `None` if it has ended.
 fn stat(root: &Path, pid: u32) -> Option<(u64, u32)> {
     let text = fs::read_to_string(root.join(format!("{pid}/stat"))).ok()?;
     // The name, in parentheses, may hold anything.

@@ -1,16 +1,17 @@
-//! What of a training pass stays on its GPU, what is offloaded to pinned host memory or recomputed, and when each copy
-//! begins: the decisions, and nothing else.
+//! Planning of activation offload: which tensors of a training pass stay on the GPU, are offloaded to pinned host memory or are recomputed,
+//! and when each copy begins. Decisions only.
 //!
 //! ```text
-//!  what a pass does                    what follows
+//!  events of a pass                    result
 //!  packed, unpacked, … ─► Recorder ─► Tape ──┐
-//!  budget, links, host room ─► Request ──────┴─► Plan::new ─► Plan: keep, offload or recompute, an item each
+//!  budget, links, host room ─► Request ──────┴─► Plan::new ─► Plan: keep, offload or recompute, per item
 //!  packed, unpacked of later passes ───────────► Clock ─────► Orders: copies to begin, copies to wait for
 //! ```
 //!
-//! A pass begins with its first pack and ends when no packed handle lives: accumulation, DPO and GRPO are passes like
-//! others. No driver, no I/O, no thread, no clock of the host: places in the recorded order of packs and unpacks
-//! say when something happens, and what a plan says of memory holds whatever copies take.
+//! A pass begins with its first pack and ends when no packed handle is alive, also with gradient accumulation, DPO or GRPO. No driver, I/O,
+//! thread or host clock: positions in the recorded order of packs and unpacks determine when copies begin, so that the memory limits of a
+//! plan
+//! hold however long copies take.
 //!
 //! ```
 //! use std::sync::Arc;

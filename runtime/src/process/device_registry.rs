@@ -35,7 +35,7 @@ pub(super) struct DeviceRegistry {
     /// One clock for all pools: a capture on any device holds it.
     pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: ProcessEngine,
-    /// Told of by the pools of host memory, heeded by the engine.
+    /// Reported by the pools of host memory; the engine ignores timings meanwhile.
     pub(super) pinning: Arc<Pinning>,
     pub(super) config: config::Pool,
     /// How many mappings a device can have.

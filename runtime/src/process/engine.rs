@@ -160,7 +160,7 @@ impl ProcessEngine {
             ..EngineOptions::default()
         };
         let engine = Engine::new(completion_events.clone(), PathGraph::empty(), options)?;
-        engine.heed(pinning);
+        engine.ignore_while_pinning(pinning);
         Ok(self.engine.get_or_init(|| engine))
     }
 

@@ -122,6 +122,18 @@ pub enum ProcessError {
         /// Which.
         stream: Stream,
     },
+    /// Memory of a private pool is its owner's.
+    #[error(
+        "memory at {address} of {device} is of the private pool {id}, whose owner counts on its blocks: leave it on the GPU"
+    )]
+    OffloadPrivate {
+        /// Where it is.
+        device: DeviceId,
+        /// Where it begins.
+        address: Address,
+        /// Whose it is.
+        id: PoolId,
+    },
     /// There is no such offloaded memory.
     #[error("nothing is offloaded under the number {id}: it was released before, or never given")]
     UnknownOffload {

@@ -29,10 +29,13 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn new() -> Parts {
+        Parts::with(Clock::Wall)
+    }
+
+    pub(super) fn with(clock: Clock) -> Parts {
         let topology = SimTopology::uniform(2, Bytes::gib(1));
         let links = Some(Topology::from(&topology));
-        let options =
-            SimOptions { topology, clock: Clock::Wall, strict_ordering: false, ..SimOptions::default() };
+        let options = SimOptions { topology, clock, strict_ordering: false, ..SimOptions::default() };
         let sim = Arc::new(Simulator::new(options).unwrap());
         let opened =
             Opened { driver: sim.clone(), devices: sim.devices().unwrap(), links, mappings: u64::MAX };

@@ -57,7 +57,9 @@ impl Imports {
         if let Some(base) = self.state.lock().count_in(handle, device) {
             return Ok(base);
         }
-        let import = Arc::new(Import::open(completion_events, device, peers, share::open(handle)?)?);
+        let share::Opened { sizes, mut descriptors } = share::open(handle)?;
+        let receive = |from| Ok::<_, ProcessError>(descriptors.receive(from)?);
+        let import = Arc::new(Import::open(completion_events, device, peers, &sizes, receive)?);
         let base = import.base();
         let mut state = self.state.lock();
         // Another thread may have opened it meanwhile.

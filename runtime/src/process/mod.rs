@@ -343,20 +343,17 @@ impl Process {
         self.registry.find(address)
     }
 
-    /// Says that work of a stream uses a block that was allocated for another.
+    /// Says that work of a stream, of whichever device, uses a block that was allocated for another.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownAddress`]; what the driver answers of the stream.
+    /// [`ProcessError::UnknownAddress`]; what the driver answers of a handle that is none: the block counts as used by some stream then.
     pub fn record_stream(&self, address: Address, raw: Stream) -> Result<()> {
         for memory in self.devices.iter() {
             let Some(started) = memory.started() else { continue };
             if started.pool.block(address).is_none() {
                 continue;
             }
-            let stream = self.streams.of(&*self.driver, memory.id(), raw)?;
-            if started.pool.record_stream(address, stream) {
-                return Ok(());
-            }
+            return self.streams.record(started, address, raw);
         }
         Err(ProcessError::UnknownAddress { address })
     }

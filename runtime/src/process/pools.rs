@@ -125,14 +125,17 @@ impl Pools {
         Ok(PoolCheckpoint { device, id, blocks })
     }
 
-    /// Makes exactly the blocks of a checkpoint live again, at their addresses; see [`super::Process::restore`].
+    /// Makes exactly the blocks of a checkpoint live again, at their addresses; see [`super::Process::restore`]. What is evicted of the
+    /// pool comes back first.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; what the pool refuses: the same blocks as before are live then.
+    /// [`ProcessError::UnknownPool`]; what the refill meets; what the pool refuses: the same blocks as before are live then.
     pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
         let PoolCheckpoint { device, id, blocks } = checkpoint;
         let started = self.named(*device, *id)?;
-        let restored = started.pool.restore(started.private.domain(&started.pool, *id)?, blocks)?;
+        let domain = started.private.domain(&started.pool, *id)?;
+        self.regions.touched_domain(started, domain)?;
+        let restored = started.pool.restore(domain, blocks)?;
         let history = &self.registry.observers.history;
         if history.is_on() {
             let freed = restored.freed.iter().flat_map(|block| {

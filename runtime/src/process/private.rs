@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use glake_device::owned::{CaptureHold, SeenCapture, may_ask, this_thread};
-use glake_device::{CaptureState, Stream};
+use glake_device::{Address, CaptureState, Stream};
 use glake_stitch::{Allocator, DomainId, DomainOptions};
 use glake_tiers::GpuPool;
 use rustc_hash::FxHashMap;
@@ -229,11 +229,20 @@ impl PrivatePools {
         domain.ok_or(ProcessError::UnknownPool { device: pool.device(), id })
     }
 
-    /// All domains that are private pools, or were: with whose they are.
-    pub(super) fn domains(&self) -> Vec<(DomainId, PoolId)> {
-        let mut domains: Vec<_> = self.table.lock().names.iter().map(|(domain, id)| (*domain, *id)).collect();
+    /// All domains that are private pools, or were and have memory: with whose they are. The others are forgotten.
+    pub(super) fn domains(&self, pool: &GpuPool) -> Vec<(DomainId, PoolId)> {
+        let mut table = self.table.lock();
+        table.names.retain(|domain, _| pool.has_domain(*domain));
+        let mut domains: Vec<_> = table.names.iter().map(|(domain, id)| (*domain, *id)).collect();
+        drop(table);
         domains.sort_unstable();
         domains
+    }
+
+    /// Whose the live block is that an address lies in; `None`: no private pool's.
+    pub(super) fn pool_at(&self, pool: &GpuPool, address: Address) -> Option<PoolId> {
+        let domain = pool.find(address)?.domain;
+        if domain == Allocator::default_domain() { None } else { self.name(domain) }
     }
 
     /// Whose a domain is, or was.

@@ -45,7 +45,7 @@ impl Sharing {
         // Not to keep the pool: a process that ends shares nothing.
         let (pool, Found { device, address: block, .. }) = (Arc::downgrade(&started.pool), found);
         let unknown = move || PoolError::UnknownAddress { device, address: block };
-        let export = move || match pool.upgrade().ok_or_else(unknown)?.export(block)? {
+        let export = move |part| match pool.upgrade().ok_or_else(unknown)?.export(block, part)? {
             exported if exported.base == block => Ok(exported),
             // The block was freed since, and lies in another one now.
             _ => Err(unknown()),

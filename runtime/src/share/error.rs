@@ -78,15 +78,30 @@ pub enum ShareError {
         /// How long was waited.
         seconds: u64,
     },
-    /// The block has more extents than this process may open files.
+    /// This process has no file descriptor left to receive the block's memory by.
     #[error(
-        "the block needs {wanted} file descriptors and {got} could be had: raise the limit of open files (ulimit -n)"
+        "this process has no file descriptor left to open the block by, of {limit} files that it may open: raise the limit (ulimit -n)"
     )]
     TooManyFiles {
-        /// How many extents there are.
-        wanted: usize,
-        /// How many descriptors arrived.
-        got: usize,
+        /// The limit of open files.
+        limit: u64,
+    },
+    /// The process that shared the block has no file descriptor left to send its memory by.
+    #[error(
+        "process {pid}, which shared the block, has no file descriptor left to send it by, of {limit} files that it may open: raise its limit \
+         (ulimit -n)"
+    )]
+    TooManyFilesThere {
+        /// Which process.
+        pid: u32,
+        /// Its limit of open files.
+        limit: u32,
+    },
+    /// The process serves others and hung up on this one time and again.
+    #[error("process {pid}, which shared the block, has too many to send it to, and hung up: try again")]
+    Crowded {
+        /// Which process.
+        pid: u32,
     },
     /// The connection to the process broke.
     #[error("process {pid}, which shared the block: {source}")]
@@ -97,4 +112,16 @@ pub enum ShareError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl ShareError {
+    /// Whether the same attempt may succeed once others are done with theirs.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            ShareError::TooManyFiles { .. }
+                | ShareError::TooManyFilesThere { .. }
+                | ShareError::Crowded { .. }
+        )
+    }
 }

@@ -7,6 +7,7 @@
 //! a block that is live: its pool says when it is not, whatever has been forgotten here.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,9 +102,9 @@ impl Exporter {
         Exporter { pid: std::process::id(), state: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
-    /// Shares the block that begins at `block`; `export` is asked for its memory ([`glake_tiers::GpuPool::export`]) unless
-    /// it is shared already: then it is the same export. It is asked again, on the exporter's thread, for each process that
-    /// opens the block. The block stays shared until it is freed, and should be forgotten then.
+    /// Shares the block that begins at `block`; `export` is asked for its memory and the descriptor of its first extent
+    /// ([`glake_tiers::GpuPool::export`]) unless it is shared already: then it is the same export. It is asked again, on the
+    /// exporter's thread, for a few extents at a time, for each process that opens the block. The block stays shared until it is freed, and should be forgotten then.
     ///
     /// # Errors
     /// What `export` answers; [`ShareError::Freed`] where the block was freed meanwhile; [`ShareError::NoSocket`];
@@ -111,7 +112,7 @@ impl Exporter {
     pub fn share(
         &self,
         block: Address,
-        export: impl Fn() -> Result<Exported, PoolError> + Send + Sync + 'static,
+        export: impl Fn(Range<usize>) -> Result<Exported, PoolError> + Send + Sync + 'static,
     ) -> Result<Shared, ShareError> {
         if self.is_forked() {
             return Err(ShareError::Forked);
@@ -120,7 +121,7 @@ impl Exporter {
             return Ok(shared);
         }
         // Not under the lock: it asks the driver.
-        let Exported { extents, offset, life, .. } = export()?;
+        let Exported { sizes, offset, life, .. } = export(0..1)?;
         // Dropped after the lock is given back.
         let _gone;
         let mut state = self.state.lock();
@@ -137,7 +138,6 @@ impl Exporter {
         };
         state.last += 1;
         let id = ExportId(state.last);
-        let sizes = extents.iter().map(|extent| extent.size).collect();
         let handle = Handle { pid: self.pid, started: server.started, name: server.name, id, sizes };
         let shared = Shared { id, handle: handle.encode().into(), offset };
         server.exports.lock().insert(id, Export::new(export, life.clone()));
@@ -248,10 +248,11 @@ mod tests {
             base: Address(0),
             size: Bytes::ZERO,
             offset: Bytes::ZERO,
-            extents: Vec::new(),
+            sizes: Vec::new(),
+            descriptors: Vec::new(),
             life: BlockLife::default(),
         };
-        exporter.share(Address(0), move || Ok(nothing())).unwrap();
+        exporter.share(Address(0), move |_| Ok(nothing())).unwrap();
         let server = exporter.state.lock().server.as_ref().map(|(server, _)| Arc::downgrade(server)).unwrap();
         drop(exporter);
         assert_eq!(server.strong_count(), 0);

@@ -15,94 +15,154 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use super::ShareError;
-use super::handle::{Handle, count};
-use super::wire::{MOST_FDS, REPLY, Reply, Request};
+use super::handle::{Handle, Name, count};
+use super::wire::{MOST_FDS, REPLY, Reply, Request, open_files};
+use super::{ExportId, ShareError};
 
 /// So long an exporter may take for one answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How often to try where descriptors or the exporter are others' just now, and the pause between two attempts: half a second together.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
-/// Asks the process that shared a block for the memory that it lies in: the descriptors and sizes of its extents, to be
-/// mapped side by side ([`glake_tiers::Import`]).
+/// A block that another process shared, about to be mapped here ([`glake_tiers::Import`]).
+#[derive(Debug)]
+pub struct Opened {
+    /// Sizes of its extents, to be mapped side by side.
+    pub sizes: Vec<Bytes>,
+    /// Descriptors of its extents.
+    pub descriptors: Descriptors,
+}
+
+/// Descriptors of the extents of a block that another process shared, a few at a time.
+#[derive(Debug)]
+pub struct Descriptors {
+    exporter: Peer,
+    socket: OwnedFd,
+    id: ExportId,
+    /// How many extents there are.
+    count: usize,
+}
+
+/// The process that shared a block.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    pid: u32,
+    started: u64,
+    name: Name,
+}
+
+/// Connects to the process that shared a block.
 ///
 /// # Errors
-/// [`ShareError`]: the bytes are no handle or of another version, the process is gone, refuses or does not answer, or this
-/// process may not open so many files.
-pub fn open(handle: &[u8]) -> Result<Vec<(OwnedFd, Bytes)>, ShareError> {
-    let handle = Handle::decode(handle)?;
-    // A socket may outlive its process in a forked child, which never answers.
-    if ProcessStat::of(handle.pid).map_or(true, |process| process.start != handle.started) {
-        return Err(ShareError::Gone { pid: handle.pid });
-    }
-    let socket = reach(&handle)?;
-    let wanted = handle.sizes.len();
-    let mut fds = Vec::with_capacity(wanted);
-    while fds.len() < wanted {
-        ask(&socket, &handle, &mut fds)?;
-    }
-    if fds.len() > wanted {
-        return Err(confused(&handle));
-    }
-    Ok(fds.into_iter().zip(handle.sizes).collect())
+/// [`ShareError`]: the bytes are no handle or of another version, the process is gone or refuses.
+pub fn open(handle: &[u8]) -> Result<Opened, ShareError> {
+    let Handle { pid, started, name, id, sizes } = Handle::decode(handle)?;
+    let exporter = Peer { pid, started, name };
+    let socket = patiently(|| exporter.connect())?;
+    let descriptors = Descriptors { exporter, socket, id, count: sizes.len() };
+    Ok(Opened { sizes, descriptors })
 }
 
-fn reach(handle: &Handle) -> Result<OwnedFd, ShareError> {
-    let failed = |error| failure(handle, error);
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let socket = socket.map_err(failed)?;
-    for timeout in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&socket, timeout, Some(TIMEOUT)).map_err(failed)?;
-    }
-    let address = SocketAddrUnix::new_abstract_name(&handle.name).map_err(failed)?;
-    retry_on_intr(|| connect(&socket, &address)).map_err(failed)?;
-    if socket_peercred(&socket).map_err(failed)?.uid != geteuid() {
-        return Err(ShareError::Refused { pid: handle.pid });
-    }
-    Ok(socket)
-}
-
-/// One request for the descriptors after those that are there, and its answer.
-fn ask(socket: &OwnedFd, handle: &Handle, fds: &mut Vec<OwnedFd>) -> Result<(), ShareError> {
-    let failed = |error| failure(handle, error);
-    let request = Request { id: handle.id, from: count(fds.len()) };
-    retry_on_intr(|| send(socket, &request.encode(), SendFlags::NOSIGNAL)).map_err(failed)?;
-    let mut bytes = [0; REPLY];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let parts = &mut [IoSliceMut::new(&mut bytes)];
-    let received = retry_on_intr(|| recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC));
-    let received = received.map_err(failed)?;
-    let before = fds.len();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+/// Tries again while what an attempt met may pass.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T, ShareError> {
+    for _ in 1..ATTEMPTS {
+        match attempt() {
+            Err(error) if error.may_pass() => std::thread::sleep(PAUSE),
+            answer => return answer,
         }
     }
-    let got = fds.len() - before;
-    match Reply::decode(&bytes[..received.bytes]) {
-        Some(Reply::Descriptors(sent)) if sent > 0 && count(got) == sent => Ok(()),
-        // The kernel leaves out what this process may not open.
-        Some(Reply::Descriptors(sent)) if count(got) < sent => {
-            Err(ShareError::TooManyFiles { wanted: handle.sizes.len(), got: fds.len() })
+    attempt()
+}
+
+impl Descriptors {
+    /// Descriptors of the extents from a number on: at least one, and as many as the exporter sends and this process has room for. Close them
+    /// before the next are received.
+    ///
+    /// # Errors
+    /// [`ShareError`]: the block was freed, the process is gone, refuses or does not answer, or one of the two has no descriptor left.
+    pub fn receive(&mut self, from: usize) -> Result<Vec<OwnedFd>, ShareError> {
+        patiently(|| match self.ask(from) {
+            // It listens to so many at a time, and to the last who came.
+            Err(ShareError::Gone { pid }) if self.exporter.is_alive() => {
+                self.socket = self.exporter.connect()?;
+                match self.ask(from) {
+                    Err(ShareError::Gone { .. }) => Err(ShareError::Crowded { pid }),
+                    answer => answer,
+                }
+            }
+            answer => answer,
+        })
+    }
+
+    /// One request and its answer.
+    fn ask(&self, from: usize) -> Result<Vec<OwnedFd>, ShareError> {
+        let (pid, socket) = (self.exporter.pid, &self.socket);
+        let failed = |error| self.exporter.failure(error);
+        let request = Request { id: self.id, from: count(from) };
+        retry_on_intr(|| send(socket, &request.encode(), SendFlags::NOSIGNAL)).map_err(failed)?;
+        let mut bytes = [0; REPLY];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        let received = retry_on_intr(|| recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC));
+        let received = received.map_err(failed)?;
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
         }
-        Some(Reply::Unknown) => Err(ShareError::Forgotten { pid: handle.pid }),
-        Some(Reply::Failed) => Err(ShareError::NotGiven { pid: handle.pid }),
-        Some(Reply::Refused) => Err(ShareError::Refused { pid: handle.pid }),
-        None if received.bytes == 0 => Err(ShareError::Gone { pid: handle.pid }),
-        _ => Err(confused(handle)),
+        let (got, left) = (count(fds.len()), count(self.count.saturating_sub(from)));
+        match Reply::decode(&bytes[..received.bytes]) {
+            // The kernel leaves out what this process may not open.
+            Some(Reply::Descriptors(sent)) if sent > 0 && got == 0 => {
+                Err(ShareError::TooManyFiles { limit: open_files() })
+            }
+            Some(Reply::Descriptors(sent)) if 0 < got && got <= sent && sent <= left => Ok(fds),
+            Some(Reply::Unknown) => Err(ShareError::Forgotten { pid }),
+            Some(Reply::Failed) => Err(ShareError::NotGiven { pid }),
+            Some(Reply::TooManyFiles(limit)) => Err(ShareError::TooManyFilesThere { pid, limit }),
+            Some(Reply::Refused) => Err(ShareError::Refused { pid }),
+            None if received.bytes == 0 => Err(ShareError::Gone { pid }),
+            // It is none, or not of this export.
+            _ => Err(ShareError::Broken { pid, source: std::io::ErrorKind::InvalidData.into() }),
+        }
     }
 }
 
-/// The answer is none, or not of this export.
-fn confused(handle: &Handle) -> ShareError {
-    ShareError::Broken { pid: handle.pid, source: std::io::ErrorKind::InvalidData.into() }
-}
+impl Peer {
+    /// Whether the process is still the one that shared the block.
+    fn is_alive(&self) -> bool {
+        ProcessStat::of(self.pid).is_ok_and(|process| process.start == self.started)
+    }
 
-fn failure(handle: &Handle, error: Errno) -> ShareError {
-    let pid = handle.pid;
-    match error {
-        Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => ShareError::Gone { pid },
-        Errno::AGAIN | Errno::TIMEDOUT => ShareError::NoAnswer { pid, seconds: TIMEOUT.as_secs() },
-        error => ShareError::Broken { pid, source: error.into() },
+    fn connect(&self) -> Result<OwnedFd, ShareError> {
+        // A socket may outlive its process in a forked child, which never answers.
+        if !self.is_alive() {
+            return Err(ShareError::Gone { pid: self.pid });
+        }
+        let failed = |error| self.failure(error);
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let socket = socket.map_err(failed)?;
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, timeout, Some(TIMEOUT)).map_err(failed)?;
+        }
+        let address = SocketAddrUnix::new_abstract_name(&self.name).map_err(failed)?;
+        retry_on_intr(|| connect(&socket, &address)).map_err(failed)?;
+        if socket_peercred(&socket).map_err(failed)?.uid != geteuid() {
+            return Err(ShareError::Refused { pid: self.pid });
+        }
+        Ok(socket)
+    }
+
+    fn failure(&self, error: Errno) -> ShareError {
+        let pid = self.pid;
+        match error {
+            Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE => ShareError::Gone { pid },
+            Errno::AGAIN | Errno::TIMEDOUT => ShareError::NoAnswer { pid, seconds: TIMEOUT.as_secs() },
+            Errno::MFILE | Errno::NFILE => ShareError::TooManyFiles { limit: open_files() },
+            error => ShareError::Broken { pid, source: error.into() },
+        }
     }
 }

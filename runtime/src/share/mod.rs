@@ -6,11 +6,12 @@
 //!  GpuPool::export ─► Exporter ─── handle, a few bytes ────────► open(handle)
 //!                        │          (by any way at all)              │ connects, asks by export id
 //!                   thread glake-share ◄── Unix socket, SCM_RIGHTS ──┘
-//!                                                                    └─► descriptors and sizes ─► Import::open
+//!                                                                    └─► descriptors, a few at a time ─► Import::open
 //! ```
 //!
 //! The socket lies in the abstract namespace, under a name that only handles tell; both processes need the same network and
-//! process namespaces. The thread has the pool make descriptors when it is asked for them, and closes them when they are sent.
+//! process namespaces. The thread has the pool make descriptors when it is asked for them, and closes them when they are sent. Neither process has more than
+//! a few of a block open at a time, however many extents it has.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -28,10 +29,13 @@
 //! let block = pool.malloc(Bytes::mib(20), stream)?;
 //! pool.write(block.address, b"one byte is one byte")?;
 //! let exporter = Exporter::new();
-//! let shared = exporter.share(block.address, move || pool.export(block.address))?;
+//! let shared = exporter.share(block.address, move |part| pool.export(block.address, part))?;
 //!
 //! // In the other process:
-//! let import = Import::open(&CompletionEvents::new(driver), DeviceId(0), DeviceSet::EMPTY, open(&shared.handle)?)?;
+//! let mut opened = open(&shared.handle)?;
+//! let receive = |from| Ok::<_, Box<dyn std::error::Error>>(opened.descriptors.receive(from)?);
+//! let import =
+//!     Import::open(&CompletionEvents::new(driver), DeviceId(0), DeviceSet::EMPTY, &opened.sizes, receive)?;
 //! let mut bytes = [0; 20];
 //! import.read(shared.offset, &mut bytes)?;
 //! assert_eq!(&bytes, b"one byte is one byte");
@@ -49,4 +53,4 @@ mod wire;
 
 pub use error::ShareError;
 pub use exporter::{ExportId, Exporter, Shared};
-pub use importer::open;
+pub use importer::{Descriptors, Opened, open};

@@ -1,16 +1,18 @@
 //! The thread that hands descriptors out.
 //!
 //! It never waits for a client but in `poll`: one that says nothing, says nonsense or does not read costs a place for a few
-//! seconds, and the oldest goes when there are too many. It asks the pool, and so the driver, for what it sends.
+//! seconds, and the one silent for longest goes when there are too many: it may come again. It asks the pool, and so the driver, for what it sends.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use glake_device::DriverError;
 use glake_tiers::{BlockLife, Exported, PoolError};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,7 +25,7 @@ use rustix::process::{Uid, geteuid};
 
 use super::ExportId;
 use super::handle::count;
-use super::wire::{MOST_FDS, REQUEST, Reply, Request};
+use super::wire::{BATCH, REQUEST, Reply, Request, open_files};
 
 /// So many clients are listened to at once.
 const MOST_CLIENTS: usize = 64;
@@ -38,13 +40,13 @@ pub(super) type Exports = Mutex<HashMap<ExportId, Export>>;
 /// A shared block, and how descriptors of its memory are made.
 #[derive(Clone)]
 pub(super) struct Export {
-    make: Arc<dyn Fn() -> Result<Exported, PoolError> + Send + Sync>,
+    make: Arc<dyn Fn(Range<usize>) -> Result<Exported, PoolError> + Send + Sync>,
     life: BlockLife,
 }
 
 impl Export {
     pub(super) fn new(
-        make: impl Fn() -> Result<Exported, PoolError> + Send + Sync + 'static,
+        make: impl Fn(Range<usize>) -> Result<Exported, PoolError> + Send + Sync + 'static,
         life: BlockLife,
     ) -> Self {
         Export { make: Arc::new(make), life }
@@ -65,8 +67,9 @@ struct Client {
 
 /// Serves until the listening socket is shut down.
 pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
-    let mut clients: Vec<Client> = Vec::new();
+    let (mut clients, mut spare) = (Vec::<Client>::new(), None);
     loop {
+        spare = spare.or_else(|| listener.try_clone().ok());
         let now = Instant::now();
         clients.retain(|client| client.until > now);
         let wait = clients.iter().map(|client| client.until - now).min();
@@ -81,7 +84,7 @@ pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
             served
         });
         if waiting {
-            admit(listener, &mut clients);
+            admit(listener, &mut clients, &mut spare);
         }
     }
 }
@@ -106,12 +109,19 @@ fn wait_for(listener: &OwnedFd, clients: &[Client], wait: Option<Duration>) -> O
     (!listener.revents().intersects(shut)).then_some((!listener.revents().is_empty(), ready))
 }
 
-/// Lets the next client in.
-fn admit(listener: &OwnedFd, clients: &mut Vec<Client>) {
-    match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+/// Lets the next client in. Where this process has no descriptor left, the spare one is given up for it, so that it is told.
+fn admit(listener: &OwnedFd, clients: &mut Vec<Client>, spare: &mut Option<OwnedFd>) {
+    let accept = || accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+    let accepted = match accept() {
+        Err(Errno::MFILE | Errno::NFILE) if spare.take().is_some() => accept(),
+        accepted => accepted,
+    };
+    match accepted {
         Ok(socket) => {
-            if clients.len() >= MOST_CLIENTS {
-                clients.remove(0);
+            if clients.len() >= MOST_CLIENTS
+                && let Some(silent) = (0..clients.len()).min_by_key(|index| clients[*index].until)
+            {
+                clients.remove(silent);
             }
             clients.push(Client { socket, until: Instant::now() + TIMEOUT });
         }
@@ -134,44 +144,67 @@ fn answer(client: &OwnedFd, exports: &Exports) -> bool {
         return false;
     }
     if !socket_peercred(client).is_ok_and(|client| is_ours(client.uid)) {
-        send(client, Reply::Refused, &[]);
+        send(client, Reply::Refused, Vec::new());
         return false;
     }
     let Some(request) = Request::decode(&bytes[..length]) else {
-        send(client, Reply::Malformed, &[]);
+        send(client, Reply::Malformed, Vec::new());
         return false;
     };
     let Some(export) = exports.lock().get(&request.id).cloned() else {
-        return send(client, Reply::Unknown, &[]);
+        return send(client, Reply::Unknown, Vec::new());
     };
+    let from = usize::try_from(request.from).unwrap_or(usize::MAX);
     // Not under the lock: it asks the driver.
-    let exported = (export.make)();
+    let exported = (export.make)(from..from.saturating_add(BATCH));
     let exported = match exported {
         // Else it was freed meanwhile, and the memory may be another block's.
         Ok(exported) if !export.life.has_ended() => exported,
-        Ok(_) | Err(PoolError::UnknownAddress { .. }) => return send(client, Reply::Unknown, &[]),
+        Ok(_) | Err(PoolError::UnknownAddress { .. }) => return send(client, Reply::Unknown, Vec::new()),
+        Err(PoolError::Driver(DriverError::TooManyFiles { limit: files, .. })) => {
+            return send(client, Reply::TooManyFiles(limit(files)), Vec::new());
+        }
         Err(error) => {
             tracing::warn!(target: "glake::share", %error, "a shared block could not be given to another process");
-            return send(client, Reply::Failed, &[]);
+            return send(client, Reply::Failed, Vec::new());
         }
     };
-    let from = usize::try_from(request.from).unwrap_or(usize::MAX);
-    let fds = exported.extents.iter().skip(from).take(MOST_FDS).map(|extent| extent.fd.as_fd());
-    let fds: Vec<BorrowedFd<'_>> = fds.collect();
-    let reply = if fds.is_empty() { Reply::Unknown } else { Reply::Descriptors(count(fds.len())) };
-    send(client, reply, &fds)
+    let reply = match exported.descriptors.len() {
+        0 => Reply::Unknown,
+        sent => Reply::Descriptors(count(sent)),
+    };
+    send(client, reply, exported.descriptors)
 }
 
 fn is_ours(uid: Uid) -> bool {
     uid == geteuid()
 }
 
-fn send(client: &OwnedFd, reply: Reply, fds: &[BorrowedFd<'_>]) -> bool {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return false;
+/// A limit as it is sent.
+fn limit(files: u64) -> u32 {
+    u32::try_from(files).unwrap_or(u32::MAX)
+}
+
+/// Sends a reply with descriptors, or with fewer of them: a user may have so many on the way only, in all processes together, as one process
+/// may open.
+fn send(client: &OwnedFd, mut reply: Reply, mut fds: Vec<OwnedFd>) -> bool {
+    loop {
+        let sent: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !sent.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&sent)) {
+            return false;
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match sendmsg(client, &[IoSlice::new(&reply.encode())], &mut control, flags) {
+            Err(Errno::TOOMANYREFS) if !fds.is_empty() => {
+                fds.truncate(fds.len() / 2);
+                reply = match fds.len() {
+                    0 => Reply::TooManyFiles(limit(open_files())),
+                    sent => Reply::Descriptors(count(sent)),
+                };
+            }
+            answer => return answer.is_ok(),
+        }
     }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(client, &[IoSlice::new(&reply.encode())], &mut control, flags).is_ok()
 }

@@ -1,47 +1,71 @@
 //! Exporters and importers in one process; two processes meet in `tests/share.rs`.
 
-use std::io::Read as _;
-use std::io::Write as _;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::io::{IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use glake_device::{Address, DeviceId, Driver, Stream};
 use glake_sim::{SimOptions, Simulator};
-use glake_tiers::{BlockLife, Exported, GpuPool, PoolError, PoolOptions, PoolStream, SharedExtent};
+use glake_tiers::{BlockLife, Exported, GpuPool, PoolError, PoolOptions, PoolStream};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, accept_with, bind, connect, listen, recv, send, sendmsg, socket_with,
 };
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::handle::Handle;
-use super::{Exporter, ShareError, Shared, open};
+use super::wire::{BATCH, MOST_FDS, REQUEST, Reply, Request};
+use super::{Exporter, Opened, ShareError, Shared};
 
 const BLOCK: Address = Address(0x7000_0000);
 
 /// Pipes stand for extents: each holds its number.
-fn exported(count: u64) -> Result<Exported, PoolError> {
-    let extent = |number: u64| {
+fn exported(count: usize, part: Range<usize>) -> Result<Exported, PoolError> {
+    let descriptors = (0..count).skip(part.start).take(part.len()).map(|number| {
         let (reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(&number.to_le_bytes()).unwrap();
-        SharedExtent { fd: reader.into(), size: Bytes::mib(2 + number % 2) }
-    };
-    let extents = (0..count).map(extent).collect();
-    let life = BlockLife::default();
-    Ok(Exported { base: BLOCK, size: Bytes::mib(count), offset: Bytes::kib(3), extents, life })
+        reader.into()
+    });
+    Ok(Exported {
+        base: BLOCK,
+        size: Bytes::mib(count as u64),
+        offset: Bytes::kib(3),
+        sizes: (0..count).map(size_of_number).collect(),
+        descriptors: descriptors.collect(),
+        life: BlockLife::default(),
+    })
 }
 
-fn numbers(opened: Vec<(OwnedFd, Bytes)>) -> Vec<u64> {
-    let number = |(number, (fd, size)): (u64, (OwnedFd, Bytes))| {
-        assert_eq!(size, Bytes::mib(2 + number % 2));
+fn size_of_number(number: usize) -> Bytes {
+    Bytes::mib(2 + number as u64 % 2)
+}
+
+/// All extents of a share, their descriptors open at once.
+fn open(handle: &[u8]) -> Result<Vec<OwnedFd>, ShareError> {
+    let Opened { sizes, mut descriptors } = super::open(handle)?;
+    let mut all = Vec::new();
+    while all.len() < sizes.len() {
+        let batch = descriptors.receive(all.len())?;
+        assert!((1..=BATCH).contains(&batch.len()));
+        all.extend(batch);
+    }
+    Ok(all)
+}
+
+fn numbers(opened: Vec<OwnedFd>) -> Vec<usize> {
+    let number = |descriptor: OwnedFd| {
         let mut bytes = [0; 8];
-        std::fs::File::from(fd).read_exact(&mut bytes).unwrap();
-        u64::from_le_bytes(bytes)
+        std::fs::File::from(descriptor).read_exact(&mut bytes).unwrap();
+        usize::from_le_bytes(bytes)
     };
-    (0..).zip(opened).map(number).collect()
+    opened.into_iter().map(number).collect()
 }
 
 fn dial(shared: &Shared) -> OwnedFd {
@@ -57,9 +81,9 @@ fn memory_is_open_only_while_it_is_given_out() {
     let names = Arc::new(Mutex::new(Vec::new()));
     let link = |fd: &str| std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
     let noted = names.clone();
-    let export = move || {
-        let exported = exported(3)?;
-        let opened = exported.extents.iter().map(|extent| link(&extent.fd.as_raw_fd().to_string()));
+    let export = move |part| {
+        let exported = exported(3, part)?;
+        let opened = exported.descriptors.iter().map(|descriptor| link(&descriptor.as_raw_fd().to_string()));
         noted.lock().extend(opened);
         Ok(exported)
     };
@@ -77,7 +101,7 @@ fn memory_is_open_only_while_it_is_given_out() {
     };
     let exporter = Exporter::new();
     let shared = exporter.share(BLOCK, export).unwrap();
-    assert_eq!(names.lock().len(), 3);
+    assert_eq!(names.lock().len(), 1);
     assert_eq!(open_here(), 0, "while nobody opens it");
     let opened = open(&shared.handle).unwrap();
     until(3);
@@ -86,24 +110,81 @@ fn memory_is_open_only_while_it_is_given_out() {
 }
 
 #[test]
-fn many_descriptors_arrive_in_order() {
+fn many_descriptors_arrive_in_order_and_few_at_a_time() {
     let exporter = Exporter::new();
-    let shared = exporter.share(BLOCK, || exported(260)).unwrap();
+    let most = Arc::new(AtomicUsize::new(0));
+    let asked = most.clone();
+    let shared = exporter.share(BLOCK, move |part| {
+        let exported = exported(260, part)?;
+        asked.fetch_max(exported.descriptors.len(), Ordering::Relaxed);
+        Ok(exported)
+    });
+    let shared = shared.unwrap();
     assert_eq!(shared.offset, Bytes::kib(3));
+    let opened = super::open(&shared.handle).unwrap();
+    assert_eq!(opened.sizes, (0..260).map(size_of_number).collect::<Vec<_>>());
     assert_eq!(numbers(open(&shared.handle).unwrap()), (0..260).collect::<Vec<_>>());
+    assert_eq!(most.load(Ordering::Relaxed), BATCH);
+}
+
+/// Earlier versions send as many as fit a message, and ask for the rest.
+#[test]
+fn earlier_versions_are_understood() {
+    let exporter = Exporter::new();
+    let shared = exporter.share(BLOCK, |part| exported(300, part)).unwrap();
+    let mut handle = Handle::decode(&shared.handle).unwrap();
+    getrandom(&mut handle.name[..], GetRandomFlags::empty()).unwrap();
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new_abstract_name(&handle.name).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    let earlier = std::thread::spawn(move || {
+        let client = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let mut bytes = [0; REQUEST];
+        while let Ok((length @ 1.., _)) = recv(&client, &mut bytes[..], RecvFlags::empty()) {
+            let from = usize::try_from(Request::decode(&bytes[..length]).unwrap().from).unwrap();
+            let sent = exported(300, from..from + MOST_FDS).unwrap().descriptors;
+            let fds: Vec<_> = sent.iter().map(|descriptor| descriptor.as_fd()).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let reply = Reply::Descriptors(u32::try_from(fds.len()).unwrap()).encode();
+            sendmsg(&client, &[IoSlice::new(&reply)], &mut control, SendFlags::empty()).unwrap();
+        }
+    });
+    let Opened { sizes, mut descriptors } = super::open(&handle.encode()).unwrap();
+    let first = descriptors.receive(0).unwrap();
+    assert_eq!(first.len(), MOST_FDS);
+    let rest = descriptors.receive(first.len()).unwrap();
+    assert_eq!(numbers(first.into_iter().chain(rest).collect()), (0..sizes.len()).collect::<Vec<_>>());
+    drop(descriptors);
+    earlier.join().unwrap();
+}
+
+/// More than the exporter listens to at a time: each is hung up on, and comes again.
+#[test]
+fn all_of_many_importers_are_served() {
+    let exporter = Exporter::new();
+    let shared = exporter.share(BLOCK, |part| exported(40, part)).unwrap();
+    let mut opened: Vec<Opened> = (0..100).map(|_| super::open(&shared.handle).unwrap()).collect();
+    for from in [0, 13] {
+        for importer in &mut opened {
+            assert_eq!(numbers(importer.descriptors.receive(from).unwrap())[0], from);
+        }
+    }
 }
 
 #[test]
 fn the_same_block_is_the_same_export() {
     let exporter = Exporter::new();
-    let first = exporter.share(BLOCK, || exported(2)).unwrap();
-    let again = exporter.share(BLOCK, || panic!("asked twice")).unwrap();
-    let other = exporter.share(Address(BLOCK.0 + 512), || exported(3)).unwrap();
+    let first = exporter.share(BLOCK, |part| exported(2, part)).unwrap();
+    let again = exporter.share(BLOCK, |_| panic!("asked twice")).unwrap();
+    let other = exporter.share(Address(BLOCK.0 + 512), |part| exported(3, part)).unwrap();
     assert!(first == again && other.id != first.id && exporter.exports() == 2);
     assert!(exporter.forget(first.id) && !exporter.forget(first.id));
     assert!(matches!(open(&first.handle), Err(ShareError::Forgotten { pid }) if pid == std::process::id()));
     assert_eq!(open(&other.handle).unwrap().len(), 3);
-    let anew = exporter.share(BLOCK, || exported(1)).unwrap();
+    let anew = exporter.share(BLOCK, |part| exported(1, part)).unwrap();
     assert!(anew.id != first.id);
     assert!(exporter.forget_block(BLOCK) && !exporter.forget_block(BLOCK));
     assert!(exporter.forget(other.id) && exporter.exports() == 0);
@@ -113,7 +194,7 @@ fn the_same_block_is_the_same_export() {
 fn what_cannot_be_exported_is_not_shared() {
     let exporter = Exporter::new();
     let unknown = || PoolError::UnknownAddress { device: glake_device::DeviceId(0), address: BLOCK };
-    let error = exporter.share(BLOCK, move || Err(unknown())).unwrap_err();
+    let error = exporter.share(BLOCK, move |_| Err(unknown())).unwrap_err();
     assert!(matches!(error, ShareError::Pool(PoolError::UnknownAddress { .. })));
     assert_eq!(exporter.exports(), 0);
 }
@@ -129,12 +210,12 @@ fn a_block_that_is_freed_while_it_is_shared_is_not_shared() {
     let block = pool.malloc(Bytes::mib(20), stream).unwrap().address;
     let export = {
         let pool = pool.clone();
-        move || pool.export(block)
+        move |part| pool.export(block, part)
     };
     let freed_meanwhile = {
         let (pool, exporter) = (pool.clone(), exporter.clone());
-        move || {
-            let exported = pool.export(block);
+        move |part| {
+            let exported = pool.export(block, part);
             exporter.forget_block(block);
             pool.free(block).unwrap();
             exported
@@ -160,7 +241,7 @@ fn what_cannot_be_given_out_any_more_is_told() {
     const GPU: glake_device::DeviceId = glake_device::DeviceId(0);
     let once = |then: fn() -> PoolError| {
         let first = AtomicBool::new(true);
-        move || if first.swap(false, Ordering::Relaxed) { exported(1) } else { Err(then()) }
+        move |part| if first.swap(false, Ordering::Relaxed) { exported(1, part) } else { Err(then()) }
     };
     let evicted = once(|| PoolError::Evicted { device: GPU, address: BLOCK });
     let shared = exporter.share(BLOCK, evicted).unwrap();
@@ -173,7 +254,7 @@ fn what_cannot_be_given_out_any_more_is_told() {
 #[test]
 fn without_its_exporter_nothing_is_opened() {
     let exporter = Exporter::new();
-    let shared = exporter.share(BLOCK, || exported(1)).unwrap();
+    let shared = exporter.share(BLOCK, |part| exported(1, part)).unwrap();
     drop(exporter);
     assert!(matches!(open(&shared.handle), Err(ShareError::Gone { .. })));
     let mut handle = Handle::decode(&shared.handle).unwrap();
@@ -185,7 +266,7 @@ fn without_its_exporter_nothing_is_opened() {
 #[test]
 fn bad_clients_do_no_harm() {
     let exporter = Exporter::new();
-    let shared = exporter.share(BLOCK, || exported(3)).unwrap();
+    let shared = exporter.share(BLOCK, |part| exported(3, part)).unwrap();
     let start = Instant::now();
     let mut kept = Vec::new();
     for round in 0..200_usize {
@@ -202,7 +283,7 @@ fn bad_clients_do_no_harm() {
     }
     // One that asks and never reads.
     let silent = dial(&shared);
-    let request = super::wire::Request { id: shared.id, from: 0 }.encode();
+    let request = Request { id: shared.id, from: 0 }.encode();
     while send(&silent, &request, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok() {}
     assert_eq!(numbers(open(&shared.handle).unwrap()), [0, 1, 2]);
     assert!(start.elapsed() < Duration::from_secs(4), "nobody waits for a bad client");
@@ -211,10 +292,10 @@ fn bad_clients_do_no_harm() {
 #[test]
 fn a_forked_child_leaves_its_parents_exporter_alone() {
     let mut parents = Exporter::new();
-    let shared = parents.share(BLOCK, || exported(1)).unwrap();
+    let shared = parents.share(BLOCK, |part| exported(1, part)).unwrap();
     // As a child sees it: the exporter of another process.
     parents.pid += 1;
-    assert!(matches!(parents.share(BLOCK, || exported(1)), Err(ShareError::Forked)));
+    assert!(matches!(parents.share(BLOCK, |part| exported(1, part)), Err(ShareError::Forked)));
     assert!(!parents.forget(shared.id) && !parents.forget_block(BLOCK));
     drop(parents);
     assert_eq!(numbers(open(&shared.handle).unwrap()), [0]);

@@ -1,8 +1,10 @@
 //! The two messages: what is asked of an exporter, and its answer.
 //!
 //! One request is one packet and is answered by one packet, so that an exporter keeps nothing of a client between two, and
-//! no more descriptors are ever on the way than one packet holds.
+//! no more descriptors are ever on the way than one packet holds. An exporter answers with as many as it likes: the client
+//! asks for those that follow once it is done with these.
 
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::ExportId;
@@ -10,6 +12,9 @@ use super::handle::{VERSION, framed};
 
 /// So many descriptors fit a message (Linux: `SCM_MAX_FD`).
 pub(super) const MOST_FDS: usize = 253;
+/// Descriptors in an answer at most: so many does either process need for a block, however large. A request takes as long as a half of one
+/// extent's export.
+pub(super) const BATCH: usize = 16;
 const MAGIC: [u8; 4] = *b"GLSQ";
 /// How long a request is at most.
 pub(super) const REQUEST: usize = 20;
@@ -36,6 +41,8 @@ pub(super) enum Reply {
     Malformed,
     /// The pool or the driver does not give the memory out.
     Failed,
+    /// The exporter has no descriptor left, of so many files that it may open. To earlier versions this is no answer.
+    TooManyFiles(u32),
 }
 
 impl Request {
@@ -58,6 +65,11 @@ impl Reply {
     }
 }
 
+/// How many files this process may open.
+pub(super) fn open_files() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 /// A message that takes all of the bytes.
 fn whole<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(message, _)| message)
@@ -75,8 +87,14 @@ mod tests {
         assert_eq!(Request::decode(&request.encode()[1..]), None);
         assert_eq!(Request::decode(&[&request.encode()[..], &[0]].concat()), None);
         assert_eq!(Request::decode(&[0; REQUEST]), None);
-        let replies =
-            [Reply::Descriptors(u32::MAX), Reply::Unknown, Reply::Refused, Reply::Malformed, Reply::Failed];
+        let replies = [
+            Reply::Descriptors(u32::MAX),
+            Reply::Unknown,
+            Reply::Refused,
+            Reply::Malformed,
+            Reply::Failed,
+            Reply::TooManyFiles(u32::MAX),
+        ];
         for reply in replies {
             let bytes = reply.encode();
             assert_eq!(Reply::decode(&bytes), Some(reply));

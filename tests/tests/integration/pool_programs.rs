@@ -216,7 +216,7 @@ impl Run {
 
     fn share(&mut self, index: usize) {
         let Held { number, stamp, .. } = self.blocks[index];
-        let exported = self.fixture.pool.export(stamp.block.address).unwrap();
+        let exported = self.fixture.pool.export(stamp.block.address, 0..1).unwrap();
         assert_eq!((exported.base, exported.size), (stamp.block.address, stamp.block.size));
         self.shared.push((number, exported.life));
     }

@@ -73,6 +73,9 @@ macro_rules! delegate {
     (work) => { $crate::decorate::delegate!(@
         unsafe copy Copy (device: $crate::DeviceId, request: $crate::CopyRequest, stream: $crate::Stream)
             -> (), on device, at request.to, of request.size;
+        unsafe copy_between CopyBetween (device: $crate::DeviceId, request: $crate::CopyRequest,
+            owners: $crate::CopyDevices, stream: $crate::Stream)
+            -> (), on device, at request.to, of request.size;
         unsafe copy_batch CopyBatch (device: $crate::DeviceId, requests: &[$crate::CopyRequest],
             stream: $crate::Stream) -> (), on device, of requests.iter().map(|request| request.size).sum();
         unsafe fill Fill (device: $crate::DeviceId, start: $crate::Address, size: glake_units::Bytes,

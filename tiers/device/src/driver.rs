@@ -24,6 +24,8 @@ pub struct DeviceInfo {
     pub pci: Option<String>,
     /// Whether its memory can be exported, as file descriptors: not under WSL2.
     pub exportable: bool,
+    /// Whether memory made by [`Driver::create`] can be registered for RDMA ([`ExtentProperties::gpu_direct`]).
+    pub gpu_direct: bool,
 }
 
 /// How a device's memory stands, counting every process.
@@ -51,7 +53,7 @@ pub struct ExtentProperties {
     pub place: Place,
     /// Whether another process may import it.
     pub exportable: bool,
-    /// Whether a network card may reach it.
+    /// Whether it can be registered for RDMA (GPUDirect). Only where [`DeviceInfo::gpu_direct`] says that the device can.
     pub gpu_direct: bool,
 }
 
@@ -84,6 +86,15 @@ pub struct CopyRequest {
     pub from: Address,
     /// How many.
     pub size: Bytes,
+}
+
+/// The devices whose memory a copy is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyDevices {
+    /// Device of the destination.
+    pub to: DeviceId,
+    /// Device of the source.
+    pub from: DeviceId,
 }
 
 /// What a pointer points to.
@@ -309,6 +320,18 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Safety
     /// As [`Driver::copy`].
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()>;
+    /// Enqueues a copy between memory of two devices, which need no access to each other's: where the driver has no other way, it goes through
+    /// the host. The stream is one of `device`.
+    ///
+    /// # Safety
+    /// As [`Driver::copy`].
+    unsafe fn copy_between(
+        &self,
+        device: DeviceId,
+        request: CopyRequest,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()>;
     /// Enqueues several copies, in no order among themselves.
     ///
     /// # Safety

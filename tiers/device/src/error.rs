@@ -92,6 +92,18 @@ pub enum DriverError {
         /// The driver's error number.
         code: u32,
     },
+    /// A descriptor of memory could not be made or opened, most likely because the process has none left: close some, or raise its limit.
+    #[error(
+        "{verb}: CUDA error {}, from the operating system: this process may open {limit} files, and seems to have no file descriptor left; \
+         raise the limit (ulimit -n)",
+        DriverError::OPERATING_SYSTEM
+    )]
+    TooManyFiles {
+        /// What was asked.
+        verb: Verb,
+        /// The process's limit of open files.
+        limit: u64,
+    },
     /// Another error of the driver.
     #[error("{verb}: CUDA error {code}")]
     Failed {
@@ -233,6 +245,18 @@ impl DriverError {
     pub const UNSUPPORTED: u32 = 801;
     /// Not allowed while a stream is captured.
     pub const CAPTURING: u32 = 900;
+    /// A call of the operating system failed.
+    pub const OPERATING_SYSTEM: u32 = 304;
+
+    /// The error of a number for which there is no more general one.
+    pub fn of_number(verb: Verb, code: u32) -> DriverError {
+        match (verb, code) {
+            (Verb::Export | Verb::Import, DriverError::OPERATING_SYSTEM) => {
+                DriverError::TooManyFiles { verb, limit: open_files() }
+            }
+            _ => DriverError::Failed { verb, code },
+        }
+    }
 
     /// CUDA's number for it: the one that the driver answered, or the one that it would have. `None` where it has none: what only the
     /// simulator can tell, and what the operating system refused.
@@ -242,6 +266,7 @@ impl DriverError {
             | DriverError::Failed { code, .. }
             | DriverError::Unsupported { code, .. }
             | DriverError::Capturing { code, .. } => Some(*code),
+            DriverError::TooManyFiles { .. } => Some(DriverError::OPERATING_SYSTEM),
             DriverError::NoDriver { .. } => Some(100),
             DriverError::NoSuchDevice { .. } => Some(101),
             DriverError::NotReady { .. } => Some(600),
@@ -255,4 +280,12 @@ impl DriverError {
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, DriverError::OutOfMemory { .. })
     }
+}
+
+/// The process's limit of open files.
+fn open_files() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: an out-parameter of this frame.
+    let answer = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    if answer == 0 { limit.rlim_cur } else { 0 }
 }

@@ -27,9 +27,9 @@ mod verb;
 pub use cuda::{Cuda, CudaCheckpoint};
 pub use decorate::Call;
 pub use driver::{
-    Access, CaptureState, Compare, CopyRequest, DeviceInfo, Driver, EventKind, ExtentProperties, HostKernel,
-    KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerAttributes, PointerKind, Priority,
-    Protection, Touch, Touched, Touches, Usage,
+    Access, CaptureState, Compare, CopyDevices, CopyRequest, DeviceInfo, Driver, EventKind, ExtentProperties,
+    HostKernel, KernelMemory, LaunchRequest, MemoryInfo, ModuleSource, Place, PointerAttributes, PointerKind,
+    Priority, Protection, Touch, Touched, Touches, Usage,
 };
 pub use error::{DriverError, Living, Refusal, Result};
 pub use fault::{Fault, Faults, Injected, When};

@@ -57,6 +57,7 @@ impl Driver for Stub {
                 memory: Bytes::gib(1),
                 pci: None,
                 exportable: true,
+                gpu_direct: true,
             })
             .collect())
     }
@@ -103,6 +104,9 @@ impl Driver for Stub {
         Ok(())
     }
     unsafe fn copy_on(&self, _: CopyRequest, _: Stream) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn copy_between(&self, _: DeviceId, _: CopyRequest, _: CopyDevices, _: Stream) -> Result<()> {
         Ok(())
     }
     unsafe fn copy_batch(&self, _: DeviceId, _: &[CopyRequest], _: Stream) -> Result<()> {

@@ -26,7 +26,7 @@ verbs! {
     Granularity = "granularity", Reserve = "reserve", Unreserve = "unreserve", Create = "create",
     Release = "release", Map = "map", Unmap = "unmap", SetAccess = "set_access", Export = "export",
     Import = "import",
-    Copy = "copy", CopyBatch = "copy_batch", Fill = "fill", ReadNow = "read_now", WriteNow = "write_now",
+    Copy = "copy", CopyBetween = "copy_between", CopyBatch = "copy_batch", Fill = "fill", ReadNow = "read_now", WriteNow = "write_now",
     StreamCreate = "stream_create", StreamDestroy = "stream_destroy", StreamId = "stream_id",
     StreamDevice = "stream_device",
     StreamSynchronize = "stream_synchronize", StreamWaitEvent = "stream_wait_event",

@@ -1,5 +1,5 @@
-//! The driver's checkpoint of another process: what it has on GPUs goes to host memory, its context too, and its calls
-//! of the driver wait until it is restored.
+//! The driver's checkpoint of another process: moves its GPU memory and context to host memory; its driver calls block until it is
+//! restored.
 //!
 //! ```text
 //!            lock               checkpoint
@@ -8,195 +8,198 @@
 //!     └──────────────┘  └──────────────────────────┘
 //! ```
 //!
-//! Whoever asks needs no context. Either way begins with the state that the driver tells, so that it can be gone again
-//! after whoever went it before was killed anywhere: [`put_away`] and [`bring_back`] do that.
+//! The caller needs no context. Both directions begin by querying the state, so that they can be repeated after an earlier caller was
+//! killed at
+//! any point: [`put_away`] and [`bring_back`] do that.
 
 use std::time::Duration;
 
-/// What the driver says of a process.
+/// State of a process as reported by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// Its calls run.
+    /// Running normally.
     Running,
-    /// Its calls wait; it has all that it had.
+    /// Driver calls block; all memory is still on the GPU.
     Locked,
-    /// Its calls wait, and it has nothing on any GPU.
+    /// Driver calls block; nothing is on any GPU.
     Checkpointed,
-    /// It is on its way from one of these to another, for somebody else.
+    /// In transition on behalf of another caller.
     Moving,
-    /// It cannot be brought back: it has to be started again.
+    /// Cannot be restored: the process must be restarted.
     Failed,
 }
 
-/// A step from one state to the next.
+/// Transition of a process's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// To ask for the state.
+    /// Query of the state.
     State,
-    /// Running to locked.
+    /// Transition from running to locked.
     Lock,
-    /// Locked to checkpointed.
+    /// Transition from locked to checkpointed.
     Checkpoint,
-    /// Checkpointed to locked.
+    /// Transition from checkpointed to locked.
     Restore,
-    /// Locked to running.
+    /// Transition from locked to running.
     Unlock,
 }
 
-/// Why a step was not done.
+/// Error of a transition.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// Nobody can do it here.
+    /// Missing driver support on this machine.
     #[error("no driver that checkpoints processes: {found}; it is CUDA 12.8's, of drivers from 570 on")]
     NoDriver {
-        /// What was found.
+        /// Driver that was found, if any.
         found: String,
     },
-    /// The driver knows no such process.
+    /// Process unknown to the driver.
     #[error("process {pid} has no context on a GPU: only one that uses GPUs can be checkpointed")]
     NoContext {
-        /// Which.
+        /// Process ID.
         pid: u32,
     },
-    /// Its calls did not end in time.
+    /// Driver calls of the process that did not end in time.
     #[error(
         "process {pid} was not locked within {within:?}: a call of the driver, or work on a GPU, did not end; try \
          again, or give more time"
     )]
     Late {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// How long was waited.
+        /// Timeout that was given.
         within: Duration,
     },
-    /// Its memory did not fit its GPUs when the driver was asked. Drivers do not restore it after that.
+    /// GPU memory that was insufficient for a restore. The driver refuses all later attempts.
     #[error("the driver found no room on its GPUs for what process {pid} had")]
     NoRoom {
-        /// Which.
+        /// Process ID.
         pid: u32,
     },
-    /// The driver did not restore it, and does not another time.
+    /// Restore that failed permanently.
     #[error(
         "{why}: process {pid} is lost, for this driver does not restore one whose restore has failed once; end it, \
          and start it again"
     )]
     Lost {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// What the driver answered.
+        /// Error of the driver.
         why: Box<CheckpointError>,
     },
-    /// It has what the driver cannot checkpoint.
+    /// Process with resources that the driver cannot checkpoint.
     #[error(
         "the driver does not {step} process {pid} (CUDA error {code}): it may share memory with other processes (CUDA \
          IPC, NCCL), use MPS, or be a child of one that uses GPUs"
     )]
     Unsupported {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// What was asked.
+        /// Requested step.
         step: Step,
-        /// The driver's number.
+        /// Error code of the driver.
         code: u32,
     },
-    /// It is in another state.
+    /// Process in an unexpected state.
     #[error("process {pid} is {found}, so that it cannot be {}: {todo}", .step.done())]
     State {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// What was asked.
+        /// Requested step.
         step: Step,
-        /// What it is.
+        /// State that was found.
         found: ProcessState,
-        /// What to do.
+        /// Advice to the user.
         todo: &'static str,
     },
-    /// It has ended, and another has its number.
+    /// Process that has exited and whose ID was reused.
     #[error("process {pid} is another one by now: the one that was meant has ended")]
     Another {
-        /// Which.
+        /// Process ID.
         pid: u32,
     },
-    /// It was to run, and does not.
+    /// Process that should run and is not known to.
     #[error(
         "{why}; and process {pid} is not known to run ({found}): its calls wait until glake checkpoint {pid} --restore \
          succeeds"
     )]
     Stays {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// What it is, or why that is not known.
+        /// State that was found, or the reason why it is unknown.
         found: String,
-        /// Why it was not checkpointed.
+        /// Reason why it was not checkpointed.
         why: Box<CheckpointError>,
     },
-    /// Another error of the driver.
+    /// Other error of the driver.
     #[error("the driver did not {step} process {pid}: CUDA error {code}")]
     Failed {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// What was asked.
+        /// Requested step.
         step: Step,
-        /// The driver's number.
+        /// Error code of the driver.
         code: u32,
     },
-    /// The file that simulated GPUs are counted in.
+    /// Inaccessible file of shared simulated GPUs.
     #[error("process {pid} cannot be looked up: {source}")]
     Os {
-        /// Which.
+        /// Process ID.
         pid: u32,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Whoever can checkpoint processes.
+/// Driver interface for checkpointing other processes.
 pub trait ProcessCheckpoint: Send + Sync {
-    /// What a process is. A driver tells [`ProcessState::Running`] of one too that has no context on any GPU.
+    /// Returns the state of a process. A driver also reports [`ProcessState::Running`] for a process without a context.
     ///
     /// # Errors
-    /// [`CheckpointError::NoContext`]: the driver knows no such process.
+    /// [`CheckpointError::NoContext`] if the driver does not know the process.
     fn state(&self, pid: u32) -> Result<ProcessState, CheckpointError>;
 
-    /// Lets no further call of it begin, and waits for those that run.
+    /// Blocks new driver calls of the process and waits for running ones.
     ///
     /// # Errors
-    /// [`CheckpointError::Late`]: it runs on.
+    /// [`CheckpointError::Late`] after `within`; the process keeps running.
     fn lock(&self, pid: u32, within: Duration) -> Result<(), CheckpointError>;
 
-    /// What a locked one has on GPUs goes to host memory.
+    /// Moves the GPU memory of a locked process to host memory.
     ///
     /// # Errors
-    /// [`CheckpointError`]: it is locked on, and has what it had.
+    /// [`CheckpointError`]; the process stays locked with its memory.
     fn checkpoint(&self, pid: u32) -> Result<(), CheckpointError>;
 
-    /// What a checkpointed one had comes back to its GPUs: it is locked then. Ask only where its GPUs have room for it.
+    /// Moves the memory of a checkpointed process back to its GPUs; the process is locked afterwards. Call it only if the GPUs have enough
+    /// free memory.
     ///
     /// # Errors
-    /// [`CheckpointError::NoRoom`]: it stays checkpointed, and a driver of version 580 answers each later call with
-    /// error 304, whatever room there is.
+    /// [`CheckpointError::NoRoom`]: the process stays checkpointed, and a driver of version 580 answers each later call with error 304,
+    /// however
+    /// much memory is free.
     fn restore(&self, pid: u32) -> Result<(), CheckpointError>;
 
-    /// The calls of a locked one run.
+    /// Resumes the driver calls of a locked process.
     ///
     /// # Errors
-    /// [`CheckpointError`]: it is locked on.
+    /// [`CheckpointError`]; the process stays locked.
     fn unlock(&self, pid: u32) -> Result<(), CheckpointError>;
 }
 
-/// Locks and checkpoints a process, from whatever state it is in; where it cannot be checkpointed it is unlocked again.
+/// Locks and checkpoints a process, whatever its state. Unlocks it again if it cannot be checkpointed.
 ///
 /// # Errors
-/// [`CheckpointError::Stays`]: it is not known to run; any other: it runs, or is what it was.
+/// [`CheckpointError::Stays`] if it is not known to run; otherwise it runs or is unchanged.
 pub fn put_away(driver: &dyn ProcessCheckpoint, pid: u32, within: Duration) -> Result<(), CheckpointError> {
     put_away_if(driver, pid, within, &|| true)
 }
 
-/// The same, if the number is still of the process that is meant, also once that is locked.
+/// Like [`put_away`], provided that the ID still belongs to the intended process, also after it was locked.
 ///
 /// # Errors
-/// As of [`put_away`]; [`CheckpointError::Another`]: it is not.
+/// Like [`put_away`]; [`CheckpointError::Another`] if it does not.
 pub fn put_away_if(
     driver: &dyn ProcessCheckpoint,
     pid: u32,
@@ -222,7 +225,7 @@ pub fn put_away_if(
     driver.checkpoint(pid).map_err(|why| let_run(driver, pid, why))
 }
 
-/// A process that could not be checkpointed runs again. Says why it was not, and whether it does not run.
+/// Resumes a process that could not be checkpointed. Returns `why`, or [`CheckpointError::Stays`] if it cannot be resumed.
 fn let_run(driver: &dyn ProcessCheckpoint, pid: u32, why: CheckpointError) -> CheckpointError {
     // What is told is whether it runs then.
     for _ in 0..2 {
@@ -238,14 +241,14 @@ fn let_run(driver: &dyn ProcessCheckpoint, pid: u32, why: CheckpointError) -> Ch
     CheckpointError::Stays { pid, found, why: Box::new(why) }
 }
 
-/// `CUDA_ERROR_OPERATING_SYSTEM`: what the driver answers to a restore of a process whose restore has failed.
+/// `CUDA_ERROR_OPERATING_SYSTEM`, the driver's answer to a restore after a failed one.
 const RESTORE_FAILED_BEFORE: u32 = 304;
 
-/// Restores and unlocks a process, from whatever state it is in; nothing is done with one that runs, or that the driver
-/// does not know: it has nothing that could be locked. Whoever asks has seen that its GPUs have room for what it had.
+/// Restores and unlocks a process, whatever its state. No effect on a running process, or on one that the driver does not know and that has
+/// nothing to lock. The caller has checked that its GPUs have enough free memory.
 ///
 /// # Errors
-/// [`CheckpointError::Lost`]: it is lost; another [`CheckpointError`]: it is checkpointed on, or locked.
+/// [`CheckpointError::Lost`] if it cannot be restored any more; otherwise it stays checkpointed or locked.
 pub fn bring_back(driver: &dyn ProcessCheckpoint, pid: u32) -> Result<(), CheckpointError> {
     let refused = |found, todo| CheckpointError::State { pid, step: Step::Restore, found, todo };
     let lost = |why| CheckpointError::Lost { pid, why: Box::new(why) };
@@ -295,7 +298,7 @@ impl std::fmt::Display for Step {
 }
 
 impl ProcessState {
-    /// Its name.
+    /// Returns the name of the state.
     pub fn name(self) -> &'static str {
         match self {
             ProcessState::Running => "running",
@@ -319,14 +322,14 @@ mod tests {
 
     use super::*;
 
-    /// One process, what it is and what was asked.
+    /// Model of one process and of the calls on it.
     struct Model {
         state: Mutex<ProcessState>,
         fails: Option<Step>,
-        /// What it fails with.
+        /// Error code of the failing step.
         code: u32,
         unlocks: bool,
-        /// A lock that fails is had.
+        /// Whether a failing lock still takes effect.
         locks_late: bool,
         asked: Mutex<Vec<Step>>,
     }

@@ -1,12 +1,13 @@
-//! How much memory of each GPU is used, and by whom, asked without a context on it.
+//! Memory usage of each GPU and process, queried without a context.
 //!
 //! ```text
 //! agent, tiers/device ─► glake-meter ─► libnvidia-ml
-//! tiers/sim           ─► glake-meter        its simulated GPUs that processes share are a meter too
+//! tiers/sim           ─► glake-meter        shared simulated GPUs are a meter too
 //! ```
 //!
-//! A context costs a GPU hundreds of MiB, so that who only watches must not have one. A [`Meter`] is a snapshot at every
-//! call: what it told may have changed when it is read. [`checkpoint`] takes such a context, and brings it back.
+//! A context costs a GPU hundreds of MiB, so a mere observer must not have one. A [`Meter`] returns a snapshot that may be outdated when it
+//! is read.
+//! [`checkpoint`] removes and restores another process's context.
 
 pub mod checkpoint;
 mod nvml;
@@ -15,80 +16,80 @@ use glake_units::Bytes;
 
 pub use nvml::{NvLinks, Nvml, pci_address};
 
-/// The memory of one GPU.
+/// Memory usage of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuMemory {
-    /// What the GPU has.
+    /// Total memory.
     pub total: Bytes,
-    /// What nobody can take now: memory of programs, of their contexts, and of processes that have just died.
+    /// Memory that is not available: of programs, of their contexts, and of processes that have just died.
     pub used: Bytes,
-    /// What the driver and the GPU keep for themselves, beside `used`: some hundred MiB, which nobody can take.
+    /// Memory reserved by the driver and the GPU in addition to `used`: some hundred MiB.
     pub reserved: Bytes,
-    /// Who uses it, in order of process ids. The sum is below `used` by what belongs to no living process, and by what
-    /// is not told: inside a container NVML tells nothing of processes outside.
+    /// Usage by process, in order of process IDs. The sum is below `used` by memory without a living process and by hidden processes:
+    /// inside a container, NVML does not list processes outside.
     pub processes: Vec<ProcessMemory>,
 }
 
-/// What one process uses of a GPU, its contexts included.
+/// Memory of one process on a GPU, contexts included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Its id. NVML's are those of the host, also where the caller has a namespace of its own.
+    /// Process ID. NVML reports IDs of the host, even if the caller is in another namespace.
     pub pid: u32,
-    /// Its memory.
+    /// Memory in use.
     pub used: Bytes,
 }
 
 impl GpuMemory {
-    /// What can be taken now.
+    /// Returns the memory available for allocation.
     pub fn free(&self) -> Bytes {
         self.total.saturating_sub(self.used).saturating_sub(self.reserved)
     }
 
-    /// What one process uses; nothing where it is not listed.
+    /// Returns the memory of one process; 0 if it is not listed.
     pub fn of_process(&self, pid: u32) -> Bytes {
         self.processes.iter().find(|process| process.pid == pid).map_or(Bytes::ZERO, |process| process.used)
     }
 }
 
-/// Why a meter does not answer.
+/// Error of a meter.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum MeterError {
-    /// There is no such GPU.
+    /// Unknown GPU.
     #[error("GPU {gpu} is not known: there are {}", .known.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// Requested GPU.
         gpu: String,
-        /// What there is.
+        /// Known GPUs.
         known: Vec<String>,
     },
-    /// The file that simulated GPUs are counted in cannot be read.
+    /// Unreadable file of shared simulated GPUs.
     #[error("the memory of GPU {gpu} cannot be read: {source}")]
     Os {
-        /// What was asked for.
+        /// Requested GPU.
         gpu: String,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// NVML's own error.
+    /// Error of NVML.
     #[error("NVML does not tell the memory of GPU {gpu}: {source}")]
     Nvml {
-        /// What was asked for.
+        /// Requested GPU.
         gpu: String,
-        /// NVML's error.
+        /// Error of the library.
         source: nvml_wrapper::error::NvmlError,
     },
 }
 
-/// Whoever can tell how much memory of GPUs is used.
+/// Source of memory readings.
 pub trait Meter: Send + Sync {
-    /// The GPUs that can be asked about: PCI addresses, or the numbers of simulated GPUs.
+    /// Returns the GPUs that can be queried: PCI addresses, or numbers of simulated GPUs.
     fn gpus(&self) -> Vec<String>;
 
-    /// The memory of one of [`Meter::gpus`].
+    /// Reads the memory of one of [`Meter::gpus`].
     ///
     /// # Errors
-    /// [`MeterError`]: there is no such GPU, or it does not answer.
+    /// [`MeterError`] if there is no such GPU or it does not answer.
     fn read(&self, gpu: &str) -> Result<GpuMemory, MeterError>;
 }
 

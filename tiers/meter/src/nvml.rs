@@ -1,4 +1,4 @@
-//! NVIDIA's management library, where the machine has it.
+//! Meter over NVIDIA's management library, if the machine has it.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +10,33 @@ use nvml_wrapper::structs::device::FieldId;
 
 use crate::{GpuMemory, Meter, MeterError, ProcessMemory};
 
-/// The name that a machine with a driver and no toolkit has.
+/// File name on a machine with a driver and without a toolkit.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// More links than a GPU has: 18 on Hopper and Blackwell.
+/// Upper bound of the number of NVLinks; Hopper and Blackwell have 18.
 const MOST_LINKS: u32 = 36;
-/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: what one link carries each way, in MB/s.
+/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: rate of one link per direction, in MB/s.
 const SPEED: FieldId = FieldId(90);
 
 /// NVIDIA's management library.
 #[derive(Debug)]
 pub struct Nvml(nvml_wrapper::Nvml);
 
-/// The active NVLinks of one GPU.
+/// Active NVLinks of one GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NvLinks {
-    /// For each link, the PCI address of what it ends at; empty where the machine hides it, as some hide switches.
+    /// PCI address of each link's remote end; empty if the machine hides it, as some do for switches.
     pub remotes: Vec<String>,
-    /// What one link carries each way, where that is told.
+    /// Rate of one link per direction, if reported.
     pub speed: Option<Bandwidth>,
 }
 
 impl Nvml {
-    /// Opens the library; `None` where there is none, or no driver.
+    /// Opens the library; `None` if it or the driver is missing.
     pub fn open() -> Option<Nvml> {
         nvml_wrapper::Nvml::builder().lib_path(LIBRARY.as_ref()).init().ok().map(Nvml)
     }
 
-    /// The links of the GPU at a PCI address; `None` where there is no such GPU.
+    /// Returns the links of the GPU at a PCI address; `None` if there is no such GPU.
     pub fn nv_links(&self, pci: &str) -> Option<NvLinks> {
         let device = self.0.device_by_pci_bus_id(pci).ok()?;
         let mut remotes = Vec::new();
@@ -82,7 +82,7 @@ impl Meter for Nvml {
     }
 }
 
-/// Who uses a GPU to compute or to draw: a process that does both is listed twice by NVML, with the same sum.
+/// Returns the processes that compute or draw on a GPU. NVML lists one that does both twice, with the same sum.
 fn processes(device: &Device<'_>) -> Result<Vec<ProcessMemory>, NvmlError> {
     let mut found = BTreeMap::new();
     for process in device.running_compute_processes()?.into_iter().chain(device.running_graphics_processes()?)
@@ -95,7 +95,7 @@ fn processes(device: &Device<'_>) -> Result<Vec<ProcessMemory>, NvmlError> {
     Ok(found.into_iter().map(|(pid, used)| ProcessMemory { pid, used: Bytes::new(used) }).collect())
 }
 
-/// A PCI address in one spelling: NVML writes domains with eight digits, the kernel with four.
+/// Normalizes a PCI address: NVML writes domains with eight digits, the kernel with four.
 pub fn pci_address(text: &str) -> String {
     let text = text.to_ascii_lowercase();
     match text.split_once(':') {

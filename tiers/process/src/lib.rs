@@ -1,4 +1,4 @@
-//! Which process a number means: the kernel gives numbers again, and with its start time one is told from every later one.
+//! Identity of processes. Process IDs are reused; the start time distinguishes a process from later ones with its ID.
 //!
 //! ```
 //! use glake_process::ProcessStat;
@@ -8,28 +8,29 @@
 
 use std::{fs, io};
 
-/// What `/proc/PID/stat` told of a process.
+/// Contents of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// The kernel's letter.
+    /// State letter of the kernel.
     state: char,
-    /// The number of its group; 0: none.
+    /// Process group ID; 0: none.
     pub group: u32,
-    /// When it started, in the kernel's ticks since boot.
+    /// Start time in clock ticks since boot.
     pub start: u64,
 }
 
 impl ProcessStat {
-    /// The process of a number, also one that has ended and waits for its parent.
+    /// Reads the status of a process, also of a zombie.
     ///
     /// # Errors
-    /// What reading meets: `NotFound`, or `ESRCH`, where there is no such process. `InvalidData` where the kernel tells it otherwise.
+    /// Errors of reading: `NotFound` or `ESRCH` if there is no such process, `InvalidData` for an unknown format.
     pub fn of(pid: u32) -> io::Result<ProcessStat> {
         let told = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         ProcessStat::parse(&told).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Fields 3, 5 and 22 of `proc_pid_stat(5)`. The second, the command's name, may hold anything, parentheses and blanks too.
+    /// Parses fields 3, 5 and 22 of `proc_pid_stat(5)`. The second field, the command's name, may contain anything, including parentheses
+    /// and blanks.
     fn parse(told: &str) -> Option<ProcessStat> {
         let (_, fields) = told.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
@@ -41,12 +42,12 @@ impl ProcessStat {
         Some(ProcessStat { state, group, start })
     }
 
-    /// Whether it runs nothing any more, and waits for its parent.
+    /// Returns whether the process is a zombie.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether a signal or a debugger stopped it, or it waits in the kernel: it answers nobody.
+    /// Returns whether the process is stopped by a signal or a debugger, or blocked in the kernel, and cannot respond.
     pub fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't' | 'D')
     }

@@ -17,7 +17,7 @@ use super::route::End;
 use super::state::State;
 use super::timeline::Cost;
 use super::world::{Action, Segment};
-use glake_device::CopyRequest;
+use glake_device::{CopyDevices, CopyRequest};
 
 /// What of a pageable source is on its way when the call returns: the driver's buffer for it.
 const STAGED: u64 = 64 << 10;
@@ -25,14 +25,42 @@ const STAGED: u64 = 64 << 10;
 const LANDING: u64 = 1200;
 
 impl State {
+    /// Copies by a context that may touch both ends.
     pub(super) fn resolve_copies(&self, context: ContextId, requests: &[CopyRequest]) -> Checked<Resolved> {
+        let memory = &self.world.memory;
+        let ends = |request: &CopyRequest| {
+            let sources = memory.resolve(context, request.from, request.size.get(), Use::Read)?;
+            let targets = memory.resolve(context, request.to, request.size.get(), Use::Write)?;
+            Ok((sources, targets))
+        };
+        self.resolve_ends(context, requests.iter().map(ends).collect::<Checked<_>>()?)
+    }
+
+    /// A copy between two devices, each of which touches its own end: through the host.
+    pub(super) fn resolve_between(
+        &self,
+        context: ContextId,
+        request: CopyRequest,
+        owners: CopyDevices,
+    ) -> Checked<Resolved> {
+        let end = |device, start, usage| -> Checked<Vec<Piece>> {
+            let within = ContextId { device, ..context };
+            let mut pieces = self.world.memory.resolve(within, start, request.size.get(), usage)?;
+            for piece in &mut pieces {
+                piece.end = piece.end.gpu().map_or(piece.end, |index| End::Foreign { index });
+            }
+            Ok(pieces)
+        };
+        let sources = end(owners.from, request.from, Use::Read)?;
+        let targets = end(owners.to, request.to, Use::Write)?;
+        self.resolve_ends(context, vec![(sources, targets)])
+    }
+
+    fn resolve_ends(&self, context: ContextId, copies: Vec<(Vec<Piece>, Vec<Piece>)>) -> Checked<Resolved> {
         let by = context.device.0 as usize;
         let (mut pieces, mut segments, mut loads) = (Vec::new(), Vec::new(), Vec::<Load>::new());
         let (mut reads_pageable, mut waits) = (false, false);
-        for request in requests {
-            let memory = &self.world.memory;
-            let sources = memory.resolve(context, request.from, request.size.get(), Use::Read)?;
-            let targets = memory.resolve(context, request.to, request.size.get(), Use::Write)?;
+        for (sources, targets) in copies {
             pairs(&sources, &targets, |from, to| {
                 let (route, cap) = self.plumbing.route(from.end, to.end, by);
                 match loads.iter_mut().find(|load| load.route == route && load.cap == cap) {

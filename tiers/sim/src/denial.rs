@@ -46,7 +46,7 @@ impl Denial {
             Denial::NotReady => DriverError::NotReady { verb },
             Denial::Capturing => DriverError::Capturing { verb, code: DriverError::CAPTURING },
             Denial::Lost(code) => DriverError::Sticky { verb, code },
-            Denial::Failed(code) => DriverError::Failed { verb, code },
+            Denial::Failed(code) => DriverError::of_number(verb, code),
             Denial::Os(source) => DriverError::Os { verb, source },
         }
     }

@@ -118,6 +118,7 @@ impl State {
     fn resolve(&self, context: ContextId, request: &Request) -> Checked<Resolved> {
         match request {
             Request::Copy(requests) => self.resolve_copies(context, requests),
+            Request::CopyBetween(request, owners) => self.resolve_between(context, *request, *owners),
             Request::Fill { start, size, byte } => {
                 let pieces = self.reachable(context, *start, size.get(), Use::Write)?;
                 let places = pieces.iter().map(|piece| (piece.pointer, piece.size)).collect();

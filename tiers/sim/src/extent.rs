@@ -4,14 +4,15 @@
 //! importer needs, and so that the operating system keeps the bytes until the last process has let go of them. All
 //! other memory is a range of its device's arena.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
 use super::arena::Arena;
 use super::budget;
 use super::context::ContextId;
 use super::denial::{Checked, Denial};
-use super::file::MemoryFile;
+use super::file::{MappedFile, MemoryFile};
 use super::order::Shadow;
+use super::system::Source;
 use glake_device::{DeviceId, Place};
 use glake_units::Bytes;
 
@@ -25,6 +26,8 @@ pub(super) struct Extent {
     /// Whether the handle is gone, and the memory stays for its mappings only.
     pub(super) released: bool,
     pub(super) kind: Kind,
+    /// Whether it was made for RDMA.
+    pub(super) gpu_direct: bool,
     /// The context that it was created in; none where that was another process's, or the host's memory.
     pub(super) made_in: Option<ContextId>,
     /// Its last uses.
@@ -49,29 +52,29 @@ pub(super) enum Backing {
     /// A range of the arena.
     Arena { offset: u64 },
     /// A file of its own.
-    Own(Own),
+    Own(Own<MemoryFile>),
+    /// Another process's file, which does not count as memory of the device here.
+    Imported(Own<MappedFile>),
 }
 
 /// A file of memory, and its part of the budget of mappings.
 #[derive(Debug)]
-pub(super) struct Own {
-    pub(super) file: MemoryFile,
-    /// Whether it counts as memory of the device: another process's does not.
-    pub(super) counted: bool,
+pub(super) struct Own<F> {
+    pub(super) file: F,
 }
 
-impl Own {
+impl<F> Own<F> {
     /// `open` opens the file.
-    pub(super) fn new(size: u64, counted: bool, open: impl FnOnce() -> Checked<MemoryFile>) -> Checked<Self> {
+    pub(super) fn new(size: u64, open: impl FnOnce() -> Checked<F>) -> Checked<Self> {
         if !budget::take(1) {
             return Err(Denial::OutOfMemory(Bytes::new(size)));
         }
         let file = open().inspect_err(|_| budget::give(1))?;
-        Ok(Own { file, counted })
+        Ok(Own { file })
     }
 }
 
-impl Drop for Own {
+impl<F> Drop for Own<F> {
     fn drop(&mut self) {
         budget::give(1);
     }
@@ -86,6 +89,7 @@ impl Extent {
             mappings: 0,
             released: false,
             kind: Kind::Mapped,
+            gpu_direct: false,
             made_in: None,
             shadow: Shadow::default(),
         }
@@ -96,14 +100,16 @@ impl Extent {
         match &self.backing {
             Backing::Arena { offset: start } => arena.pointer(start + offset),
             Backing::Own(own) => own.file.pointer(offset),
+            Backing::Imported(own) => own.file.pointer(offset),
         }
     }
 
-    /// The file that it lies in, and where.
-    pub(super) fn file<'a>(&'a self, arena: &'a Arena) -> (BorrowedFd<'a>, u64) {
+    /// What it is mapped from.
+    pub(super) fn source<'a>(&'a self, arena: &'a Arena) -> Source<'a> {
         match &self.backing {
-            Backing::Arena { offset } => (arena.file(), *offset),
-            Backing::Own(own) => (own.file.as_fd(), 0),
+            Backing::Arena { offset } => Source::File(arena.file(), *offset),
+            Backing::Own(own) => Source::File(own.file.as_fd(), 0),
+            Backing::Imported(own) => Source::Mapped(own.file.pointer(0)),
         }
     }
 }

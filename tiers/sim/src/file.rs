@@ -16,7 +16,7 @@ use super::denial::Checked;
 use super::system;
 
 /// What nobody owns now, the longest kept first, each with the bytes of its pages.
-static KEPT: Mutex<VecDeque<(Arc<Mapped>, u64)>> = Mutex::new(VecDeque::new());
+static KEPT: Mutex<VecDeque<(Arc<Named>, u64)>> = Mutex::new(VecDeque::new());
 
 const KEPT_FILES: usize = 64;
 /// Of pages that nobody uses: in all kept files together, and in each file that is owned.
@@ -26,15 +26,21 @@ const CLEARED_RUNS: usize = 8;
 /// A file of memory that an arena or an extent owns.
 #[derive(Debug)]
 pub(super) struct MemoryFile {
-    mapped: Arc<Mapped>,
+    named: Arc<Named>,
     /// Whether another process may have it open.
     shared: bool,
 }
 
 #[derive(Debug)]
-struct Mapped {
+struct Named {
     name: String,
     file: OwnedFd,
+    mapped: MappedFile,
+}
+
+/// A file that is mapped whole. It needs no descriptor.
+#[derive(Debug)]
+pub(super) struct MappedFile {
     base: u64,
     size: u64,
     /// Who mapped it: a forked child has the file, and no mapping of it.
@@ -44,29 +50,25 @@ struct Mapped {
 impl MemoryFile {
     /// A file that reads as zeroes. A sealed one keeps its size for ever, so that other processes may be given it.
     pub(super) fn new(name: &str, size: u64, sealed: bool) -> Checked<Self> {
-        if let Some(mapped) = take_kept(name, size) {
-            let file = MemoryFile { mapped, shared: false };
+        if let Some(named) = take_kept(name, size) {
+            let file = MemoryFile { named, shared: false };
             file.clear(0, size)?;
             return Ok(file);
         }
         let file = system::memory_file(name, size, sealed)?;
-        Ok(MemoryFile { mapped: Arc::new(Mapped::new(name, file, size)?), shared: false })
-    }
-
-    /// A file of another process.
-    pub(super) fn imported(file: OwnedFd, size: u64) -> Checked<Self> {
-        Ok(MemoryFile { mapped: Arc::new(Mapped::new("", file, size)?), shared: true })
+        let mapped = MappedFile::new(file.as_fd(), size)?;
+        Ok(MemoryFile { named: Arc::new(Named { name: name.to_owned(), file, mapped }), shared: false })
     }
 
     /// What another process is given; it may keep that for as long as it likes.
     pub(super) fn share(&mut self) -> Checked<OwnedFd> {
         self.shared = true;
-        Ok(self.mapped.file.try_clone()?)
+        Ok(self.named.file.try_clone()?)
     }
 
     /// Where the byte at `offset` can be reached.
     pub(super) fn pointer(&self, offset: u64) -> u64 {
-        self.mapped.base + offset
+        self.named.mapped.pointer(offset)
     }
 
     /// Makes a range read as zeroes. Its pages stay where they lie together; pages here and there, of which each use
@@ -97,22 +99,28 @@ impl MemoryFile {
 
 impl AsFd for MemoryFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.mapped.file.as_fd()
+        self.named.file.as_fd()
     }
 }
 
 impl Drop for MemoryFile {
     fn drop(&mut self) {
-        if !self.shared && self.mapped.is_of_this_process() {
-            keep(self.mapped.clone());
+        if !self.shared && self.named.mapped.is_of_this_process() {
+            keep(self.named.clone());
         }
     }
 }
 
-impl Mapped {
-    fn new(name: &str, file: OwnedFd, size: u64) -> Checked<Self> {
-        let base = system::map_whole(file.as_fd(), size)?;
-        Ok(Mapped { name: name.to_owned(), file, base, size, process: std::process::id() })
+impl MappedFile {
+    /// Maps a file, which may be closed then.
+    pub(super) fn new(file: BorrowedFd<'_>, size: u64) -> Checked<Self> {
+        let base = system::map_whole(file, size)?;
+        Ok(MappedFile { base, size, process: std::process::id() })
+    }
+
+    /// Where the byte at `offset` can be reached.
+    pub(super) fn pointer(&self, offset: u64) -> u64 {
+        self.base + offset
     }
 
     fn is_of_this_process(&self) -> bool {
@@ -120,7 +128,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedFile {
     fn drop(&mut self) {
         if self.is_of_this_process() {
             // SAFETY: the mapping is this file's own, and the owner that read through it has gone.
@@ -131,14 +139,15 @@ impl Drop for Mapped {
 
 // Another thread may have held the lock when this process was forked, so neither waits for it.
 
-fn take_kept(name: &str, size: u64) -> Option<Arc<Mapped>> {
+fn take_kept(name: &str, size: u64) -> Option<Arc<Named>> {
     let mut kept = KEPT.try_lock()?;
-    let fits = |file: &Mapped| file.size == size && file.name == name && file.is_of_this_process();
+    let fits =
+        |file: &Named| file.mapped.size == size && file.name == name && file.mapped.is_of_this_process();
     let index = kept.iter().rposition(|(file, _)| fits(file))?;
     kept.remove(index).map(|(file, _)| file)
 }
 
-fn keep(file: Arc<Mapped>) {
+fn keep(file: Arc<Named>) {
     let Ok(pages) = system::pages(file.file.as_fd()) else { return };
     let Some(mut kept) = KEPT.try_lock() else { return };
     kept.push_back((file, pages));
@@ -205,7 +214,7 @@ mod tests {
         let theirs = file.share().unwrap();
         drop(file);
         dirty("shared");
-        let imported = MemoryFile::imported(theirs, 64 * MIB).unwrap();
+        let imported = MappedFile::new(theirs.as_fd(), 64 * MIB).unwrap();
         // SAFETY: in the file's mapping.
         unsafe { system::fill_bytes(imported.pointer(0), 9, 1) };
         drop(imported);

@@ -12,14 +12,21 @@ use super::arena::Arena;
 use super::context::{ContextId, ContextKind};
 use super::denial::{Checked, Denial, refuse};
 use super::extent::{Backing, Extent, Kind, Own, file_name, place_of};
-use super::file::MemoryFile;
+use super::file::{MappedFile, MemoryFile};
 use super::host::HostTable;
 use super::order::Shadow;
 use super::space::AddressSpace;
 use super::system::{self, GRANULE};
 use glake_device::{
-    Access, Address, DeviceId, ExtentProperties, Handle, Place, PointerKind, Protection, Refusal,
+    Access, Address, DeviceId, DriverError, ExtentProperties, Handle, Place, PointerKind, Protection, Refusal,
 };
+
+/// What memory of a device can be made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Can {
+    pub(super) export: bool,
+    pub(super) gpu_direct: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -32,15 +39,15 @@ pub(super) struct Memory {
     gpus: Vec<Arena>,
     host: Arena,
     sockets: u32,
-    /// For each device, whether its memory can be exported.
-    exportable: Vec<bool>,
+    /// For each device, what its memory can be made for.
+    can: Vec<Can>,
     /// For each device, which others may touch its plain memory.
     guests: Vec<u64>,
     next: u64,
 }
 
 impl Memory {
-    pub(super) fn new(gpus: Vec<Arena>, host: Arena, sockets: u32, exportable: Vec<bool>) -> Self {
+    pub(super) fn new(gpus: Vec<Arena>, host: Arena, sockets: u32, can: Vec<Can>) -> Self {
         let guests = vec![0; gpus.len()];
         Memory {
             space: AddressSpace::default(),
@@ -50,7 +57,7 @@ impl Memory {
             gpus,
             host,
             sockets,
-            exportable,
+            can,
             guests,
             next: 1,
         }
@@ -96,21 +103,28 @@ impl Memory {
         if size == 0 || !size.is_multiple_of(GRANULE) {
             return refuse(Address(0), Refusal::InvalidValue);
         }
-        if let Place::Gpu(device) = place
-            && properties.exportable
-            && !self.exportable[self.device(device)?]
-        {
-            return Err(Denial::Unsupported);
+        if let Place::Gpu(device) = place {
+            let can = self.can[self.device(device)?];
+            if properties.exportable && !can.export || properties.gpu_direct && !can.gpu_direct {
+                return Err(Denial::Unsupported);
+            }
         }
         let arena = arena_mut(&mut self.gpus, &mut self.host, place);
         let backing = if properties.exportable {
             arena.charge(size)?;
-            let own = Own::new(size, true, || MemoryFile::new(&file_name(place), size, true));
+            let own = Own::new(size, || MemoryFile::new(&file_name(place), size, true));
             Backing::Own(own.inspect_err(|_| arena.credit(size))?)
         } else {
             Backing::Arena { offset: arena.take(size)? }
         };
-        Ok(self.add(Extent::new(place, size, backing)))
+        let extent = Extent::new(place, size, backing);
+        Ok(self.add(Extent { gpu_direct: properties.gpu_direct, ..extent }))
+    }
+
+    /// Whether the mapped memory at an address was made for RDMA; `None` where there is none.
+    pub(super) fn is_gpu_direct(&self, address: Address) -> Option<bool> {
+        let (_, mapping) = self.space.find(address.0)?;
+        Some(self.extent(mapping.extent)?.gpu_direct)
     }
 
     pub(super) fn release(&mut self, handle: Handle) -> Checked<()> {
@@ -132,8 +146,8 @@ impl Memory {
         if extent.size != size {
             return refuse(Address(start), Refusal::InvalidValue);
         }
-        let (file, offset) = extent.file(arena(&self.gpus, &self.host, extent.place));
-        self.space.map(start, size, handle, file, offset)?;
+        let source = extent.source(arena(&self.gpus, &self.host, extent.place));
+        self.space.map(start, size, handle, source)?;
         extent.mappings += 1;
         Ok(())
     }
@@ -189,20 +203,23 @@ impl Memory {
     pub(super) fn export(&mut self, handle: Handle) -> Checked<OwnedFd> {
         match self.extents.get_mut(&handle).filter(|extent| !extent.released) {
             None => refuse(Address(0), Refusal::UnknownHandle),
-            Some(Extent { backing: Backing::Arena { .. }, .. }) => refuse(Address(0), Refusal::InvalidValue),
-            Some(Extent { backing: Backing::Own(own), .. }) => own.file.share(),
+            Some(Extent { backing: Backing::Arena { .. } | Backing::Imported(_), .. }) => {
+                refuse(Address(0), Refusal::InvalidValue)
+            }
+            Some(Extent { backing: Backing::Own(own), .. }) => own.file.share().map_err(descriptor_denied),
         }
     }
 
     pub(super) fn import(&mut self, shared: BorrowedFd<'_>) -> Checked<Handle> {
         let wrong = || Denial::Refused(Address(0), Refusal::InvalidValue);
+        // The driver opens files of its own for a moment.
+        let _own = shared.try_clone_to_owned().map_err(|error| descriptor_denied(error.into()))?;
         let name = std::fs::read_link(format!("/proc/self/fd/{}", shared.as_raw_fd()))?;
         let place = name.to_str().and_then(place_of).ok_or_else(wrong)?;
         self.place(place)?;
         let size = system::sealed_size(shared)?.filter(|size| *size > 0).ok_or_else(wrong)?;
-        let file = shared.try_clone_to_owned()?;
-        let own = Own::new(size, false, || MemoryFile::imported(file, size))?;
-        Ok(self.add(Extent::new(place, size, Backing::Own(own))))
+        let own = Own::new(size, || MappedFile::new(shared, size))?;
+        Ok(self.add(Extent::new(place, size, Backing::Imported(own))))
     }
 
     /// Opens a peer's plain memory to a context; that is none of it where the context is one of our own.
@@ -344,10 +361,18 @@ impl Memory {
         let arena = arena_mut(&mut self.gpus, &mut self.host, extent.place);
         match extent.backing {
             Backing::Arena { offset } => arena.give(offset, extent.size)?,
-            Backing::Own(own) if own.counted => arena.credit(extent.size),
-            Backing::Own(_) => {}
+            Backing::Own(_) => arena.credit(extent.size),
+            Backing::Imported(_) => {}
         }
         Ok(())
+    }
+}
+
+/// As CUDA has it: a system call failed.
+fn descriptor_denied(denial: Denial) -> Denial {
+    match denial {
+        Denial::Os(_) | Denial::OutOfMemory(_) => Denial::Failed(DriverError::OPERATING_SYSTEM),
+        other => other,
     }
 }
 

@@ -89,6 +89,12 @@ impl Simulator {
         self.ask(Verb::Release, |state| state.world.memory.free(start))
     }
 
+    /// Whether memory can be registered for RDMA, as `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE` tells of memory that was mapped
+    /// by handle; `None` where nothing is mapped.
+    pub fn is_gpu_direct(&self, address: Address) -> Option<bool> {
+        self.locked().world.memory.is_gpu_direct(address)
+    }
+
     /// Begins to record a stream's work instead of running it, in relaxed mode.
     pub fn begin_capture(&self, device: DeviceId, stream: Stream) -> Result<()> {
         let context = self.context(device);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use glake_device::{Address, Compare, CopyRequest, KernelMemory, Touch};
+use glake_device::{Address, Compare, CopyDevices, CopyRequest, KernelMemory, Touch};
 use glake_units::Bytes;
 
 /// What a simulated kernel does.
@@ -14,6 +14,7 @@ pub(super) type Body = Arc<dyn Fn(&mut dyn KernelMemory) + Send + Sync>;
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Copy(Vec<CopyRequest>),
+    CopyBetween(CopyRequest, CopyDevices),
     Fill { start: Address, size: Bytes, byte: u8 },
     WaitValue { address: Address, value: u32, compare: Compare },
     WriteValue { address: Address, value: u32 },

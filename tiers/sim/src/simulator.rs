@@ -18,7 +18,7 @@ use super::denial::{Checked, Denial};
 use super::event::Events;
 use super::kernel::Modules;
 use super::ledger::{Account, Ledger};
-use super::memory::Memory;
+use super::memory::{Can, Memory};
 use super::request::{KernelRequest, Request};
 use super::route::Plumbing;
 use super::state::State;
@@ -178,16 +178,18 @@ impl Simulator {
                 memory: arena.capacity(),
                 pci: None,
                 exportable: gpu.exportable,
+                gpu_direct: gpu.gpu_direct,
             });
             arenas.push(arena);
             latencies.push((gpu.latency.0.max(0.0) * 1e3) as u64);
         }
         let calls = arenas.first().map_or(Ok(None), Arena::calls)?;
         let host = Arena::new("glake-arena-host", HOST_MEMORY, Bytes::ZERO, None)?;
-        let exportable = topology.gpus.iter().map(|gpu| gpu.exportable).collect();
+        let can = topology.gpus.iter().map(|gpu| Can { export: gpu.exportable, gpu_direct: gpu.gpu_direct });
+        let can = can.collect();
         let sockets = topology.gpus.iter().map(|gpu| gpu.socket + 1).max().unwrap_or(1);
         let world = World {
-            memory: Memory::new(arenas, host, sockets, exportable),
+            memory: Memory::new(arenas, host, sockets, can),
             events: Events::default(),
             strays: Vec::new(),
             lost: HashMap::new(),

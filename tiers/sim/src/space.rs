@@ -10,11 +10,10 @@
 //! logarithm of the number of mappings, for each mapping that it is about.
 
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
 
 use super::budget;
 use super::denial::{Checked, Denial, refuse};
-use super::system::{self, GRANULE};
+use super::system::{self, GRANULE, Source};
 use glake_device::{Access, Address, DeviceId, Handle, Protection, Refusal};
 use glake_units::Bytes;
 
@@ -113,15 +112,8 @@ impl AddressSpace {
         }
     }
 
-    /// Maps a range of a file; nobody has access yet.
-    pub(super) fn map(
-        &mut self,
-        start: u64,
-        size: u64,
-        extent: Handle,
-        file: BorrowedFd<'_>,
-        offset: u64,
-    ) -> Checked<()> {
+    /// Maps memory; nobody has access yet.
+    pub(super) fn map(&mut self, start: u64, size: u64, extent: Handle, source: Source<'_>) -> Checked<()> {
         aligned(start, size)?;
         let end = start.checked_add(size).ok_or(Denial::Refused(Address(start), Refusal::InvalidValue))?;
         let inside = self.reservation(start).filter(|(at, reservation)| end <= at + reservation.size);
@@ -134,7 +126,7 @@ impl AddressSpace {
         let cuts = self.cuts(start, end);
         self.take(cuts)?;
         // SAFETY: the range is in our reservation and blank.
-        unsafe { system::map(start, size, file, offset) }.inspect_err(|_| self.give(cuts))?;
+        unsafe { system::map(start, size, source) }.inspect_err(|_| self.give(cuts))?;
         self.mappings.insert(start, Mapping { size, extent, reach: Reach::default(), users: 0 });
         if let Some(reservation) = self.reservations.get_mut(&at) {
             reservation.mappings += 1;
@@ -326,7 +318,7 @@ mod tests {
                 let (start, size) = (base + slot * GRANULE, range.len() as u64 * GRANULE);
                 if map {
                     let handle = Handle(step as u64 + 1);
-                    let done = space.map(start, size, handle, file.as_fd(), slot * GRANULE).is_ok();
+                    let done = space.map(start, size, handle, Source::File(file.as_fd(), slot * GRANULE)).is_ok();
                     prop_assert_eq!(done, slots[range.clone()].iter().all(Option::is_none));
                     if done {
                         slots[range].fill(Some(handle));

@@ -61,15 +61,37 @@ pub(super) unsafe fn unreserve(start: u64, size: u64) -> io::Result<()> {
     check(unsafe { libc::munmap(pointer(start), size as usize) })
 }
 
-/// Puts a range of a file at reserved addresses, with no access.
+/// What memory is mapped from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source<'a> {
+    /// A file, from an offset on.
+    File(BorrowedFd<'a>, u64),
+    /// A file that was mapped whole at an address, and closed.
+    Mapped(u64),
+}
+
+/// Puts memory at reserved addresses, with no access.
 ///
 /// # Safety
 /// The range lies in a reservation, and nothing uses it.
-pub(super) unsafe fn map(start: u64, size: u64, file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    let (fd, offset) = (file.as_raw_fd(), offset as libc::off_t);
-    // SAFETY: the caller's promise: what MAP_FIXED replaces is our own blank reservation.
-    mapped(unsafe { libc::mmap(pointer(start), size as usize, libc::PROT_NONE, flags, fd, offset) }).map(drop)
+pub(super) unsafe fn map(start: u64, size: u64, source: Source<'_>) -> io::Result<()> {
+    let (at, size) = (pointer(start), size as usize);
+    match source {
+        Source::File(file, offset) => {
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+            let (fd, offset) = (file.as_raw_fd(), offset as libc::off_t);
+            // SAFETY: the caller's promise: what MAP_FIXED replaces is our own blank reservation.
+            mapped(unsafe { libc::mmap(at, size, libc::PROT_NONE, flags, fd, offset) })?;
+        }
+        Source::Mapped(from) => {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: as above. Of no bytes of a shared mapping, a second one is made, and the first stays.
+            mapped(unsafe { libc::mremap(pointer(from), 0, size, flags, at) })?;
+            // SAFETY: the mapping just made, which nothing uses yet.
+            check(unsafe { libc::mprotect(at, size, libc::PROT_NONE) })?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes addresses blank again.

@@ -92,6 +92,9 @@ pub struct SimGpu {
     /// Whether its memory can be exported: not under WSL2.
     #[serde(default = "yes")]
     pub exportable: bool,
+    /// Whether its mapped memory can be registered for RDMA.
+    #[serde(default = "yes")]
+    pub gpu_direct: bool,
     /// What a context costs, where processes share the GPU.
     #[serde(default = "context")]
     pub context: Bytes,
@@ -142,6 +145,7 @@ fn h200(memory: Bytes) -> SimGpu {
         local: Bandwidth(1980.0),
         latency: Micros(7.0),
         exportable: true,
+        gpu_direct: true,
         context: context(),
         reclaim: reclaim(),
     }

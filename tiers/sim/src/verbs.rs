@@ -15,9 +15,9 @@ use super::simulator::Simulator;
 use super::state::State;
 use super::system;
 use glake_device::{
-    Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
-    EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource, Place,
-    PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Usage, Verb,
+    Access, Address, CaptureState, Compare, CopyDevices, CopyRequest, DeviceId, DeviceInfo, Driver,
+    DriverError, Event, EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module,
+    ModuleSource, Place, PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Usage, Verb,
 };
 
 /// What opening one mapping takes while copies leave the GPU over its link, whatever the mapping's size: it waits until what they wrote
@@ -103,6 +103,23 @@ impl Driver for Simulator {
             return Err(Denial::Refused(Address(0), Refusal::UnknownHandle).of(Verb::Copy));
         }
         self.enqueue_in(Verb::Copy, context, stream, Request::Copy(vec![request]))
+    }
+
+    unsafe fn copy_between(
+        &self,
+        device: DeviceId,
+        request: CopyRequest,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()> {
+        let verb = Verb::CopyBetween;
+        [owners.to, owners.from].into_iter().try_for_each(|owner| {
+            self.ask(verb, |state| {
+                state.world.memory.device(owner)?;
+                state.use_context(self.context(owner))
+            })
+        })?;
+        self.enqueue(verb, device, stream, Request::CopyBetween(request, owners))
     }
 
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {

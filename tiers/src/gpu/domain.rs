@@ -7,6 +7,7 @@ use super::Result;
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::{Growing, Growth};
+use super::records::ExtentRecords;
 
 /// The domains of a pool.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub(crate) struct Domains<'a> {
     pub(super) core: &'a Core,
     pub(super) clock: &'a CompletionClock,
     pub(super) growth: &'a Growth,
+    pub(super) records: &'a ExtentRecords,
 }
 
 impl Domains<'_> {
@@ -37,10 +39,21 @@ impl Domains<'_> {
 
     /// Gives a domain up.
     pub(super) fn release(&self, domain: DomainId) -> Result<()> {
-        let released = self.core.lock().release_domain(domain);
+        let (released, emptied) = {
+            let mut core = self.core.lock();
+            (core.release_domain(domain), core.take_emptied())
+        };
+        if !emptied.is_empty() {
+            self.records.drop_emptied(&emptied);
+        }
         released.map_err(|source| self.core.refused(source))?;
         self.clock.note_freed();
         Ok(())
+    }
+
+    /// Whether there is anything of it.
+    pub(super) fn has(&self, domain: DomainId) -> bool {
+        self.core.lock().has_domain(domain)
     }
 
     /// Its memory keeps its addresses from now on.
@@ -48,12 +61,8 @@ impl Domains<'_> {
         self.core.lock().keep_addresses(domain);
     }
 
-    /// Whether all bytes of a domain count, those of free memory too.
-    pub(crate) fn keeps_all(&self, domain: DomainId) -> bool {
-        self.core.lock().extents().keeps_all(domain)
-    }
-
-    /// Whether all memory of a domain stays though nothing is live in it: it has an owner, whose graph knows its addresses.
+    /// Whether all memory of a domain counts and stays, though nothing is live in it: it has an owner, whose graph knows its
+    /// addresses.
     pub(crate) fn is_held(&self, domain: DomainId) -> bool {
         self.core.lock().extents().is_held(domain)
     }

@@ -6,11 +6,13 @@
 //!             ^────────^ offset
 //! ```
 //!
-//! What is exported ends with its block ([`BlockLife`]).
+//! What is exported ends with its block ([`BlockLife`]). Descriptors are made of a few extents at a time: a process may have few left,
+//! and a block thousands of extents.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use glake_device::Address;
+use glake_device::{Address, DriverError};
 use glake_stitch::ExtentState;
 use glake_units::Bytes;
 
@@ -29,19 +31,13 @@ pub struct Exported {
     pub size: Bytes,
     /// Where it begins, from the start of the first extent.
     pub offset: Bytes,
-    /// To be mapped side by side, in this order.
-    pub extents: Vec<SharedExtent>,
+    /// Sizes of all extents, to be mapped side by side in this order. The driver does not tell an importer.
+    pub sizes: Vec<Bytes>,
+    /// Descriptors of the extents that were asked for, fewer where the process has none left. The memory lives while they are open anywhere,
+    /// whatever the pool does.
+    pub descriptors: Vec<OwnedFd>,
     /// Whether the block is still that one.
     pub life: BlockLife,
-}
-
-/// An extent that another process can import.
-#[derive(Debug)]
-pub struct SharedExtent {
-    /// By this. The memory lives while it is open anywhere, whatever the pool does.
-    pub fd: OwnedFd,
-    /// Its size, which the driver does not tell an importer.
-    pub size: Bytes,
 }
 
 /// The memory of a pool, for other processes.
@@ -54,8 +50,9 @@ pub(super) struct Exports<'a> {
 }
 
 impl Exports<'_> {
-    /// The physical memory of the live block that an address lies in.
-    pub(super) fn export(&self, address: Address) -> Result<Exported> {
+    /// The physical memory of the live block that an address lies in, with descriptors of a part of its extents. All of them stay on their GPU
+    /// from then on.
+    pub(super) fn export(&self, address: Address, part: Range<usize>) -> Result<Exported> {
         let device = self.core.device();
         // What the block lies in stays while this is held.
         let growing = self.growth.lock()?;
@@ -83,10 +80,19 @@ impl Exports<'_> {
             if !extent.properties().exportable {
                 return Err(PoolError::NotExportable { device, address });
             }
-            let fd = retry(|| extent.export()).map_err(|error| self.core.failed(error))?;
-            extents.push(SharedExtent { fd, size: extent.size() });
+            extents.push(extent);
         }
+        let mut descriptors = Vec::with_capacity(part.len().min(extents.len()));
+        for extent in extents.iter().skip(part.start).take(part.len()) {
+            match retry(|| extent.export()) {
+                Ok(descriptor) => descriptors.push(descriptor),
+                Err(DriverError::TooManyFiles { .. }) if !descriptors.is_empty() => break,
+                Err(error) => return Err(self.core.failed(error)),
+            }
+        }
+        extents.iter().for_each(|extent| extent.mark_exported());
+        let sizes = extents.iter().map(|extent| extent.size()).collect();
         let offset = base.saturating_sub(backing.start);
-        Ok(Exported { base: self.core.address(base), size, offset, extents, life })
+        Ok(Exported { base: self.core.address(base), size, offset, sizes, descriptors, life })
     }
 }

@@ -32,7 +32,6 @@ impl FreeMemory<'_> {
         let mut growing = self.growth.lock()?;
         let before = self.core.lock().reserved_bytes();
         let plan = self.core.lock().plan_trim_domain(domain);
-        let plan = plan.map_err(|source| self.core.refused(source))?;
         self.release(&mut growing, plan, before)
     }
 
@@ -63,7 +62,7 @@ impl FreeMemory<'_> {
     pub(crate) fn forget_emptied(&self, domain: DomainId) -> Result<()> {
         self.clock.tick()?;
         let mut growing = self.growth.lock()?;
-        let plan = self.core.lock().plan_forget(domain).map_err(|source| self.core.refused(source))?;
+        let plan = self.core.lock().plan_forget(domain);
         plan.map_or(Ok(()), |plan| growing.carry_out(&plan, StreamKey::default()).map(|_| ()))
     }
 

@@ -108,7 +108,13 @@ impl Growing<'_> {
             Execution { core, clock, records, growing: self, counted: &mut counted }.run(plan)
         });
         match done {
-            Ok(()) => Ok(core.commit(plan, stream)),
+            Ok(()) => {
+                let grant = core.commit(plan, stream);
+                if !plan.created().is_zero() {
+                    growth.lease.tell_made();
+                }
+                Ok(grant)
+            }
             Err(error) => {
                 core.lock().abort(plan.id);
                 Err(error)
@@ -193,8 +199,7 @@ impl Growing<'_> {
     /// What is mapped of a domain.
     pub(super) fn mappings_in(&self, domain: DomainId) -> Vec<Mapping> {
         let core = &self.growth.core;
-        // A domain that is no more has nothing.
-        let views = core.lock().extents().of(domain).unwrap_or_default();
+        let views = core.lock().extents().of(domain);
         let mappings = views.iter().flat_map(|view| self.mappings_of(view.extent));
         mappings.filter(|mapping| core.reservation().is_mapped(*mapping)).collect()
     }
@@ -225,7 +230,9 @@ impl Growing<'_> {
 
     /// What the extents of a domain are like.
     pub(super) fn set_properties(&mut self, domain: DomainId, properties: ExtentProperties) {
-        self.held.properties.insert(domain, properties);
+        if properties != self.growth.properties {
+            self.held.properties.insert(domain, properties);
+        }
     }
 
     /// Which handle a stream has that asks for memory.

@@ -52,8 +52,8 @@ pub trait LeaseObserver: fmt::Debug + Send + Sync {
     /// Is told, on the thread at hand and with no lock of the pool held. It may change the lease; it must not move regions.
     fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes);
 
-    /// So much is made now, in the making included. Called where memory is made and released, with locks held: it must ask nothing of the
-    /// pool, nor of its lease.
+    /// So much is made now, in the making included. Called where memory is made and released, and once blocks are in what was made, with locks
+    /// held: it must ask nothing of the pool, nor of its lease.
     fn made(&self, _device: DeviceId, _bytes: Bytes) {}
 }
 
@@ -354,6 +354,12 @@ impl Lease {
         }
         self.note_made(state.made);
         Ok(Counted { lease: self.clone(), bytes })
+    }
+
+    /// Tells the observer how much is made, again: blocks are in it now.
+    pub(super) fn tell_made(&self) {
+        let state = self.state.lock();
+        self.note_made(state.made);
     }
 
     /// What a request asks with.

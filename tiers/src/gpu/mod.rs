@@ -70,6 +70,7 @@ mod retry;
 mod stream;
 mod waits;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use glake_device::owned::{CompletionEvents, DeviceSet};
@@ -89,8 +90,8 @@ use drain::Drain;
 pub use drain::PendingWork;
 pub use error::PoolError;
 use evict::Evictions;
+pub use export::Exported;
 use export::Exports;
-pub use export::{Exported, SharedExtent};
 use fixed::FixedBlocks;
 use free_memory::FreeMemory;
 use growth::Growth;
@@ -146,7 +147,8 @@ impl GpuPool {
         let info = devices.iter().find(|info| info.id == device);
         let info = info.ok_or(PoolError::NoSuchDevice { device, count: devices.len() })?;
         let exportable = options.exportable && info.exportable;
-        let properties = ExtentProperties { place: Place::Gpu(device), exportable, gpu_direct: false };
+        let properties =
+            ExtentProperties { place: Place::Gpu(device), exportable, gpu_direct: info.gpu_direct };
         let granularity = driver.granularity(properties)?;
         let mut settings = options.settings.unwrap_or_else(|| Settings::for_memory(info.memory));
         settings.granularity = granularity;
@@ -231,7 +233,7 @@ impl GpuPool {
     /// count on it any more, such as a captured graph that writes to it when it is replayed. Returns how much went.
     ///
     /// # Errors
-    /// As [`GpuPool::trim`], and [`PoolError::Refused`] where there is no such domain.
+    /// As [`GpuPool::trim`].
     pub fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
         self.free_memory().trim_domain(domain)
     }
@@ -325,10 +327,15 @@ impl GpuPool {
         self.domains().release(domain)
     }
 
+    /// Whether there is anything of a domain: a released one goes with the last of its memory.
+    pub fn has_domain(&self, domain: DomainId) -> bool {
+        self.domains().has(domain)
+    }
+
     /// The live blocks of a domain, for [`GpuPool::restore`].
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where there is no such domain, or where a block is stitched; in private pools none is.
+    /// [`PoolError::Refused`] where a block is stitched; in private pools none is.
     pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
         self.checkpoints().take(domain)
     }
@@ -337,14 +344,15 @@ impl GpuPool {
     /// live then is claimed. No stream is made to wait and no byte is written: the program knows what is in them.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the domain was released, or where memory has gone since to the driver
+    /// [`PoolError::Refused`] where the domain was released and a block would be new in it, or where memory has gone since to the driver
     /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The same blocks as
     /// before are live then.
     pub fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         self.checkpoints().restore(domain, checkpoint)
     }
 
-    /// The physical memory of the live block that an address lies in, for another process.
+    /// The physical memory of the live block that an address lies in, for another process, with descriptors of a part of its extents. It
+    /// stays on its GPU from then on.
     ///
     /// The caller keeps the block until the other process is done with it; descriptors keep the memory, but not the bytes.
     ///
@@ -352,8 +360,8 @@ impl GpuPool {
     /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
     /// ([`PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while some of it is elsewhere; what
     /// the driver answers.
-    pub fn export(&self, address: Address) -> Result<Exported> {
-        Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address)
+    pub fn export(&self, address: Address, part: Range<usize>) -> Result<Exported> {
+        Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address, part)
     }
 
     /// Lets work of the program on `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain
@@ -366,6 +374,15 @@ impl GpuPool {
     /// the peer may touch no more of the pool than before, then; plain memory may be open to it.
     pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
         self.peer_access().enable(peer)
+    }
+
+    /// Work of the program on `peer` uses this pool's memory: from now on memory is lent, unmapped and released only after that
+    /// device's work, too, is done. The device is given no access that it has not.
+    ///
+    /// # Errors
+    /// [`PoolError::Poisoned`].
+    pub fn watch(&self, peer: DeviceId) -> Result<()> {
+        self.peer_access().watch(peer)
     }
 
     /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
@@ -541,7 +558,7 @@ impl GpuPool {
 
     /// The owners of its extents.
     pub(crate) fn domains(&self) -> Domains<'_> {
-        Domains { core: &self.core, clock: &self.clock, growth: &self.growth }
+        Domains { core: &self.core, clock: &self.clock, growth: &self.growth, records: &self.records }
     }
 
     /// What can go back to the driver.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! enable_peer   the program asked   watched: every completion point waits for all of that GPU's work        access to all memory
+//! watch         the program recorded a stream of that GPU       watched                                      none beside what it has
 //! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to what is not closed
 //! peer blocks   their owners        not watched, as above                                        access to their domains
 //! ```
@@ -47,10 +48,7 @@ impl PeerAccess<'_> {
         self.check_reach(peer)?;
         let enabled = retry(|| self.core.driver().enable_peer_access(peer, own));
         enabled.map_err(|error| self.core.failed(error))?;
-        self.clock.between_points(|| {
-            self.core.reservation().watch(peer);
-            self.reach.watch(peer);
-        });
+        self.watch_under(&growing, peer);
         let devices = DeviceSet::of(peer);
         if !self.reach.given().contains(peer) {
             let opened = self.open_to(devices, Protection::ReadWrite, &self.open(&growing));
@@ -60,6 +58,21 @@ impl PeerAccess<'_> {
         opened.map_err(|error| self.core.failed(error))?;
         self.reach.let_in_all(peer);
         Ok(())
+    }
+
+    /// Work of the program on `peer` uses the pool's memory, by whatever way it reaches it.
+    pub(super) fn watch(&self, peer: DeviceId) -> Result<()> {
+        if peer != self.core.device() && !self.reach.watched().contains(peer) {
+            self.watch_under(&self.growth.lock()?, peer);
+        }
+        Ok(())
+    }
+
+    fn watch_under(&self, _growing: &Growing<'_>, peer: DeviceId) {
+        self.clock.between_points(|| {
+            self.core.reservation().watch(peer);
+            self.reach.watch(peer);
+        });
     }
 
     /// Opens the pool's memory to work of ours on another device, but for closed domains.

@@ -67,7 +67,7 @@ impl Protection<'_> {
         domain: DomainId,
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
-        let views = self.core.lock().extents().of(domain).map_err(|source| self.core.refused(source))?;
+        let views = self.core.lock().extents().of(domain);
         let here = views.iter().filter(|view| view.state == ExtentState::Resident);
         let mappings = here.flat_map(|view| growing.mappings_of(view.extent));
         let mut found: Vec<(Mapping, DeviceSet)> =

@@ -87,12 +87,12 @@ impl ExtentRecords {
     }
 
     /// The extents of a domain with how it stands with each.
-    pub(crate) fn standing(&self, domain: DomainId) -> Result<Vec<(ExtentView, Residency)>> {
+    pub(crate) fn standing(&self, domain: DomainId) -> Vec<(ExtentView, Residency)> {
         let moved = self.moved.lock();
-        let views = self.core.lock().extents().of(domain).map_err(|source| self.core.refused(source))?;
+        let views = self.core.lock().extents().of(domain);
         let residency =
             |view: &ExtentView| moved.get(&view.extent).map_or(Residency::NEW, |record| record.residency);
-        Ok(views.into_iter().map(|view| (view, residency(&view))).collect())
+        views.into_iter().map(|view| (view, residency(&view))).collect()
     }
 
     /// Whether it stands so with any extent of a domain: asked of those only that were moved.
@@ -350,18 +350,17 @@ impl ExtentRecords {
     }
 
     /// Says whether the bytes of a domain stay as they are. Unsealed, its copies are dropped.
-    pub(crate) fn seal(&self, domain: DomainId, sealed: bool) -> Result<()> {
+    pub(crate) fn seal(&self, domain: DomainId, sealed: bool) {
         let mut gone = Vec::new();
         let mut moved = self.moved.lock();
         let mut core = self.core.lock();
-        core.seal_domain(domain, sealed).map_err(|source| self.core.refused(source))?;
+        core.seal_domain(domain, sealed);
         if !sealed {
-            let own = core.extents().of(domain).map_err(|source| self.core.refused(source))?;
+            let own = core.extents().of(domain);
             for view in own.iter().filter(|view| view.state == glake_stitch::ExtentState::Resident) {
                 gone.push(moved.remove(&view.extent));
             }
         }
-        Ok(())
     }
 
     /// The last live block was freed in these extents while they were elsewhere: what was kept of them goes.
@@ -410,7 +409,7 @@ mod tests {
     }
 
     fn standing(records: &ExtentRecords) -> Vec<(glake_stitch::ExtentState, Residency)> {
-        let all = records.standing(Allocator::default_domain()).unwrap();
+        let all = records.standing(Allocator::default_domain());
         all.into_iter().map(|(view, residency)| (view.state, residency)).collect()
     }
 

@@ -14,6 +14,9 @@ pub struct PoolStream {
 }
 
 impl PoolStream {
+    /// A stream that cannot be told from others: none that owns blocks, and none to record events on.
+    pub const UNKNOWN: PoolStream = PoolStream { raw: Stream(0), key: StreamKey(u64::MAX) };
+
     /// Asks the driver which stream a handle means.
     ///
     /// # Errors

@@ -125,7 +125,7 @@ impl Region {
             return Ok(cleaned);
         }
         self.clean.serve(clean);
-        let standing = self.pool.records().standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         let new: Vec<ExtentView> = standing
             .into_iter()
             .filter(|(_, residency)| *residency == Residency::NEW)
@@ -227,7 +227,7 @@ impl Region {
     /// What the pool answers.
     pub fn state_number(&self) -> Result<u64> {
         let mut hasher = FxHasher::default();
-        for (view, residency) in self.pool.records().standing(self.domain)? {
+        for (view, residency) in self.pool.records().standing(self.domain) {
             (view.offset, view.size, view.live, residency).hash(&mut hasher);
         }
         self.clean.voids.load(Ordering::Acquire).hash(&mut hasher);

@@ -37,7 +37,7 @@ impl Region {
         self.pool.drain().wait()?;
         self.void_block(address);
         let mut pipeline = Pipeline::default();
-        for (view, _) in self.standing_in(&range, true)? {
+        for (view, _) in self.standing_in(&range, true) {
             match self.begin_decommit(&view, &range) {
                 Ok(Eviction::Fixed) => pipeline.report.skipped.push(self.skip(&view, SkipReason::Fixed)),
                 Ok(Eviction::Exported) => {
@@ -59,7 +59,7 @@ impl Region {
         self.release(usize::MAX, &mut pipeline);
         let Pipeline { mut report, failed, .. } = pipeline;
         failed.map_or(Ok(()), Err)?;
-        report.resident = self.sizes()?.0;
+        report.resident = self.sizes().0;
         Ok(report)
     }
 
@@ -80,7 +80,7 @@ impl Region {
         let refilling = self.progress.begin();
         let _turn = self.turn.lock();
         self.refuse_sealed()?;
-        let chosen = self.to_commit(&range)?;
+        let chosen = self.to_commit(&range);
         if chosen.is_empty() {
             return Ok(Bytes::ZERO);
         }
@@ -100,10 +100,10 @@ impl Region {
     }
 
     /// Extents of a range whose bytes were given up, and those that a commit left half made.
-    fn to_commit(&self, range: &BlockRange) -> Result<Vec<ExtentView>> {
-        let standing = self.standing_in(range, false)?.into_iter();
+    fn to_commit(&self, range: &BlockRange) -> Vec<ExtentView> {
+        let standing = self.standing_in(range, false).into_iter();
         let to_commit = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
-        Ok(to_commit.map(|(view, _)| view).collect())
+        to_commit.map(|(view, _)| view).collect()
     }
 
     /// As often as a shrink, pending frees are waited for.
@@ -112,10 +112,10 @@ impl Region {
     }
 
     /// Its extents that lie in a range of a block.
-    fn standing_in(&self, range: &BlockRange, wholly: bool) -> Result<Vec<(ExtentView, Residency)>> {
+    fn standing_in(&self, range: &BlockRange, wholly: bool) -> Vec<(ExtentView, Residency)> {
         let extents: FxHashSet<_> = range.extents(&self.pool, wholly).into_iter().collect();
-        let mut standing = self.pool.records().standing(self.domain)?;
+        let mut standing = self.pool.records().standing(self.domain);
         standing.retain(|(view, _)| extents.contains(&view.extent));
-        Ok(standing)
+        standing
     }
 }

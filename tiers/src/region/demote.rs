@@ -41,7 +41,7 @@ impl Region {
     pub fn demote(&self, amount: Bytes, demotion: Demotion<'_>) -> Result<Bytes> {
         let Demotion { files, host, keep_going } = demotion;
         let goes_on = || keep_going() && !self.progress.is_refilling();
-        let standing = self.pool.records().standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         let mut evicted: Vec<ExtentView> = standing.into_iter().map(|(view, _)| view).collect();
         // A refill begins with the first addresses: they stay where it is fast.
         evicted.sort_by_key(|view| std::cmp::Reverse(view.offset));

@@ -93,8 +93,7 @@ impl Region {
     }
 
     /// A domain that exists as a region: the default one, a graph's pool. Its extents stay as large as its domain makes them, and
-    /// dropping the region releases nothing. A domain has one region at most, and it goes before the domain does: once a released
-    /// domain holds nothing any more, its number may become another's.
+    /// dropping the region releases nothing. A domain has one region at most. Released or gone, it is what is left of it.
     pub fn over(pool: &Arc<GpuPool>, domain: DomainId, options: RegionOptions) -> Region {
         Self::of(pool, domain, false, options)
     }
@@ -135,33 +134,27 @@ impl Region {
         if self.options.host_copy != CopyPolicy::Prepare || self.options.policy == Policy::Discard {
             return Ok(());
         }
-        let all = self.pool.domains().keeps_all(self.domain);
+        let all = self.pool.domains().is_held(self.domain);
         let kept = |view: &ExtentView| if all { view.size } else { view.live };
-        let standing = self.pool.records().standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         let with_bytes = standing.iter().filter(|(_, residency)| !residency.is_decommitted());
         let kept = with_bytes.map(|(view, _)| kept(view)).sum();
         Ok(host.prepare(kept)?)
     }
 
     /// How large copies are that a shrink would make of it, where its policy asks for host memory ahead.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn sizes_to_prepare(&self) -> Result<Vec<Bytes>> {
+    pub fn sizes_to_prepare(&self) -> Vec<Bytes> {
         if self.options.host_copy != CopyPolicy::Prepare {
-            return Ok(Vec::new());
+            return Vec::new();
         }
-        let standing = self.pool.records().standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         let resident: Vec<ExtentView> = standing.iter().map(|(view, _)| *view).collect();
-        Ok(self.copied_sizes(&standing, &resident))
+        self.copied_sizes(&standing, &resident)
     }
 
     /// Its memory on the GPU, and what is evicted and can come back.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn sizes(&self) -> Result<(Bytes, Bytes)> {
-        let standing = self.pool.records().standing(self.domain)?;
+    pub fn sizes(&self) -> (Bytes, Bytes) {
+        let standing = self.pool.records().standing(self.domain);
         let (mut resident, mut evicted) = (Bytes::ZERO, Bytes::ZERO);
         for (view, _) in standing.iter().filter(|(_, residency)| !residency.is_decommitted()) {
             let size = match view.state {
@@ -170,16 +163,13 @@ impl Region {
             };
             *size = size.saturating_add(view.size);
         }
-        Ok((resident, evicted))
+        (resident, evicted)
     }
 
     /// Where the bytes of what is evicted are, and how much of its memory that stands for; where most is comes first.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn places(&self) -> Result<Vec<(Place, Bytes)>> {
+    pub fn places(&self) -> Vec<(Place, Bytes)> {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
-        let standing = self.pool.records().standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         let is_evicted = |(view, residency): &&(ExtentView, Residency)| {
             view.state == glake_stitch::ExtentState::Evicted && !residency.is_decommitted()
         };
@@ -191,51 +181,41 @@ impl Region {
             }
         }
         places.sort_by_key(|(place, size)| (std::cmp::Reverse(*size), *place));
-        Ok(places)
+        places
     }
 
     /// Memory that its program gave up within live blocks ([`Region::decommit`]).
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn decommitted(&self) -> Result<Bytes> {
-        let standing = self.pool.records().standing(self.domain)?;
+    pub fn decommitted(&self) -> Bytes {
+        let standing = self.pool.records().standing(self.domain);
         let decommitted =
             standing.iter().filter(|(view, residency)| residency.is_decommitted() && !view.live.is_zero());
-        Ok(decommitted.map(|(view, _)| view.size).sum())
+        decommitted.map(|(view, _)| view.size).sum()
     }
 
     /// Whether all of its memory is on the GPU, with its bytes: nothing is evicted, and nothing is interrupted.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn is_whole(&self) -> Result<bool> {
-        let standing = self.pool.records().standing(self.domain)?;
-        Ok(standing.iter().all(is_here))
+    pub fn is_whole(&self) -> bool {
+        let standing = self.pool.records().standing(self.domain);
+        standing.iter().all(is_here)
     }
 
     /// Whether all that is anybody's is on the GPU: an evicted extent with nothing live in it is nobody's, unless a graph may
     /// still write to it. It is forgotten by the next trim or refill.
-    ///
-    /// # Errors
-    /// What the pool answers.
-    pub fn is_usable(&self) -> Result<bool> {
+    pub fn is_usable(&self) -> bool {
         let held = self.pool.domains().is_held(self.domain);
-        let standing = self.pool.records().standing(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         let is_nobodys = |view: &ExtentView| {
             view.state == glake_stitch::ExtentState::Evicted && view.live.is_zero() && !held
         };
-        Ok(standing.iter().all(|extent| is_here(extent) || is_nobodys(&extent.0)))
+        standing.iter().all(|extent| is_here(extent) || is_nobodys(&extent.0))
     }
 
     /// The error of a shrink or a refill that has begun.
     fn stopped(&self, moved: Bytes, copied: Bytes, source: RegionError) -> RegionError {
-        let resident = self.sizes().map_or(Bytes::ZERO, |(resident, _)| resident);
         RegionError::Stopped {
             tag: self.options.tag.clone(),
             moved,
             copied,
-            resident,
+            resident: self.sizes().0,
             source: Box::new(source),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::thread::Scope;
 
 use glake_device::DriverError;
-use glake_stitch::{ExtentId, ExtentView, StitchError};
+use glake_stitch::{ExtentId, ExtentView};
 use glake_units::Bytes;
 
 use super::wait::BegunRefill;
@@ -50,18 +50,8 @@ impl Region {
     ) -> Result<Refilled> {
         let refilling = self.progress.begin();
         let _turn = self.turn.lock();
-        let standing = self
-            .pool
-            .free_memory()
-            .forget_emptied(self.domain)
-            .and_then(|()| self.pool.records().standing(self.domain));
-        let standing = match standing {
-            // It was given up before, and with its last extent it is gone.
-            Err(PoolError::Refused { source: StitchError::UnknownDomain { .. }, .. }) => {
-                return Ok(Refilled::default());
-            }
-            standing => standing?,
-        };
+        self.pool.free_memory().forget_emptied(self.domain)?;
+        let standing = self.pool.records().standing(self.domain);
         self.bring_in(choose::to_enter(&standing, amount), context, wait_policy, &refilling)
     }
 
@@ -109,7 +99,7 @@ impl Region {
             (Some(source), _) => Err(self.stopped(report.mapped, report.copied, source)),
             (None, Some(unusable)) => Err(unusable),
             (None, None) => {
-                report.evicted = self.sizes()?.1;
+                report.evicted = self.sizes().1;
                 Ok(report)
             }
         }

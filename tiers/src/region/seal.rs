@@ -19,7 +19,7 @@ impl Region {
             return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
         }
         let _turn = self.turn.lock();
-        self.pool.records().seal(self.domain, true)?;
+        self.pool.records().seal(self.domain, true);
         self.sealed.store(true, Ordering::Release);
         self.strict.store(strict, Ordering::Release);
         if strict {
@@ -36,7 +36,7 @@ impl Region {
     pub fn unseal(&self) -> Result<()> {
         let _turn = self.turn.lock();
         self.pool.protection().open(self.domain)?;
-        self.pool.records().seal(self.domain, false)?;
+        self.pool.records().seal(self.domain, false);
         self.strict.store(false, Ordering::Release);
         self.sealed.store(false, Ordering::Release);
         Ok(())

@@ -84,14 +84,14 @@ impl Region {
     pub fn shrink(&self, amount: Bytes, to: &Store, context: TransferContext<'_>) -> Result<Shrunk> {
         let _turn = self.turn.lock();
         self.pool.drain().wait()?;
-        let free = if self.pool.domains().keeps_all(self.domain) {
+        let free = if self.pool.domains().is_held(self.domain) {
             Bytes::ZERO
         } else {
             self.pool.free_memory().give_back_domain(self.domain)?
         };
         let mut report = Shrunk { freed: free, ..Shrunk::default() };
         let fixed = self.pool.fixed().extents(self.domain);
-        let mut standing = self.pool.records().standing(self.domain)?;
+        let mut standing = self.pool.records().standing(self.domain);
         let stay = standing.extract_if(.., |(view, _)| fixed.contains(&view.extent));
         report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Fixed)));
         let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
@@ -112,7 +112,7 @@ impl Region {
         match failed {
             Some(source) => Err(self.stopped(report.freed, report.copied, source)),
             None => {
-                report.resident = self.sizes()?.0;
+                report.resident = self.sizes().0;
                 Ok(report)
             }
         }
@@ -127,11 +127,21 @@ impl Region {
         if self.options.policy == Policy::Discard {
             return Vec::new();
         }
+        let copied = self.uncopied(standing, chosen);
+        let sizes = copied.iter().map(|view| self.pool.records().size_to_copy(view.extent));
+        sizes.filter(|size| !size.is_zero()).collect()
+    }
+
+    /// Returns those of the chosen extents that have no copy anywhere.
+    pub(super) fn uncopied(
+        &self,
+        standing: &[(ExtentView, Residency)],
+        chosen: &[ExtentView],
+    ) -> Vec<ExtentView> {
         let new = standing.iter().filter(|(_, residency)| *residency == Residency::NEW);
         let new: FxHashSet<ExtentId> = new.map(|(view, _)| view.extent).collect();
-        let copied = chosen.iter().filter(|view| new.contains(&view.extent) && !self.clean.has(view.extent));
-        let sizes = copied.map(|view| self.pool.records().size_to_copy(view.extent));
-        sizes.filter(|size| !size.is_zero()).collect()
+        let is_uncopied = |view: &&ExtentView| new.contains(&view.extent) && !self.clean.has(view.extent);
+        chosen.iter().filter(is_uncopied).copied().collect()
     }
 
     fn evict_next<'s>(

@@ -107,7 +107,7 @@ fn evictions(c: &mut Criterion) {
     let (mut core, _) = used();
     let point = core.close_point();
     core.pass_point(point);
-    let extent = core.extents().of(Allocator::default_domain()).expect("it exists")[0].extent;
+    let extent = core.extents().of(Allocator::default_domain())[0].extent;
     c.bench_function("one extent evicted and refilled", |bench| {
         bench.iter(|| {
             let mut evictions = core.evictions();

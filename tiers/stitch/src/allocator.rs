@@ -106,15 +106,17 @@ impl Allocator {
         Ok(())
     }
 
+    /// Whether there is anything of a domain: a released one goes with its last extent.
+    pub fn has_domain(&self, id: DomainId) -> bool {
+        self.heap.home.domains.get(id).is_some()
+    }
+
     /// Says whether the bytes of a domain stay as they are: while it is sealed nothing new is handed out of it, so that no copy
     /// of them becomes old.
-    ///
-    /// # Errors
-    /// [`StitchError::UnknownDomain`].
-    pub fn seal_domain(&mut self, id: DomainId, sealed: bool) -> Result<(), StitchError> {
-        self.heap.home.domains.active(id)?;
-        self.heap.home.domains[id].sealed = sealed;
-        Ok(())
+    pub fn seal_domain(&mut self, id: DomainId, sealed: bool) {
+        if let Some(domain) = self.heap.home.domains.get_mut(id) {
+            domain.sealed = sealed;
+        }
     }
 
     /// Changes the most that may be reserved; what is reserved above stays until it is trimmed.
@@ -296,28 +298,20 @@ impl Allocator {
         self.named(draft)
     }
 
-    /// Driver work that releases all free memory of one domain, also where it keeps its own from [`Allocator::plan_trim`].
-    ///
-    /// # Errors
-    /// [`StitchError::UnknownDomain`].
-    pub fn plan_trim_domain(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
-        self.heap.home.domains.active(domain)?;
+    /// Driver work that releases all free memory of one domain, also where it keeps its own from [`Allocator::plan_trim`]; of a
+    /// released one, what is left of it.
+    pub fn plan_trim_domain(&mut self, domain: DomainId) -> Option<Plan> {
+        self.heap.home.domains.get(domain)?;
         let draft = self.trim().of_domain(domain);
-        Ok(self.named(draft))
+        self.named(draft)
     }
 
     /// Driver work that forgets the extents of a domain that are evicted and hold nothing live; none where a captured graph knows
     /// their addresses.
-    ///
-    /// # Errors
-    /// [`StitchError::UnknownDomain`].
-    pub fn plan_forget(&mut self, domain: DomainId) -> Result<Option<Plan>, StitchError> {
-        let known = self.heap.home.domains.get(domain).ok_or(StitchError::UnknownDomain { domain })?;
-        if known.is_held() {
-            return Ok(None);
-        }
+    pub fn plan_forget(&mut self, domain: DomainId) -> Option<Plan> {
+        self.heap.home.domains.get(domain).filter(|domain| !domain.is_held())?;
         let draft = self.trim().of_evicted(domain);
-        Ok(self.named(draft))
+        self.named(draft)
     }
 
     /// Driver work that unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
@@ -336,10 +330,8 @@ impl Allocator {
     /// The live blocks of a domain, as [`Allocator::restore`] takes them.
     ///
     /// # Errors
-    /// [`StitchError::UnknownDomain`]; [`StitchError::NotClaimable`] where one is stitched: such an address cannot be had
-    /// back.
+    /// [`StitchError::NotClaimable`] where one is stitched: such an address cannot be had back.
     pub fn checkpoint(&self, domain: DomainId) -> Result<Vec<Claim>, StitchError> {
-        self.heap.home.domains.active(domain)?;
         let blocks = self.blocks();
         blocks.of(domain).iter().map(|block| blocks.claim_of(block)).collect()
     }
@@ -347,13 +339,16 @@ impl Allocator {
     /// Makes exactly the blocks of a checkpoint live in a domain: frees what is live now, claims what was live then.
     ///
     /// # Errors
-    /// [`StitchError::UnknownDomain`], [`StitchError::Evicted`], or [`StitchError::NotClaimable`] for a block whose memory is not the
-    /// domain's any more; the same blocks as before are live then.
+    /// [`StitchError::UnknownDomain`] where a block would be new in a released domain, [`StitchError::Evicted`], or
+    /// [`StitchError::NotClaimable`] for a block whose memory is not the domain's any more; the same blocks as before are live then.
     pub fn restore(&mut self, domain: DomainId, checkpoint: &[Claim]) -> Result<Restored, StitchError> {
         self.heap.home.extents.all_resident(domain)?;
         let now = self.checkpoint(domain)?;
         let freed = self.blocks().of(domain);
         let (goes, comes) = Claim::differences(&now, checkpoint);
+        if !comes.is_empty() {
+            self.heap.home.domains.active(domain)?;
+        }
         self.free_all(domain, &goes);
         for (done, claim) in comes.iter().enumerate() {
             if let Err(error) = self.claim(domain, claim) {
@@ -384,8 +379,8 @@ impl Allocator {
         Evictions { heap: &mut self.heap, limit: self.settings.limit }
     }
 
-    /// The extents in which the last live block was freed while they were not resident, since the last call: what was kept of
-    /// them is worth nothing.
+    /// The extents that are not resident and lost the last of what was kept in them, since the last call: a live block was freed, or
+    /// their domain released. What was kept of them is worth nothing.
     #[inline]
     pub fn take_emptied(&mut self) -> Vec<ExtentId> {
         self.heap.home.extents.take_emptied()

@@ -182,7 +182,21 @@ impl Extents {
         }
     }
 
-    /// The extents in which the last live block was freed while they were not resident, since the last call.
+    /// A domain keeps nothing any more but its live blocks: [`Extents::take_emptied`] tells of those of its extents that are not
+    /// resident and have none.
+    pub(crate) fn given_up(&mut self, domain: DomainId) {
+        if self.not_resident == 0 {
+            return;
+        }
+        let is_empty = |extent: &Extent| {
+            extent.domain == domain && extent.state != ExtentState::Resident && extent.live == 0
+        };
+        let empty: Vec<ExtentId> =
+            self.iter().filter(|(_, extent)| is_empty(extent)).map(|(id, _)| id).collect();
+        self.emptied.extend(empty);
+    }
+
+    /// The extents that are not resident and hold nothing any more that is kept, since the last call.
     #[inline]
     pub(crate) fn take_emptied(&mut self) -> Vec<ExtentId> {
         if self.emptied.is_empty() { Vec::new() } else { std::mem::take(&mut self.emptied) }

@@ -1,4 +1,4 @@
-//! An amount of memory.
+//! Amount of memory.
 
 use std::fmt;
 use std::iter::Sum;
@@ -10,64 +10,64 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// An amount of memory in bytes. Arithmetic is checked: it answers `None` instead of wrapping.
+/// Amount of memory in bytes. Checked arithmetic returns `None` instead of wrapping.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Bytes(u64);
 
-/// Text that is not an amount of memory.
+/// Error for text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not an amount of memory: write bytes (1048576) or a unit of 1024s (512KiB, 16MiB, 32GiB, 2TiB)"
 )]
 pub struct ParseBytesError {
-    /// What was given.
+    /// Invalid text.
     pub text: String,
 }
 
 impl Bytes {
-    /// Nothing.
+    /// Zero bytes.
     pub const ZERO: Bytes = Bytes(0);
-    /// More than any machine holds.
+    /// Largest amount, more than any machine has.
     pub const MAX: Bytes = Bytes(u64::MAX);
 
-    /// `bytes` bytes.
+    /// Creates an amount of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Bytes(bytes)
     }
 
-    /// `n` KiB (2^10); saturates.
+    /// Creates `n` KiB (2^10 bytes); saturates.
     pub const fn kib(n: u64) -> Self {
         Bytes(n.saturating_mul(KIB))
     }
 
-    /// `n` MiB (2^20); saturates.
+    /// Creates `n` MiB (2^20 bytes); saturates.
     pub const fn mib(n: u64) -> Self {
         Bytes(n.saturating_mul(MIB))
     }
 
-    /// `n` GiB (2^30); saturates.
+    /// Creates `n` GiB (2^30 bytes); saturates.
     pub const fn gib(n: u64) -> Self {
         Bytes(n.saturating_mul(GIB))
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Whether this is nothing.
+    /// Returns whether the amount is zero.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// The number of bytes in gibibytes, for people.
+    /// Returns the number of GiB for display.
     #[allow(clippy::cast_precision_loss)]
     pub fn as_gib(self) -> f64 {
         self.0 as f64 / GIB as f64
     }
 
-    /// The sum, or `None` where it does not fit.
+    /// Returns the sum, or `None` on overflow.
     pub const fn checked_add(self, other: Bytes) -> Option<Bytes> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Bytes(sum)),
@@ -75,7 +75,7 @@ impl Bytes {
         }
     }
 
-    /// The difference, or `None` where `other` is larger.
+    /// Returns the difference, or `None` if `other` is larger.
     pub const fn checked_sub(self, other: Bytes) -> Option<Bytes> {
         match self.0.checked_sub(other.0) {
             Some(difference) => Some(Bytes(difference)),
@@ -83,7 +83,7 @@ impl Bytes {
         }
     }
 
-    /// The product, or `None` where it does not fit.
+    /// Returns the product, or `None` on overflow.
     pub const fn checked_mul(self, times: u64) -> Option<Bytes> {
         match self.0.checked_mul(times) {
             Some(product) => Some(Bytes(product)),
@@ -91,17 +91,17 @@ impl Bytes {
         }
     }
 
-    /// The difference, or nothing where `other` is larger.
+    /// Returns the difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
-    /// The sum, or [`Bytes::MAX`] where it does not fit.
+    /// Returns the sum, or [`Bytes::MAX`] on overflow.
     pub const fn saturating_add(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_add(other.0))
     }
 
-    /// The least multiple of `step` that is not smaller; `None` where `step` is zero or the result does not fit.
+    /// Rounds up to a multiple of `step`; `None` if `step` is zero or on overflow.
     pub const fn align_up(self, step: Bytes) -> Option<Bytes> {
         match self.0.checked_next_multiple_of(step.0) {
             Some(aligned) => Some(Bytes(aligned)),
@@ -109,12 +109,12 @@ impl Bytes {
         }
     }
 
-    /// Whether this is a multiple of `step`.
+    /// Returns whether the amount is a multiple of `step`.
     pub const fn is_aligned(self, step: Bytes) -> bool {
         step.0 != 0 && self.0.is_multiple_of(step.0)
     }
 
-    /// How much of `whole` this is; 0 of nothing.
+    /// Returns the ratio to `whole`; 0 if `whole` is zero.
     #[allow(clippy::cast_precision_loss)]
     pub fn fraction_of(self, whole: Bytes) -> f64 {
         if whole.0 == 0 { 0.0 } else { self.0 as f64 / whole.0 as f64 }
@@ -162,14 +162,14 @@ impl Sum for Bytes {
     }
 }
 
-/// A number of bytes.
+/// Serializes as a number of bytes.
 impl Serialize for Bytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u64(self.0)
     }
 }
 
-/// A number of bytes, or text such as `"16MiB"`.
+/// Deserializes from a number of bytes, or from text such as `"16MiB"`.
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Amount;

@@ -1,84 +1,83 @@
-//! How a metric is described, wherever it is counted: every list of metrics is of these, and docs/METRICS.md is written
-//! from them.
+//! Description of metrics. Every list of metrics consists of these, and docs/METRICS.md is generated from them.
 
 use std::fmt;
 
-/// A metric.
+/// Description of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// Its name, within its group if it has one.
+    /// Name, within its group if it has one.
     pub name: &'static str,
-    /// How its value behaves, or where it is kept.
+    /// Kind of its value, or its place.
     pub kind: Kind,
-    /// What one of it is.
+    /// Unit of the value.
     pub unit: Unit,
-    /// What tells its samples apart; none: it has one sample.
+    /// Labels that distinguish its samples; empty: a single sample.
     pub labels: &'static [Label],
-    /// Whether its name and meaning stay.
+    /// Stability of its name and meaning.
     pub stability: Stability,
-    /// What it counts.
+    /// Help text.
     pub help: &'static str,
 }
 
-/// How a metric's value behaves, or where it is kept.
+/// Kind of a metric's value, or its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A field of a structure, of this type.
+    /// Field of a structure, with its type.
     Field(&'static str),
-    /// What is now.
+    /// Current value.
     Gauge,
-    /// What was since its process began: it only rises.
+    /// Total since the process began; never decreases.
     Counter,
-    /// How often a value was at most so large.
+    /// Distribution with cumulative buckets.
     Histogram,
 }
 
-/// What one of a metric is.
+/// Unit of a metric's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// One of what is counted.
+    /// Number of events or objects.
     Count,
-    /// A byte.
+    /// Number of bytes.
     Bytes,
-    /// A second.
+    /// Seconds.
     Seconds,
-    /// A microsecond.
+    /// Microseconds.
     Microseconds,
     /// 10⁹ bytes a second.
     GigabytesPerSecond,
-    /// A part of a whole, from 0 to 1.
+    /// Ratio from 0 to 1.
     Ratio,
-    /// True or false.
+    /// Boolean value.
     Flag,
-    /// A device's number.
+    /// Device number.
     Device,
-    /// A word.
+    /// Enumerated word.
     Word,
-    /// An object, whose fields are metrics.
+    /// Object whose fields are metrics.
     Object,
-    /// A list of such objects.
+    /// List of such objects.
     List,
 }
 
-/// One thing that tells a metric's samples apart.
+/// Label that distinguishes samples of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// What it is called.
+    /// Label name.
     pub name: &'static str,
-    /// What it may be; empty: any text.
+    /// Possible values; empty: any text.
     pub values: &'static [&'static str],
 }
 
-/// Whether a metric's name and meaning stay.
+/// Stability of a metric's name and meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stability {
-    /// They do, as long as the major version does.
+    /// Unchanged within a major version.
     Stable,
-    /// They may change with any version; the changelog says it.
+    /// May change with any version; announced in the changelog.
     Experimental,
 }
 
-/// As the page of metrics has it.
+/// Formats the unit for the page of metrics.
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -97,7 +96,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// The type of the field, or Prometheus' word.
+/// Formats the type of the field, or Prometheus' word.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

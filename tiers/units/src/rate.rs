@@ -1,23 +1,23 @@
-//! How fast, and how long.
+//! Rates and durations.
 
 use serde::{Deserialize, Serialize};
 
-/// Gigabytes (10^9 bytes) a second.
+/// Rate in gigabytes (10^9 bytes) per second.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bandwidth(pub f64);
 
 impl Bandwidth {
-    /// What stands for no ceiling at all: more than any memory gives.
+    /// Stands for the absence of a ceiling: above the rate of any memory.
     pub const NO_CEILING: Bandwidth = Bandwidth(1e6);
 
-    /// The ceiling, where there is one.
+    /// Returns the ceiling; `None` for [`Bandwidth::NO_CEILING`].
     pub fn ceiling(self) -> Option<Bandwidth> {
         (self < Self::NO_CEILING).then_some(self)
     }
 }
 
-/// Microseconds.
+/// Duration in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Micros(pub f64);

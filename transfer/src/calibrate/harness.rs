@@ -1,4 +1,4 @@
-//! What trials run on: streams and events of every GPU, memory of every GPU that the others may touch, pinned memory.
+//! Resources for calibration trials: streams and events of every GPU, peer-accessible memory on every GPU, and pinned host memory.
 //!
 //! ```text
 //!   source  ███ a pattern ███      a place a leg, moved on a little each trial; nothing writes it
@@ -22,64 +22,64 @@ use crate::Result;
 use crate::paths::trials::{Leg, Trial};
 use crate::paths::{Direction, Way};
 
-/// Places lie a little further apart than a power of two: links that walk memory in step would hinder each other.
+/// Distance between the memory of two legs. Not a power of two, so that links reading memory in step do not conflict.
 const APART: Bytes = Bytes::kib(1084);
-/// How far a trial's places move on from the last one's, and over how many trials.
+/// Distance by which each trial moves its memory, and the number of trials before it wraps around.
 const SHIFT: (Bytes, u64) = (Bytes::kib(4), 64);
-/// What is staged goes through so many slots of so much, in the relay's memory.
+/// Number and size of the slots in a relay's memory through which copies are staged.
 pub(super) const SLOTS: usize = 4;
 pub(super) const SLOT: Bytes = Bytes::mib(2);
-/// What is compared of a large copy: so many parts of so much, from its beginning to its end.
+/// Number and size of the parts compared in a large copy, spread evenly from its beginning to its end.
 const PARTS: u64 = 16;
 const PART: Bytes = Bytes::kib(16);
 /// Threads that touch and fill pinned memory.
 const THREADS: usize = 16;
-/// How much is pinned to see how long that takes.
+/// Bytes pinned to estimate the speed of pinning.
 const SAMPLE: Bytes = Bytes::mib(8);
-/// Legs are no smaller for want of time to pin.
+/// Minimum leg size, even if pinning it exceeds the time limit.
 const LEAST: Bytes = Bytes::mib(4);
 
 /// Streams and events of one GPU.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) device: DeviceId,
-    /// Where its trials begin and end, and where it relays.
+    /// Stream on which the GPU's trials begin and end, and on which it relays.
     pub(super) stream: OwnedStream,
-    /// Where it passes on what it stages.
+    /// Stream that forwards staged bytes.
     pub(super) second: OwnedStream,
     pub(super) begun: OwnedEvent,
     pub(super) ended: OwnedEvent,
     pub(super) fork: OwnedEvent,
     pub(super) done: OwnedEvent,
-    /// Of each slot: filled, drained.
+    /// Events of each slot: filled, drained.
     pub(super) slots: Vec<(OwnedEvent, OwnedEvent)>,
 }
 
-/// The lanes of the GPUs, and those that have none.
+/// Lanes of the GPUs, and the GPUs without one.
 #[derive(Debug)]
 pub(super) struct Lanes {
     lanes: Vec<Lane>,
     failed: DeviceSet,
 }
 
-/// What trials run on.
+/// Resources shared by all trials.
 #[derive(Debug)]
 pub(super) struct Harness {
     pub(super) driver: Arc<dyn Driver>,
     lanes: Vec<Lane>,
     devices: Vec<DeviceId>,
-    /// In the order of the lanes.
+    /// Indexed like the lanes.
     memory: Vec<Arc<Buffer>>,
     source: Arc<Registration>,
     sink: Arc<Registration>,
     largest: Bytes,
-    /// Of one box.
+    /// Size of one inbox or outbox.
     size: Bytes,
     failed: DeviceSet,
 }
 
 impl Lanes {
-    /// Makes the contexts, all at a time.
+    /// Creates the contexts of all GPUs concurrently.
     ///
     /// # Errors
     /// What the driver answered for the first GPU, where no GPU has a lane.
@@ -114,7 +114,7 @@ impl Lane {
         })
     }
 
-    /// Waits for all that it was given.
+    /// Waits for all work enqueued on the lane.
     pub(super) fn synchronize(&self) -> std::result::Result<(), Fault> {
         let waited = self.stream.synchronize().and_then(|()| self.second.synchronize());
         waited.map_err(|error| Fault { device: self.device, error })
@@ -122,7 +122,7 @@ impl Lane {
 }
 
 impl Harness {
-    /// Memory for trials with a leg a GPU, of `wanted` at most, or less where that would take longer than `time`.
+    /// Allocates memory for trials with one leg per GPU: `wanted` bytes, or fewer if that would take longer than `time`.
     ///
     /// # Errors
     /// What pinning answers; what the driver answered for the first GPU, where none has memory.
@@ -180,7 +180,7 @@ impl Harness {
         self.failed
     }
 
-    /// The largest leg that there is memory for.
+    /// Returns the largest leg size that the memory allows.
     pub(super) fn largest(&self) -> Bytes {
         self.largest
     }
@@ -193,7 +193,7 @@ impl Harness {
         self.memory.get(position(&self.devices, device)?)
     }
 
-    /// Whether a trial can be run here.
+    /// Returns whether the memory is sufficient for a trial.
     pub(super) fn holds(&self, trial: &Trial) -> bool {
         let held = |leg: &Leg| {
             let touched = self.end(leg.target, Bytes::ZERO, leg.size);
@@ -204,7 +204,7 @@ impl Harness {
         !trial.legs.is_empty() && trial.legs.len() <= self.lanes.len() && trial.legs.iter().all(held)
     }
 
-    /// Where the leg of a trial goes and comes from. `index` is its place among the trial's, `turn` counts the trials.
+    /// Returns destination and source of a leg. `index` is its position in the trial; `turn` counts trials.
     pub(super) fn ends(
         &self,
         direction: Direction,
@@ -224,7 +224,7 @@ impl Harness {
         }
     }
 
-    /// A slot of a relay, or the beginning of it.
+    /// Returns the first `size` bytes of a slot of a relay.
     pub(super) fn slot(&self, relay: DeviceId, slot: usize, size: Bytes) -> Option<Span> {
         let at = Bytes::new(2 * self.size.get() + SLOT.get() * slot as u64);
         self.end(relay, at, size.min(SLOT))
@@ -239,8 +239,8 @@ impl Harness {
         Bytes::new(place * index as u64 + SHIFT.0.get() * (turn % SHIFT.1))
     }
 
-    /// Whether the bytes of a single relay that touched the target's memory itself are those of the pattern; true of other
-    /// trials. Small copies are compared whole.
+    /// Returns whether a trial with one zero-staging relay delivered the bytes of the pattern; `true` for all other trials. Small copies
+    /// are compared whole.
     pub(super) fn is_right(&self, trial: &Trial, turn: u64) -> std::result::Result<bool, Fault> {
         let [leg] = &trial.legs[..] else { return Ok(true) };
         if leg.way != Way::ZeroStaging {
@@ -272,7 +272,7 @@ impl Harness {
     }
 }
 
-/// What a leg may be so that `legs` of them are pinned in the time, of which a sample took so long.
+/// Returns the largest leg size for which `legs` legs can be pinned within `time`, extrapolated from the time of one sample.
 fn affordable(wanted: Bytes, sample: Duration, time: Duration, legs: u64) -> Bytes {
     if sample.is_zero() {
         return wanted;
@@ -282,7 +282,7 @@ fn affordable(wanted: Bytes, sample: Duration, time: Duration, legs: u64) -> Byt
     wanted.min(leg.max(LEAST))
 }
 
-/// Where the parts that are compared begin: all of a small copy, some of a large one.
+/// Returns the offsets of the compared parts: all parts of a small copy, evenly spread ones of a large copy.
 fn parts(size: Bytes) -> impl Iterator<Item = Bytes> {
     let all = size.get().div_ceil(PART.get());
     let count = all.min(PARTS);
@@ -292,7 +292,7 @@ fn parts(size: Bytes) -> impl Iterator<Item = Bytes> {
     })
 }
 
-/// Memory that all others may touch; where they may not, those that can.
+/// Allocates memory that all other GPUs can access, or as many of them as support it.
 fn reachable(
     completion_events: &Arc<CompletionEvents>,
     device: DeviceId,
@@ -310,7 +310,7 @@ fn reachable(
     if some == others { Err(denied) } else { Buffer::new(completion_events, device, size, some) }
 }
 
-/// Makes one thing a device, each on a thread of its own: most of the time is the driver's.
+/// Runs `make` for all devices concurrently, one thread each: most of the time is spent in the driver.
 fn at_once<T: Send>(
     devices: impl Iterator<Item = DeviceId>,
     make: impl Fn(DeviceId) -> std::result::Result<T, DriverError> + Sync,
@@ -330,7 +330,7 @@ fn at_once<T: Send>(
     })
 }
 
-/// What was made, and the devices where nothing was.
+/// Separates the results from the devices that failed.
 fn parted<T>(
     made: Vec<(DeviceId, std::result::Result<T, DriverError>)>,
     what: &'static str,

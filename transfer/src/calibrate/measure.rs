@@ -1,5 +1,5 @@
-//! One trial: its legs are forked from a stream of the first one's target and joined to it, as a copy's are. That stream is idle, so that
-//! where a copy would ask whether it is, no lane waits.
+//! Measurement of one trial. Legs are forked from a stream of the first leg's target and joined to it, as in a copy. The stream is idle at
+//! the fork, so that no lane waits.
 
 use glake_device::owned::{self, Span};
 use glake_device::{DeviceId, DriverError, Stream};
@@ -9,7 +9,7 @@ use super::harness::{Harness, Lane, SLOT};
 use crate::paths::trials::{Leg, Trial};
 use crate::paths::{MANY_RELAYS, Way};
 
-/// A GPU that did not do its part.
+/// GPU that failed during a trial, with the error.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) device: DeviceId,
@@ -18,8 +18,7 @@ pub(super) struct Fault {
 
 type Outcome<T> = std::result::Result<T, Fault>;
 
-/// The median time of a trial from its fork to its join, after one run that does not count. All its work is done when it
-/// returns, also where it failed.
+/// Returns the median time from fork to join of a trial, after one warm-up run. All work has completed on return, also after an error.
 pub(super) fn measure(harness: &Harness, trial: &Trial, turn: u64) -> Outcome<Micros> {
     let mut times = Vec::new();
     for run in 0..=trial.repeats {
@@ -40,7 +39,7 @@ fn lanes<'a>(harness: &'a Harness, trial: &'a Trial) -> impl Iterator<Item = &'a
     targets.into_iter().chain(relays)
 }
 
-/// Microseconds of one run.
+/// Returns the microseconds of one run.
 fn once(harness: &Harness, trial: &Trial, turn: u64) -> Outcome<f64> {
     let Some(home) = trial.legs.first().and_then(|leg| harness.lane(leg.target)) else { return Ok(f64::NAN) };
     let at_home = |error| Fault { device: home.device, error };
@@ -75,7 +74,7 @@ fn once(harness: &Harness, trial: &Trial, turn: u64) -> Outcome<f64> {
     home.ended.since(&home.begun).map_err(at_home)
 }
 
-/// Enqueues a leg on its relay's lane; the stream that its last work is on.
+/// Enqueues a leg on its relay's lane. Returns the stream of its last operation.
 fn enqueue(
     harness: &Harness,
     lane: &Lane,
@@ -91,7 +90,7 @@ fn enqueue(
     }
 }
 
-/// Through the relay's slots: one stream fills them, the other one drains them.
+/// Enqueues a staged leg: one stream fills the relay's slots, the other one drains them.
 fn staged(harness: &Harness, lane: &Lane, to: &Span, from: &Span) -> glake_device::Result<Stream> {
     let (fill, drain) = (lane.stream.id(), lane.second.id());
     let mut offset = Bytes::ZERO;

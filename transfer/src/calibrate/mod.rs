@@ -29,41 +29,41 @@ use crate::paths::{GpuLinks, PathGraph, Way};
 use harness::{Harness, Lanes};
 use measure::{Fault, measure};
 
-/// What a server's links gave.
+/// Result of a calibration.
 #[derive(Debug)]
 pub struct Calibration {
-    /// The graph to split copies by.
+    /// Path graph for splitting copies.
     pub graph: PathGraph,
-    /// How long it took in all.
+    /// Total duration.
     pub took: Duration,
-    /// How many trials were measured.
+    /// Number of measured trials.
     pub trials: usize,
-    /// How many there was no time for: what they would have shown is taken for absent.
+    /// Number of trials skipped for lack of time. The paths they would have measured count as absent.
     pub unfinished: usize,
-    /// GPUs that failed, or relayed wrong bytes: they relay nothing.
+    /// GPUs that failed or relayed wrong bytes. They are never used as relays.
     pub excluded: DeviceSet,
 }
 
-/// How far a calibration is.
+/// Progress of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Trials that are over.
+    /// Number of completed trials.
     pub done: usize,
-    /// Trials that are planned by now.
+    /// Number of trials planned so far.
     pub planned: usize,
 }
 
-/// Of the budget, what is kept for giving the memory back.
+/// Share of the budget reserved for releasing the memory.
 const END: f64 = 0.1;
-/// Of what is left once the contexts are there, about how much the memory takes.
+/// Approximate share of the time after context creation that is spent on allocating memory.
 const MEMORY: f64 = 0.2;
-/// The steps, and how much of what is left then each has to leave to those after it: what all paths give together counts more
-/// than the last pairs.
+/// Steps, each with the share of the remaining time that it must leave to later steps. The combined rate of all paths matters more than the
+/// last pairs.
 const STEPS: [(Step, f64); 3] = [(Step::Ways, 0.5), (Step::Sharing, 0.3), (Step::Together, 0.0)];
 
 impl Calibration {
-    /// Measures the links of `gpus`, which makes their contexts where the process has none. `clock` tells the time since
-    /// any moment; after `budget` of it nothing more is begun.
+    /// Measures the links of `gpus`. Creates their contexts if the process has none. `clock` returns the time since an arbitrary moment; no
+    /// trial begins later than `budget`.
     ///
     /// # Errors
     /// What the driver answers where there is no GPU left to measure, or no pinned memory.
@@ -101,7 +101,7 @@ impl Calibration {
     }
 }
 
-/// What is known so far.
+/// State of a calibration in progress.
 #[derive(Debug)]
 struct Run<'a> {
     gpus: &'a [GpuLinks],
@@ -109,9 +109,9 @@ struct Run<'a> {
     unfinished: usize,
     done: usize,
     planned: usize,
-    /// They relay nothing.
+    /// GPUs that are excluded as relays.
     relays_out: DeviceSet,
-    /// They do nothing at all.
+    /// GPUs that are excluded entirely.
     lost: DeviceSet,
 }
 
@@ -132,12 +132,12 @@ impl<'a> Run<'a> {
         self.lost = self.lost.union(failed);
     }
 
-    /// The GPUs that are left.
+    /// Returns the GPUs that are not excluded.
     fn gpus(&self) -> Vec<GpuLinks> {
         self.gpus.iter().filter(|gpu| !self.lost.contains(gpu.device)).cloned().collect()
     }
 
-    /// The outcomes of what is left.
+    /// Returns the outcomes that involve no excluded GPU.
     fn trusted(&self) -> Vec<Outcome> {
         self.outcomes.iter().filter(|outcome| self.is_open(&outcome.trial)).cloned().collect()
     }
@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A GPU that fails as a relay relays nothing; one that fails at its own copies, or lost its context, is left out.
+    /// Excludes a GPU after a fault: as a relay if it failed as a relay, entirely if it failed at its own copies or lost its context.
     fn blame(&mut self, trial: &Trial, fault: &Fault) {
         let Fault { device, error } = fault;
         let relays = trial.legs.iter().any(|leg| leg.relay == *device && leg.target != *device);
@@ -203,13 +203,13 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The largest leg.
+/// Returns the largest leg size.
 fn largest(trials: &[Trial]) -> Bytes {
     let sizes = trials.iter().flat_map(|trial| &trial.legs).map(|leg| leg.size);
     sizes.fold(Bytes::ZERO, Bytes::max)
 }
 
-/// A plan whose legs there is memory for: of all the time that is left, or of less.
+/// Returns a plan for which there is enough memory, planned for all of the remaining time or for a part of it.
 fn fitting(harness: &Harness, plan: impl Fn(f64) -> Vec<Trial>) -> Vec<Trial> {
     let mut part = 1.0;
     loop {
@@ -225,7 +225,7 @@ fn micros(time: Duration) -> Micros {
     Micros(time.as_secs_f64() * 1e6)
 }
 
-/// The lane of a device is asked for by many: those that there is none of are none of the plan's.
+/// Returns the lane index of a device. Devices without a lane do not occur in plans.
 fn position(devices: &[DeviceId], device: DeviceId) -> Option<usize> {
     devices.iter().position(|known| *known == device)
 }

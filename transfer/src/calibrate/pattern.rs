@@ -1,11 +1,11 @@
-//! Bytes by which a copy is told from every other: each word of 64 bits is different from all others.
+//! Byte pattern that identifies the source of a copy: every 64-bit word is unique.
 
 use glake_device::owned::Registration;
 
-/// The unit that words are made in by one thread at a time.
+/// Bytes that one thread fills at a time.
 const PART: usize = 4 << 20;
 
-/// Fills memory with the pattern, with so many threads.
+/// Fills memory with the pattern, using `threads` threads.
 pub(super) fn fill(memory: &mut Registration, threads: usize) {
     let bytes = memory.as_mut_slice();
     let share = bytes.len().div_ceil(threads.max(1)).next_multiple_of(PART);
@@ -21,7 +21,7 @@ pub(super) fn fill(memory: &mut Registration, threads: usize) {
     });
 }
 
-/// The mixing step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators): one to one.
+/// Mixing step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators), a bijection.
 fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,12 +1,12 @@
-//! Which copies are worth asking the driver what their memory is.
+//! Prediction of which copies are worth a driver query for their memory kind.
 
-/// What a copy has to be for the engine to gain by it.
+/// Copies for which the engine can be faster than the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Benefit {
-    /// Whatever the memory is, the driver's copy is as good.
+    /// None: the driver's copy is as fast for any memory kind.
     Nothing,
-    /// It gains if the host's memory is pageable.
+    /// Copies from or to pageable host memory.
     Pageable,
-    /// It may gain whatever the memory is.
+    /// Possibly copies of any memory kind.
     Anything,
 }

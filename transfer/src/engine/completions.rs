@@ -1,4 +1,4 @@
-//! How a copy that was enqueued is told of: to the clock of the program's contexts, and to whoever waits for it.
+//! Completion of enqueued copies: reported to the clock of the program's contexts and to waiting callers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::parts::Parts;
 use super::{CopyHandle, CopyOptions, UserStream};
 use crate::{Result, TransferError};
 
-/// One engine's.
+/// Completion tracking of one engine.
 #[derive(Debug)]
 pub(crate) struct Completions {
     contexts: Arc<Contexts>,
@@ -22,7 +22,7 @@ impl Completions {
         Arc::new(Completions { contexts: contexts.clone(), marks: marks.clone() })
     }
 
-    /// Completion points cover what was enqueued on a stream of the program; also of what failed, of which a part may be enqueued.
+    /// Includes a copy on a program's stream in later completion points, also after an error: a part of the copy may be enqueued.
     pub(crate) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
         let told = self.contexts.program().enqueued_on(memory, (on.device, on.raw));
         let enqueued = enqueued?;
@@ -30,7 +30,7 @@ impl Completions {
         Ok(enqueued)
     }
 
-    /// What a copy that was enqueued on a stream just now is waited for by.
+    /// Returns a handle for a copy that was just enqueued.
     pub(crate) fn handle(
         &self,
         on: UserStream,

@@ -1,6 +1,6 @@
-//! The GPUs by two drivers: that of the program's contexts, and that of contexts of our own.
+//! GPUs as seen by two drivers: the one of the program's contexts and the one of GLake's own contexts.
 //!
-//! Invariant: what is enqueued on a stream of the program is enqueued by the program's driver, and what relays do by ours.
+//! Invariant: work on the program's streams is enqueued by the program's driver, work of relays by GLake's own.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use glake_device::{CaptureState, DeviceId, Driver};
 use super::UserStream;
 use crate::Result;
 
-/// Both drivers, each with the clock of its completions.
+/// Both drivers, each with the clock of its completion points.
 #[derive(Debug)]
 pub(crate) struct Contexts {
     program: Arc<CompletionEvents>,
@@ -19,7 +19,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    /// Of the driver that a clock is of. Makes no context.
+    /// Wraps the driver of a clock. Creates no context.
     ///
     /// # Errors
     /// What the driver answers.
@@ -29,42 +29,42 @@ impl Contexts {
         Ok(Arc::new(Contexts { program, own, devices }))
     }
 
-    /// The clock of the program's contexts.
+    /// Returns the clock of the program's contexts.
     pub(crate) fn program(&self) -> &Arc<CompletionEvents> {
         &self.program
     }
 
-    /// The driver of the program's contexts.
+    /// Returns the driver of the program's contexts.
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         self.program.driver()
     }
 
-    /// The clock of contexts of our own, in which relays work.
+    /// Returns the clock of GLake's own contexts, in which relays work.
     pub(crate) fn own(&self) -> &Arc<CompletionEvents> {
         &self.own
     }
 
-    /// The driver of contexts of our own.
+    /// Returns the driver of GLake's own contexts.
     pub(crate) fn own_driver(&self) -> &Arc<dyn Driver> {
         self.own.driver()
     }
 
-    /// How many GPUs the driver shows.
+    /// Returns the number of GPUs.
     pub(crate) fn devices(&self) -> usize {
         self.devices
     }
 
-    /// The GPUs that have a primary context.
+    /// Returns the GPUs with a primary context.
     pub(crate) fn in_use(&self) -> DeviceSet {
         self.all().filter(|device| matches!(self.driver().has_context(*device), Ok(true))).collect()
     }
 
-    /// Of these, those that have a primary context or may have one: an answer that says nothing is no permission.
+    /// Returns those of `devices` that have a primary context. A failed query counts as having one.
     pub(crate) fn may_be_in_use(&self, devices: DeviceSet) -> DeviceSet {
         devices.iter().filter(|device| self.driver().has_context(*device).unwrap_or(true)).collect()
     }
 
-    /// The GPUs whose work can touch a relay's memory.
+    /// Returns the GPUs whose work can access a relay's memory.
     pub(crate) fn reaching(&self, relay: DeviceId) -> DeviceSet {
         let reach = |device: &DeviceId| {
             *device == relay || matches!(self.driver().can_access_peer(*device, relay), Ok(true))
@@ -72,12 +72,12 @@ impl Contexts {
         self.all().filter(reach).collect()
     }
 
-    /// Whether a stream surely records no graph: an answer that says nothing is no permission.
+    /// Returns whether a stream is known not to be capturing. A failed query counts as capturing.
     pub(crate) fn is_plain(&self, on: UserStream) -> bool {
         matches!(self.driver().capture_state(on.device, on.raw), Ok(CaptureState::None))
     }
 
-    /// Waits on the host for all work of a stream.
+    /// Blocks until all work of a stream has completed.
     ///
     /// # Errors
     /// What the driver answers.

@@ -1,4 +1,4 @@
-//! What the engine counts: atomics, written without a lock.
+//! Counters of the engine: atomics, updated without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::links::relays::Relays;
 use crate::paths::{Direction, Way};
 use crate::{PathStatistics, Statistics};
 
-/// A path of a target.
+/// Path of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) target: DeviceId,
@@ -24,7 +24,7 @@ struct PathCounters {
     bytes: AtomicU64,
     slices: AtomicU64,
     retries: AtomicU64,
-    /// Of the parts that were timed.
+    /// Bytes of the timed parts.
     timed_bytes: AtomicU64,
     timed_nanos: AtomicU64,
 }
@@ -61,7 +61,7 @@ impl Counters {
         self.split_copies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A part went over a path, in so many copies of the driver's.
+    /// Counts a part sent over a path in `slices` driver copies.
     pub(crate) fn sent(&self, path: Path, size: Bytes, slices: u64) {
         if let Some(of) = self.of(path) {
             of.bytes.fetch_add(size.get(), Ordering::Relaxed);
@@ -69,14 +69,14 @@ impl Counters {
         }
     }
 
-    /// A part had to go another way.
+    /// Counts a part that was moved to another path.
     pub(crate) fn retried(&self, path: Path) {
         if let Some(of) = self.of(path) {
             of.retries.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A part took so long.
+    /// Counts a part that took `micros`.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(crate) fn timed(&self, path: Path, size: Bytes, micros: f64) {
         if let Some(of) = self.of(path) {
@@ -124,7 +124,7 @@ impl Counters {
         self.paths.get((pair * Direction::BOTH.len() + path.direction.index()) * WAYS.len() + way)
     }
 
-    /// The path that counters stand for.
+    /// Returns the path of a counter index.
     fn path(&self, index: usize) -> Path {
         let device = |index: usize| DeviceId(u32::try_from(index).unwrap_or(u32::MAX));
         let (rest, way) = (index / WAYS.len(), WAYS[index % WAYS.len()]);
@@ -135,7 +135,7 @@ impl Counters {
 }
 
 impl PathCounters {
-    /// The time that all bytes took, if they took what the timed ones did.
+    /// Extrapolates the time of all bytes from the timed ones.
     #[allow(clippy::cast_precision_loss)]
     fn busy(&self, bytes: u64) -> Duration {
         let timed = self.timed_bytes.load(Ordering::Relaxed);

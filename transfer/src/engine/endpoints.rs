@@ -1,4 +1,4 @@
-//! Where a copy begins and ends, and what that allows.
+//! Memory kinds at both ends of a copy.
 
 use glake_device::owned::Span;
 use glake_device::{DeviceId, PointerKind};
@@ -6,21 +6,23 @@ use glake_device::{DeviceId, PointerKind};
 use crate::paths::Direction;
 use crate::{Result, TransferError};
 
-/// What a copy is between.
+/// Both ends of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoints {
-    /// Host memory and a GPU's.
+    /// Host memory and memory of one GPU.
     HostAndGpu {
         target: DeviceId,
         direction: Direction,
-        /// Whether the driver knows the host memory.
+        /// Whether the host memory is registered with the driver.
         pinned: bool,
     },
-    /// Anything else.
+    /// Any other combination.
     Other,
 }
 
 impl Endpoints {
+    /// Classifies both ends of a copy.
+    ///
     /// # Errors
     /// [`TransferError::SizesDiffer`].
     pub(crate) fn of(to: &Span, from: &Span) -> Result<Endpoints> {

@@ -1,4 +1,4 @@
-//! Events that mark the ends of copies for those who wait: kept for the next copy, so that none is made in steady state.
+//! Pooled events that mark the ends of copies for waiting callers, so that steady state creates none.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use rustc_hash::FxHashMap;
 use crate::Result;
 use crate::UserStream;
 
-/// Idle events, by the device whose streams they mark.
+/// Idle events, indexed by the device of the streams they mark.
 #[derive(Debug)]
 pub(crate) struct EventPool {
     driver: Arc<dyn Driver>,
     idle: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
 }
 
-/// A marked point of a stream; dropping it keeps the event for the next one.
+/// Marked point of a stream. Dropping it returns the event to the pool.
 #[derive(Debug)]
 pub(crate) struct PooledEvent {
     marks: Arc<EventPool>,
@@ -29,7 +29,7 @@ impl EventPool {
         Arc::new(EventPool { driver, idle: Mutex::default() })
     }
 
-    /// Marks where a stream is now.
+    /// Records an event at the current end of a stream.
     pub(crate) fn mark(self: &Arc<Self>, on: UserStream) -> Result<PooledEvent> {
         let idle = self.idle.lock().get_mut(&on.device).and_then(Vec::pop);
         let event = match idle {

@@ -1,22 +1,22 @@
-//! One copy's way over several lanes: forked from the user's stream, joined back to it.
+//! Fork of one copy from the user's stream onto several lanes, and the join back.
 //!
 //! ```text
-//!   mark    the fork event is recorded on the user's stream
-//!   enter   a lane waits for it, once; for one that has passed already it need not, nor where nothing before touches the memory
-//!   send    a copy on a lane; false: nothing of it was enqueued, it must go another way
-//!   join    every lane that was entered is waited for by the user's stream
+//!   mark    records the fork event on the user's stream
+//!   enter   makes a lane wait for it, once; not if it has passed already, or if no earlier work touches the memory
+//!   send    enqueues a copy on a lane; false: nothing was enqueued, the part needs another path
+//!   join    makes the user's stream wait for every lane that was entered
 //! ```
 //!
 //! Invariants:
-//! - A lane that was entered is joined, whatever failed in between: by an event, or else by a wait on the host. What cannot be
-//!   joined either way is an error, and its lane is never used again; it is joined by all copies that begin later, until it is done.
-//! - What was sent is counted with its relay before it is enqueued.
-//! - No call puts more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not come to: the driver's
-//!   queues are bounded, and a call that finds one full waits for what the program may enqueue later.
+//! - Every lane that was entered is joined, whatever fails in between: by an event, or by a wait on the host. If neither works, the call
+//!   returns an error and the lane is never used again; all later copies join it until its work has completed.
+//! - Parts are counted with their relay before they are enqueued.
+//! - No call enqueues more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not reached: the driver's
+//!   queues are bounded, and a call that finds one full blocks until the program's earlier work completes.
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Piece, Span, StreamRef};
+use glake_device::owned::{DeviceSet, OwnedStream, Piece, Span, StreamRef};
 use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -30,25 +30,25 @@ use crate::engine::ledger::Ledger;
 use crate::kinds::foreign::target::TargetSide;
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
 use crate::paths::Way;
-use crate::schedule::Scheduler;
-use crate::schedule::prioritized::Prioritized;
+use crate::traffic::Traffic;
+use crate::traffic::prioritized::Prioritized;
 
-/// How many operations are enqueued at most on a stream behind an event that has not passed. The driver's queues hold some 1,000.
+/// Maximum number of operations enqueued on a stream behind an event that has not passed. The driver's queues hold about 1,000.
 pub(crate) const MOST_WAITING: u32 = 256;
-/// Operations of a slice: the wait for its barrier, and the copy.
+/// Operations of a slice: the wait for its barrier and the copy.
 const SLICE_OPERATIONS: u32 = 2;
-/// Of a part in one: the copy, what shuts its barrier, and what times it.
+/// Operations of an unsliced part: the copy, closing its barrier, and timing it.
 const PART_OPERATIONS: u32 = 4;
-/// Larger slices hold other copies up for too long.
+/// Maximum slice size. Larger slices delay other copies for too long.
 const LARGEST: Bytes = Bytes::mib(4);
 const PAGE: Bytes = Bytes::kib(4);
 
-/// What every fork needs.
+/// State shared by all forks.
 #[derive(Debug)]
 pub(crate) struct Forks {
     contexts: Arc<Contexts>,
     ledger: Arc<Ledger>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
 }
 
 /// A copy between its fork and its join.
@@ -57,34 +57,30 @@ pub(crate) struct Fork<'a> {
     lane_set: &'a LaneSet,
     pub(crate) state: &'a mut LaneSetState,
     on: UserStream,
-    /// What lanes wait for; nothing where the user's stream has come to the fork, or where they need not.
+    /// Event that lanes wait for; `None` if the user's stream has reached the fork or no wait is needed.
     event: Option<Event>,
-    /// Whether lanes may have earlier copies' work still: they did not wait for a fork.
+    /// Whether lanes may still run earlier copies, because they did not wait for a fork.
     pub(crate) is_unordered: bool,
     entered: DeviceSet,
-    /// Of these, lanes whose second stream has work too.
+    /// Entered lanes whose second stream has work too.
     second: DeviceSet,
-    /// Of these, lanes whose part goes through slots, and whose memory the other side is.
+    /// Entered lanes that stage their part through slots, each with the GPU at the other side.
     through_slots: SmallVec<[(DeviceId, DeviceId); 8]>,
-    /// Operations on each lane, and on the user's stream.
+    /// Number of operations enqueued on each lane and on the user's stream (`None`).
     enqueued: SmallVec<[(Option<DeviceId>, u32); 8]>,
-    /// Relays that were found lost.
+    /// Relays found lost during this copy.
     dead: DeviceSet,
     parts: SmallVec<[(DeviceId, Part); 8]>,
     prioritized: Prioritized<'a>,
 }
 
 impl Forks {
-    pub(crate) fn new(
-        contexts: &Arc<Contexts>,
-        ledger: &Arc<Ledger>,
-        scheduler: &Arc<dyn Scheduler>,
-    ) -> Arc<Forks> {
-        let (contexts, ledger, scheduler) = (contexts.clone(), ledger.clone(), scheduler.clone());
-        Arc::new(Forks { contexts, ledger, scheduler })
+    pub(crate) fn new(contexts: &Arc<Contexts>, ledger: &Arc<Ledger>, traffic: &Arc<Traffic>) -> Arc<Forks> {
+        let (contexts, ledger, traffic) = (contexts.clone(), ledger.clone(), traffic.clone());
+        Arc::new(Forks { contexts, ledger, traffic })
     }
 
-    /// Begins behind a mark, or behind nothing.
+    /// Begins a fork behind `event`, or without a wait.
     pub(crate) fn begin<'a>(
         &'a self,
         lane_set: &'a LaneSet,
@@ -93,7 +89,7 @@ impl Forks {
         event: Option<Event>,
     ) -> Fork<'a> {
         state.serial += 1;
-        self.scheduler.begin();
+        self.traffic.begin();
         let none = DeviceSet::EMPTY;
         Fork {
             forks: self,
@@ -114,7 +110,7 @@ impl Forks {
 }
 
 impl<'a> Fork<'a> {
-    /// Marks where a stream forks; `None` where the lane set has no event for the stream's device yet.
+    /// Records the fork event on a stream; `None` if the lane set has no event for the stream's device yet.
     ///
     /// # Errors
     /// The driver's: nothing is enqueued.
@@ -124,14 +120,14 @@ impl<'a> Fork<'a> {
         Ok(Some(marks.fork.id()))
     }
 
-    /// Looks whether the user's stream has come to the fork already. The question takes as long as one lane's wait.
+    /// Checks whether the user's stream has already reached the fork. The query takes as long as one lane's wait.
     pub(crate) fn look(&mut self) {
         let marks = self.lane_set.marks(self.on.device);
         let passed = |marks: &StreamMarks| matches!(marks.fork.is_passed(), Ok(true));
         self.event = self.event.filter(|_| !marks.is_some_and(passed));
     }
 
-    /// Whether so many operations more may be enqueued on a lane, or on the user's stream.
+    /// Returns whether `operations` more may be enqueued on a lane, or on the user's stream (`None`).
     #[must_use]
     pub(crate) fn has_room(&mut self, lane: Option<DeviceId>, operations: u32) -> bool {
         let index = match self.enqueued.iter().position(|(of, _)| *of == lane) {
@@ -153,12 +149,12 @@ impl<'a> Fork<'a> {
         true
     }
 
-    /// The user's stream, for calls.
+    /// Returns the user's stream for driver calls.
     fn own(&self) -> StreamRef<'a> {
         self.on.of_driver(&**self.forks.contexts.driver())
     }
 
-    /// Gives way to others' copies on these links, or is given way to.
+    /// Takes turns with other copies on `links`.
     pub(crate) fn take(&mut self, mut prioritized: Prioritized<'a>, links: impl Iterator<Item = DeviceId>) {
         if prioritized.is_foreground() {
             self.look();
@@ -171,13 +167,13 @@ impl<'a> Fork<'a> {
         self.prioritized = prioritized;
     }
 
-    /// What is enqueued at a time at most.
+    /// Returns the maximum size of one driver copy.
     pub(crate) fn slice(&self) -> Bytes {
         self.prioritized.slice()
     }
 
-    /// The same, for parts of up to so many bytes: where the user's stream has not come to the fork, larger slices, so that all of a part
-    /// can be enqueued if they need not be too large.
+    /// Returns the slice size for parts of up to `part` bytes. If the user's stream has not reached the fork, slices are larger, so that a
+    /// whole part fits into the queue if possible.
     pub(crate) fn slice_for(&mut self, part: Bytes) -> Bytes {
         let slice = self.prioritized.slice();
         let few = Bytes::new(part.get() / u64::from(MOST_WAITING / SLICE_OPERATIONS));
@@ -191,7 +187,7 @@ impl<'a> Fork<'a> {
         }
     }
 
-    /// Before a part, or a slice of one, is enqueued on a lane; false where it must not be.
+    /// Waits for the turn of a part or slice on a lane. Returns `false` if it must not be enqueued there.
     #[must_use]
     pub(crate) fn is_turn(&mut self, on: StreamRef<'_>) -> bool {
         match self.prioritized.before(on) {
@@ -203,18 +199,18 @@ impl<'a> Fork<'a> {
         }
     }
 
-    /// Whether parts are enqueued slice by slice.
+    /// Returns whether parts are enqueued slice by slice.
     pub(crate) fn is_background(&self) -> bool {
         self.prioritized.is_background()
     }
 
-    /// Enqueues one copy on the lane of a path. False: it was not, and must go another way.
+    /// Enqueues one copy on the lane of a path. Returns `false` if it was not enqueued and needs another path.
     #[must_use]
     pub(crate) fn send(&mut self, path: Path, to: &Span, from: &Span) -> bool {
         self.carry(path, to.size(), |on| on.copy(to, from))
     }
 
-    /// The same, of a piece of a block.
+    /// Like [`Fork::send`], for a piece of a block.
     #[must_use]
     pub(crate) fn send_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
         self.carry(path, piece.size(), |on| on.copy_piece(piece))
@@ -254,13 +250,13 @@ impl<'a> Fork<'a> {
         true
     }
 
-    /// Enqueues one copy on the user's own stream. False: it was not.
+    /// Enqueues one copy on the user's own stream. Returns `false` if it was not enqueued.
     #[must_use]
     pub(crate) fn send_own(&mut self, path: Path, to: &Span, from: &Span) -> bool {
         self.carry_own(path, to.size(), |on| on.copy(to, from))
     }
 
-    /// The same, of a piece of a block.
+    /// Like [`Fork::send_own`], for a piece of a block.
     #[must_use]
     pub(crate) fn send_own_piece(&mut self, path: Path, piece: &Piece<'_>) -> bool {
         self.carry_own(path, piece.size(), |on| on.copy_piece(piece))
@@ -289,37 +285,31 @@ impl<'a> Fork<'a> {
         true
     }
 
-    /// Before parts are enqueued on the user's own stream, of whose device's link they are; false where they must not be.
+    /// Waits for the turn of parts on the user's own stream, whose device's link they use. Returns `false` if they must not be enqueued.
     #[must_use]
     pub(crate) fn is_own_turn(&mut self) -> bool {
         let on = self.own();
         self.prioritized.before(on).is_ok()
     }
 
-    /// They are enqueued. Only where there were some: the link may be that of a lane of the copy otherwise.
+    /// Ends the turn of parts on the user's own stream. Called only if some were enqueued: the link may belong to a lane of the copy
+    /// otherwise.
     pub(crate) fn end_own_turn(&mut self) {
         let on = self.own();
         self.prioritized.after(on);
     }
 
-    /// The lanes that wait for the fork.
+    /// Returns the lanes that wait for the fork.
     pub(crate) fn forked(&self) -> DeviceSet {
         self.entered
     }
 
-    /// The stream of a lane, to enqueue on it what [`Fork::sent`] is told of; `None` where it cannot be used.
+    /// Returns the stream of a lane, for work that is then reported to [`Fork::sent`]; `None` if the lane is unusable.
     pub(crate) fn stream(&mut self, device: DeviceId) -> Option<&'a OwnedStream> {
         self.fork_lane(device).map(|lane| &lane.stream)
     }
 
-    /// Records an event on a stream of a lane; false where it could not be.
-    #[must_use]
-    pub(crate) fn marks(&mut self, on: &OwnedStream, event: &OwnedEvent) -> bool {
-        let recorded = twice(|| event.record(on.id()));
-        recorded.inspect_err(|error| self.blame(on.device(), error)).is_ok()
-    }
-
-    /// Both streams of a lane.
+    /// Returns both streams of a lane.
     pub(crate) fn streams(&mut self, device: DeviceId) -> Option<[&'a OwnedStream; 2]> {
         let lane = self.fork_lane(device)?;
         let second = &lane.second;
@@ -333,7 +323,7 @@ impl<'a> Fork<'a> {
         Some([&lane.stream, &second.stream])
     }
 
-    /// A relay's lane and a target's side, both behind the fork, for a part through slots.
+    /// Returns a relay's lane and a target's side of it, both behind the fork, for a staged part.
     pub(crate) fn both_sides(
         &mut self,
         target: DeviceId,
@@ -349,7 +339,7 @@ impl<'a> Fork<'a> {
         Some((&lane.stream, side))
     }
 
-    /// Has a lane's stream, and that of a target's side of it, wait for all that earlier copies have there; false where one cannot.
+    /// Makes a lane's stream and a target's side of it wait for all work of earlier copies there. Returns `false` if either wait fails.
     #[must_use]
     pub(crate) fn follow(&mut self, device: DeviceId, side: &TargetSide) -> bool {
         let Some(lane) = self.lane_set.lane(device) else { return false };
@@ -359,7 +349,7 @@ impl<'a> Fork<'a> {
         })
     }
 
-    /// What comes on a lane's second stream begins after what is on its first by now.
+    /// Orders later work on a lane's second stream after the current work on its first.
     pub(crate) fn stagger(&self, device: DeviceId) -> glake_device::Result<()> {
         let Some(lane) = self.lane_set.lane(device) else { return Ok(()) };
         let second = &lane.second;
@@ -368,7 +358,7 @@ impl<'a> Fork<'a> {
         second.stream.wait_for(second.done.id())
     }
 
-    /// So many bytes were enqueued on a lane, in so many copies of the driver's.
+    /// Records that `size` bytes were enqueued on a lane in `slices` driver copies.
     pub(crate) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
         self.forks.ledger.counters.sent(path, size, slices);
         // Nobody reckons with what gives way.
@@ -380,13 +370,13 @@ impl<'a> Fork<'a> {
         part.carried = Some(part.carried.map_or(carried, |earlier| earlier.and(carried)));
     }
 
-    /// Looks what earlier copies' lanes have done, before their events are recorded anew.
+    /// Polls the lanes' earlier copies before their events are recorded again.
     pub(crate) fn poll(&mut self) {
-        let lost = self.state.poll(self.lane_set, self.entered, &*self.forks.scheduler);
+        let lost = self.state.poll(self.lane_set, self.entered, &self.forks.traffic);
         lost.iter().for_each(|device| self.lose(device));
     }
 
-    /// A verb on a lane failed: a relay that is lost is fenced.
+    /// Handles a failed operation on a lane: fences the relay if it is lost.
     pub(crate) fn blame(&mut self, device: DeviceId, error: &DriverError) {
         tracing::debug!(target: "glake::transfer", relay = %device, %error, "a part of a copy goes another way");
         if error.is_sticky() {
@@ -403,8 +393,7 @@ impl<'a> Fork<'a> {
         self.dead = self.dead.union(DeviceSet::of(device));
     }
 
-    /// Makes the user's stream wait for all lanes. The relays that were found lost: their parts of this copy must be made
-    /// another way, whatever was enqueued.
+    /// Makes the user's stream wait for all lanes. Returns the relays found lost; their parts must be copied again.
     ///
     /// # Errors
     /// A lane could be joined by no means; the others are.
@@ -432,7 +421,7 @@ impl<'a> Fork<'a> {
         outcome
     }
 
-    /// What this copy has on a lane.
+    /// Returns this copy's state on a lane.
     fn part(&mut self, device: DeviceId) -> &mut Part {
         let index = match self.parts.iter().position(|(of, _)| *of == device) {
             Some(index) => index,
@@ -488,7 +477,7 @@ impl<'a> Fork<'a> {
         chained.and(ahead).and(staged).and(joined)
     }
 
-    /// Waited on the host instead: the work is done, or its relay lost, by which no more of it runs.
+    /// Handles a wait on the host in place of a join: the work is done, or its relay is lost and runs no more of it.
     fn wait_on_host(&mut self, device: DeviceId, waited: glake_device::Result<()>) -> Result<()> {
         match waited {
             Err(error) if error.is_sticky() => {
@@ -499,7 +488,7 @@ impl<'a> Fork<'a> {
         }
     }
 
-    /// The lane of a GPU, behind the fork.
+    /// Returns the lane of a GPU, ordered behind the fork.
     fn fork_lane(&mut self, device: DeviceId) -> Option<&'a Lane> {
         let lane = self.lane_set.lane(device)?;
         if self.entered.contains(device) {
@@ -529,7 +518,7 @@ impl Drop for Fork<'_> {
     }
 }
 
-/// Asks a second time if the first answer is an error that need not stay.
+/// Retries an operation once if its error may be transient.
 pub(crate) fn twice(mut ask: impl FnMut() -> glake_device::Result<()>) -> glake_device::Result<()> {
     match ask() {
         Err(error) if !error.is_sticky() => ask(),

@@ -1,4 +1,4 @@
-//! What a copy is known by after it was enqueued.
+//! Handle of an enqueued copy.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::UserStream;
 use crate::engine::event_pool::PooledEvent;
 use crate::engine::parts::Parts;
 
-/// A copy that was enqueued. Dropping it costs nothing and leaves the copy as it is.
+/// Enqueued copy. Dropping the handle does not affect the copy.
 #[derive(Debug)]
 pub struct CopyHandle {
     end: End,
-    /// Of a copy that was split.
+    /// Parts of a split copy.
     parts: Option<Parts>,
 }
 
-/// What tells that the copy is done.
+/// Means of detecting the end of the copy.
 #[derive(Debug)]
 enum End {
     PooledEvent(PooledEvent),
@@ -33,7 +33,7 @@ impl CopyHandle {
         CopyHandle { end: End::Stream(driver.clone(), on), parts }
     }
 
-    /// Waits on the host until the bytes are there.
+    /// Blocks until the bytes have arrived.
     ///
     /// # Errors
     /// [`crate::TransferError::Lost`] where a relay was lost before its part was seen to arrive; what the driver answers.
@@ -49,12 +49,12 @@ impl CopyHandle {
         self.check()
     }
 
-    /// Whether relays took part in it.
+    /// Returns whether relays took part in the copy.
     pub fn is_split(&self) -> bool {
         self.parts.is_some()
     }
 
-    /// Whether what relays took has arrived: to be asked once the copy's stream has come past it, which whoever has an event of their own
+    /// Checks whether the relays' parts have arrived. Valid once the copy's stream has passed the copy, which a caller with its own event
     /// behind it knows without one of the engine's.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ impl CopyHandle {
         self.parts.as_ref().map_or(Ok(()), Parts::check)
     }
 
-    /// Whether the bytes are there; never of a copy that was enqueued without [`crate::CopyOptions::waited`], or whose end the
-    /// driver would not mark.
+    /// Returns whether the bytes have arrived; always `false` for a copy enqueued without [`crate::CopyOptions::waited`], or whose end the
+    /// driver could not mark.
     ///
     /// # Errors
     /// As [`CopyHandle::wait`].

@@ -1,5 +1,5 @@
-//! Streams on a GPU for the copies of one stream of the program at a time: a relay's, in a context of our own, or the target's, in its
-//! primary context.
+//! Lane: streams on one GPU that serve the copies of one program stream at a time. A relay's lane is in GLake's own context, the target's
+//! in its primary context.
 
 use std::sync::Arc;
 
@@ -8,35 +8,35 @@ use glake_device::{DeviceId, Driver, EventKind};
 
 use crate::Result;
 
-/// What enqueues on one GPU.
+/// Streams and events on one GPU.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) stream: OwnedStream,
-    /// Recorded on `stream` after each copy's part: once it has passed, the lane is idle.
+    /// Event recorded on `stream` after each copy's part. The lane is idle once it has passed.
     pub(crate) done: OwnedEvent,
-    /// For what is passed on.
+    /// Stream that forwards staged bytes.
     pub(crate) second: Second,
-    /// Before and after a part that is timed.
+    /// Timed events before and after a part.
     pub(crate) clock: [OwnedEvent; 2],
-    /// Whether it is in the primary context, in which the program's own work waits for what waits there: the default stream does.
+    /// Whether the lane is in the primary context, where the program's own default stream waits for its work.
     pub(crate) is_primary: bool,
 }
 
-/// The other stream.
+/// Second stream of a lane.
 #[derive(Debug)]
 pub(crate) struct Second {
     pub(crate) stream: OwnedStream,
-    /// Recorded there, and waited for by the first stream.
+    /// Event recorded on the second stream; the first stream waits for it.
     pub(crate) done: OwnedEvent,
 }
 
 impl Lane {
-    /// On a relay, by the driver of contexts of our own.
+    /// Creates a lane of a relay, in GLake's own context.
     pub(crate) fn of_relay(own: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
         Lane::new(own, device, false)
     }
 
-    /// On a target that is no relay, in its primary context: for copies in the order of its own streams.
+    /// Creates a lane of a target that is not a relay, in its primary context: for copies in the order of its own streams.
     pub(crate) fn of_target(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {
         Lane::new(driver, device, true)
     }

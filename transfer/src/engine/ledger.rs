@@ -1,4 +1,4 @@
-//! What copies have under way and what they have done: counted with each relay, on each link, and by path.
+//! Ledger of copies in flight and completed, per relay, per link and per path.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,23 +12,23 @@ use crate::links::crossings::Crossings;
 use crate::links::relays::Relays;
 use crate::paths::{Direction, Load};
 
-/// Written by whoever enqueues and by whoever sees that something has arrived. Takes no lock but for a moment, and asks no driver.
+/// Shared counters, written when copies are enqueued and when they are found complete. Holds no lock for long and makes no driver call.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// Who serves, and what of it is not seen to arrive.
+    /// Relays and their pending completions.
     pub(crate) relays: Arc<Relays>,
-    /// What copies that begin reckon with.
+    /// Bytes in flight per link, an input for splitting new copies.
     pub(crate) load: Load,
-    /// What relays copy with no staging, for background copies too.
+    /// Zero-staging copies of relays, background copies included.
     pub(crate) crossings: Crossings,
-    /// What was done.
+    /// Totals since the engine was created.
     pub(crate) counters: Counters,
-    /// How many streams of ours have work that no stream of the program could be made to wait for, and that was not seen done.
+    /// Number of GLake's streams with work that could not be joined to a program's stream and is not known to be complete.
     unjoined: AtomicUsize,
     devices: usize,
 }
 
-/// Bytes that others reckon with, until `end`.
+/// Bytes in flight on a path, counted until [`Ledger::end`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Carried {
     target: DeviceId,
@@ -38,53 +38,53 @@ pub(crate) struct Carried {
 }
 
 impl Ledger {
-    /// With nothing under way, for so many GPUs.
+    /// Creates an empty ledger for `devices` GPUs.
     pub(crate) fn new(relays: &Arc<Relays>, devices: usize) -> Arc<Ledger> {
         let (load, crossings, counters) = (Load::new(), Crossings::default(), Counters::new(devices));
         let unjoined = AtomicUsize::new(0);
         Arc::new(Ledger { relays: relays.clone(), load, crossings, counters, unjoined, devices })
     }
 
-    /// One more stream has work that could not be joined.
+    /// Counts a stream whose work could not be joined.
     pub(crate) fn leave_unjoined(&self) {
         self.unjoined.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The work of one is done.
+    /// Records that the unjoined work of one stream has completed.
     pub(crate) fn end_unjoined(&self) {
         self.unjoined.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether any has: what every copy asks.
+    /// Returns whether any stream has unjoined work. Called for every copy.
     pub(crate) fn has_unjoined(&self) -> bool {
         self.unjoined.load(Ordering::Acquire) > 0
     }
 
-    /// From now on others reckon with so many bytes on a path.
+    /// Counts `size` bytes as in flight on a path.
     pub(crate) fn begin(&self, path: Path, size: Bytes) -> Carried {
         let Path { target, relay, direction, .. } = path;
         self.load.begin(target, relay, direction, size);
         Carried { target, relay, direction, size }
     }
 
-    /// No longer.
+    /// Removes bytes in flight.
     pub(crate) fn end(&self, carried: Carried) {
         self.load.end(carried.target, carried.relay, carried.direction, carried.size);
     }
 
-    /// Whether any link has bytes of copies in flight.
+    /// Returns whether any link has bytes in flight in a direction.
     pub(crate) fn is_loaded(&self, direction: Direction) -> bool {
         (0_u32..).map(DeviceId).take(self.devices).any(|link| !self.load.link(link, direction).is_zero())
     }
 
-    /// What was done so far.
+    /// Returns the totals so far.
     pub(crate) fn statistics(&self) -> Statistics {
         self.counters.report(&self.relays)
     }
 }
 
 impl Carried {
-    /// And with so many more.
+    /// Adds `more` on the same path.
     pub(crate) fn and(self, more: Carried) -> Carried {
         Carried { size: self.size.saturating_add(more.size), ..self }
     }

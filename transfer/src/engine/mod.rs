@@ -1,30 +1,29 @@
-//! Copies in full stream order, over every link of the server.
+//! Copies in full stream order over all links of the server.
 //!
 //! ```text
-//!  user's stream ──work──┤fork├────own share────┤join├──work──      fork, join: events; nothing waits on the host
+//!  user's stream ──work──┤fork├────own share────┤join├──work──      fork, join: events; no wait on the host
 //!                          │ └─► lane of relay 1 ──share──┐│
-//!                          ├───► lane of relay 2 ──share──┤│       a lane set: the lanes that one user's stream has
+//!                          ├───► lane of relay 2 ──share──┤│       lane set: the lanes assigned to one user's stream
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  Engine ─► kinds ─► fork, native        a copy asks the scheduler, takes its stream's lane set from links, forks and joins
-//!     │        └─► routes, links, schedule
-//!     └─► worker ─► provider              the thread that makes what copies use, as requests ask for it
+//!  Engine ─► kinds ─► fork, native        a copy consults traffic, takes its stream's lane set from links, forks and joins
+//!     │        └─► routes, links, traffic
+//!     └─► worker ─► provider              thread that creates contexts, lanes, events and slots on request
 //!
-//!  contexts  both drivers, of the program's contexts and of ours       routes  what copies are split by
-//!  ledger    what is under way and what was done                       waited, verify  what the caller waits for
+//!  contexts  drivers of the program's and of GLake's own contexts      routes  current path graph and relays
+//!  ledger    copies in flight and totals                               waited, verify  copies that the caller waits for
 //! ```
 //!
 //! Invariants:
-//! - A copy begins after all work that was on its stream before, and all work enqueued on it later begins after the copy:
-//!   whatever part took whichever way.
-//! - No success is told of bytes that did not arrive.
-//! - Relays work in contexts of our own: no work of the program's contexts waits for theirs, nor they for it, but through what the
-//!   program's own stream orders. They touch GPU memory of ours only, and of host memory ranges inside one registration.
-//! - Nothing waits for what is held by a copy whose stream has not come to it.
-//! - A copy owns what it stands on until it ends; a relay is suspended, and its context goes, only when nobody owns anything there.
-//! - A copy creates nothing, but for the thread that the first background one starts and the events of `deferred`. It takes no lock
-//!   but its lane set's, and tables' for a moment; the driver is never called under a table's, but for the branches of captures and
-//!   for work that could not be joined.
+//! - A copy begins after all earlier work of its stream, and later work of the stream begins after the copy, for every part and path.
+//! - No copy reports success for bytes that did not arrive.
+//! - Relays work in GLake's own contexts. The program's contexts wait for them, and they for the program, only where the program's own
+//!   stream order requires it. They access only GLake's GPU memory, and host memory only within one registration.
+//! - No work waits for resources held by a copy that its stream has not reached.
+//! - A copy owns the resources it uses until it ends. A relay is suspended, and its context destroyed, only when no copy owns anything
+//! there.
+//! - A copy creates no resources except the thread for the first background copy. It takes its lane set's lock, and table locks briefly.
+//!   No driver call happens under a table lock, except for the branches of captures and for work that could not be joined.
 
 mod benefit;
 pub(crate) mod completions;
@@ -51,7 +50,6 @@ mod waited;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
@@ -68,7 +66,7 @@ use fork::Forks;
 pub use handle::CopyHandle;
 use ledger::Ledger;
 use native::NativeCopies;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost, Scheduling};
+pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
 use provider::Provider;
 use requests::Requests;
 use routes::Routes;
@@ -90,11 +88,10 @@ use crate::links::lane_sets::LaneSets;
 use crate::links::relays::Relays;
 use crate::links::suspension::UnsuspendedRelay;
 use crate::paths::{Direction, Load, PathGraph};
-use crate::schedule::deferred::DeferredCopies;
-use crate::schedule::{self, Scheduler};
+use crate::traffic::Traffic;
 use crate::{Result, TransferError};
 
-/// Copies bytes between host and GPUs.
+/// Engine for copies between host and GPUs.
 #[derive(Debug)]
 pub struct Engine {
     options: EngineOptions,
@@ -102,7 +99,7 @@ pub struct Engine {
     ledger: Arc<Ledger>,
     routes: Arc<Routes>,
     links: Arc<Links>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
     resources: Arc<Resources>,
     completions: Arc<Completions>,
     spans: Arc<SpanCopies>,
@@ -116,7 +113,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that makes every copy native until its relays are started. Makes no context.
+    /// Creates an engine. All copies are native until its relays are started. Creates no context.
     pub fn new(
         completion_events: Arc<CompletionEvents>,
         graph: PathGraph,
@@ -128,11 +125,11 @@ impl Engine {
         let relays = Arc::new(Relays::new(devices, options.relays, options.shared_gpus));
         let ledger = Ledger::new(&relays, devices);
         let routes = Routes::new(&relays, options.break_even);
-        let scheduler = schedule::scheduler(options.scheduling, &ledger, &routes, &requests, devices);
-        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let traffic = Traffic::new(&ledger, &routes, &requests, devices);
+        let lane_sets = LaneSets::new(&ledger, &traffic);
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, options.streams);
         let native = NativeCopies::new(&contexts, &ledger);
-        let forks = Forks::new(&contexts, &ledger, &scheduler);
+        let forks = Forks::new(&contexts, &ledger, &traffic);
         let marks = EventPool::new(contexts.driver().clone());
         let completions = Completions::new(&contexts, &marks);
         let staging = Staging::new(&contexts, options.pageable_threads, options.pageable_slots);
@@ -144,7 +141,7 @@ impl Engine {
             ledger: ledger.clone(),
             native: native.clone(),
             forks: forks.clone(),
-            scheduler: scheduler.clone(),
+            traffic: traffic.clone(),
             resources: resources.clone(),
             marks,
         };
@@ -160,23 +157,12 @@ impl Engine {
             contexts: contexts.clone(),
             routes: routes.clone(),
             links: links.clone(),
-            scheduler: scheduler.clone(),
+            traffic: traffic.clone(),
             native: native.clone(),
             pageable: PageableCopies::beside(&pinned, &contexts),
             pinned,
             captured,
         });
-        let deferred = DeferredCopies {
-            contexts: contexts.clone(),
-            routes: routes.clone(),
-            links: links.clone(),
-            ledger: ledger.clone(),
-            native: native.clone(),
-            forks: forks.clone(),
-            scheduler: scheduler.clone(),
-            resources: resources.clone(),
-            count: AtomicU64::new(0),
-        };
         let engine = Engine {
             scattered: ScatteredCopies {
                 contexts: contexts.clone(),
@@ -185,7 +171,7 @@ impl Engine {
                 ledger: ledger.clone(),
                 native: native.clone(),
                 forks: forks.clone(),
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 resources: resources.clone(),
                 completions: completions.clone(),
             },
@@ -196,7 +182,7 @@ impl Engine {
                 ledger: ledger.clone(),
                 native: native.clone(),
                 forks,
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 spans: spans.clone(),
                 completions: completions.clone(),
             },
@@ -204,16 +190,15 @@ impl Engine {
                 contexts: contexts.clone(),
                 relays,
                 native,
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 spans: spans.clone(),
-                deferred,
                 verifier: verifier.clone(),
             },
             provider: Provider {
                 contexts: contexts.clone(),
                 links: links.clone(),
                 resources: resources.clone(),
-                scheduler: scheduler.clone(),
+                traffic: traffic.clone(),
                 slots: options.slots,
             },
             worker: Worker::new(&requests),
@@ -222,7 +207,7 @@ impl Engine {
             ledger,
             routes,
             links,
-            scheduler,
+            traffic,
             resources,
             completions,
             spans,
@@ -233,16 +218,17 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// Has the engine learn nothing of links from copies that run while host memory is pinned; to be told once, before them.
-    pub fn heed(&self, pinning: &Arc<Pinning>) {
-        self.scheduler.heed(pinning);
+    /// Ignores the timings of copies that run while host memory is pinned. Called once, before the first copy.
+    pub fn ignore_while_pinning(&self, pinning: &Arc<Pinning>) {
+        self.traffic.ignore_while_pinning(pinning);
     }
 
     /// Enqueues a copy on a stream of the program.
     ///
     /// # Errors
-    /// [`TransferError::Lost`] of earlier copies, once: this one may not have been enqueued. The driver's answer where it
-    /// was not, or not wholly, enqueued.
+    /// [`TransferError::Lost`] for lost parts of earlier copies, once; this copy may not have been enqueued. The driver's error if the copy
+    /// was not
+    /// enqueued completely.
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
         let parts = self.spans.enqueue(to, from, on, options.priority);
         let memory = [to.device(), from.device()].into_iter().flatten().collect();
@@ -250,22 +236,22 @@ impl Engine {
         self.completions.handle(on, options, parts)
     }
 
-    /// Copies, and returns when the bytes are there. With [`CopyOptions::verify`] both sides are compared; what differs is
-    /// copied again over the user's stream.
+    /// Copies and blocks until the bytes have arrived. With [`CopyOptions::verify`] both sides are compared, and differing parts are copied
+    /// again over the user's stream.
     ///
     /// # Errors
-    /// As [`Engine::copy`], but for this copy's own losses: those are made good. [`TransferError::Damaged`] where bytes differ
-    /// still.
+    /// Like [`Engine::copy`], except that lost parts of this copy are copied again. [`TransferError::Damaged`] if bytes differ even then.
     pub fn copy_blocking(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
         self.waited.copy(to, from, on, options)
     }
 
-    /// Enqueues copies between pairs of spans, to and from, in no order among themselves: no block may touch bytes that another
-    /// one writes.
+    /// Enqueues copies between pairs of spans (destination, source). Their order is undefined: no block may access bytes that another one
+    /// writes.
     ///
     /// # Errors
-    /// [`TransferError::SizesDiffer`], and [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer
-    /// where not all blocks were.
+    /// [`TransferError::SizesDiffer`], or [`TransferError::Lost`] for earlier copies: nothing was enqueued. The driver's error if not all
+    /// blocks
+    /// were enqueued.
     pub fn copy_list(
         &self,
         blocks: &[(Span, Span)],
@@ -286,10 +272,10 @@ impl Engine {
         self.copy_blocks(&lists, on, options)
     }
 
-    /// As [`Engine::copy_list`], for many small blocks: what they have in common is said once. All lists are one.
+    /// Like [`Engine::copy_list`], for many small blocks in a compact form. All lists form one copy.
     ///
     /// # Errors
-    /// [`TransferError::Lost`] of earlier copies: nothing was enqueued. The driver's answer where not all blocks were.
+    /// [`TransferError::Lost`] for earlier copies: nothing was enqueued. The driver's error if not all blocks were enqueued.
     pub fn copy_blocks(
         &self,
         blocks: &[Blocks<'_>],
@@ -299,10 +285,10 @@ impl Engine {
         self.scattered.copy(blocks, on, options)
     }
 
-    /// Enqueues copies of one span to several, which do not overlap.
+    /// Enqueues copies of one span to several spans that do not overlap.
     ///
     /// # Errors
-    /// As [`Engine::copy`].
+    /// See [`Engine::copy`].
     pub fn copy_to_all(
         &self,
         to: &[Span],
@@ -313,33 +299,35 @@ impl Engine {
         self.broadcast.copy(to, from, on, options)
     }
 
-    /// Compares both sides of copies that have arrived, whatever way they went; what differs is copied again by the driver. A copy
-    /// whose ends overlap is passed over: its source is no longer there.
+    /// Compares both sides of completed copies, whatever paths they took, and copies differing parts again with the driver. Skips copies
+    /// whose ends overlap: the source no longer exists.
     ///
-    /// The ends of each pair are of one size, and nothing touches them meanwhile. Waits for all work of the stream.
+    /// Both ends of a pair must have the same size and must not be accessed during the call. Blocks until all work of the stream has
+    /// completed.
     ///
     /// # Errors
-    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] where bytes differ after the second copy too; what the driver answers.
+    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] if bytes differ after the second copy; the driver's errors.
     pub fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
         self.verifier.verify(copies, on)
     }
 
-    /// What a copy between pool memory of a GPU and the host gains by. Takes no lock that is held for long, and asks no driver.
+    /// Returns whether the engine can be faster for a copy between pool memory of a GPU and the host. Makes no driver call and holds no
+    /// lock for long.
     pub fn benefit(&self, target: DeviceId, direction: Direction, size: Bytes) -> Benefit {
         self.routes.benefit(target, direction, size)
     }
 
-    /// What a copy of memory that is no pool's gains by.
+    /// Like [`Engine::benefit`], for GPU memory outside of a pool.
     pub fn benefit_of_other(&self, size: Bytes) -> Benefit {
         self.routes.benefit_of_other(size)
     }
 
-    /// Copies of a GPU's memory are to come: what they use is made ahead, on the engine's thread.
+    /// Announces copies of a GPU's memory, so that the engine's thread creates their resources in advance.
     pub fn expect_copies_of(&self, device: DeviceId) {
         self.resources.want(device);
     }
 
-    /// Has something called on the engine's thread; false where there is none, as before relays were started.
+    /// Calls a function on the engine's thread. Returns `false` if there is no thread, as before relays were started.
     pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) -> bool {
         let is_served = self.requests.is_served();
         if is_served {
@@ -348,8 +336,8 @@ impl Engine {
         is_served
     }
 
-    /// Makes the relays ready in the background: contexts, streams, events, slots. `after` is called on that
-    /// thread when they are, or cannot be. None is suspended any more.
+    /// Creates the contexts, streams, events and slots of the relays in the background, then calls `after` on that thread, also after a
+    /// failure. Resumes suspended relays.
     ///
     /// # Errors
     /// [`TransferError::NoThread`].
@@ -358,31 +346,31 @@ impl Engine {
         self.worker.prepare(self, Box::new(after))
     }
 
-    /// Which GPUs may be relays from now on. Those that are not ready yet are made so, if relays were started.
+    /// Sets the GPUs that may serve as relays. If relays were started, new ones are set up in the background.
     pub fn set_relays(&self, relays: DeviceSet) {
         self.links.relays().want(relays);
         self.requests.prepare_again();
     }
 
-    /// The relays that copies take now: wanted, ready and not lost.
+    /// Returns the relays that copies currently use: wanted, ready and not lost.
     pub fn relays(&self) -> DeviceSet {
         self.links.relays().usable()
     }
 
-    /// What the relays cost.
+    /// Returns the memory cost of each relay.
     pub fn relay_cost(&self) -> Vec<RelayCost> {
         self.links.relays().costs()
     }
 
-    /// No copy takes these relays from its beginning on; when nothing is under way on them, their contexts and all that the engine
-    /// has there goes back, in the background. Those that are suspended already are tried again, if their contexts stayed. What cannot go
-    /// stays, and is told by [`Engine::unsuspended`]. Nothing is done where relays were never started.
+    /// Excludes relays from new copies, and releases their contexts and all resources there in the background once their work has
+    /// completed. Retries relays that are suspended but kept their contexts. Resources that cannot be released are reported by
+    /// [`Engine::unsuspended`]. No effect if relays were never started.
     pub fn suspend(&self, relays: DeviceSet) {
         self.links.suspend(relays);
     }
 
-    /// Makes suspended relays ready again, in the background; those of which nothing was given up yet are ready at once.
-    /// `after` is called on that thread when they are, or cannot be; not at all where none is suspended.
+    /// Sets up suspended relays again in the background, then calls `after` on that thread, also after a failure. Relays whose resources
+    /// still exist are ready immediately. `after` is not called if no relay is suspended.
     ///
     /// # Errors
     /// [`TransferError::NoThread`].
@@ -393,81 +381,80 @@ impl Engine {
         self.start_relays(after)
     }
 
-    /// The relays that are suspended, or are to be.
+    /// Returns the relays that are suspended or being suspended.
     pub fn suspended(&self) -> DeviceSet {
         self.links.relays().suspended()
     }
 
-    /// The suspended relays whose contexts are still there, and why, once all suspensions that were asked for are over, or so much time has
-    /// passed.
+    /// Returns the suspended relays whose contexts still exist, with the reason, after all requested suspensions have ended or `timeout`
+    /// has elapsed.
     pub fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
         self.links.unsuspended(timeout)
     }
 
-    /// The program uses a GPU: its link serves its own copies only, unless GPUs may be shared ([`EngineOptions::shared_gpus`]). What
-    /// the engine has there is given up in the background.
+    /// Excludes a GPU that the program uses from the relays, unless GPUs may be shared ([`EngineOptions::shared_gpus`]): its link serves
+    /// its own copies only. Releases the engine's resources there in the background.
     pub fn leave_to_program(&self, device: DeviceId) {
         self.links.leave_to_program(device);
     }
 
-    /// A stream of the program is about to be destroyed: what was kept for it can serve another.
+    /// Releases the resources assigned to a stream that is about to be destroyed.
     pub fn forget_stream(&self, id: StreamId) {
         self.links.lane_sets().forget(id);
     }
 
-    /// What copies are split by; one that was assumed is refined by what they take.
+    /// Returns the current path graph. An assumed graph is refined by the timings of copies.
     pub fn graph(&self) -> Arc<PathGraph> {
         self.routes.graph()
     }
 
-    /// Splits copies by another graph from now on.
+    /// Replaces the graph by which later copies are split.
     pub fn replace_graph(&self, graph: PathGraph) {
-        self.scheduler.replace_graph(&self.routes, graph);
+        self.traffic.replace_graph(graph);
     }
 
-    /// Whether the links were seen to give a fifth more or less than a calibrated graph says, until another calibrated one is
-    /// given: what is kept of it should be dropped, and the server calibrated again. Meanwhile copies go by it as if it were
-    /// assumed, refined by what they take.
+    /// Returns whether the links were measured to differ by a fifth or more from a calibrated graph, until another calibrated graph is set.
+    /// The stored calibration should then be deleted and repeated. Until then, the graph is treated as assumed and refined by timings.
     pub fn is_stale(&self) -> bool {
-        self.scheduler.is_stale()
+        self.traffic.is_stale()
     }
 
-    /// Calls `call`, once, on the thread that makes relays ready, when [`Engine::is_stale`] becomes true: to drop what is kept.
+    /// Registers a function that is called once, on the engine's thread, when [`Engine::is_stale`] becomes true.
     pub fn when_stale(&self, call: impl FnOnce(&Engine) + Send + 'static) {
         self.requests.when_stale(Box::new(call));
     }
 
-    /// Whether copies that way are in flight over any link, as far as their end was not seen yet. Asks no driver.
+    /// Returns whether copies in a direction are in flight on any link and not yet known to be complete. Makes no driver call.
     pub fn is_busy(&self, direction: Direction) -> bool {
         self.ledger.is_loaded(direction)
     }
 
-    /// What was done so far.
+    /// Returns the totals since the engine was created.
     pub fn statistics(&self) -> Statistics {
         self.ledger.statistics()
     }
 
-    /// Pinned host memory of its own: slots for pageable memory, and lists of blocks. Waits for nothing.
+    /// Returns the pinned host memory of the engine: slots for pageable memory and lists of blocks. Does not block.
     pub fn pinned(&self) -> Bytes {
         self.resources.pinned()
     }
 
-    /// What it was made with.
+    /// Returns the options the engine was created with.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// The clock of the driver's completions.
+    /// Returns the completion clock of the program's contexts.
     pub fn completion_events(&self) -> &Arc<CompletionEvents> {
         self.contexts.program()
     }
 
-    /// Ends the engine's threads. Copies are native from now on.
+    /// Stops the engine's threads. Later copies are native.
     pub fn stop(&self) {
         self.links.relays().want(DeviceSet::EMPTY);
         self.worker.stop();
         self.spans.stop();
-        self.scheduler.stop();
+        self.traffic.stop();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Copies of the driver's own, on the stream that they were asked for on.
+//! Copies made by the driver alone, on the stream of the request.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::contexts::Contexts;
 use super::ledger::Ledger;
 use crate::Result;
 
-/// How many blocks the driver is given at a time.
+/// Number of blocks passed to the driver at a time.
 const BATCH: usize = 256;
 
-/// Enqueues copies that are not split.
+/// Copies that are not split, of one engine.
 #[derive(Debug)]
 pub(crate) struct NativeCopies {
     contexts: Arc<Contexts>,
@@ -25,19 +25,19 @@ impl NativeCopies {
         Arc::new(NativeCopies { contexts: contexts.clone(), ledger: ledger.clone() })
     }
 
-    /// A stream of the program, for calls.
+    /// Returns a stream of the program for driver calls.
     pub(crate) fn stream(&self, on: UserStream) -> StreamRef<'_> {
         on.of_driver(&**self.contexts.driver())
     }
 
-    /// One copy.
+    /// Enqueues one copy.
     pub(crate) fn copy(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         owned::copy(&**self.contexts.driver(), on.device, on.raw, to, from)?;
         self.ledger.counters.native(to.size());
         Ok(())
     }
 
-    /// One copy, at the second attempt if need be; the caller counts it.
+    /// Enqueues one copy, with one retry after a transient error. The caller counts it.
     pub(crate) fn copy_twice(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         let enqueue = || owned::copy(&**self.contexts.driver(), on.device, on.raw, to, from);
         match enqueue() {
@@ -46,7 +46,7 @@ impl NativeCopies {
         }
     }
 
-    /// Pieces of blocks, in batches.
+    /// Enqueues pieces of blocks in batches.
     pub(crate) fn copy_pieces<'a>(
         &self,
         mut pieces: impl Iterator<Item = Piece<'a>>,
@@ -69,8 +69,8 @@ impl NativeCopies {
         }
     }
 
-    /// One copy, by a GPU that may touch both ends: pool memory is touched by those that it was opened to alone. That of another GPU
-    /// than the stream's is there when this returns.
+    /// Enqueues one copy on a GPU that can access both ends: pool memory is accessible only to the GPUs it was opened to. If that is not
+    /// the stream's GPU, blocks until the bytes have arrived.
     pub(crate) fn copy_anyhow(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         let reach = |span: &Span| match span.kind() {
             PointerKind::Device { mapped: true, .. } => span.reach(),

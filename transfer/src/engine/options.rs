@@ -1,43 +1,39 @@
-//! What an engine may use, and what a copy asks for.
+//! Options of an engine and of a copy.
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 use glake_units::Bytes;
 
-/// How an engine is made.
+/// Options of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// GPUs whose links may serve others' copies. A link of a GPU that is not among them serves its own copies only. None:
-    /// every copy is native.
-    pub relays: DeviceSet,
-    /// Smaller copies are native; `None`: what the graph says of the target.
-    pub break_even: Option<Bytes>,
-    /// Memory of each relay through which copies of GPU memory go that is not ours (that of `cudaMalloc`), at most 64 MiB; 0: such
-    /// copies take their GPU's own link.
-    pub slots: Bytes,
-    /// How many streams of the program can have copies over several links under way at a time; those of further ones are
+    /// GPUs whose links may serve copies of other GPUs' memory. All other links serve their own GPU's copies only. If empty, every copy is
     /// native.
+    pub relays: DeviceSet,
+    /// Size below which copies are native; `None`: the break-even size of the path graph.
+    pub break_even: Option<Bytes>,
+    /// Memory on each relay for staging GPU memory that GLake does not own (from `cudaMalloc`), at most 64 MiB. 0: such copies use their
+    /// GPU's own link only.
+    pub slots: Bytes,
+    /// Number of program streams that can have split copies in flight at a time. Copies of further streams are native.
     pub streams: usize,
-    /// Threads that fill and empty pinned slots for pageable memory; 0: the driver copies it.
+    /// Number of threads that fill and drain pinned slots for pageable memory. 0: the driver copies pageable memory.
     pub pageable_threads: usize,
-    /// Pinned memory for those slots, two a thread, of 2 MiB at most; 0: the driver copies pageable memory.
+    /// Pinned memory for these slots: two per thread, at most 2 MiB each. 0: the driver copies pageable memory.
     pub pageable_slots: Bytes,
-    /// Pinned memory, for each GPU, for the lists of scattered blocks that its kernels are copying: 24 bytes a block. Blocks past
-    /// that are copied one by one.
+    /// Pinned memory per GPU for lists of scattered blocks that its kernels copy, 24 bytes a block. Blocks beyond that are copied one by
+    /// one.
     pub lists: Bytes,
-    /// Whether copies that a stream records into a graph are split: kernel nodes on relays beside a memcpy node. Such a graph
-    /// cannot be launched from a GPU, nor be the body of a conditional node, and what a capture will be used for cannot be asked
-    /// of it. False: one memcpy node, as the driver's own copy.
+    /// Whether copies captured into a graph are split: kernel nodes on relays in addition to a memcpy node. Such a graph cannot be launched
+    /// from a GPU or be the body of a conditional node, and a capture does not reveal how its graph will be used. `false`: one memcpy node,
+    /// like the driver's own copy.
     pub graphs: bool,
-    /// Whether links of GPUs that the program uses too are lent to copies; else relays are only GPUs whose primary context nobody
-    /// has.
+    /// Whether GPUs that the program uses may be relays. `false`: only GPUs without a primary context are.
     pub shared_gpus: bool,
-    /// What copies do about each other.
-    pub scheduling: Scheduling,
 }
 
 impl Default for EngineOptions {
-    /// No relays; 64 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks; captured copies are single nodes.
+    /// No relays, 64 MiB of slots, 8 streams, 6 threads with 24 MiB, lists of 170,000 blocks; captured copies are single nodes.
     fn default() -> Self {
         EngineOptions {
             relays: DeviceSet::EMPTY,
@@ -49,66 +45,53 @@ impl Default for EngineOptions {
             lists: Bytes::mib(4),
             graphs: false,
             shared_gpus: false,
-            scheduling: Scheduling::Adaptive,
         }
     }
 }
 
-/// What copies do about each other where several want the same links.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Scheduling {
-    /// Nothing: each is split by the rates and the load of the links. Priorities say nothing, and the graph stays as it is given.
-    FirstOrder,
-    /// Background copies give way, and find their ways while they run if their caller waits; GPUs whose memory is copied at the same time
-    /// keep their links to themselves; the graph is refined by what copies take.
-    #[default]
-    Adaptive,
-}
-
-/// What comes first where copies want the same link.
+/// Priority of a copy on contended links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// Nothing special.
+    /// Default priority.
     #[default]
     Normal,
-    /// Background copies give way to it.
+    /// Priority over background copies.
     Critical,
-    /// Gives way: few bytes of it are in flight at a time.
+    /// Lowest priority: the copy yields to others and keeps few bytes in flight.
     Background,
 }
 
-/// What a copy asks for.
+/// Options of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyOptions {
-    /// Its turn on the links.
+    /// Priority on the links.
     pub priority: Priority,
-    /// Whether the bytes are read back and compared: of [`crate::Engine::copy_blocking`]. For copies of another shape, once they were
-    /// waited for, there is [`crate::Engine::verify`].
+    /// Whether [`crate::Engine::copy_blocking`] reads the bytes back and compares them. For other copies, call [`crate::Engine::verify`]
+    /// after they have completed.
     pub verify: bool,
-    /// Whether somebody will wait for the handle. A handle of a copy without it waits for all work of the stream.
+    /// Whether the caller will wait for the handle. Waiting for a copy without it waits for all work of the stream.
     pub waited: bool,
-    /// Whether its parts need not wait for what the stream has, because nothing of that touches the memory; the stream still waits for them.
-    /// Such copies one after another leave no link idle in between. Of lists of a few large ranges ([`crate::Engine::copy_list`]); all
-    /// others wait.
+    /// Whether the parts may begin before earlier work of the stream, because none of it accesses the memory. Later work of the stream
+    /// still waits for them. Consecutive copies of this kind leave no link idle in between. Applies to lists of a few large ranges
+    /// ([`crate::Engine::copy_list`]) only.
     pub unordered: bool,
 }
 
 impl Default for CopyOptions {
-    /// A normal copy that somebody may wait for, behind all that its stream has.
+    /// Default priority, waitable, ordered behind all earlier work of its stream.
     fn default() -> Self {
         CopyOptions { priority: Priority::Normal, verify: false, waited: true, unordered: false }
     }
 }
 
-/// What being a relay costs a GPU.
+/// Memory that a relay occupies on its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayCost {
-    /// Which.
+    /// Relay GPU.
     pub relay: DeviceId,
-    /// What its free memory fell by when the engine first used it: its context, if the program had none there. Other
-    /// programs' work at that moment counts too.
+    /// Decrease of free memory when the engine first used the GPU: the size of its context, unless the program had one. Allocations by
+    /// other programs at that moment are included.
     pub context: Bytes,
-    /// What its slots take.
+    /// Size of its slots.
     pub slots: Bytes,
 }

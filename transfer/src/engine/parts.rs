@@ -1,4 +1,4 @@
-//! What remains to be known of a split copy once it is enqueued: which relays carried what.
+//! Bookkeeping of an enqueued split copy: the share of each relay.
 
 use std::sync::{Arc, Weak};
 
@@ -10,26 +10,26 @@ use crate::links::relays::Relays;
 use crate::paths::Shares;
 use crate::{Result, TransferError};
 
-/// A split copy.
+/// Parts of a split copy.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) relays: Arc<Relays>,
-    /// Gone once its relays rest: all that was on its lanes had arrived, or was told of.
+    /// Lane set of the copy; dropped once its relays are idle and all of its results were reported.
     pub(crate) lane_set: Weak<LaneSet>,
-    /// The GPUs whose lanes have parts.
+    /// GPUs whose lanes carry parts.
     pub(crate) used: DeviceSet,
-    /// Which copy of its lane set it is.
+    /// Serial number of the copy within its lane set.
     pub(crate) serial: u64,
-    /// What each carried, of a copy between two spans.
+    /// Share of each path, for a copy between two spans.
     pub(crate) shares: Option<Shares>,
 }
 
 impl Parts {
-    /// Asks relays whether they still work. To be asked once the copy's stream has come past the join: what a relay did
-    /// before, and without an error until now, has arrived.
+    /// Returns which of `relays` are lost. Valid once the copy's stream has passed the join: earlier work of a relay without an error has
+    /// arrived.
     ///
     /// # Errors
-    /// The driver's, where a relay's answer says nothing.
+    /// The driver's, if a relay's answer is inconclusive.
     pub(crate) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
         let Some(lane_set) = self.lane_set.upgrade() else {
             return Ok(self.relays.fenced().intersection(relays));
@@ -51,10 +51,10 @@ impl Parts {
         Ok(lost)
     }
 
-    /// Fails where a relay is lost.
+    /// Returns an error if a relay of the copy is lost.
     ///
     /// # Errors
-    /// [`TransferError::Lost`]; as [`Parts::lost`].
+    /// [`TransferError::Lost`]; see [`Parts::lost`].
     pub(crate) fn check(&self) -> Result<()> {
         let lost = self.lost(self.used)?;
         lost.iter().for_each(|relay| self.relays.fence(relay));

@@ -1,6 +1,6 @@
-//! Makes what copies use: contexts, lanes, events, slots. A copy makes none of these.
+//! Creation of the resources for copies: contexts, lanes, events, slots. Copies create none.
 //!
-//! Invariant: only the engine's thread is here, so that nothing is made twice.
+//! Invariant: only the engine's thread runs this code, so that nothing is created twice.
 
 use std::sync::Arc;
 
@@ -17,25 +17,25 @@ use crate::kinds::foreign::target::TargetSide;
 use crate::kinds::resources::Resources;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, StreamMarks};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{Result, TransferError};
 
-/// Lane sets that are made before one is missed.
+/// Number of lane sets created in advance.
 const FIRST: usize = 2;
 
-/// What the engine's thread makes, and for whom.
+/// Resource factory of the engine's thread.
 #[derive(Debug)]
 pub(crate) struct Provider {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) links: Arc<Links>,
     pub(crate) resources: Arc<Resources>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
-    /// Memory of each relay for slots.
+    pub(crate) traffic: Arc<Traffic>,
+    /// Size of the slots on each relay.
     pub(crate) slots: Bytes,
 }
 
 impl Provider {
-    /// Does what was asked for. `forks` are the devices whose streams copies fork from.
+    /// Serves requests. `forks` are the devices whose streams copies fork from.
     pub(crate) fn provide(&self, orders: &Orders, forks: DeviceSet) {
         let (relays, lane_sets) = (self.links.relays(), self.links.lane_sets());
         if orders.prepare {
@@ -55,7 +55,7 @@ impl Provider {
         }
     }
 
-    /// Makes the lane sets again that there are before one is missed, if any relay is ready.
+    /// Recreates the initial lane sets in advance if any relay is ready.
     pub(crate) fn restore_lane_sets(&self, forks: DeviceSet) {
         if !self.links.relays().ready().is_empty() {
             self.make_lane_sets(forks);
@@ -76,10 +76,10 @@ impl Provider {
         }
     }
 
-    /// Makes a GPU a relay: its context first, which may take half a second.
+    /// Turns a GPU into a relay. Creating its context can take half a second.
     fn make_ready(&self, relay: DeviceId, before: MemoryInfo, forks: DeviceSet) -> Result<()> {
         let relays = self.links.relays();
-        self.scheduler.prepare(self.contexts.program());
+        self.traffic.prepare(self.contexts.program());
         self.make_lane_sets(forks);
         for lane_set in self.links.lane_sets().snapshot() {
             self.add_lane(&lane_set, relay)?;
@@ -104,7 +104,7 @@ impl Provider {
         }
     }
 
-    /// A lane set more, with a lane on every relay that is ready.
+    /// Adds a lane set with a lane on every ready relay.
     fn add_lane_set(&self, forks: DeviceSet) {
         let lane_sets = self.links.lane_sets();
         let lane_set = lane_sets.make(self.contexts.devices());
@@ -124,7 +124,7 @@ impl Provider {
         Ok(())
     }
 
-    /// What a lane set has in the primary contexts of GPUs: marks where copies fork, and a target's side of slots.
+    /// Adds the primary-context parts of a lane set: fork events, and a target's side of slots.
     fn furnish(&self, lane_set: &LaneSet, forks: DeviceSet) {
         let (relays, driver) = (self.links.relays(), self.contexts.driver());
         for device in forks.iter().filter(|device| lane_set.marks(*device).is_none()) {
@@ -151,7 +151,7 @@ impl Provider {
         }
     }
 
-    /// A target's side of a relay's slots; of slots that the target does not reach it is none.
+    /// Adds a target's side of a relay's slots. A target that cannot access the slots gets none.
     fn add_side(&self, lane_set: &LaneSet, target: DeviceId, relay: DeviceId) {
         let driver = self.contexts.driver();
         if lane_set.side(target, relay).is_some()
@@ -167,7 +167,7 @@ impl Provider {
         }
     }
 
-    /// Slots on a relay, open to every GPU: without them it relays memory of ours only.
+    /// Allocates slots on a relay, accessible to every GPU. Without slots, the relay serves GLake's own memory only.
     fn add_slots(&self, relay: DeviceId) -> Bytes {
         if self.slots.is_zero() {
             return Bytes::ZERO;

@@ -1,6 +1,6 @@
-//! What the engine's thread is asked for: contexts, lanes, events, slots, and to give them up again.
+//! Requests to the engine's thread to create or release contexts, lanes, events and slots.
 //!
-//! Invariant: asking never waits for the thread. What is asked for several times before the thread looks is done once.
+//! Invariant: a request never waits for the thread. Repeated requests are served once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Engine;
 
-/// What is called on the thread with the engine.
+/// Callback that runs on the engine's thread.
 pub(crate) type After = Box<dyn FnOnce(&Engine) + Send>;
 
-/// Asked by copies, served by the thread.
+/// Request queue, filled by copies and served by the engine's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     orders: Mutex<Orders>,
@@ -22,41 +22,41 @@ pub(crate) struct Requests {
     served: AtomicBool,
 }
 
-/// All that was asked for since the thread last looked.
+/// Requests since the thread last checked.
 #[derive(Default)]
 pub(crate) struct Orders {
-    /// The relays that are wanted are to be made ready.
+    /// Whether to set up the wanted relays.
     pub(crate) prepare: bool,
-    /// What is called when all of this is done.
+    /// Callbacks to run when the other requests are served.
     pub(crate) after: Vec<After>,
-    /// A calibrated graph was seen not to hold.
+    /// Whether a calibrated graph was found to be stale.
     stale: bool,
-    /// What is called then.
+    /// Callbacks to run when a graph becomes stale.
     when_stale: Vec<After>,
-    /// Devices whose streams copies fork from.
+    /// Devices whose streams need fork events.
     pub(crate) forks: DeviceSet,
-    /// A stream found no lane set.
+    /// Whether a stream found no free lane set.
     pub(crate) more_lane_sets: bool,
-    /// GPUs whose memory is copied.
+    /// GPUs whose copies need resources.
     pub(crate) resources: DeviceSet,
-    /// How many suspensions were asked for, if one was since.
+    /// Number of the most recent suspension request; `None` if there was none.
     pub(crate) suspend: Option<u64>,
-    /// The thread is to end.
+    /// Whether the thread must stop.
     pub(crate) stop: bool,
 }
 
 impl Requests {
-    /// Whether there is a thread.
+    /// Returns whether a thread serves the requests.
     pub(crate) fn is_served(&self) -> bool {
         self.served.load(Ordering::Acquire)
     }
 
-    /// There is one now, or no more.
+    /// Sets whether a thread serves the requests.
     pub(crate) fn set_served(&self, served: bool) {
         self.served.store(served, Ordering::Release);
     }
 
-    /// Makes the wanted relays ready, then calls `after`.
+    /// Requests the setup of the wanted relays, then a call of `after`.
     pub(crate) fn prepare(&self, after: After) {
         self.order(|orders| {
             orders.prepare = true;
@@ -64,22 +64,22 @@ impl Requests {
         });
     }
 
-    /// Calls it on the thread, where there is one.
+    /// Requests a call on the thread, if there is one.
     pub(crate) fn call(&self, call: After) {
         self.order(|orders| orders.after.push(call));
     }
 
-    /// The relays that are wanted have changed.
+    /// Requests another setup after the set of wanted relays changed.
     pub(crate) fn prepare_again(&self) {
         self.order(|orders| orders.prepare = true);
     }
 
-    /// So many suspensions were asked for by now.
+    /// Requests the suspension with number `asked`.
     pub(crate) fn suspend(&self, asked: u64) {
         self.order(|orders| orders.suspend = orders.suspend.max(Some(asked)));
     }
 
-    /// A stream found no lane set.
+    /// Requests another lane set for a stream that found none.
     pub(crate) fn more_lane_sets(&self) {
         // Asked by every copy of such a stream.
         if !self.orders.lock().more_lane_sets {
@@ -87,27 +87,27 @@ impl Requests {
         }
     }
 
-    /// Copies fork from a device that has no event for it.
+    /// Requests a fork event for a device.
     pub(crate) fn fork_event(&self, device: DeviceId) {
         self.order(|orders| orders.forks = orders.forks.union(DeviceSet::of(device)));
     }
 
-    /// Copies of a GPU's memory could use what is not made yet.
+    /// Requests the resources for copies of a GPU's memory.
     pub(crate) fn resources(&self, device: DeviceId) {
         self.order(|orders| orders.resources = orders.resources.union(DeviceSet::of(device)));
     }
 
-    /// Has `call` called when a calibrated graph is seen not to hold.
+    /// Registers a callback for a stale graph.
     pub(crate) fn when_stale(&self, call: After) {
         self.order(|orders| orders.when_stale.push(call));
     }
 
-    /// It was seen.
+    /// Reports that a calibrated graph is stale.
     pub(crate) fn stale(&self) {
         self.order(|orders| orders.stale = true);
     }
 
-    /// Ends the thread.
+    /// Asks the thread to stop.
     pub(crate) fn stop(&self) {
         self.order(|orders| orders.stop = true);
     }
@@ -117,7 +117,7 @@ impl Requests {
         self.woken.notify_all();
     }
 
-    /// Sleeps until something is asked, or for so long.
+    /// Blocks until there is a request, at most for `most`, and takes all requests.
     pub(crate) fn next(&self, most: Option<Duration>) -> Orders {
         let mut orders = self.orders.lock();
         while !orders.is_some() {

@@ -1,6 +1,6 @@
-//! What copies are split by: the graph, and which relays serve now.
+//! Current path graph and the relays that serve copies.
 //!
-//! Invariant: a copy that begins is split by one graph from its beginning to its end.
+//! Invariant: a copy uses one graph from its beginning to its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,22 +15,22 @@ use crate::kinds::pageable;
 use crate::links::relays::Relays;
 use crate::paths::{Direction, LEAST_STAGED, PathGraph};
 
-/// Of smaller copies of memory that is no pool's and only gains if it is pageable, asking takes too much.
+/// Minimum size for querying the memory kind of a copy that gains only if its host memory is pageable.
 const ASKED: Bytes = Bytes::mib(4);
 
-/// The graph that holds, and the relays.
+/// Current graph and relays.
 #[derive(Debug)]
 pub(crate) struct Routes {
     graph: RwLock<Arc<PathGraph>>,
-    /// Smaller copies are native, whatever their target.
+    /// Size below which copies to any target are native.
     floor: AtomicU64,
-    /// What the floor is instead of what the graph says.
+    /// Configured floor, which overrides the graph's.
     configured: Option<Bytes>,
     relays: Arc<Relays>,
 }
 
 impl Routes {
-    /// Of an empty graph, by which every copy is native.
+    /// Creates routes with an empty graph: all copies are native.
     pub(crate) fn new(relays: &Arc<Relays>, configured: Option<Bytes>) -> Arc<Routes> {
         let routes = Routes {
             graph: RwLock::new(Arc::new(PathGraph::empty())),
@@ -42,12 +42,12 @@ impl Routes {
         Arc::new(routes)
     }
 
-    /// What copies that begin are split by.
+    /// Returns the graph for new copies.
     pub(crate) fn graph(&self) -> Arc<PathGraph> {
         self.graph.read().clone()
     }
 
-    /// Splits copies that begin by another graph.
+    /// Replaces the graph for new copies.
     pub(crate) fn set(&self, graph: PathGraph) {
         let least = graph.paths().links.iter().map(|link| link.break_even).min();
         let floor = self.configured.or(least).unwrap_or(Bytes::MAX);
@@ -55,18 +55,18 @@ impl Routes {
         self.floor.store(floor.get(), Ordering::Relaxed);
     }
 
-    /// Whether a copy of this size can be worth more than one path. Takes no lock and asks no driver.
+    /// Returns whether a copy of this size may be worth several paths. Takes no lock and makes no driver call.
     pub(crate) fn may_split(&self, target: DeviceId, size: Bytes) -> bool {
         size.get() >= self.floor.load(Ordering::Relaxed)
             && !self.relays.usable().without(DeviceSet::of(target)).is_empty()
     }
 
-    /// How many links a copy can have at most: the relays', and the target's, which is one of these where GPUs are shared.
+    /// Returns the maximum number of links of a copy: those of the relays, and the target's unless GPUs are shared and it is a relay too.
     pub(crate) fn most_links(&self) -> u32 {
         self.relays.usable().len() + u32::from(!self.relays.are_shared())
     }
 
-    /// What a copy between pool memory of a GPU and the host gains by.
+    /// Returns whether the engine can be faster for a copy between pool memory of a GPU and the host.
     pub(crate) fn benefit(&self, target: DeviceId, direction: Direction, size: Bytes) -> Benefit {
         let even = || self.graph.read().break_even(target, direction);
         let splits = self.may_split(target, size)
@@ -78,7 +78,7 @@ impl Routes {
         }
     }
 
-    /// What a copy of memory that is no pool's gains by.
+    /// Like [`Routes::benefit`], for GPU memory outside of a pool.
     pub(crate) fn benefit_of_other(&self, size: Bytes) -> Benefit {
         // Where GPUs are shared its own is one of them.
         let alone = self.relays.usable().len() <= u32::from(self.relays.are_shared());

@@ -1,4 +1,4 @@
-//! What went over which path.
+//! Statistics per path.
 
 use std::time::Duration;
 
@@ -8,40 +8,40 @@ use serde::Serialize;
 
 use crate::paths::{Direction, Way};
 
-/// What an engine has done since it was made.
+/// Totals of an engine since its creation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Statistics {
-    /// Copies over several links, by path: those that carried something.
+    /// Paths that carried parts of split copies.
     pub paths: Vec<PathStatistics>,
-    /// Copies that were made as one native copy.
+    /// Number of copies made as one driver copy.
     pub native_copies: u64,
-    /// Their bytes.
+    /// Bytes of native copies.
     pub native_bytes: Bytes,
-    /// Copies over several links.
+    /// Number of copies over several links.
     pub split_copies: u64,
-    /// Copies whose bytes may not have arrived, because a relay was lost.
+    /// Number of copies with bytes that may not have arrived, because a relay was lost.
     pub lost_copies: u64,
 }
 
-/// One path of one target.
+/// Statistics of one path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathStatistics {
-    /// Whose link; the target for its own.
+    /// GPU whose link is used; the target itself for its own link.
     pub relay: DeviceId,
-    /// Whose memory.
+    /// GPU whose memory is copied.
     pub target: DeviceId,
-    /// Which way the bytes went.
+    /// Direction of the copy.
     pub direction: Direction,
-    /// How the relay served it.
+    /// Method by which the relay passes bytes on.
     pub way: Way,
-    /// What was enqueued.
+    /// Bytes enqueued.
     pub bytes: Bytes,
-    /// In so many copies of the driver's.
+    /// Number of driver copies.
     pub slices: u64,
-    /// How long the path was busy: measured by events on a sample of the copies, and scaled to all bytes.
+    /// Estimated busy time: timed by events for a sample of the copies, scaled to all bytes.
     pub busy: Duration,
-    /// Shares that went another way because this one failed.
+    /// Number of parts that failed on this path and took another one.
     pub retries: u64,
-    /// Whether it is out of use for the rest of the process.
+    /// Whether the path is disabled until the process ends.
     pub fenced: bool,
 }

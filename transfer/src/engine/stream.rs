@@ -1,28 +1,28 @@
-//! A stream of the program that a copy is ordered on.
+//! Program stream that orders a copy.
 
 use glake_device::owned::StreamRef;
 use glake_device::{DeviceId, Driver, Stream, StreamId};
 
 use crate::Result;
 
-/// Any stream, the legacy and the per-thread default ones too; these are the calling thread's to name.
+/// Stream handle of the program. May be the legacy or per-thread default stream of the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UserStream {
-    /// Whose context it is of.
+    /// GPU of the stream's context.
     pub device: DeviceId,
-    /// The handle.
+    /// CUDA handle.
     pub raw: Stream,
-    /// Which stream that is.
+    /// Identity of the stream that the handle denotes.
     pub id: StreamId,
 }
 
 impl UserStream {
-    /// Asks the driver which stream a handle of a device's context means for the calling thread.
+    /// Resolves a stream handle in a device's context for the calling thread.
     pub fn of(driver: &dyn Driver, device: DeviceId, raw: Stream) -> Result<UserStream> {
         Ok(UserStream { device, raw, id: driver.stream_id(device, raw)? })
     }
 
-    /// It, for calls of the driver of the program's contexts.
+    /// Returns the stream for calls of the program's driver.
     pub(crate) fn of_driver(self, driver: &dyn Driver) -> StreamRef<'_> {
         StreamRef::new(driver, self.device, self.raw)
     }

@@ -1,4 +1,4 @@
-//! Compares both sides of copies that have arrived; what differs is copied again.
+//! Verification of completed copies: compares both sides and copies differing parts again.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::contexts::Contexts;
 use super::native::NativeCopies;
 use crate::{Result, TransferError};
 
-/// What is compared at a time.
+/// Bytes compared at a time.
 const PIECE: Bytes = Bytes::mib(4);
 
-/// One engine's.
+/// Verifier of one engine.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     contexts: Arc<Contexts>,
     native: Arc<NativeCopies>,
-    /// Pinned memory that two sides are compared in, made when first needed.
+    /// Pinned buffers for the two sides, allocated on first use.
     scratch: Mutex<Option<[Arc<Registration>; 2]>>,
 }
 
@@ -30,13 +30,14 @@ impl Verifier {
         Arc::new(Verifier { contexts, native, scratch: Mutex::default() })
     }
 
-    /// Compares both sides of copies that have arrived, whatever way they went; what differs is copied again by the driver. A copy
-    /// whose ends overlap is passed over: its source is no longer there.
+    /// Compares both sides of completed copies, whatever paths they took, and copies differing parts again with the driver. Skips copies
+    /// whose ends overlap: the source no longer exists.
     ///
-    /// The ends of each pair are of one size, and nothing touches them meanwhile. Waits for all work of the stream.
+    /// Both ends of a pair must have the same size and must not be accessed during the call. Blocks until all work of the stream has
+    /// completed.
     ///
     /// # Errors
-    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] where bytes differ after the second copy too; what the driver answers.
+    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] if bytes differ after the second copy; the driver's errors.
     pub(crate) fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
         let differ = copies.iter().find(|(to, from)| to.size() != from.size());
         if let Some((to, from)) = differ {
@@ -76,7 +77,7 @@ impl Verifier {
         }
     }
 
-    /// Copies what differs again; how many bytes lie in parts that differ still.
+    /// Copies differing parts again. Returns the number of bytes in parts that still differ.
     fn made_equal(
         &self,
         sides: &[Arc<Registration>; 2],
@@ -98,7 +99,7 @@ impl Verifier {
         Ok(self.unequal(sides, &again, on)?.iter().map(|(to, _)| to.size()).sum())
     }
 
-    /// Those of the pairs, which fit into the scratch together, that differ.
+    /// Returns the pairs of a batch that differ. The batch must fit into the scratch buffers.
     fn unequal(
         &self,
         sides: &[Arc<Registration>; 2],
@@ -135,7 +136,7 @@ impl Verifier {
     }
 }
 
-/// Whether two ranges have bytes in common.
+/// Returns whether two spans overlap.
 fn overlap(one: &Span, other: &Span) -> bool {
     one.start().0.abs_diff(other.start().0) < one.size().get()
 }

@@ -1,4 +1,4 @@
-//! Copies that are waited for: what a lost relay did not bring is copied again, and on demand the bytes are compared.
+//! Copies that the caller waits for. Parts lost with a relay are copied again, and the bytes are compared on request.
 
 use std::sync::Arc;
 
@@ -8,33 +8,30 @@ use super::contexts::Contexts;
 use super::native::NativeCopies;
 use super::parts::Parts;
 use super::verify::Verifier;
-use super::{CopyOptions, Priority, UserStream};
+use super::{CopyOptions, UserStream};
 use crate::Result;
 use crate::kinds::span::SpanCopies;
 use crate::links::relays::Relays;
-use crate::schedule::Scheduler;
-use crate::schedule::deferred::DeferredCopies;
+use crate::traffic::Traffic;
 
-/// One engine's.
+/// Blocking copies of one engine.
 #[derive(Debug)]
 pub(crate) struct WaitedCopies {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) relays: Arc<Relays>,
     pub(crate) native: Arc<NativeCopies>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) spans: Arc<SpanCopies>,
-    pub(crate) deferred: DeferredCopies,
     pub(crate) verifier: Arc<Verifier>,
 }
 
 impl WaitedCopies {
-    /// Copies, and returns when the bytes are there.
+    /// Copies and blocks until the bytes have arrived.
     ///
     /// # Errors
     /// As [`crate::Engine::copy_blocking`].
     pub(crate) fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        let late = options.priority == Priority::Background && self.deferred.copy(to, from, on)?;
-        let parts = if late { None } else { self.spans.enqueue(to, from, on, options.priority)? };
+        let parts = self.spans.enqueue(to, from, on, options.priority)?;
         self.contexts.synchronize(on)?;
         if let Some(parts) = parts {
             self.repair(&parts, to, from, on)?;
@@ -45,7 +42,7 @@ impl WaitedCopies {
         Ok(())
     }
 
-    /// Copies again what lost relays carried.
+    /// Copies the parts of lost relays again.
     pub(crate) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         // Where it has become another stream's, all of this copy's work on it was seen done.
         let lane_set = parts.lane_set.upgrade().filter(|lane_set| lane_set.is_of_stream(on.id));
@@ -56,8 +53,7 @@ impl WaitedCopies {
             && state.owner == Some(on.id)
         {
             // Tells what else has arrived, too, so that the next copy need not ask.
-            lost =
-                lost.union(state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler).intersection(parts.used));
+            lost = lost.union(state.poll(lane_set, DeviceSet::EMPTY, &self.traffic).intersection(parts.used));
             unknown = state.busy().intersection(parts.used).without(lost);
         }
         lost = lost.union(parts.lost(unknown)?);

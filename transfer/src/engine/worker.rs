@@ -1,4 +1,4 @@
-//! The thread that makes what copies use. It sleeps while nothing is asked of it, and holds the engine weakly.
+//! Engine thread that creates and releases resources. It sleeps while there are no requests and holds the engine weakly.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -11,7 +11,7 @@ use super::requests::{After, Requests};
 use crate::links::suspension::{PAUSE, Suspension};
 use crate::{Result, TransferError};
 
-/// The thread, and what it is asked for.
+/// Thread handle and its request queue.
 #[derive(Debug)]
 pub(crate) struct Worker {
     requests: Arc<Requests>,
@@ -19,12 +19,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Without a thread yet.
+    /// Creates a worker without a thread.
     pub(crate) fn new(requests: &Arc<Requests>) -> Worker {
         Worker { requests: requests.clone(), thread: Mutex::default() }
     }
 
-    /// Makes the wanted relays ready, then calls `after`; starts the thread if there is none.
+    /// Requests the setup of the wanted relays, then a call of `after`. Starts the thread if necessary.
     ///
     /// # Errors
     /// [`TransferError::NoThread`].
@@ -41,7 +41,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends the thread; waits for its end, unless called by it.
+    /// Stops the thread and waits for its end, unless called from that thread.
     pub(crate) fn stop(&self) {
         self.requests.stop();
         let thread = self.thread.lock().take();

@@ -31,16 +31,16 @@ use crate::engine::routes::Routes;
 use crate::kinds::kernels::KernelSet;
 use crate::paths::{Ask, Load, Way, split};
 
-/// So many streams can record split copies at a time; those of further ones are single nodes.
+/// Number of streams that can capture split copies at a time. Copies of further streams become single nodes.
 const STREAMS: usize = 2;
 
-/// The branches of all relays.
+/// Branches of all relays.
 #[derive(Debug)]
 pub(crate) struct Branches {
     all: [StreamBranches; STREAMS],
 }
 
-/// The captured copies of one engine.
+/// Captured copies of one engine.
 #[derive(Debug)]
 pub(crate) struct CapturedCopies {
     pub(crate) contexts: Arc<Contexts>,
@@ -48,11 +48,11 @@ pub(crate) struct CapturedCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) resources: Arc<Resources>,
-    /// What is under way when a graph will run is not known.
+    /// Empty load: the traffic at the time of a graph's launch is unknown.
     pub(crate) idle: Load,
 }
 
-/// What one capturing stream has.
+/// Branches of one capturing stream.
 #[derive(Debug)]
 struct StreamBranches {
     state: Mutex<State>,
@@ -61,15 +61,15 @@ struct StreamBranches {
 #[derive(Debug)]
 struct State {
     each: Box<[Option<Branch>]>,
-    /// Recorded on streams that the program captures, by their device, in its primary context.
+    /// Fork events for captured program streams, by device, in its primary context.
     forks: FxHashMap<DeviceId, OwnedEvent>,
     owner: Owner,
 }
 
-/// Whose branches were last: which capture's, and which stream's in it.
+/// Last user of the branches: capture and stream.
 type Owner = Option<(u64, StreamId)>;
 
-/// A stream of a GPU, for captures alone.
+/// Stream of a GPU for captures only.
 #[derive(Debug)]
 struct Branch {
     stream: OwnedStream,
@@ -85,7 +85,7 @@ impl Branches {
         Branches { all: [(); STREAMS].map(branches) }
     }
 
-    /// Makes the events for capturing streams of a GPU, if they are not made.
+    /// Creates the events for capturing streams of a GPU, unless they exist.
     pub(crate) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         for branches in &self.all {
             // Only the engine's thread makes them; none is made under the lock.
@@ -98,7 +98,7 @@ impl Branches {
         Ok(())
     }
 
-    /// Makes the branches of a relay, if they are not made; by the driver of contexts of our own.
+    /// Creates the branches of a relay in GLake's own contexts, unless they exist.
     pub(crate) fn open_relay(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         for branches in &self.all {
             if branches.state.lock().get(device).is_some() {
@@ -112,7 +112,7 @@ impl Branches {
         Ok(())
     }
 
-    /// Gives up the branches of a GPU; false while one is in a capture, or the driver does not say.
+    /// Releases the branches of a GPU. Returns `false` while one is in a capture or its state is unknown.
     pub(crate) fn close(&self, device: DeviceId) -> bool {
         self.all.iter().all(|branches| {
             let Some(mut state) = branches.state.try_lock() else { return false };
@@ -124,7 +124,7 @@ impl Branches {
         })
     }
 
-    /// The branches of a capturing stream; `None` where all are in other captures.
+    /// Returns the branches of a capturing stream; `None` if all are in other captures.
     fn of(&self, capture: u64, stream: StreamId) -> Option<MutexGuard<'_, State>> {
         let owner = Some((capture, stream));
         let tried = || self.all.iter().filter_map(|branches| branches.state.try_lock());
@@ -138,7 +138,7 @@ impl Branches {
 }
 
 impl State {
-    /// Whether no capture records any of them.
+    /// Returns whether no capture records any of the branches.
     fn is_free(&self) -> bool {
         self.each.iter().flatten().all(Branch::is_free)
     }
@@ -147,7 +147,7 @@ impl State {
         self.each.get(usize::try_from(device.0).ok()?)?.as_ref()
     }
 
-    /// What was there before.
+    /// Replaces a branch and returns the previous one.
     fn put(&mut self, device: DeviceId, branch: Option<Branch>) -> Option<Branch> {
         let place = usize::try_from(device.0).ok().and_then(|index| self.each.get_mut(index))?;
         std::mem::replace(place, branch)
@@ -161,10 +161,10 @@ impl Branch {
 }
 
 impl CapturedCopies {
-    /// Records a copy between pinned memory and a GPU; false, and nothing recorded, where a single node is better.
+    /// Captures a copy between pinned memory and a GPU. Returns `false`, with nothing captured, if a single node is better.
     ///
     /// # Errors
-    /// The driver's: the capture is broken, or not all of the copy is recorded.
+    /// The driver's: the capture is invalidated, or the copy is captured incompletely.
     pub(crate) fn copy(
         &self,
         to: &Span,
@@ -225,7 +225,7 @@ impl CapturedCopies {
         outcome.map(|()| true)
     }
 
-    /// Records a share on a branch; false where it has to be recorded elsewhere.
+    /// Captures a share on a branch. Returns `false` if it must be captured elsewhere.
     fn record(
         &self,
         kernels: &KernelSet,

@@ -22,14 +22,14 @@ pub(crate) struct Kernels {
     now: RwLock<Arc<KernelSet>>,
 }
 
-/// Those of each GPU that are made.
+/// Copy kernels of each GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelSet {
     targets: Each,
     relays: Each,
 }
 
-/// By device.
+/// Indexed by device.
 type Each = Box<[Option<Arc<Gather>>]>;
 
 impl Kernels {
@@ -38,12 +38,12 @@ impl Kernels {
         Kernels { now: RwLock::new(Arc::new(KernelSet { targets: each(), relays: each() })) }
     }
 
-    /// What a copy that begins has.
+    /// Returns the set for new copies.
     pub(crate) fn now(&self) -> Arc<KernelSet> {
         self.now.read().clone()
     }
 
-    /// Makes those of a GPU whose memory is copied, with so much pinned memory for lists of blocks, if they are not made.
+    /// Creates the kernels of a target, with `lists` bytes of pinned memory for block lists, unless they exist.
     pub(crate) fn make_target(
         &self,
         completion_events: &Arc<CompletionEvents>,
@@ -57,7 +57,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Makes those of a relay, likewise; the clock is that of contexts of our own.
+    /// Creates the kernels of a relay in GLake's own contexts, unless they exist.
     pub(crate) fn make_relay(
         &self,
         own: &Arc<CompletionEvents>,
@@ -71,7 +71,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Takes those of a relay from copies that begin.
+    /// Removes the kernels of a relay from new copies.
     pub(crate) fn take_relay(&self, device: DeviceId) -> Option<Arc<Gather>> {
         self.change(|set| put(&mut set.relays, device, None))
     }
@@ -85,22 +85,22 @@ impl Kernels {
 }
 
 impl KernelSet {
-    /// Those of a GPU whose memory is copied.
+    /// Returns the kernels of a target.
     pub(crate) fn target(&self, device: DeviceId) -> Option<&Gather> {
         get(&self.targets, device)
     }
 
-    /// Those of a relay.
+    /// Returns the kernels of a relay.
     pub(crate) fn relay(&self, device: DeviceId) -> Option<&Gather> {
         get(&self.relays, device)
     }
 
-    /// Host memory that is pinned for lists of blocks.
+    /// Returns the pinned host memory for block lists.
     pub(crate) fn pinned(&self) -> Bytes {
         self.targets.iter().chain(&self.relays).flatten().map(|gather| gather.pinned()).sum()
     }
 
-    /// The relays whose kernels may touch all of these.
+    /// Returns the relays whose kernels can access all of `sides`.
     pub(crate) fn relays_reaching(&self, sides: impl Iterator<Item = Side> + Clone) -> DeviceSet {
         let reaching = |gather: &&Arc<Gather>| sides.clone().all(|side| gather.reaches(side));
         self.relays.iter().flatten().filter(reaching).map(|gather| gather.device()).collect()
@@ -111,7 +111,7 @@ fn get(each: &Each, device: DeviceId) -> Option<&Gather> {
     each.get(usize::try_from(device.0).ok()?)?.as_deref()
 }
 
-/// What was there before.
+/// Replaces the kernels of a device and returns the previous ones.
 fn put(each: &mut Each, device: DeviceId, gather: Option<Arc<Gather>>) -> Option<Arc<Gather>> {
     let place = usize::try_from(device.0).ok().and_then(|index| each.get_mut(index))?;
     std::mem::replace(place, gather)

@@ -1,12 +1,12 @@
-//! The kinds of copies: how each finds its links, and what it needs besides lanes.
+//! Kinds of copies, each with its choice of links and its resources.
 //!
 //! ```text
-//!   pinned      between pinned memory and a GPU, in one piece or split: what most copies are
-//!   pageable    of memory that the driver does not know, through pinned slots
+//!   pinned      between pinned memory and a GPU, in one piece or split: most copies
+//!   pageable    from or to unregistered host memory, through pinned slots
 //!   scattered   lists of blocks, by kernels of every GPU
 //!   broadcast   one range to several GPUs
 //!   captured    recorded into a graph
-//!   foreign     of GPU memory that is not ours, through slots in the relays' memory
+//!   foreign     GPU memory of others, through slots in the relays' memory
 //! ```
 
 pub(crate) mod broadcast;

@@ -1,10 +1,9 @@
-//! One copy between pinned memory and a GPU, of one range or of several large ones: native, or split over the links.
+//! Copy of one range or of several large ranges between pinned memory and a GPU: native, or split over the links.
 //!
 //! Invariants:
-//! - Every byte is enqueued, on a lane or on the user's stream, before the call returns without an error.
-//! - A part that a lane did not take goes over the user's own stream instead, and so does one whose relay is found lost.
-//! - Where a call returns an error, all that it had enqueued is joined to the user's stream, or the error says that it
-//!   could not be.
+//! - Every byte is enqueued, on a lane or on the user's stream, before the call returns success.
+//! - A part that a lane does not accept takes the user's own stream instead, as does a part of a relay found lost.
+//! - If a call returns an error, all that it enqueued is joined to the user's stream, or the error says that this failed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,36 +26,36 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Ask, Direction, LEAST_STAGED, MANY_RELAYS, Share, Shares, Way, split};
-use crate::schedule::Scheduler;
-use crate::schedule::prioritized::Prioritized;
+use crate::traffic::Traffic;
+use crate::traffic::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 
-/// A copy from this size on takes longer than what the host does for it.
+/// Size from which a copy takes longer than its preparation on the host.
 const LONG: Bytes = Bytes::mib(8);
 
-/// Smaller copies are not timed.
+/// Minimum size of a timed copy.
 const TIMED: Bytes = Bytes::mib(16);
 
-/// Ranges, each to and from.
+/// Ranges as pairs of destination and source.
 type Ranges = SmallVec<[(Span, Span); 2]>;
 
-/// A copy that may be split.
+/// Copy that may be split.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
-    /// To the first of each from the second, as one copy.
+    /// Pairs of destination and source that form one copy.
     ranges: &'a [(&'a Span, &'a Span)],
     size: Bytes,
-    /// Whether what it takes says something of the links: regions' lists go beside memory that is pinned, mapped and unmapped.
+    /// Whether its duration says something about the links. Lists of regions run next to pinning, mapping and unmapping and do not.
     tells: bool,
-    /// Whether no part has to wait for the stream.
+    /// Whether its parts may start before earlier work of the stream.
     unordered: bool,
     on: UserStream,
-    /// Whose memory it is about.
+    /// GPU whose memory is copied.
     target: DeviceId,
     direction: Direction,
 }
 
-/// The copies of one engine between pinned memory and a GPU.
+/// Copies of one engine between pinned memory and a GPU.
 #[derive(Debug)]
 pub(crate) struct PinnedCopies {
     pub(crate) routes: Arc<Routes>,
@@ -64,22 +63,22 @@ pub(crate) struct PinnedCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) marks: Arc<EventPool>,
 }
 
 impl PinnedCopies {
-    /// Enqueues one that may give way or be given way to: over the lanes of its stream, if they can be had. Its parts, if it was split.
+    /// Enqueues a copy with its priority, over the lanes of its stream if available. Returns its parts if it was split.
     pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         let mut prioritized =
-            Some(self.scheduler.prioritize(priority, job.direction, job.size, self.routes.most_links()));
+            Some(self.traffic.prioritize(priority, job.direction, job.size, self.routes.most_links()));
         if self.routes.may_split(job.target, job.size)
             && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
-        self.scheduler.begin();
+        self.traffic.begin();
         // Barriers are of links, and their GPUs' streams wait for them.
         match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
             Some(prioritized) => self.native_by_priority(job, prioritized)?,
@@ -88,7 +87,7 @@ impl PinnedCopies {
         Ok(None)
     }
 
-    /// Splits a copy over the lanes of its stream, if they can be had; then its barriers are shut too.
+    /// Splits a copy over the lanes of its stream if available; then it also closes its barriers.
     fn over_lane_set<'a>(
         &'a self,
         job: Job<'_>,
@@ -99,7 +98,7 @@ impl PinnedCopies {
         split.unwrap_or(Ok(None))
     }
 
-    /// A copy over the target's own link, on its own stream.
+    /// Copies over the target's own link, on the copy's own stream, with its priority.
     fn native_by_priority(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
         let (mut sent, own) = (Bytes::ZERO, self.native.stream(job.on));
         // Two operations a slice.
@@ -126,7 +125,7 @@ impl PinnedCopies {
         Ok(())
     }
 
-    /// Splits a copy over the lanes of its stream; `None`, and nothing done, where a native copy is better.
+    /// Splits a copy over the lanes of its stream; `None`, with nothing enqueued, if a native copy is better.
     fn split<'a>(
         &'a self,
         lane_set: &Arc<LaneSet>,
@@ -146,7 +145,7 @@ impl PinnedCopies {
         if looks {
             self.links.lane_sets().refresh(lane_set);
         }
-        let contenders = self.scheduler.contenders(job.target, job.direction);
+        let contenders = self.traffic.contenders(job.target, job.direction);
         let gives_way = prioritized.as_ref().is_some_and(Prioritized::is_background);
         let (zero_staging, staged) = self.relays_of(lane_set, state, job, (contenders.rivals, gives_way));
         let graph = self.routes.graph();
@@ -165,16 +164,16 @@ impl PinnedCopies {
         let own_lane = job.on.device != job.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
-            self.scheduler.keep_apart(job.target, job.direction, shares.predicted());
+            self.traffic.keep_apart(job.target, job.direction, shares.predicted());
         } else if job.tells && (!native || !zero_staging.union(staged).is_empty()) {
-            self.scheduler.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
+            self.traffic.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
         if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
             state.give_rings(staged);
             return Ok(None);
         }
-        let time = || self.scheduler.time(lane_set, state, &graph, (job.on, job.target), job.size);
+        let time = || self.traffic.time(lane_set, state, &graph, (job.on, job.target), job.size);
         let begun = job.tells.then(time).flatten();
         let mark = if job.unordered { Ok(None) } else { Fork::mark(lane_set, job.on) };
         let event = match mark {
@@ -228,7 +227,7 @@ impl PinnedCopies {
         }))
     }
 
-    /// Enqueues the shares; those, or what is left of them, that must go over the user's stream after all.
+    /// Enqueues the shares. Returns the parts that must take the user's stream instead.
     fn spread(&self, fork: &mut Fork<'_>, shares: &Shares, job: Job<'_>) -> SmallVec<[Share; 8]> {
         let mut left: SmallVec<[Share; 8]> = SmallVec::new();
         let gives_way = fork.is_background();
@@ -257,7 +256,7 @@ impl PinnedCopies {
         left
     }
 
-    /// Enqueues shares slice by slice, in turns, so that all links get under way at once. What was not enqueued.
+    /// Enqueues shares slice by slice in turns, so that all links start together. Returns the parts that were not enqueued.
     fn send_slices(
         &self,
         fork: &mut Fork<'_>,
@@ -283,7 +282,7 @@ impl PinnedCopies {
         left
     }
 
-    /// Enqueues a share, in one copy a range; what of it was not.
+    /// Enqueues a share with one copy per range. Returns the part that was not enqueued.
     fn send(&self, fork: &mut Fork<'_>, share: &Share, job: Job<'_>) -> Option<Share> {
         let mut sent = Bytes::ZERO;
         for (to, from) in job.part(share) {
@@ -299,21 +298,21 @@ impl PinnedCopies {
         share.behind(sent)
     }
 
-    /// A part that went no other way: over the user's stream, at the second attempt if need be.
+    /// Copies a part over the user's stream after its path failed, with one retry.
     fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
         self.ledger.counters.retried(job.path(&share));
         job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
     }
 
-    /// Whether others have a relay copy the other way with no staging: what it copies so for this one waits for that.
+    /// Returns whether a relay runs zero-staging copies in the other direction, which a copy here would have to wait for.
     fn is_crossed(&self, relay: DeviceId, state: &LaneSetState, job: Job<'_>) -> bool {
         let other = job.direction.other();
         self.ledger.crossings.of(relay, other) > state.crossing(relay, other)
     }
 
-    /// The relays that may touch the memory of a copy directly, and others that have slots for it. A relay that copies the other way with no
-    /// staging has slots for this copy, or is left out; where several have none they are used without. Background copies do not ask:
-    /// they may wait.
+    /// Returns the relays that can access the copy's memory directly, and others that have slots for it. A relay with zero-staging copies
+    /// in the other direction uses slots, or is left out; if several of them have no slots, they are used without. Background copies ignore
+    /// this: they may wait.
     fn relays_of(
         &self,
         lane_set: &Arc<LaneSet>,
@@ -344,7 +343,7 @@ impl PinnedCopies {
         (zero_staging.union(left), staged)
     }
 
-    /// Those of some relays that have slots for a copy of a target's memory.
+    /// Returns those of `relays` that have free slots for a copy of a target's memory.
     fn with_slots(
         &self,
         lane_set: &Arc<LaneSet>,
@@ -375,7 +374,7 @@ impl PinnedCopies {
 }
 
 impl<'a> Job<'a> {
-    /// One range between pinned memory and a GPU's.
+    /// Creates a job for one range between pinned memory and a GPU.
     pub(crate) fn one(
         range: &'a [(&'a Span, &'a Span); 1],
         on: UserStream,
@@ -384,7 +383,7 @@ impl<'a> Job<'a> {
         Job { ranges: range, size: range[0].0.size(), tells: true, unordered: false, on, target, direction }
     }
 
-    /// Ranges of a region between pinned memory and one GPU's, that are copied as one; `None`: one of them is something else.
+    /// Creates a job for ranges of a region between pinned memory and one GPU, copied as one; `None` for any other ranges.
     pub(crate) fn list(
         ranges: &'a [(&'a Span, &'a Span)],
         on: UserStream,
@@ -401,22 +400,22 @@ impl<'a> Job<'a> {
         is_one.then_some(Job { ranges, size, tells: false, unordered, on, target, direction })
     }
 
-    /// Whose memory it is, and how many bytes.
+    /// Returns the GPU and the size of the copy.
     pub(crate) fn asked(&self) -> (DeviceId, Bytes) {
         (self.target, self.size)
     }
 
-    /// On which stream.
+    /// Returns the stream of the copy.
     pub(crate) fn on(&self) -> UserStream {
         self.on
     }
 
-    /// The ranges of a share.
+    /// Returns the ranges of a share.
     fn part(&self, share: &Share) -> Ranges {
         self.within(share.offset, share.size).collect()
     }
 
-    /// The ranges from an offset on, of so many bytes in all at most.
+    /// Returns the ranges from `offset` on, at most `size` bytes in all.
     fn within(&self, offset: Bytes, size: Bytes) -> impl Iterator<Item = (Span, Span)> {
         let (mut skipped, mut left) = (offset, size);
         self.ranges.iter().filter_map(move |(to, from)| {
@@ -427,7 +426,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Who may touch all of the GPU's memory, and all of the host's.
+    /// Returns the GPUs that can access all of the GPU's memory, and those that can access all of the host's.
     fn reach(&self) -> (DeviceSet, DeviceSet) {
         let all = |end: fn(&(&Span, &Span)) -> DeviceSet| {
             self.ranges.iter().map(end).fold(DeviceSet::ALL, DeviceSet::intersection)

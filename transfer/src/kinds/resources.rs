@@ -1,6 +1,7 @@
-//! What copies use besides lanes, made by the engine's thread: kernels, lists, slots for pageable memory, branches of captures.
+//! Resources of copies other than lanes, created by the engine's thread: kernels, block lists, slots for pageable memory, branches of
+//! captures.
 //!
-//! Invariant: a copy asks for what is missing once, and goes another way until it is made.
+//! Invariant: a copy requests a missing resource once, and takes another path until it exists.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,25 +17,25 @@ use super::pageable::StagingStream;
 use crate::engine::contexts::Contexts;
 use crate::engine::requests::Requests;
 
-/// By GPU, in primary contexts for those whose memory is copied, and in contexts of our own for relays.
+/// Resources by GPU: in primary contexts of targets, and in GLake's own contexts of relays.
 #[derive(Debug)]
 pub(crate) struct Resources {
     contexts: Arc<Contexts>,
     requests: Arc<Requests>,
-    /// GPUs that they were asked for.
+    /// Bit set of GPUs with a request.
     asked: AtomicU64,
-    /// Pinned memory of each GPU for lists of blocks.
+    /// Pinned memory per GPU for block lists.
     lists: Bytes,
-    /// What copies lists of blocks.
+    /// Copy kernels for lists of blocks.
     pub(crate) kernels: Kernels,
-    /// What captured copies are recorded on.
+    /// Branches of captured copies.
     pub(crate) branches: Branches,
-    /// What pageable copies go through.
+    /// Staging of pageable copies.
     pub(crate) staging: Arc<Staging>,
 }
 
 impl Resources {
-    /// None yet; lists take so much pinned memory a GPU.
+    /// Creates an empty set; `lists` is the pinned memory per GPU for block lists.
     pub(crate) fn new(
         contexts: &Arc<Contexts>,
         requests: &Arc<Requests>,
@@ -52,7 +53,7 @@ impl Resources {
         })
     }
 
-    /// Copies of a GPU's memory could use what is not made yet: asked for once.
+    /// Requests the resources for copies of a GPU's memory, once.
     pub(crate) fn want(&self, device: DeviceId) {
         let bit = DeviceSet::of(device).bits();
         if self.asked.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
@@ -60,12 +61,12 @@ impl Resources {
         }
     }
 
-    /// The GPUs whose memory copies asked it for.
+    /// Returns the GPUs whose resources were requested.
     pub(crate) fn targets(&self) -> DeviceSet {
         DeviceSet::from_bits(self.asked.load(Ordering::Relaxed))
     }
 
-    /// Makes what is missing for copies of a GPU's memory, in its primary context. Without any of it they are made another way.
+    /// Creates the missing resources of a target in its primary context. Copies take other paths in place of any that fail.
     pub(crate) fn make_target(&self, device: DeviceId) {
         if let Err(error) = self.kernels.make_target(self.contexts.program(), device, self.lists) {
             tracing::warn!(target: "glake::transfer", %device, %error, "lists of blocks are copied one by one");
@@ -78,7 +79,7 @@ impl Resources {
         }
     }
 
-    /// Makes what is missing on a relay, in a context of our own.
+    /// Creates the missing resources of a relay in GLake's own context.
     pub(crate) fn make_relay(&self, relay: DeviceId) {
         if let Err(error) = self.kernels.make_relay(self.contexts.own(), relay, self.lists) {
             tracing::warn!(target: "glake::transfer", %relay, %error, "lists of blocks do without this relay");
@@ -91,12 +92,12 @@ impl Resources {
         }
     }
 
-    /// Takes what is on a relay from copies that begin: those that use it have it until they end.
+    /// Takes a relay's resources out of use. Copies in progress keep them until they end.
     pub(crate) fn take_relay(&self, relay: DeviceId) -> (Option<Arc<Gather>>, Option<Arc<StagingStream>>) {
         (self.kernels.take_relay(relay), self.staging.close_relay(relay))
     }
 
-    /// Pinned host memory of all of this: slots for pageable memory, and lists of blocks.
+    /// Returns the pinned host memory of slots and block lists.
     pub(crate) fn pinned(&self) -> Bytes {
         self.staging.pinned().saturating_add(self.kernels.now().pinned())
     }

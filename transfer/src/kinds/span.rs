@@ -1,4 +1,4 @@
-//! A copy between two spans, or between a few large ones, given to the kind that it is of.
+//! Copy between two spans or between a few large ones, dispatched to its kind.
 
 use std::sync::Arc;
 
@@ -17,30 +17,30 @@ use crate::engine::parts::Parts;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::paths::Way;
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{Priority, Result, UserStream};
 
-/// Ranges of this size are worth a copy of the driver's each.
+/// Minimum range size that justifies a driver copy each.
 const LARGE: Bytes = Bytes::mib(1);
-/// Of more ranges what lanes do not take would be too many copies on the stream.
+/// Maximum number of ranges. With more, parts that lanes reject would become too many copies on the stream.
 const FEW: usize = 32;
 
-/// One engine's.
+/// Span copies of one engine.
 #[derive(Debug)]
 pub(crate) struct SpanCopies {
     pub(crate) contexts: Arc<Contexts>,
     pub(crate) routes: Arc<Routes>,
     pub(crate) links: Arc<Links>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) pinned: PinnedCopies,
     pub(crate) pageable: PageableCopies,
-    /// None where captured copies are single nodes.
+    /// `None` if captured copies are single nodes.
     pub(crate) captured: Option<CapturedCopies>,
 }
 
 impl SpanCopies {
-    /// Enqueues a copy; its parts, if it was split.
+    /// Enqueues a copy. Returns its parts if it was split.
     ///
     /// # Errors
     /// As [`crate::Engine::copy`].
@@ -62,12 +62,12 @@ impl SpanCopies {
                 priority,
             )?
         {
-            self.scheduler.begin();
+            self.traffic.begin();
             return Ok(None);
         }
-        let _call = self.scheduler.urgent_call(priority);
+        let _call = self.traffic.urgent_call(priority);
         if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
-            && (self.routes.may_split(target, to.size()) || self.scheduler.minds_others(priority))
+            && (self.routes.may_split(target, to.size()) || self.traffic.minds_others(priority))
         {
             // An answer that says nothing is no permission.
             match self.contexts.driver().capture_state(on.device, on.raw) {
@@ -89,8 +89,8 @@ impl SpanCopies {
         Ok(None)
     }
 
-    /// A few large ranges as one copy that may be split; `None`: they are many, or small on the average, or not of pinned memory and one GPU's,
-    /// or have one link anyway.
+    /// Combines a few large ranges into one copy that may be split; `None` if they are many or small on average, are not between pinned
+    /// memory and one GPU, or have only one link.
     pub(crate) fn as_one<'a>(
         &self,
         ranges: &'a [(&'a Span, &'a Span)],
@@ -106,17 +106,17 @@ impl SpanCopies {
             .then_some(job)
     }
 
-    /// Enqueues it; its parts, if it was split.
+    /// Enqueues a combined copy. Returns its parts if it was split.
     ///
     /// # Errors
     /// As [`crate::Engine::copy`].
     pub(crate) fn enqueue_as_one(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         self.links.begin_copy(job.on())?;
-        let _call = self.scheduler.urgent_call(priority);
+        let _call = self.traffic.urgent_call(priority);
         self.pinned.copy(job, priority)
     }
 
-    /// Ends the threads of pageable copies.
+    /// Stops the threads of pageable copies.
     pub(crate) fn stop(&self) {
         self.pageable.stop();
     }

@@ -1,5 +1,5 @@
-//! What relays copy between the host and other GPUs' memory with no staging. A GPU has one engine for that, whichever way: what is there of
-//! one stream is done before it turns to another's (docs/lab/duplex.md).
+//! Zero-staging copies of relays between the host and other GPUs' memory. A GPU has one engine for these, in both directions: it completes
+//! one stream's queued work before it switches to another's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,21 +8,21 @@ use glake_units::Bytes;
 
 use crate::paths::{Direction, MOST_GPUS};
 
-/// Bytes that were enqueued and not seen done, by relay and direction. Counters only.
+/// Bytes enqueued and not known to be complete, by relay and direction.
 #[derive(Debug, Default)]
 pub(crate) struct Crossings {
     bytes: [[AtomicU64; 2]; MOST_GPUS],
 }
 
 impl Crossings {
-    /// So many bytes more.
+    /// Adds bytes in flight.
     pub(crate) fn begin(&self, relay: DeviceId, direction: Direction, size: Bytes) {
         if let Some(bytes) = self.at(relay, direction) {
             bytes.fetch_add(size.get(), Ordering::Relaxed);
         }
     }
 
-    /// They are done; those that never began are not counted below nothing.
+    /// Removes completed bytes; the counter saturates at zero.
     pub(crate) fn end(&self, relay: DeviceId, direction: Direction, size: Bytes) {
         if let Some(bytes) = self.at(relay, direction) {
             let less = |bytes: u64| Some(bytes.saturating_sub(size.get()));
@@ -31,7 +31,7 @@ impl Crossings {
         }
     }
 
-    /// What a relay has of a direction.
+    /// Returns a relay's bytes in flight in a direction.
     pub(crate) fn of(&self, relay: DeviceId, direction: Direction) -> Bytes {
         Bytes::new(self.at(relay, direction).map_or(0, |bytes| bytes.load(Ordering::Relaxed)))
     }

@@ -1,8 +1,8 @@
-//! What one stream of the program has for its copies: a lane on every GPU that is ready, and what is under way there.
+//! Lane set: the lanes assigned to one program stream, one on every ready GPU, with the work in flight there.
 //!
 //! Invariants:
-//! - Only the stream that owns a lane set enqueues on its lanes, under the lane set's lock, so that its copies keep its order.
-//! - A lane set changes hands only when all its lanes were seen idle. So no copy waits for another stream's.
+//! - Only the stream that owns a lane set enqueues on its lanes, under the lane set's lock, so that its copies keep their order.
+//! - A lane set changes owners only after all its lanes were found idle, so that no copy waits for another stream's.
 //! - A lane whose work could not be joined is never used again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,90 +23,90 @@ use crate::kinds::foreign::slots::Ring;
 use crate::kinds::foreign::target::TargetSide;
 use crate::links::unjoined::End;
 use crate::paths::Direction;
-use crate::schedule::Scheduler;
-use crate::schedule::drift::Sample;
+use crate::traffic::Traffic;
+use crate::traffic::drift::Sample;
 
-/// Lanes by relay, and what is in the primary contexts of the program's GPUs; the thread that makes relays ready adds them.
+/// Lanes by relay, and events in the primary contexts of the program's GPUs. The engine's thread adds them.
 #[derive(Debug)]
 pub(crate) struct LaneSet {
     lanes: Box<[OnceLock<Lane>]>,
-    /// Of the owner's stream, by its device.
+    /// Fork events on the owner's stream, indexed by its device.
     marks: Box<[OnceLock<StreamMarks>]>,
-    /// By target and relay.
+    /// Targets' sides, indexed by target and relay.
     sides: Box<[OnceLock<TargetSide>]>,
-    /// Whose copies these are, as its state says: for those who need not wait for its lock then. 0: nobody's.
+    /// Copy of the owner in the state, readable without the lock; 0: no owner.
     owner: AtomicU64,
-    /// Lanes with work that no stream could be made to wait for, and that was not seen done. The bits of a [`DeviceSet`].
+    /// Lanes with work that could not be joined and is not known to be complete, as [`DeviceSet`] bits.
     unjoined: AtomicU64,
-    /// What is known of the ends of such lanes' streams: their own two, and those of the targets' sides.
+    /// Last known ends of these lanes' streams: their own two and those of the targets' sides.
     ends: Mutex<FxHashMap<DeviceId, Vec<End>>>,
     ledger: Arc<Ledger>,
     pub(crate) state: Mutex<LaneSetState>,
 }
 
-/// Events that are recorded on a stream of the program.
+/// Events recorded on a program stream.
 #[derive(Debug)]
 pub(crate) struct StreamMarks {
-    /// Where a copy forks.
+    /// Fork of a copy.
     pub(crate) fork: OwnedEvent,
-    /// Before and after a copy that is timed.
+    /// Timed events before and after a copy.
     pub(crate) clock: [OwnedEvent; 2],
 }
 
-/// What changes with each copy.
+/// State that changes with each copy.
 #[derive(Debug)]
 pub(crate) struct LaneSetState {
     ledger: Arc<Ledger>,
-    /// Whether it is out of use for ever: its relays rest.
+    /// Whether the lane set is out of use, because its relays are suspended.
     retired: bool,
-    /// Whose copies these are; nobody's at first.
+    /// Program stream that owns the lane set.
     pub(crate) owner: Option<StreamId>,
-    /// Copies so far.
+    /// Number of copies so far.
     pub(crate) serial: u64,
-    /// Lanes with work that was not seen done.
+    /// Lanes with work not known to be complete.
     busy: DeviceSet,
     broken: DeviceSet,
     polled: Option<Instant>,
-    /// When it was last looked what others have under way.
+    /// Time of the last poll of other streams' copies.
     looked: Option<Instant>,
     flights: Box<[Flight]>,
-    /// What goes over the target's link on the owner's own stream.
+    /// Bytes in flight on the owner's own stream over the target's link.
     own: Option<Carried>,
-    /// A copy that is timed.
+    /// Copy being timed.
     pub(crate) sample: Option<Sample>,
 }
 
-/// What a copy has put on a lane.
+/// Part of a copy on a lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Part {
     pub(crate) carried: Option<Carried>,
-    /// What of it the lane copies with no staging, by direction.
+    /// Zero-staging bytes of the part, by direction.
     pub(crate) crossing: [Bytes; 2],
-    /// What stands between the events of the lane's clock.
+    /// Path and bytes between the events of the lane's clock.
     pub(crate) timed: Option<(Path, Bytes)>,
 }
 
-/// What is under way on a lane.
+/// Work in flight on a lane.
 #[derive(Debug, Default)]
 struct Flight {
-    /// Parts that relays count as not seen to arrive.
+    /// Number of parts that are not known to have arrived.
     parts: u64,
-    /// The first of them.
+    /// Serial number of the first of these parts.
     since: u64,
-    /// What others should reckon with: the last copy's, for those of one stream run one after another.
+    /// Bytes in flight of the last copy. Copies of one stream run one after another, so earlier ones do not count.
     carried: Option<Carried>,
-    /// What of all parts that were not seen done is copied with no staging, by direction.
+    /// Zero-staging bytes of all parts not known to have arrived, by direction.
     crossing: [Bytes; 2],
     ring: Option<Ring>,
-    /// How the ring was used last: how large its slots were, and which of them is next.
+    /// Slot size of the ring's last use, and index of its next slot.
     slots: (Bytes, usize),
     timed: Option<(Path, Bytes)>,
     turn: u64,
 }
 
-/// One part of so many on a lane is timed.
+/// Number of parts of a lane among which one is timed.
 const TIMED: u64 = 16;
-/// Small copies do not ask more often what has arrived.
+/// Minimum time between polls for arrivals by small copies.
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl LaneSet {
@@ -139,7 +139,7 @@ impl LaneSet {
         self.lanes.get(index(device)?)?.get()
     }
 
-    /// Whether it has lanes of these relays.
+    /// Returns whether the set has lanes of any of `devices`.
     pub(crate) fn is_of(&self, devices: DeviceSet) -> bool {
         devices.iter().any(|device| self.lane(device).is_some())
     }
@@ -148,23 +148,23 @@ impl LaneSet {
         self.marks.get(index(device)?)?.get()
     }
 
-    /// What it has on a target for the slots of a relay.
+    /// Returns a target's side of a relay's slots.
     pub(crate) fn side(&self, target: DeviceId, relay: DeviceId) -> Option<&TargetSide> {
         self.sides.get(self.place(target, relay)?)?.get()
     }
 
-    /// Whether a stream's copies are on it, as last seen: takes no lock.
+    /// Returns whether a stream owns the set, without locking it. May be outdated.
     pub(crate) fn is_of_stream(&self, stream: StreamId) -> bool {
         self.owner.load(Ordering::Acquire) == owner_bits(Some(stream))
     }
 
-    /// Says whose copies are on it from now on; under its lock.
+    /// Sets the owner and returns the previous one. The caller holds the lock.
     pub(crate) fn set_owner(&self, state: &mut LaneSetState, owner: Option<StreamId>) -> Option<StreamId> {
         self.owner.store(owner_bits(owner), Ordering::Release);
         std::mem::replace(&mut state.owner, owner)
     }
 
-    /// A lane's work could not be joined.
+    /// Records that a lane's work could not be joined.
     pub(crate) fn leave_unjoined(&self, device: DeviceId) {
         let lane = DeviceSet::of(device).bits();
         if self.unjoined.fetch_or(lane, Ordering::AcqRel) & lane == 0 {
@@ -172,10 +172,10 @@ impl LaneSet {
         }
     }
 
-    /// Whether all work that could not be joined is over; a stream that is given waits for what is not.
+    /// Returns whether all unjoined work has completed. If a stream is given, makes it wait for the rest.
     ///
     /// # Errors
-    /// The driver's: something still cannot be joined.
+    /// The driver's: some work still cannot be joined.
     pub(crate) fn settle(&self, on: Option<StreamRef<'_>>) -> Result<bool> {
         let mut is_all = true;
         for device in DeviceSet::from_bits(self.unjoined.load(Ordering::Acquire)).iter() {
@@ -184,7 +184,8 @@ impl LaneSet {
         Ok(is_all)
     }
 
-    /// The same of one lane: of its two streams, and of those that targets have for its slots, each of which may outlive another's GPU.
+    /// Like [`LaneSet::settle`] for one lane: its two streams and the targets' streams for its slots, any of which may outlive the other's
+    /// GPU.
     fn settle_lane(&self, device: DeviceId, on: Option<StreamRef<'_>>) -> Result<bool> {
         let Some(lane) = self.lane(device) else { return Ok(true) };
         let targets = (0_u32..).map(DeviceId).take(self.lanes.len());
@@ -208,27 +209,27 @@ impl LaneSet {
         Ok(is_all)
     }
 
-    /// Whether a lane has work that could not be joined, and is not over.
+    /// Returns whether a lane has unjoined work that is not known to be complete.
     fn is_unjoined(&self, device: DeviceId) -> bool {
         DeviceSet::from_bits(self.unjoined.load(Ordering::Acquire)).contains(device)
             && !matches!(self.settle_lane(device, None), Ok(true))
     }
 
-    /// Adds a lane; one that is there stays.
+    /// Adds a lane, unless it exists.
     pub(crate) fn add_lane(&self, device: DeviceId, lane: Lane) {
         if let Some(place) = index(device).and_then(|index| self.lanes.get(index)) {
             let _ = place.set(lane);
         }
     }
 
-    /// Adds the events for streams of a device; those that are there stay.
+    /// Adds the events for streams of a device, unless they exist.
     pub(crate) fn add_marks(&self, device: DeviceId, marks: StreamMarks) {
         if let Some(place) = index(device).and_then(|index| self.marks.get(index)) {
             let _ = place.set(marks);
         }
     }
 
-    /// Adds a target's side; one that is there stays.
+    /// Adds a target's side, unless it exists.
     pub(crate) fn add_side(&self, target: DeviceId, relay: DeviceId, side: TargetSide) {
         if let Some(place) = self.place(target, relay).and_then(|place| self.sides.get(place)) {
             let _ = place.set(side);
@@ -242,7 +243,7 @@ impl LaneSet {
 }
 
 impl StreamMarks {
-    /// In the primary context of a device.
+    /// Creates the events in the primary context of a device.
     pub(crate) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<StreamMarks> {
         let event = |kind| OwnedEvent::new(driver, device, kind);
         let clock = [event(EventKind::Timed)?, event(EventKind::Timed)?];
@@ -250,20 +251,15 @@ impl StreamMarks {
     }
 }
 
-/// 0 is nobody's: streams count from 1 up, and from the end down.
+/// Encodes an owner; 0 stands for none, since stream IDs count up from 1 and down from the maximum.
 fn owner_bits(owner: Option<StreamId>) -> u64 {
     owner.map_or(0, |stream| stream.0)
 }
 
 impl LaneSetState {
-    /// Looks which lanes are idle by now; the relays that are found lost are the caller's to fence. Never waits. Lanes of `kept`
-    /// have more work of the copy at hand, and keep their slots.
-    pub(crate) fn poll(
-        &mut self,
-        lane_set: &LaneSet,
-        kept: DeviceSet,
-        scheduler: &dyn Scheduler,
-    ) -> DeviceSet {
+    /// Polls the lanes for completed work. Returns relays found lost, which the caller must fence. Never blocks. Lanes of `kept` keep their
+    /// slots for further parts of the current copy.
+    pub(crate) fn poll(&mut self, lane_set: &LaneSet, kept: DeviceSet, traffic: &Traffic) -> DeviceSet {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lane_set.lane(device) else { continue };
@@ -286,27 +282,27 @@ impl LaneSetState {
             if let Some(own) = self.own.take() {
                 self.ledger.end(own);
             }
-            scheduler.observe(lane_set, self);
+            traffic.observe(lane_set, self);
         }
         lost
     }
 
-    /// Lanes with work that was not seen done.
+    /// Returns the lanes with work not known to be complete.
     pub(crate) fn busy(&self) -> DeviceSet {
         self.busy
     }
 
-    /// Whether there is none.
+    /// Returns whether all work is known to be complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.busy.is_empty()
     }
 
-    /// Whether others reckon with any.
+    /// Returns whether the set has bytes in flight that count for other copies.
     pub(crate) fn carries(&self) -> bool {
         !self.is_idle() || self.own.is_some()
     }
 
-    /// It is out of use from now on. There is no work on it.
+    /// Takes the set out of use. It must be idle.
     pub(crate) fn retire(&mut self) {
         self.withdraw();
         (self.retired, self.sample) = (true, None);
@@ -316,13 +312,12 @@ impl LaneSetState {
         self.retired
     }
 
-    /// Lanes that must not be used.
+    /// Returns the lanes that must not be used.
     pub(crate) fn broken(&self) -> DeviceSet {
         self.broken
     }
 
-    /// Takes what this lane set carries out of what copies reckon with: a copy does not run beside those before it on its own
-    /// stream.
+    /// Removes the set's bytes in flight from the load: a copy does not run concurrently with earlier ones of its own stream.
     pub(crate) fn withdraw(&mut self) {
         for device in self.busy.iter() {
             if let Some(carried) = self.flight(device).and_then(|flight| flight.carried.take()) {
@@ -334,7 +329,7 @@ impl LaneSetState {
         }
     }
 
-    /// A lane has a part of the copy at hand, which relays have counted; its done event stands behind it.
+    /// Adds a part of the current copy to a lane. Relays have counted it, and the lane's done event is recorded behind it.
     pub(crate) fn add_part(&mut self, device: DeviceId, part: Part) {
         self.busy = self.busy.union(DeviceSet::of(device));
         let serial = self.serial;
@@ -352,14 +347,14 @@ impl LaneSetState {
         }
     }
 
-    /// The owner's own stream has a part of the copy at hand.
+    /// Adds a part of the current copy on the owner's own stream.
     pub(crate) fn carry_own(&mut self, carried: Carried) {
         if let Some(earlier) = self.own.replace(carried) {
             self.ledger.end(earlier);
         }
     }
 
-    /// Whether the next part on a lane is to be timed.
+    /// Returns whether to time the next part of a lane.
     pub(crate) fn times(&mut self, device: DeviceId) -> bool {
         self.flight(device).is_some_and(|flight| {
             flight.turn += 1;
@@ -367,12 +362,12 @@ impl LaneSetState {
         })
     }
 
-    /// Whether no copy is timed as a whole.
+    /// Returns whether no copy is being timed as a whole.
     pub(crate) fn is_clock_free(&self) -> bool {
         self.sample.is_none()
     }
 
-    /// Whether it is time to look again: asking for an event costs as much as issuing a copy.
+    /// Returns whether the next poll is due: querying an event costs as much as issuing a copy.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let due = !self.busy.is_empty() && self.polled.is_none_or(|polled| now - polled >= PAUSE);
         if due {
@@ -381,7 +376,7 @@ impl LaneSetState {
         due
     }
 
-    /// Whether it is time to look what others have under way, of which so many lanes may have to be asked.
+    /// Returns whether a poll of other streams' copies is due, which may query many lanes.
     pub(crate) fn looks_around(&mut self, now: Instant) -> bool {
         let due = self.looked.is_none_or(|looked| now - looked >= PAUSE);
         if due {
@@ -390,7 +385,7 @@ impl LaneSetState {
         due
     }
 
-    /// What its own copies have a relay copy with no staging, in a direction: they are in the order of their stream.
+    /// Returns the zero-staging bytes in flight that the owner's own copies have on a relay. They are in stream order with a new copy.
     pub(crate) fn crossing(&self, relay: DeviceId, direction: Direction) -> Bytes {
         let flight = index(relay).and_then(|index| self.flights.get(index));
         flight.map_or(Bytes::ZERO, |flight| flight.crossing[direction.index()])
@@ -403,7 +398,7 @@ impl LaneSetState {
         }
     }
 
-    /// Takes the slots that this lane set's lane works with already, or free ones; true where it has some now.
+    /// Takes the ring that the lane already uses, or a free one. Returns whether the lane has one now.
     pub(crate) fn take_ring(&mut self, relay: DeviceId) -> bool {
         let Some(flight) = index(relay).and_then(|index| self.flights.get_mut(index)) else { return false };
         if flight.ring.is_none() {
@@ -412,13 +407,14 @@ impl LaneSetState {
         flight.ring.is_some()
     }
 
-    /// The slots of a lane.
+    /// Returns the ring of a lane.
     pub(crate) fn ring(&self, relay: DeviceId) -> Option<&Ring> {
         self.flights.get(index(relay)?)?.ring.as_ref()
     }
 
-    /// A copy is about to use a lane's slots, of this size and so many: which of them is the first, and whether they lie as before. Then, of an
-    /// unordered copy, whoever fills one waits for the event of who emptied it last; else for all that the lane has.
+    /// Prepares a lane's ring for a copy with `slots` slots of `size`. Returns the index of the first slot, and whether the layout is
+    /// unchanged. If it is, an unordered copy waits only for the event of a slot's last user before filling it; otherwise for all work of
+    /// the lane.
     pub(crate) fn lay_out(&mut self, relay: DeviceId, size: Bytes, slots: usize) -> (usize, bool) {
         let Some(flight) = self.flight(relay) else { return (0, false) };
         let (before, next) = std::mem::replace(&mut flight.slots, (size, 0));
@@ -426,21 +422,21 @@ impl LaneSetState {
         (if same { next } else { 0 }, same)
     }
 
-    /// Which of a lane's slots is the next one's.
+    /// Sets the index of a lane's next slot.
     pub(crate) fn next_slot(&mut self, relay: DeviceId, next: usize) {
         if let Some(flight) = self.flight(relay) {
             flight.slots.1 = next;
         }
     }
 
-    /// The events of a lane's slots do not say any more who uses them: the next unordered copy waits for all that the lane has.
+    /// Invalidates a lane's slot layout: the next unordered copy waits for all work of the lane.
     pub(crate) fn forget_layout(&mut self, relay: DeviceId) {
         if let Some(flight) = self.flight(relay) {
             flight.slots = (Bytes::ZERO, 0);
         }
     }
 
-    /// Gives back the slots that idle lanes do not need.
+    /// Returns the rings that idle lanes do not need.
     pub(crate) fn give_rings(&mut self, relays: DeviceSet) {
         for relay in relays.without(self.busy).iter() {
             if let Some(ring) = self.flight(relay).and_then(|flight| flight.ring.take()) {
@@ -449,12 +445,12 @@ impl LaneSetState {
         }
     }
 
-    /// The lane's work cannot be joined: it is never used again, nor what it uses.
+    /// Marks a lane whose work cannot be joined: it and its resources are never used again.
     pub(crate) fn break_lane(&mut self, device: DeviceId) {
         self.broken = self.broken.union(DeviceSet::of(device));
     }
 
-    /// A copy that was waited for makes good what its relay lost: it counts as arrived, unless it was told of already.
+    /// Marks the parts lost with a relay as arrived after a blocking copy repeated them, unless the loss was already reported.
     pub(crate) fn make_good(&mut self, relay: DeviceId, owner: StreamId, serial: u64) {
         if self.owner != Some(owner) {
             return;
@@ -465,7 +461,7 @@ impl LaneSetState {
         }
     }
 
-    /// All work of a lane is done.
+    /// Handles the completion of all work of a lane.
     fn arrived(&mut self, lane: &Lane, kept: bool) {
         let device = lane.stream.device();
         self.busy = self.busy.without(DeviceSet::of(device));
@@ -486,7 +482,7 @@ impl LaneSetState {
         }
     }
 
-    /// A lane's relay is lost, and its parts are told of elsewhere. Its slots go with it.
+    /// Drops the work of a lane whose relay is lost and whose parts are reported elsewhere, with its slots.
     fn forget(&mut self, device: DeviceId) {
         self.busy = self.busy.without(DeviceSet::of(device));
         self.end_crossing(device);

@@ -1,6 +1,6 @@
-//! Which stream of the program has which lane set.
+//! Assignment of lane sets to program streams.
 //!
-//! A lane set's lock is taken before the table's, never after it.
+//! Lock order: a lane set's lock before the table's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,40 +15,40 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::engine::ledger::Ledger;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 
-/// For so long a copy asks for its lane set's lock again and again before it sleeps.
+/// Time for which a copy spins on its lane set's lock before it sleeps.
 const AWAKE: Duration = Duration::from_micros(50);
 
-/// All lane sets.
+/// All lane sets of an engine.
 #[derive(Debug)]
 pub(crate) struct LaneSets {
     ledger: Arc<Ledger>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
     all: RwLock<Vec<Arc<LaneSet>>>,
     table: RwLock<FxHashMap<StreamId, Arc<LaneSet>>>,
-    /// How many streams were refused one since the last was added.
+    /// Number of streams that found no free lane set since the last one was added.
     missed: AtomicUsize,
 }
 
 impl LaneSets {
-    /// None yet.
-    pub(crate) fn new(ledger: &Arc<Ledger>, scheduler: &Arc<dyn Scheduler>) -> LaneSets {
+    /// Creates an empty table.
+    pub(crate) fn new(ledger: &Arc<Ledger>, traffic: &Arc<Traffic>) -> LaneSets {
         LaneSets {
             ledger: ledger.clone(),
-            scheduler: scheduler.clone(),
+            traffic: traffic.clone(),
             all: RwLock::default(),
             table: RwLock::default(),
             missed: AtomicUsize::new(0),
         }
     }
 
-    /// One more, which is not among them yet.
+    /// Creates a lane set without adding it.
     pub(crate) fn make(&self, devices: usize) -> Arc<LaneSet> {
         Arc::new(LaneSet::new(devices, &self.ledger))
     }
 
-    /// Runs with the lane set of a stream, under its lock; `None` where all lane sets have work of others under way.
+    /// Calls `run` with the lane set of a stream, locked; `None` if all lane sets have work of other streams in flight.
     pub(crate) fn with<T>(
         &self,
         stream: StreamId,
@@ -85,7 +85,7 @@ impl LaneSets {
         None
     }
 
-    /// Looks what other streams' copies have still under way.
+    /// Polls other streams' copies in flight.
     pub(crate) fn refresh(&self, but: &Arc<LaneSet>) {
         for lane_set in self.snapshot() {
             if !Arc::ptr_eq(&lane_set, but)
@@ -97,16 +97,16 @@ impl LaneSets {
         }
     }
 
-    /// Whether what earlier copies left on lanes that could not be joined is over; a stream that is given waits for what is not.
+    /// Returns whether all unjoined work of earlier copies has completed. If a stream is given, makes it wait for the rest.
     ///
     /// # Errors
-    /// The driver's: something still cannot be joined.
+    /// The driver's: some work still cannot be joined.
     pub(crate) fn settle(&self, on: Option<StreamRef<'_>>) -> Result<bool> {
         self.snapshot().iter().try_fold(true, |is_all, lane_set| Ok(lane_set.settle(on)? && is_all))
     }
 
-    /// Takes those that have anything of these GPUs out of use, where no work is on them, into `retired`; whether that is all of
-    /// them. A copy that looks at one meanwhile finds it retired once it has its lock.
+    /// Moves the idle lane sets with lanes of `relays` to `retired`. Returns whether that was all of them. A concurrent copy finds a
+    /// retired set once it has its lock.
     pub(crate) fn retire(&self, relays: DeviceSet, retired: &mut Vec<Arc<LaneSet>>) -> bool {
         let mut all = true;
         for lane_set in self.snapshot().into_iter().filter(|lane_set| lane_set.is_of(relays)) {
@@ -129,7 +129,7 @@ impl LaneSets {
         all
     }
 
-    /// Every lane set.
+    /// Returns all lane sets.
     pub(crate) fn snapshot(&self) -> SmallVec<[Arc<LaneSet>; 16]> {
         self.all.read().iter().cloned().collect()
     }
@@ -143,12 +143,12 @@ impl LaneSets {
         self.all.read().len()
     }
 
-    /// Whether a stream was refused one since the last was added.
+    /// Returns whether a stream has found no free lane set since the last one was added.
     pub(crate) fn is_short(&self) -> bool {
         self.missed.load(Ordering::Relaxed) > 0
     }
 
-    /// A stream will copy no more.
+    /// Releases the lane set of a stream that makes no more copies.
     pub(crate) fn forget(&self, stream: StreamId) {
         let lane_set = self.table.read().get(&stream).cloned();
         if let Some(lane_set) = lane_set {
@@ -160,9 +160,9 @@ impl LaneSets {
         }
     }
 
-    /// Looks what another stream's lanes have done.
+    /// Polls a lane set that another stream owns.
     fn look(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
-        let lost = state.poll(lane_set, DeviceSet::EMPTY, &*self.scheduler);
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.traffic);
         lost.iter().for_each(|relay| self.ledger.relays.fence(relay));
     }
 
@@ -176,7 +176,7 @@ impl LaneSets {
         (state.owner == Some(stream)).then(|| run(&lane_set, &mut state))
     }
 
-    /// Gives an idle lane set to a stream; false where the stream has one.
+    /// Assigns an idle lane set to a stream. Returns `false` if the stream already has one.
     fn claim(&self, lane_set: &Arc<LaneSet>, state: &mut LaneSetState, stream: StreamId) -> bool {
         let mut table = self.table.write();
         if table.contains_key(&stream) {
@@ -190,7 +190,7 @@ impl LaneSets {
     }
 }
 
-/// Others hold it while they look what its lanes have done, for some 10 us. Who is put to sleep meanwhile begins 60 us later and more.
+/// Locks a lane set after spinning briefly: pollers hold the lock for about 10 us, and a sleeping thread resumes 60 us later or more.
 fn lock(state: &Mutex<LaneSetState>) -> MutexGuard<'_, LaneSetState> {
     if let Some(state) = state.try_lock() {
         return state;

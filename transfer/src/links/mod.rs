@@ -1,11 +1,11 @@
-//! The links that copies take: which GPUs serve, what each stream of the program has there, and when it is given up.
+//! Links used by copies: the GPUs that relay, the lanes of each program stream, and their release.
 //!
 //! ```text
-//!   lane_sets ─► lane_set   what one stream of the program has on all relays
-//!   crossings               what relays copy with no staging
-//!   relays                  which GPUs serve, and which were lost
-//!   suspension              how relays are given up, and their contexts with them
-//!   unjoined                what failed copies left that nothing waits for yet
+//!   lane_sets ─► lane_set   lanes of one program stream on all relays
+//!   crossings               zero-staging copies of relays
+//!   relays                  GPUs that relay, and relays that were lost
+//!   suspension              release of relays and their contexts
+//!   unjoined                work of failed copies that no stream waits for yet
 //! ```
 
 pub(crate) mod crossings;
@@ -33,11 +33,11 @@ use relays::Relays;
 use suspension::{Suspensions, UnsuspendedRelay, WhyUnsuspended};
 use unjoined::UnjoinedSlots;
 
-/// How old the answer may be to which relays the program uses. Asked before each copy it took 1 to 3 % of copies of 2 and 4 MiB over two
-/// links; a program takes some 100 times as long as this to make a context.
+/// Maximum age of the answer to which relays the program uses. A query before each copy cost 1 to 3 % of copies of 2 and 4 MiB over two
+/// links; creating a context takes a program about 100 times as long.
 const ANSWER_LASTS_US: u64 = 1000;
 
-/// The relays and the lane sets on them.
+/// Relays and the lane sets on them.
 #[derive(Debug)]
 pub(crate) struct Links {
     contexts: Arc<Contexts>,
@@ -47,15 +47,15 @@ pub(crate) struct Links {
     unjoined: UnjoinedSlots,
     suspensions: Suspensions,
     requests: Arc<Requests>,
-    /// How many lane sets there can be.
+    /// Maximum number of lane sets.
     most: usize,
     made: Instant,
-    /// When it was last looked which relays the program uses, in microseconds since it was made; 0: never.
+    /// Time of the last check which relays the program uses, in microseconds since creation; 0: never.
     looked: AtomicU64,
 }
 
 impl Links {
-    /// For so many streams of the program at a time.
+    /// Creates the links with at most `most` lane sets.
     pub(crate) fn new(
         contexts: &Arc<Contexts>,
         relays: &Arc<Relays>,
@@ -78,28 +78,26 @@ impl Links {
         })
     }
 
-    /// Which GPUs serve.
+    /// Returns the relays.
     pub(crate) fn relays(&self) -> &Arc<Relays> {
         &self.relays
     }
 
-    /// Which stream has what.
+    /// Returns the assignment of lane sets to streams.
     pub(crate) fn lane_sets(&self) -> &LaneSets {
         &self.lane_sets
     }
 
-    /// How many lane sets there can be.
+    /// Returns the maximum number of lane sets.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// A copy is about to be enqueued: tells of a loss, and looks which relays the program has begun to use, where it was not looked a
-    /// moment ago.
-    ///
-    /// What earlier copies left that could not be joined comes before it.
+    /// Prepares a copy: reports losses, checks which relays the program uses unless that happened just now, and orders the copy behind
+    /// unjoined work of earlier copies.
     ///
     /// # Errors
-    /// [`crate::TransferError::Lost`] of earlier copies, once; the driver's, where what they left still cannot be joined.
+    /// [`crate::TransferError::Lost`] for earlier copies, once; the driver's, if earlier work still cannot be joined.
     pub(crate) fn begin_copy(&self, on: UserStream) -> Result<()> {
         self.relays.tell()?;
         if self.ledger.has_unjoined() {
@@ -115,19 +113,19 @@ impl Links {
         Ok(())
     }
 
-    /// Work of a pageable copy on a stream of ours could not be waited for; the slot is nobody's any more.
+    /// Records work of a pageable copy that could not be waited for. Its slot is not used again.
     pub(crate) fn leave_unjoined(&self, of: Arc<StagingStream>, slot: usize) {
         self.unjoined.leave(of, slot, &self.ledger);
     }
 
-    /// Looks what of it is over by now.
+    /// Polls for the completion of unjoined work.
     pub(crate) fn look_unjoined(&self) {
         if let Err(error) = self.unjoined.settle(&self.ledger, None) {
             tracing::debug!(target: "glake::transfer", %error, "what a failed copy left is not known to be over");
         }
     }
 
-    /// Makes a stream wait for what earlier copies left that could not be joined. A graph runs later, whenever that is, and cannot wait for it.
+    /// Makes a stream wait for unjoined work of earlier copies. A capturing stream cannot: its graph runs at an unknown time.
     fn join_late(&self, on: UserStream) -> Result<()> {
         let is_captured = self.contexts.driver().capture_state(on.device, on.raw)? != CaptureState::None;
         let on = (!is_captured).then(|| on.of_driver(&**self.contexts.driver()));
@@ -139,8 +137,8 @@ impl Links {
         Ok(())
     }
 
-    /// Runs with the lane set of a stream, under its lock; `None` where all lane sets have work of others under way. Then one more is
-    /// made, up to the limit.
+    /// Calls `run` with the lane set of a stream, locked; `None` if all lane sets have work of other streams in flight. Then requests
+    /// another one, up to the limit.
     pub(crate) fn with<T>(
         &self,
         stream: StreamId,
@@ -153,12 +151,12 @@ impl Links {
         outcome
     }
 
-    /// A stream of a device forks, and a lane set has no event for it yet.
+    /// Requests a fork event for streams of a device.
     pub(crate) fn want_fork_event(&self, device: DeviceId) {
         self.requests.fork_event(device);
     }
 
-    /// Looks which relays the program has begun to use: those whose primary context somebody made.
+    /// Checks which relays the program has begun to use, that is, has created a primary context on.
     pub(crate) fn look_around(&self) {
         if self.relays.are_shared() {
             return;
@@ -171,7 +169,7 @@ impl Links {
         }
     }
 
-    /// The GPUs of which the program uses some, where it has them to itself: by a primary context, which none of ours is.
+    /// Returns the GPUs that the program uses, judged by their primary contexts; empty if GPUs are shared.
     pub(crate) fn of_program(&self) -> DeviceSet {
         match self.relays.are_shared() {
             true => DeviceSet::EMPTY,
@@ -179,7 +177,7 @@ impl Links {
         }
     }
 
-    /// The program uses a GPU: its link serves its own copies only, unless GPUs may be shared.
+    /// Excludes a GPU that the program uses from the relays, unless GPUs are shared.
     pub(crate) fn leave_to_program(&self, device: DeviceId) {
         if self.relays.leave_to_program(device) {
             tracing::info!(target: "glake::transfer", gpu = %device, "the program uses this GPU: copies of other GPUs' memory no longer take its link");
@@ -187,7 +185,7 @@ impl Links {
         }
     }
 
-    /// No copy takes these relays from its beginning on; the engine's thread gives up what is there.
+    /// Excludes relays from new copies; the engine's thread releases their resources.
     pub(crate) fn suspend(&self, relays: DeviceSet) {
         if self.requests.is_served() {
             self.relays.suspend(relays);
@@ -195,8 +193,8 @@ impl Links {
         }
     }
 
-    /// The suspended relays whose contexts are still there, and why, once all suspensions that were asked for are over, or so much
-    /// time has passed.
+    /// Returns the suspended relays whose contexts still exist, with the reason, after all requested suspensions have ended or `timeout`
+    /// has elapsed.
     pub(crate) fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
         self.suspensions.unsuspended(&self.relays, timeout)
     }
@@ -216,12 +214,13 @@ mod tests {
     use glake_units::Bytes;
 
     use super::*;
-    use crate::schedule::first_order::FirstOrder;
+    use crate::engine::routes::Routes;
+    use crate::traffic::Traffic;
 
     const RELAY: DeviceId = DeviceId(1);
     const ON: UserStream = UserStream { device: DeviceId(0), raw: Stream::LEGACY, id: StreamId(1) };
 
-    /// Two GPUs, of which one is ready as a relay.
+    /// Creates links with two GPUs, one of them ready as a relay.
     fn links() -> (Arc<Simulator>, Arc<Requests>, Arc<Links>) {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
@@ -230,9 +229,9 @@ mod tests {
         let relays = Arc::new(Relays::new(2, DeviceSet::of(RELAY), false));
         relays.add_ready(RELAY);
         let ledger = Ledger::new(&relays, 2);
-        let scheduler: Arc<dyn crate::schedule::Scheduler> = Arc::new(FirstOrder);
         let requests = Arc::new(Requests::default());
-        let lane_sets = LaneSets::new(&ledger, &scheduler);
+        let traffic = Traffic::new(&ledger, &Routes::new(&relays, None), &requests, 2);
+        let lane_sets = LaneSets::new(&ledger, &traffic);
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, 1);
         (sim, requests, links)
     }

@@ -1,12 +1,12 @@
-//! Which GPUs serve copies of others, and what became of those that were lost.
+//! GPUs that relay copies of others' memory, and relays that were lost.
 //!
 //! Invariants:
-//! - A relay that was lost is never used again: no set of usable relays holds it.
-//! - A suspended relay is taken by no copy that begins; what it has goes only when no copy uses it (`suspension`).
-//! - A copy's part is counted (`begin`) before it is enqueued and until it was seen to arrive (`confirm`). So whoever loses the
-//!   relay counts it, or whoever enqueues sees the loss: both look after they have written.
-//! - A relay that was left to the program is suspended for ever.
-//! - Every part that a loss counts is told of: by the copy's handle, and once by the next call.
+//! - A lost relay is never used again: it is in no set of usable relays.
+//! - New copies do not use a suspended relay. Its resources are released only when no copy uses them (`suspension`).
+//! - A copy's part is counted (`begin`) before it is enqueued and until it is known to have arrived (`confirm`). So either the thread that
+//!   loses the relay counts it, or the thread that enqueues it sees the loss: both read after they have written.
+//! - A relay that was left to the program stays suspended.
+//! - Every part counted by a loss is reported: by the copy's handle, and once by the next call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -25,22 +25,22 @@ pub(crate) struct Relays {
     wanted: AtomicU64,
     ready: AtomicU64,
     fenced: AtomicU64,
-    /// Those that rest, or are to.
+    /// Relays that are suspended or being suspended.
     suspended: AtomicU64,
-    /// Those that the program uses; none where GPUs are shared.
+    /// Relays that the program uses; empty if GPUs are shared.
     left: AtomicU64,
     shared: bool,
     each: Box<[Relay]>,
-    /// Whether `lost` holds something: what a copy looks at.
+    /// Whether `lost` has entries. Read for every copy.
     is_lost: AtomicBool,
     lost: Mutex<SmallVec<[(DeviceId, u64); 4]>>,
     lost_copies: AtomicU64,
 }
 
-/// One GPU.
+/// State of one GPU.
 #[derive(Debug, Default)]
 struct Relay {
-    /// Parts of copies that were enqueued and not seen to arrive.
+    /// Parts enqueued and not known to have arrived.
     unconfirmed: AtomicU64,
     rings: Mutex<Vec<Ring>>,
     cost: Mutex<Option<RelayCost>>,
@@ -62,7 +62,7 @@ impl Relays {
         }
     }
 
-    /// Those that a copy may take now.
+    /// Returns the relays that new copies may use.
     pub(crate) fn usable(&self) -> DeviceSet {
         let bits = self.wanted.load(Ordering::Relaxed) & self.ready.load(Ordering::Acquire);
         let out =
@@ -70,33 +70,33 @@ impl Relays {
         DeviceSet::from_bits(bits & !out)
     }
 
-    /// Whether GPUs that the program uses serve too.
+    /// Returns whether GPUs that the program uses may be relays.
     pub(crate) fn are_shared(&self) -> bool {
         self.shared
     }
 
-    /// Those that the program uses, where GPUs are not shared.
+    /// Returns the relays that the program uses, if GPUs are not shared.
     pub(crate) fn left(&self) -> DeviceSet {
         DeviceSet::from_bits(self.left.load(Ordering::Acquire))
     }
 
-    /// No copy takes a relay from its beginning on, for the rest of the process; true the first time.
+    /// Excludes a relay for the rest of the process. Returns `true` the first time.
     pub(crate) fn leave_to_program(&self, relay: DeviceId) -> bool {
         let bit = DeviceSet::of(relay).bits();
         !self.shared && self.left.fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    /// Those that rest, or are to.
+    /// Returns the relays that are suspended or being suspended.
     pub(crate) fn suspended(&self) -> DeviceSet {
         DeviceSet::from_bits(self.suspended.load(Ordering::SeqCst))
     }
 
-    /// No copy takes these from its beginning on.
+    /// Excludes relays from new copies.
     pub(crate) fn suspend(&self, relays: DeviceSet) {
         self.suspended.fetch_or(relays.bits(), Ordering::SeqCst);
     }
 
-    /// All may be taken again, but for those that the program uses; those that have lanes at once.
+    /// Ends all suspensions except of relays that the program uses. Relays that still have lanes are usable immediately.
     pub(crate) fn resume(&self) {
         self.suspended.fetch_and(self.left().bits(), Ordering::SeqCst);
     }
@@ -109,7 +109,7 @@ impl Relays {
         self.wanted.store(relays.bits(), Ordering::Relaxed);
     }
 
-    /// Those that have lanes, usable or not.
+    /// Returns the relays with lanes, usable or not.
     pub(crate) fn ready(&self) -> DeviceSet {
         DeviceSet::from_bits(self.ready.load(Ordering::Acquire))
     }
@@ -118,12 +118,12 @@ impl Relays {
         self.ready.fetch_or(DeviceSet::of(relay).bits(), Ordering::Release);
     }
 
-    /// Its lanes are about to go.
+    /// Removes a relay whose lanes are about to be destroyed.
     pub(crate) fn remove_ready(&self, relay: DeviceId) {
         self.ready.fetch_and(!DeviceSet::of(relay).bits(), Ordering::SeqCst);
     }
 
-    /// Those that were lost.
+    /// Returns the relays that were lost.
     pub(crate) fn fenced(&self) -> DeviceSet {
         DeviceSet::from_bits(self.fenced.load(Ordering::SeqCst))
     }
@@ -132,7 +132,7 @@ impl Relays {
         self.fenced().contains(relay)
     }
 
-    /// All rings that no lane set has.
+    /// Takes all rings that no lane set holds.
     pub(crate) fn take_rings(&self, relay: DeviceId) -> Vec<Ring> {
         let Some(of) = self.of(relay) else { return Vec::new() };
         if let Some(cost) = &mut *of.cost.lock() {
@@ -141,12 +141,12 @@ impl Relays {
         std::mem::take(&mut of.rings.lock())
     }
 
-    /// A ring of slots that no work uses.
+    /// Takes a ring that no work uses.
     pub(crate) fn take_ring(&self, relay: DeviceId) -> Option<Ring> {
         self.of(relay)?.rings.lock().pop()
     }
 
-    /// A ring whose work is done.
+    /// Returns a ring whose work has completed.
     pub(crate) fn give_ring(&self, relay: DeviceId, ring: Ring) {
         if let Some(of) = self.of(relay) {
             of.rings.lock().push(ring);
@@ -159,7 +159,7 @@ impl Relays {
         }
     }
 
-    /// Its context went back.
+    /// Clears the cost of a relay whose context was released.
     pub(crate) fn drop_cost(&self, relay: DeviceId) {
         if let Some(of) = self.of(relay) {
             *of.cost.lock() = None;
@@ -174,7 +174,7 @@ impl Relays {
         self.each.iter().filter_map(|of| *of.cost.lock()).collect()
     }
 
-    /// Counts a part of a copy that is about to be enqueued; false, and nothing counted, where the relay is lost.
+    /// Counts a part of a copy that is about to be enqueued. Returns `false`, without counting it, if the relay is lost.
     pub(crate) fn begin(&self, relay: DeviceId) -> bool {
         let Some(of) = self.of(relay) else { return false };
         of.unconfirmed.fetch_add(1, Ordering::SeqCst);
@@ -185,7 +185,7 @@ impl Relays {
         true
     }
 
-    /// So many parts have arrived, or were not enqueued after all.
+    /// Removes parts that have arrived or were not enqueued after all.
     pub(crate) fn confirm(&self, relay: DeviceId, parts: u64) {
         if let Some(of) = self.of(relay) {
             // A loss that counted them in the meantime has left nothing to take away. The closure always answers.
@@ -194,7 +194,7 @@ impl Relays {
         }
     }
 
-    /// Takes a relay out of use for ever; the first call tells of what was under way.
+    /// Disables a relay permanently. The first call records its pending parts as lost.
     pub(crate) fn fence(&self, relay: DeviceId) {
         let bit = DeviceSet::of(relay).bits();
         if self.fenced.fetch_or(bit, Ordering::SeqCst) & bit != 0 {
@@ -212,7 +212,7 @@ impl Relays {
         }
     }
 
-    /// Tells of a loss, each once.
+    /// Reports losses, each once.
     ///
     /// # Errors
     /// [`TransferError::Lost`].

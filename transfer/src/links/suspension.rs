@@ -31,44 +31,44 @@ use crate::kinds::foreign::slots::Ring;
 use crate::kinds::pageable::StagingStream;
 use crate::kinds::resources::Resources;
 
-/// How often what is not over yet is looked at again.
+/// Interval at which incomplete steps are retried.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
-/// How often a context is asked for that something else keeps: others' calls, completion points that are polled, handles that are asked.
+/// Maximum attempts to release a context that other users keep, such as concurrent calls, polled completion points or queried handles.
 const TRIES: u32 = 50;
 
-/// A relay whose context is still there after a rest.
+/// Relay whose context still exists after its suspension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnsuspendedRelay {
-    /// Which.
+    /// Relay GPU.
     pub relay: DeviceId,
-    /// What it takes, as [`crate::RelayCost`] has it.
+    /// Memory of its context, as in [`crate::RelayCost`].
     pub context: Bytes,
-    /// What keeps it.
+    /// Reason why the context still exists.
     pub why: WhyUnsuspended,
 }
 
-/// What keeps a relay's context.
+/// Reasons why a relay's context still exists.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WhyUnsuspended {
-    /// Copies, or work of the program on that GPU, are not done yet: it goes after them.
+    /// Copies, or work of the program on that GPU, have not completed. The context is released afterwards.
     #[error("work on it is not done yet")]
     UnderWay,
-    /// A captured graph launches kernels of ours there.
+    /// A captured graph launches GLake's kernels there.
     #[error("a captured graph has kernels on it")]
     Graph,
-    /// Something else that GLake made there lives.
+    /// Another object of GLake's is alive there.
     #[error("it holds {0} that are in use")]
     InUse(Living),
-    /// A relay that was lost stays as it is.
+    /// The relay was lost and stays as it is.
     #[error("the GPU was lost")]
     Lost,
-    /// The driver did not give it back.
+    /// The driver refused to release it.
     #[error("the driver did not give it back")]
     Refused,
 }
 
-/// What suspensions have come to.
+/// Results of suspensions.
 #[derive(Debug, Default)]
 pub(crate) struct Suspensions {
     state: Mutex<State>,
@@ -77,41 +77,42 @@ pub(crate) struct Suspensions {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many were asked for, and how many of these are over.
+    /// Number of requests, and number of completed ones.
     asked: u64,
     over: u64,
     stayed: Vec<UnsuspendedRelay>,
 }
 
-/// What the engine's thread knows of a rest.
+/// State of a suspension on the engine's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Suspension {
-    /// Whose things are being given up.
+    /// Relays being released.
     going: DeviceSet,
-    /// Whose things are in these lists, and may have work under way.
+    /// Relays whose resources are in these lists and may have work in flight.
     stripped: DeviceSet,
-    /// What became of these is known.
+    /// Relays whose result is known.
     told: DeviceSet,
     lane_sets: Vec<Arc<LaneSet>>,
     kernels: Vec<Arc<Gather>>,
     gates: Vec<Arc<StagingStream>>,
     rings: Vec<Ring>,
-    /// Recorded behind all work that what is out of reach may have.
+    /// Completion point after all work of the stripped resources.
     done: Option<RecordedPoint>,
     tries: u32,
-    /// The last suspension that was asked for.
+    /// Number of the most recent request.
     asked: u64,
 }
 
 impl Suspensions {
-    /// One more is asked for; how many were by now.
+    /// Records a request and returns its number.
     pub(crate) fn ask(&self) -> u64 {
         let mut state = self.state.lock();
         state.asked += 1;
         state.asked
     }
 
-    /// The suspended relays whose contexts are still there, and why, once all that were asked for are over, or so much time has passed.
+    /// Returns the suspended relays whose contexts still exist, with the reason, after all requests have completed or `timeout` has
+    /// elapsed.
     pub(crate) fn unsuspended(&self, relays: &Relays, timeout: Duration) -> Vec<UnsuspendedRelay> {
         let until = Instant::now() + timeout;
         let mut state = self.state.lock();
@@ -152,14 +153,14 @@ impl Suspensions {
 }
 
 impl Suspension {
-    /// So many suspensions were asked for by now: after a further one, what stayed is tried again.
+    /// Takes over request number `asked`. A new request retries relays whose contexts were not released.
     pub(crate) fn ask(&mut self, asked: u64) {
         if asked > self.asked {
             (self.asked, self.told, self.tries) = (asked, DeviceSet::EMPTY, 0);
         }
     }
 
-    /// Goes on as far as can be without waiting; whether there is more to do.
+    /// Advances as far as possible without blocking. Returns whether there is more to do.
     pub(crate) fn step(&mut self, links: &Links, resources: &Resources) -> bool {
         let more = self.go_on(links, resources);
         if !more {
@@ -204,7 +205,7 @@ impl Suspension {
         }
     }
 
-    /// Takes what copies have on the relays out of reach; false where some of it is in use by a capture.
+    /// Takes the relays' resources out of use. Returns `false` if a capture uses some of them.
     fn strip(&mut self, links: &Links, resources: &Resources) -> bool {
         let mut all = true;
         for relay in self.going.iter() {
@@ -223,7 +224,7 @@ impl Suspension {
         all
     }
 
-    /// Drops what nobody has any more; whether that is all.
+    /// Drops the resources that no copy holds any more. Returns whether that was all of them.
     fn drop_all(&mut self, links: &Links) -> bool {
         links.look_unjoined();
         self.lane_sets = std::mem::take(&mut self.lane_sets)
@@ -262,7 +263,7 @@ impl Suspension {
         true
     }
 
-    /// Gives the contexts back of which nothing is left; whether some are to be asked for again.
+    /// Releases the contexts without remaining resources. Returns whether some must be retried.
     fn give_back(&mut self, links: &Links) -> bool {
         let last = self.tries >= TRIES;
         self.tries = self.tries.saturating_add(1);

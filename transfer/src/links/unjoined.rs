@@ -1,8 +1,8 @@
-//! Work of ours that no stream of the program could be made to wait for: copies that come later wait for it.
+//! Work of GLake's streams that no program stream could be made to wait for. Later copies wait for it.
 //!
-//! A copy that failed leaves it where the end of its work could neither be marked, nor waited for by a stream, nor by the host. Its end is
-//! marked as soon as the driver does that, and once: an event that is recorded anew each time may never be seen to have passed. What runs
-//! in a context that is lost is over.
+//! A failed copy leaves such work if its end could neither be recorded, nor be waited for by a stream or by the host. The end is recorded
+//! once,
+//! as soon as the driver accepts it: an event that is recorded repeatedly may never be found complete. Work in a lost context is complete.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use crate::engine::fork::twice;
 use crate::engine::ledger::Ledger;
 use crate::kinds::pageable::StagingStream;
 
-/// What is known of the end of a stream's work.
+/// Knowledge of the end of a stream's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Nothing.
+    /// Not recorded.
     #[default]
     Open,
-    /// An event is recorded behind the work.
+    /// Recorded by an event behind the work.
     Marked,
-    /// The work is done.
+    /// Complete.
     Over,
 }
 
 impl End {
-    /// Whether the work is over; a stream that is given waits for it, where it is not.
+    /// Returns whether the work has completed. If a stream is given, makes it wait for the work otherwise.
     ///
     /// # Errors
-    /// The driver's: the end cannot be marked, or not waited for.
+    /// The driver's: the end cannot be recorded or waited for.
     pub(crate) fn settle(
         &mut self,
         stream: &OwnedStream,
@@ -55,23 +55,23 @@ impl End {
     }
 }
 
-/// What pageable copies left: a slot of a stream of ours, which nobody else uses any more.
+/// Slots that failed pageable copies left with unjoined work. They are not used again.
 #[derive(Debug, Default)]
 pub(crate) struct UnjoinedSlots {
     slots: Mutex<Vec<(Arc<StagingStream>, usize, End)>>,
 }
 
 impl UnjoinedSlots {
-    /// One more.
+    /// Adds a slot.
     pub(crate) fn leave(&self, of: Arc<StagingStream>, slot: usize, ledger: &Ledger) {
         self.slots.lock().push((of, slot, End::Open));
         ledger.leave_unjoined();
     }
 
-    /// Whether all are over; a stream that is given waits for those that are not.
+    /// Returns whether all work has completed. If a stream is given, makes it wait for the rest.
     ///
     /// # Errors
-    /// The driver's, of one of them; the others were asked too.
+    /// The driver's, for one of the slots; the others are processed too.
     pub(crate) fn settle(&self, ledger: &Ledger, on: Option<StreamRef<'_>>) -> glake_device::Result<bool> {
         let mut slots = self.slots.lock();
         let mut outcome = Ok(());

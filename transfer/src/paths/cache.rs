@@ -1,12 +1,13 @@
-//! A calibration that is kept: one file for each set of devices, driver, boot and user.
+//! Stored calibration: one file for each set of devices, driver, boot and user.
 //!
 //! ```text
 //!   $XDG_CACHE_HOME/glake/paths/d1f0c2….toml      version, key, paths
 //!        └ else ~/.cache
 //! ```
 //!
-//! Invariants: a file is written whole or not at all, and is its user's alone; what is read back is of the key that was
-//! asked for, or nothing. A file that cannot be used is told of in a warning that names it, and is then as good as absent.
+//! Invariants: a file is written completely or not at all, and is accessible to its user only. Reading returns the graph of the requested
+//! key or
+//! nothing. An unusable file causes a warning that names it and then counts as absent.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -21,17 +22,17 @@ use tracing::warn;
 use super::{GpuLinks, PathGraph, Paths};
 use crate::{Result, TransferError};
 
-/// Of the file's layout, and of what its figures mean: another one's are of no use.
+/// Version of the file's layout and of the meaning of its figures.
 const VERSION: u32 = 2;
 
-/// What a calibration is good for.
+/// Conditions under which a calibration is valid.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheKey {
     driver: String,
     boot: String,
     user: u32,
-    /// With all that joins them to the host and to each other: two servers of one name can differ in that.
+    /// GPUs with their links to the host and to each other, which can differ between servers of the same model.
     devices: Vec<GpuLinks>,
 }
 
@@ -43,20 +44,20 @@ struct CacheFile {
     paths: Paths,
 }
 
-/// The layout of any file of ours, whatever its version.
+/// Version field of any calibration file.
 #[derive(Deserialize)]
 struct Stamp {
     version: u32,
 }
 
 impl CacheKey {
-    /// The key of these GPUs, in order of their ids, under a driver of that version since that boot (the text of
-    /// `/proc/sys/kernel/random/boot_id`), for the user of that number.
+    /// Creates the key of GPUs, in order of their IDs, for a driver version, a boot (the text of `/proc/sys/kernel/random/boot_id`) and a
+    /// user ID.
     pub fn new(gpus: &[GpuLinks], driver: &str, boot: &str, user: u32) -> CacheKey {
         CacheKey { driver: driver.to_owned(), boot: boot.trim().to_owned(), user, devices: gpus.to_vec() }
     }
 
-    /// What its file is called: the same in every process and build.
+    /// Returns the file name, identical in every process and build.
     pub fn file_name(&self) -> String {
         let mut text = format!("{VERSION}\n{}\n{}\n{}\n", self.driver, self.boot, self.user);
         for device in &self.devices {
@@ -79,25 +80,25 @@ impl CacheKey {
     }
 }
 
-/// Sixteen digits that tell a text from others: the same in every process and build.
+/// Returns a 16-digit hash of a text, identical in every process and build.
 pub fn digest(text: &str) -> String {
     format!("{:016x}", fnv1a(text.as_bytes()))
 }
 
-/// The folder of calibrations, of the values of `XDG_CACHE_HOME` and `HOME`; none where both are missing or relative.
+/// Returns the folder of calibrations for the values of `XDG_CACHE_HOME` and `HOME`; `None` if both are missing or relative.
 pub fn folder(xdg_cache_home: Option<&Path>, home: Option<&Path>) -> Option<PathBuf> {
     let caches = xdg_cache_home.filter(|path| path.is_absolute()).map(Path::to_owned);
     let caches = caches.or_else(|| home.filter(|path| path.is_absolute()).map(|home| home.join(".cache")))?;
     Some(caches.join("glake/paths"))
 }
 
-/// A graph as the text of a file.
+/// Serializes a graph to the text of a file.
 pub fn encode(key: &CacheKey, graph: &PathGraph) -> Result<String> {
     let file = CacheFile { version: VERSION, key: key.clone(), paths: graph.paths().clone() };
     toml::to_string(&file).map_err(|source| TransferError::CacheEncoding { source: Box::new(source) })
 }
 
-/// The graph in the text of a file, if it is of this key.
+/// Parses the text of a file and checks its key.
 pub fn decode(key: &CacheKey, text: &str) -> Result<PathGraph> {
     let malformed = |source| TransferError::CacheMalformed { source: Box::new(source) };
     let stamp: Stamp = toml::from_str(text).map_err(malformed)?;
@@ -111,7 +112,7 @@ pub fn decode(key: &CacheKey, text: &str) -> Result<PathGraph> {
     PathGraph::new(file.paths)
 }
 
-/// The graph that was kept in `folder` for this key; nothing where there is none, or none that can be used.
+/// Loads the graph of a key from `folder`; `None` if there is no usable file.
 pub fn load(folder: &Path, key: &CacheKey) -> Option<PathGraph> {
     let path = folder.join(key.file_name());
     let text = match fs::read_to_string(&path) {
@@ -129,7 +130,7 @@ pub fn load(folder: &Path, key: &CacheKey) -> Option<PathGraph> {
         .ok()
 }
 
-/// Keeps a graph in `folder`, which is made where it is missing; the path of its file.
+/// Stores a graph in `folder`, which is created if missing. Returns the path of the file.
 pub fn store(folder: &Path, key: &CacheKey, graph: &PathGraph) -> Result<PathBuf> {
     let text = encode(key, graph)?;
     let path = folder.join(key.file_name());
@@ -150,7 +151,7 @@ pub fn store(folder: &Path, key: &CacheKey, graph: &PathGraph) -> Result<PathBuf
     Ok(path)
 }
 
-/// Drops the graph that was kept in `folder` for this key, if there is one.
+/// Deletes the stored graph of a key from `folder`, if it exists.
 pub fn remove(folder: &Path, key: &CacheKey) -> Result<()> {
     let path = folder.join(key.file_name());
     match fs::remove_file(&path) {
@@ -161,7 +162,7 @@ pub fn remove(folder: &Path, key: &CacheKey) -> Result<()> {
     }
 }
 
-/// Fowler, Noll and Vo's hash (FNV-1a, 64 bits): stable, where the standard library's may change.
+/// FNV-1a hash (Fowler, Noll, Vo; 64 bits). Stable, unlike the standard library's.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -184,7 +185,7 @@ mod tests {
         CacheKey::new(&gpus(), "580.159.04", "8a7c\n", 1000)
     }
 
-    /// An empty folder of this test's own.
+    /// Creates an empty folder for one test.
     fn scratch(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("glake-paths-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);

@@ -1,12 +1,12 @@
-//! What links and paths share, from a calibration's outcomes: steps 3 to 6 of [`super::outcomes`].
+//! Ceilings that links and paths share, derived from a calibration's outcomes: steps 3 to 6 of [`super::outcomes`].
 //!
 //! ```text
-//!    a ─ b   c ─ d ─ e   f ┄ g ┄ h      pairs that share are edges; what hangs together is one group with one ceiling
+//!    a ─ b   c ─ d ─ e   f ┄ g ┄ h      sharing pairs are edges; connected links form a group with one ceiling
 //!    └───┘   └───────┘   └───┘
-//!                            └───┘      pairs that lose little have one each: a third link adds to them
+//!                            └───┘      pairs that lose little have one ceiling each: a third link adds to them
 //! ```
 //!
-//! Invariant: a ceiling is found with those in place that were found before, so that none is counted twice.
+//! Invariant: each ceiling is derived with the earlier ones in place, so that none is counted twice.
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
@@ -18,21 +18,21 @@ use super::table::{Ceiling, LinkRate, RelayRate};
 use super::trials::{Leg, Outcome, SMALL};
 use super::{Direction, Way, bytes_a_micro, float, gigabytes};
 
-/// All links share if together they take so much longer than what is known explains.
+/// Minimum ratio of measured to predicted time that proves a ceiling common to all links.
 const MORE: f64 = 1.02;
-/// One link reaches a ceiling if it gives so much of it alone.
+/// Minimum ratio of a link's own rate to a ceiling at which that link alone reaches it.
 const REACHES: f64 = 0.93;
-/// Two links that give less than this part of what both give alone have one limit, to which a third adds nothing. On servers with four GPUs
-/// pairs gave .85 to .95 of it, some in one calibration and others in the next, and four links half as much again.
+/// Ratio of the combined rate to the sum of single rates below which two links have a common limit, to which a third link adds nothing. On
+/// servers with four GPUs, pairs reached 0.85 to 0.95, varying by calibration, and four links half as much again.
 const ONE_LIMIT: f64 = 0.75;
-/// Nothing adds more than this for one more path, in microseconds: what looks like more is something else.
+/// Maximum overhead of one more path, in microseconds. A larger measurement has another cause.
 const MOST_FORK: f64 = 20.0;
 
-/// Two links that share, and what they give together.
+/// Two links that share a limit, with their combined rate.
 type Edge = (DeviceId, DeviceId, f64);
 
 impl<'a> Findings<'a> {
-    /// What each path after the second adds: how much later small copies end over all paths than over each alone.
+    /// Derives the overhead of each path after the second: the delay of small copies over all paths compared with each path alone.
     pub(super) fn find_fork(&mut self) {
         let added = |outcome: &Outcome| {
             let (stints, pipes, took) = self.measured(outcome)?;
@@ -48,7 +48,7 @@ impl<'a> Findings<'a> {
         self.paths.fork = Micros(median.clamp(0.0, MOST_FORK));
     }
 
-    /// Pairs of links that share whoever the target is.
+    /// Finds pairs of links that share a limit for any target.
     pub(super) fn find_shared_links(&mut self) {
         for direction in Direction::BOTH {
             let edges = self.pairs_that_share(direction, None);
@@ -56,7 +56,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Pairs of links, or with a target of its paths, that are clearly slower together than what is known explains, and what they give.
+    /// Returns pairs of links (for a target: of its paths) that are clearly slower together than predicted, with their combined rate.
     fn pairs_that_share(&self, direction: Direction, target: Option<DeviceId>) -> Vec<Edge> {
         let asked = |a: &Leg, b: &Leg| match target {
             None => (a.way, b.way) == (Way::Direct, Way::Direct) && a.target != b.target,
@@ -71,7 +71,7 @@ impl<'a> Findings<'a> {
         self.of(direction, 2).filter_map(edge).collect()
     }
 
-    /// Pairs of paths that share for their target only.
+    /// Finds pairs of paths that share a limit for their target only.
     pub(super) fn find_shared_relays(&mut self) {
         let targets: Vec<DeviceId> = self.paths.gpus.iter().map(|gpu| gpu.device).collect();
         for direction in Direction::BOTH {
@@ -82,8 +82,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Pairs that lose something, each something of its own, were taken for one group that shares one ceiling: where more of its links together
-    /// gave clearly more than that, each pair has one of its own.
+    /// Splits groups whose pairs each have a limit of their own: if more links of a group clearly exceed its ceiling, each pair gets one.
     pub(super) fn part_refuted_groups(&mut self) {
         let refutes = |known: &Ceiling, Outcome { trial, took }: &Outcome| {
             let through = |leg: &&Leg| {
@@ -108,7 +107,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// What all links give together.
+    /// Derives the ceiling of all links together.
     pub(super) fn find_host_ceiling(&mut self) {
         for direction in Direction::BOTH {
             let all = self.outcomes.iter().filter(|outcome| {
@@ -125,7 +124,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// What all zero-staging paths of a target give together.
+    /// Derives the ceiling of all zero-staging paths of a target together.
     pub(super) fn find_target_ceilings(&mut self) {
         let together: Vec<&Outcome> = self.all_paths(Way::ZeroStaging).collect();
         for outcome in together {
@@ -136,7 +135,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Staged relays pass everything on through their own memory: what all lose together, each loses.
+    /// Derives the slowdown of staged relays, which forward all bytes through their own memory: each bears the common loss.
     pub(super) fn slow_staged_down(&mut self) {
         let together: Vec<&Outcome> = self.all_paths(Way::Staged).collect();
         for outcome in together {
@@ -154,7 +153,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Whether a trial takes the ways that most of its target's copies will: what else there is must not speak for them.
+    /// Returns whether a trial uses the ways that most copies of its target will use; others must not stand in for them.
     fn is_main(&self, outcome: &Outcome) -> bool {
         let way = |leg: &Leg| self.main_way(leg.target, outcome.trial.direction);
         outcome.trial.legs.iter().all(|leg| leg.way == Way::Direct || leg.way == way(leg))
@@ -167,7 +166,7 @@ impl<'a> Findings<'a> {
             .filter(move |outcome| outcome.trial.direction == direction && outcome.trial.legs.len() == legs)
     }
 
-    /// Trials of all of a target's paths with large copies.
+    /// Returns the trials of all paths of a target with large copies.
     fn all_paths(&self, way: Way) -> impl Iterator<Item = &'a Outcome> + use<'a> {
         let outcomes = self.outcomes;
         outcomes.iter().filter(move |outcome| match &outcome.trial.legs[..] {
@@ -181,7 +180,7 @@ impl<'a> Findings<'a> {
         })
     }
 
-    /// A ceiling for each group of links that pairs connect: what the pairs give, on the average.
+    /// Adds a ceiling for each group of connected links: the mean of its pairs.
     fn add_groups(&mut self, direction: Direction, target: Option<DeviceId>, edges: &[Edge]) {
         let mut groups: Vec<(DeviceSet, f64, f64)> = Vec::new();
         let mut pairs: Vec<(DeviceSet, f64, f64)> = Vec::new();
@@ -214,7 +213,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// What a link gives alone, in bytes a microsecond; of one that was not measured, anything.
+    /// Returns a link's own rate in bytes per microsecond; infinite if it was not measured.
     fn link_rate(&self, link: DeviceId, direction: Direction) -> f64 {
         let is_it = |known: &&LinkRate| known.direction == direction && known.device == link;
         self.paths.links.iter().find(is_it).map_or(f64::INFINITY, |known| bytes_a_micro(known.rate))

@@ -1,9 +1,9 @@
-//! What is assumed of a server that was not calibrated.
+//! Assumed path graph of a server that was not calibrated.
 //!
 //! ```text
-//!   every GPU has a link of its own, all equal      but those behind one switch, as the system shows it, share one
-//!   where NVLink joins two, each relays the other   and not otherwise
-//!   the links of another socket                     give one target no more than one of the fastest links does
+//!   every GPU has a link of its own, all equal      GPUs behind one switch, as reported by the system, share one
+//!   NVLink peers relay for each other               no other GPUs do
+//!   all links of another socket together            give one target at most the rate of one of the fastest links
 //! ```
 
 use glake_device::DeviceId;
@@ -12,33 +12,33 @@ use glake_units::{Bandwidth, Bytes, Micros};
 use super::table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 use super::{Direction, PathGraph, Way};
 
-/// A link of which nothing is known: PCIe 4 with 16 lanes.
+/// Assumed rate of an unknown link: PCIe 4 with 16 lanes.
 const LINK: Bandwidth = Bandwidth(25.0);
-/// A native copy, besides its bytes; measured on an H200.
+/// Fixed cost of a native copy, measured on an H200.
 const NATIVE: Micros = Micros(7.7);
-/// A copy over one relay, fork and join included; measured there too: 13 with one, 16 with two, 19.5 with three.
+/// Fixed cost of a copy over one relay, fork and join included. Measured on an H200: 13 with one relay, 16 with two, 19.5 with three.
 const RELAYED: Micros = Micros(13.3);
-/// What each path after the second adds: its calls are issued after those of the others. 4.4 where lanes have to wait for the stream.
+/// Additional cost of each path after the second, whose calls are issued later. Measured: 4.4 if lanes wait for the stream.
 const FORK: Micros = Micros(3.1);
-/// The same through a buffer: the first piece has to be there before it can go on. 38 to 51 with three relays.
+/// Fixed cost of a staged copy, whose first chunk must arrive before it is forwarded. Measured: 38 to 51 with three relays.
 const STAGED: Micros = Micros(35.0);
-/// What of its link a staged relay gives: gaps between pieces.
+/// Share of its link's rate that a staged relay achieves, due to gaps between chunks.
 const STAGED_PART: f64 = 0.95;
-/// What the links of another socket give one target, or one link where that is more. Between sockets lies no PCIe link, so it
-/// is not of their kind: eight H20 give 60 GB/s beside links of 53, eight A100 more than one of their links of 24.3.
+/// Combined rate of the other socket's links for one target, or one link's rate if higher. The limit is the socket interconnect, not PCIe:
+/// eight H20 reach 60 GB/s with links of 53, eight A100 more than one of their links of 24.3.
 const FAR: Bandwidth = Bandwidth(50.0);
-/// Smaller copies go over the own link: on four H200s two paths took 0.98 to 1.19 of a native copy's time at 1 MiB, 0.82 at 2 MiB.
+/// Size below which copies use their own link. On four H200s two paths took 0.98 to 1.19 of a native copy's time at 1 MiB, 0.82 at 2 MiB.
 const BREAK_EVEN: Bytes = Bytes::kib(1536);
-/// Those of a GPU that has one relay: on an H200 two paths took 0.99 to 1.09 of a native copy's time at 1 MiB, 0.76 to 0.85 at 2 MiB.
+/// The same for a GPU with one relay: on an H200 two paths took 0.99 to 1.09 of a native copy's time at 1 MiB, 0.76 to 0.85 at 2 MiB.
 const BREAK_EVEN_OF_TWO: Bytes = Bytes::mib(2);
 
-/// The least copy that is split, however well its links do: what the call takes on the host counts too.
+/// Returns the minimum size of a split copy. It accounts for the time of the call on the host, however good the links are.
 pub(super) fn least_split(relays: usize) -> Bytes {
     if relays == 1 { BREAK_EVEN_OF_TWO } else { BREAK_EVEN }
 }
 
 impl PathGraph {
-    /// What is assumed without calibration; [`super::Observations`] refine it.
+    /// Returns the assumed path graph, which [`super::Observations`] refine.
     pub fn conservative(gpus: &[GpuLinks]) -> PathGraph {
         let rates = gpus.iter().filter_map(|gpu| gpu.link).map(|link| link.0);
         let least = rates.filter(|rate| rate.is_finite() && *rate > 0.0).reduce(f64::min);

@@ -1,4 +1,4 @@
-//! When several copies end that begin together, as a fluid through pipes; and what a pipe gives if they ended so late.
+//! Fluid model of concurrent copies: computes when copies that begin together end, and the rate of a pipe from the measured end.
 //!
 //! ```text
 //!   rate ▲            ┌─────────┐
@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::rates::{Pipe, fill};
 
-/// Bytes that begin to flow at a time, and how many at most in a microsecond.
+/// Bytes of one copy, with its start time and maximum rate per microsecond.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stint {
     pub(super) starts: f64,
@@ -20,12 +20,12 @@ pub(super) struct Stint {
     pub(super) most: f64,
 }
 
-/// Less than a byte is what rounding leaves over.
+/// Rounding threshold: less than a byte left counts as complete.
 const NOTHING: f64 = 0.5;
-/// Halvings of an interval until it is as exact as its numbers.
+/// Number of bisection steps, enough for full floating-point precision.
 const HALVINGS: usize = 60;
 
-/// When the last of them ends, in microseconds.
+/// Returns the end of the last copy, in microseconds.
 pub(super) fn ends(stints: &[Stint], pipes: &[Pipe]) -> f64 {
     let mut left: SmallVec<[f64; 16]> = stints.iter().map(|stint| stint.bytes).collect();
     let mut rates: SmallVec<[f64; 16]> = SmallVec::from_elem(0.0, stints.len());
@@ -47,7 +47,7 @@ pub(super) fn ends(stints: &[Stint], pipes: &[Pipe]) -> f64 {
     now
 }
 
-/// What the flows of `members` get together at most, if all have ended at `took` and not before.
+/// Returns the maximum combined rate of the flows `members` if the last one ended at `took`.
 pub(super) fn ceiling(stints: &[Stint], pipes: &[Pipe], members: u64, took: f64) -> f64 {
     let mut pipes: SmallVec<[Pipe; 16]> = SmallVec::from_slice(pipes);
     let (mut low, mut high) = (0.0, stints.iter().map(|stint| stint.most).sum::<f64>());

@@ -1,34 +1,33 @@
-//! Paths that were given up are tried again: what was seen of them may have been of a moment in which something else kept the links busy,
-//! and copies that no longer take them say nothing of them.
+//! Periodic retries of multi-link paths that were given up. The links may only have been busy at the time, and unused paths yield no
+//! timings.
 //!
 //! ```text
-//!   own link alone ── 16 GiB ─► attempt: over all ─┬─ they gain nothing, or nobody can tell ─► own link alone ── 32 GiB ─► attempt ...
-//!                                                └─ they gain ─► over all
+//!   own link only ── 16 GiB ─► attempt: all links ─┬─ no gain, or inconclusive ─► own link only ── 32 GiB ─► attempt ...
+//!                                                └─ gain ─► all links
 //! ```
 //!
-//! By target and direction. Invariant: an attempt ends.
+//! State is kept per target and direction. Invariant: every attempt ends.
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
 use super::{Ceiling, Direction, MOST_GPUS, PathGraph, Paths};
 
-/// After so many bytes over the own link alone they are tried again.
+/// Bytes over the own link before the first retry.
 const FIRST: Bytes = Bytes::gib(16);
-/// After twice as many each time, up to these.
+/// Upper bound of the retry interval, which doubles each time.
 const LAST: Bytes = Bytes::gib(256);
-/// So much is seen of an attempt in copies that are timed, or they gain: what gains nothing is seen after a quarter of it.
+/// Bytes of timed copies after which an attempt succeeds. Paths without a gain are rejected after about a quarter of this.
 const ENOUGH: Bytes = Bytes::gib(1);
-/// So much is copied in an attempt until it is judged by what was seen, however little: one copy in four is timed at best, of training's one
-/// in some hundred.
+/// Maximum bytes copied in an attempt before it is decided on the timings so far: at best 1 copy in 4 is timed, in training about 1 in 100.
 const MOST: Bytes = Bytes::gib(8);
 
-/// What is copied over the own link alone, and what is tried.
+/// Retry state of all targets and directions.
 #[derive(Debug)]
 pub(crate) struct GivenUp {
-    /// What was assumed before copies refined it.
+    /// Initial graph, before timings refined it.
     assumed: PathGraph,
-    /// By target and direction.
+    /// Indexed by target, then direction.
     places: Vec<[Place; 2]>,
 }
 
@@ -41,10 +40,10 @@ struct Place {
 
 #[derive(Debug)]
 struct Attempt {
-    /// What held, and holds again if it comes to nothing.
+    /// Graph to restore if the attempt fails.
     before: PathGraph,
     copied: Bytes,
-    /// In copies that were timed, and of that in those that gained.
+    /// Bytes of timed copies, and of the faster ones among them.
     seen: Bytes,
     gained: Bytes,
 }
@@ -56,18 +55,18 @@ impl Default for Place {
 }
 
 impl GivenUp {
-    /// Of a graph that nothing was seen of yet.
+    /// Creates the state for an initial graph.
     pub(crate) fn new(assumed: PathGraph) -> GivenUp {
         GivenUp { assumed, places: (0..MOST_GPUS).map(|_| Default::default()).collect() }
     }
 
-    /// Whether something is tried.
+    /// Returns whether any attempt is in progress.
     pub(crate) fn is_on(&self) -> bool {
         self.places.iter().flatten().any(|place| place.attempt.is_some())
     }
 
-    /// So many bytes of a target's memory went over its own link alone by a graph, which nothing but the graph was the reason of. The graph to
-    /// try, once that was enough.
+    /// Records a copy that used only the target's own link because `graph` chose so. Returns the graph to try once the retry interval is
+    /// reached.
     pub(crate) fn alone(
         &mut self,
         graph: &PathGraph,
@@ -98,7 +97,7 @@ impl GivenUp {
         Some(tried)
     }
 
-    /// So many bytes went over several links. The graph that holds again, where that is an attempt of which nobody can tell.
+    /// Records a copy over several links. Returns the graph to restore if this ends an attempt without a measured gain.
     pub(crate) fn split(
         &mut self,
         graph: &PathGraph,
@@ -120,7 +119,7 @@ impl GivenUp {
         PathGraph::new(with_paths_of(graph.paths(), before.paths(), target, direction)).ok()
     }
 
-    /// A copy over several links was timed, and they were not given up; whether it took less than it would have over the own one.
+    /// Records a timed copy over several links. `gains`: it was faster than the own link alone would have been.
     pub(crate) fn seen(&mut self, target: DeviceId, direction: Direction, size: Bytes, gains: bool) {
         let Some(place) = of(&mut self.places, target, direction) else { return };
         if let Some(attempt) = &mut place.attempt {
@@ -135,7 +134,7 @@ fn of(places: &mut [[Place; 2]], target: DeviceId, direction: Direction) -> Opti
     places.get_mut(usize::try_from(target.0).ok()?)?.get_mut(direction.index())
 }
 
-/// Paths with those of others of a target in a direction.
+/// Returns `now` with the paths of one target and direction from `others`.
 fn with_paths_of(now: &Paths, others: &Paths, target: DeviceId, direction: Direction) -> Paths {
     let rate = |paths: &Paths, link| {
         let found = paths.links.iter().find(|known| (known.device, known.direction) == (link, direction));
@@ -169,7 +168,7 @@ mod tests {
     const WAY: Direction = Direction::FromGpu;
     const GIB: Bytes = Bytes::gib(1);
 
-    /// Of two GPUs that are joined, and a third that is not.
+    /// Returns two GPUs connected by NVLink and a third without peers.
     fn assumed() -> PathGraph {
         let gpu = |id: u32| GpuLinks {
             device: DeviceId(id),
@@ -183,7 +182,7 @@ mod tests {
         PathGraph::conservative(&(0..3).map(gpu).collect::<Vec<_>>())
     }
 
-    /// The same without relays, and with links that were seen to give half.
+    /// Returns the same without relays, with links at half their rate.
     fn without_relays() -> PathGraph {
         let mut paths = assumed().paths().clone();
         paths.relays.clear();
@@ -195,7 +194,7 @@ mod tests {
         graph.rates(target, WAY).skip(1).map(|path| path.rate.0).collect()
     }
 
-    /// How many GiB over the own link it takes until paths are tried again, and the graph by which they are.
+    /// Returns the GiB over the own link until a retry, and the graph it tries.
     fn until_tried(given_up: &mut GivenUp, target: DeviceId) -> Option<(usize, PathGraph)> {
         let graph = without_relays();
         (1..1000).find_map(|count| Some((count, given_up.alone(&graph, target, WAY, GIB)?)))
@@ -215,7 +214,7 @@ mod tests {
         assert!(given_up.alone(&without_relays(), GPU, Direction::ToGpu, FIRST).is_some());
     }
 
-    /// In training one copy in some hundred is alone.
+    /// In training, about one copy in a hundred runs alone and can be timed.
     #[test]
     fn few_copies_that_are_timed_are_enough_where_most_are_not() {
         for (gains, stays) in [([true, true], true), ([false, true], false), ([false, false], false)] {

@@ -1,4 +1,4 @@
-//! What other copies have in flight.
+//! Bytes in flight of other copies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,9 +7,9 @@ use glake_units::Bytes;
 
 use super::{Direction, MOST_GPUS};
 
-/// Bytes in flight, by target, link and direction. Counters only: whoever enqueues adds, whoever sees the end takes away.
+/// Bytes in flight by target, link and direction. Enqueuing adds to the counters, completion subtracts.
 ///
-/// Invariant: the bytes of a link are the sum of its targets' once nobody is in the midst of adding.
+/// Invariant: the bytes of a link are the sum over its targets, except while a thread updates both.
 #[derive(Debug, Default)]
 pub struct Load {
     links: [[AtomicU64; 2]; MOST_GPUS],
@@ -17,19 +17,19 @@ pub struct Load {
 }
 
 impl Load {
-    /// Nothing in flight.
+    /// Creates empty counters.
     pub fn new() -> Self {
         Load::default()
     }
 
-    /// `size` more bytes of `target` over the link of `relay`.
+    /// Adds `size` bytes of `target` on the link of `relay`.
     pub fn begin(&self, target: DeviceId, relay: DeviceId, direction: Direction, size: Bytes) {
         for counter in self.counters(target, relay, direction).into_iter().flatten() {
             counter.fetch_add(size.get(), Ordering::Relaxed);
         }
     }
 
-    /// `size` bytes have arrived; those that never began are not counted below nothing.
+    /// Removes `size` completed bytes; the counters saturate at zero.
     pub fn end(&self, target: DeviceId, relay: DeviceId, direction: Direction, size: Bytes) {
         for counter in self.counters(target, relay, direction).into_iter().flatten() {
             let less = |bytes: u64| Some(bytes.saturating_sub(size.get()));
@@ -38,13 +38,13 @@ impl Load {
         }
     }
 
-    /// What is in flight over the link of `relay`.
+    /// Returns the bytes in flight on the link of `relay`.
     pub fn link(&self, relay: DeviceId, direction: Direction) -> Bytes {
         let bytes = usize::try_from(relay.0).ok().and_then(|relay| self.links.get(relay));
         Bytes::new(bytes.map_or(0, |link| link[direction.index()].load(Ordering::Relaxed)))
     }
 
-    /// What of that is for `target`.
+    /// Returns those of them that belong to `target`.
     pub fn target(&self, target: DeviceId, relay: DeviceId, direction: Direction) -> Bytes {
         let [_, of_target] = self.counters(target, relay, direction);
         Bytes::new(of_target.map_or(0, |bytes| bytes.load(Ordering::Relaxed)))

@@ -1,4 +1,4 @@
-//! What the server's links give, and which part of a copy goes over which of them.
+//! Path graph: link rates, ceilings, and the division of a copy among links.
 //!
 //! ```text
 //!              host memory                 ceilings: what links give together,
@@ -41,10 +41,10 @@ pub(crate) use split::{LEAST_STAGED, MANY_RELAYS};
 pub use table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 pub use way::{Direction, PathRate, Way};
 
-/// GPUs past this many are no part of a graph: their copies go over their own links.
+/// Maximum number of GPUs in a graph. Copies of further GPUs use their own links.
 pub const MOST_GPUS: usize = 16;
 
-/// 1 GB/s is 1000 bytes a microsecond.
+/// Bytes per microsecond at 1 GB/s.
 const GIGABYTE: f64 = 1000.0;
 
 fn bytes_a_micro(rate: Bandwidth) -> f64 {
@@ -55,18 +55,18 @@ fn gigabytes(bytes_a_micro: f64) -> Bandwidth {
     Bandwidth(bytes_a_micro / GIGABYTE)
 }
 
-/// Bytes as a number to reckon with; exact up to 2^53, far above any copy.
+/// Converts bytes to a float; exact up to 2^53, far above any copy.
 fn float(bytes: Bytes) -> f64 {
     bytes.get() as f64
 }
 
-/// The whole part, 0 where it is below.
+/// Returns the integer part, or 0 for a negative number.
 #[allow(clippy::cast_possible_truncation)]
 fn whole(number: f64) -> u64 {
     number as u64
 }
 
-/// The multiple of [`GRAIN`] nearest to so many bytes.
+/// Rounds bytes to the nearest multiple of [`GRAIN`].
 fn grains(bytes: f64) -> Bytes {
     let grain = float(GRAIN);
     Bytes::new(whole((bytes / grain).round()).saturating_mul(GRAIN.get()))

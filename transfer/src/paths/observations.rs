@@ -1,16 +1,16 @@
-//! What copies took that were made anyway: whether the graph still says the truth, and what is truer where it was assumed.
+//! Observed times of the program's own copies, which reveal stale graphs and refine assumed ones.
 //!
 //! ```text
-//!   one part:       took ─► its link
-//!   several parts:  took ─► what they give together, and what that gains over a native copy
+//!   one part:       time ─► its link
+//!   several parts:  time ─► their combined rate, and the gain over a native copy
 //!
 //!   Observations ─┬► refined: rates and ways of a graph that was only assumed
-//!                 └► stale:   a graph that was measured, on a server that has changed
+//!                 └► stale:   a measured graph, on a server that has changed
 //! ```
 //!
-//! Everything is observed as a ratio to what was predicted, averaged with weights that fall off by half about every
-//! 180 MiB. Time and bytes are arguments. Only copies beside which nothing else was in flight say something: the caller
-//! leaves out the others.
+//! Observations are ratios to the prediction, averaged with weights that halve about every 180 MiB. Time and bytes are arguments. Only
+//! copies
+//! that ran alone are meaningful: the caller leaves out the others.
 
 use glake_device::DeviceId;
 use glake_units::{Bandwidth, Bytes, Micros};
@@ -19,24 +19,24 @@ use super::shares::Shares;
 use super::table::{Ceiling, Paths, RelayRate};
 use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes};
 
-/// The memory of an average: after so many bytes, what was before counts for a part in e.
+/// Averaging window: older samples are weighted by 1/e after this many bytes.
 const WINDOW: Bytes = Bytes::mib(256);
-/// Less says more about latency than about rates.
+/// Minimum copy size. Smaller copies reveal latency rather than rates.
 const LEAST: Bytes = Bytes::mib(2);
-/// A graph is stale where a link gives so much more or less than it says.
+/// Relative deviation of a link from the graph that makes the graph stale.
 const DRIFT: f64 = 0.2;
-/// So much must have been seen before.
+/// Bytes that must be observed before a graph is declared stale.
 const SURE: Bytes = Bytes::gib(1);
-/// An assumed graph is worth changing for this.
+/// Relative deviation for which an assumed graph is changed.
 const WORTH: f64 = 0.05;
-/// So much must have been seen before that.
+/// Bytes that must be observed before an assumed graph is changed.
 const LIKELY: Bytes = Bytes::mib(256);
-/// Nothing counts as further off.
+/// Upper bound of a single ratio.
 const FAR: f64 = 10.0;
-/// Relays that gain less than this are none.
+/// Minimum gain over a native copy; relays below it are dropped.
 const GAIN: f64 = 1.02;
 
-/// An average of ratios, weighted by bytes, that begins at one.
+/// Average of ratios, weighted by bytes, with initial value 1.
 #[derive(Clone, Copy, Debug)]
 struct Average {
     ratio: f64,
@@ -58,20 +58,20 @@ impl Average {
         }
     }
 
-    /// How far off it is, once so many bytes were seen.
+    /// Returns the deviation from 1, or 0 until `after` bytes were observed.
     fn off(&self, after: Bytes) -> f64 {
         if self.bytes < after { 0.0 } else { (self.ratio - 1.0).abs() }
     }
 }
 
-/// What was seen of a target's copies over several paths.
+/// Observations of a target's copies over several paths.
 #[derive(Clone, Copy, Debug)]
 struct Beside {
-    /// What they gave, of what was predicted.
+    /// Ratio of the measured to the predicted combined rate.
     together: Average,
-    /// How many bytes a microsecond were predicted of the largest such copy.
+    /// Predicted rate of the largest such copy, in bytes per microsecond.
     predicted: f64,
-    /// What they gained over a native copy, by way: zero-staging, staged. Relays are trusted until they were seen.
+    /// Gain over a native copy, by way: zero-staging, staged. Relays count as useful until observed.
     gains: [Average; 2],
 }
 
@@ -82,12 +82,12 @@ impl Default for Beside {
     }
 }
 
-/// What was seen of the copies of one graph.
+/// Observations of the copies of one graph.
 #[derive(Clone, Debug)]
 pub struct Observations {
-    /// By link and direction: what it gave, of what was predicted.
+    /// Ratio of the measured to the predicted rate, by link and direction.
     links: Vec<[Average; 2]>,
-    /// By target and direction.
+    /// Indexed by target and direction.
     targets: Vec<[Beside; 2]>,
 }
 
@@ -101,19 +101,19 @@ impl Default for Observations {
 }
 
 impl Observations {
-    /// Nothing seen.
+    /// Creates an empty set of observations.
     pub fn new() -> Observations {
         Observations::default()
     }
 
-    /// Nothing was seen of what a target's paths give together.
+    /// Discards the observations of a target's combined paths.
     pub fn forget(&mut self, target: DeviceId, direction: Direction) {
         if let Some(beside) = self.target(target, direction) {
             *beside = Beside::default();
         }
     }
 
-    /// A copy took so long from its fork to its join, and nothing else was in flight.
+    /// Records the time of a copy from fork to join, with nothing else in flight.
     pub fn note_copy(&mut self, target: DeviceId, direction: Direction, shares: &Shares, took: Micros) {
         let size: Bytes = shares.iter().map(|share| share.size).sum();
         let ratio = shares.predicted().0 / took.0;
@@ -133,16 +133,15 @@ impl Observations {
         }
     }
 
-    /// Whether a link, or all together, give 20 % more or less than the graph says, or relays gain nothing: time to
-    /// calibrate again.
+    /// Returns whether a link, or all together, deviate by 20 % from the graph, or relays gain nothing: calibrate again.
     pub fn is_stale(&self) -> bool {
         let together = self.targets.iter().flatten().map(|beside| &beside.together);
         let drifted = self.links.iter().flatten().chain(together).any(|average| average.off(SURE) > DRIFT);
         drifted || self.gains().any(is_lost)
     }
 
-    /// The graph with what was seen, where that is worth it; what was seen of it is then forgotten. A graph that was
-    /// measured is not changed: it holds, or it is stale.
+    /// Returns the graph refined by the observations if it deviates enough, and discards them. A measured graph is never changed: it is
+    /// valid or stale.
     pub fn refine(&mut self, graph: &PathGraph) -> Option<PathGraph> {
         let together = self.targets.iter().flatten().map(|beside| &beside.together);
         let seen = self.links.iter().flatten().chain(together).any(is_worth) || self.gains().any(is_lost);
@@ -175,14 +174,14 @@ impl Observations {
         Some(refined)
     }
 
-    /// Whether its kind was seen to gain nothing for its target.
+    /// Returns whether relays of this kind were observed to gain nothing for their target.
     fn is_useless(&self, relay: &RelayRate) -> bool {
         let beside = index(relay.target).and_then(|target| self.targets.get(target));
         let way = usize::from(relay.way == Way::Staged);
         beside.is_some_and(|beside| is_lost(&beside[relay.direction.index()].gains[way]))
     }
 
-    /// A ceiling over all links for each target whose paths together gave something else than was predicted.
+    /// Sets a ceiling over all links for each target whose combined rate differs from the prediction.
     fn set_ceilings(&self, paths: &mut Paths) {
         let all: Vec<DeviceId> = paths.gpus.iter().map(|gpu| gpu.device).collect();
         for ((target, beside), direction) in (0_u32..).map(DeviceId).zip(&self.targets).flat_map(each) {
@@ -213,12 +212,12 @@ impl Observations {
     }
 }
 
-/// Both directions of something.
+/// Pairs both directions with the values in `of`.
 fn each<T: Copy>(of: T) -> [(T, Direction); 2] {
     Direction::BOTH.map(|direction| (of, direction))
 }
 
-/// Whether an assumed graph is worth changing for it.
+/// Returns whether an assumed graph should be changed for this average.
 fn is_worth(average: &Average) -> bool {
     average.off(LIKELY) > WORTH
 }

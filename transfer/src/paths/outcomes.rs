@@ -1,4 +1,4 @@
-//! What a calibration's outcomes say of the server: ways, rates, latencies, and what is shared.
+//! Derivation of a path graph from a calibration's outcomes: ways, rates, latencies and shared limits.
 //!
 //! ```text
 //!   1 each path alone, small and large  ─► latency and rate of links and relays
@@ -29,17 +29,17 @@ use super::trials::{Leg, Outcome, SMALL};
 use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes, grains};
 use crate::TransferError;
 
-/// A way is one if own link and relay together give so much more than the own link.
+/// Minimum ratio of the combined rate of own link and relay to the own link's, for the relay to count as a way.
 const HELPS: f64 = 1.1;
-/// Two links share if together they take so much longer than apart.
+/// Minimum ratio of combined to separate time of two links that share a limit.
 pub(super) const SHARES: f64 = 1.1;
-/// The sizes between which the break-even lies, and its steps.
+/// Range and step of the search for the break-even size.
 const EVEN: (Bytes, Bytes, Bytes) = (Bytes::mib(1), Bytes::mib(64), Bytes::kib(256));
-/// There a split copy takes this part of a native one's time at most: latencies scatter more than rates.
+/// Maximum ratio of split to native time at the break-even size: latencies vary more than rates.
 const CLEARLY: f64 = 0.92;
 
 impl PathGraph {
-    /// The graph that the outcomes of [`super::trials`] show, of all steps together.
+    /// Derives the graph from the outcomes of all steps of [`super::trials`].
     pub fn from_outcomes(gpus: &[GpuLinks], outcomes: &[Outcome]) -> Result<PathGraph, TransferError> {
         let mut found = Findings::shared(gpus, outcomes);
         found.find_fork();
@@ -59,7 +59,7 @@ impl PathGraph {
     }
 }
 
-/// What is known so far.
+/// Findings so far.
 #[derive(Debug)]
 pub(super) struct Findings<'a> {
     pub(super) paths: Paths,
@@ -67,7 +67,7 @@ pub(super) struct Findings<'a> {
 }
 
 impl<'a> Findings<'a> {
-    /// What each path gives alone, and which of them are ways at all.
+    /// Derives each path's own rate, and which relays are useful ways.
     pub(super) fn ways(gpus: &[GpuLinks], outcomes: &'a [Outcome]) -> Findings<'a> {
         let paths = Paths {
             calibrated: true,
@@ -102,7 +102,7 @@ impl<'a> Findings<'a> {
         found
     }
 
-    /// And which of them share something.
+    /// Derives the shared limits in addition.
     pub(super) fn shared(gpus: &[GpuLinks], outcomes: &'a [Outcome]) -> Findings<'a> {
         let mut found = Findings::ways(gpus, outcomes);
         found.find_shared_links();
@@ -110,7 +110,7 @@ impl<'a> Findings<'a> {
         found
     }
 
-    /// A leg of a way that is known, of the size that takes as long as `size` on the fastest link.
+    /// Returns a leg of a known way, sized to take as long as `size` on the fastest link.
     pub(super) fn leg(
         &self,
         target: DeviceId,
@@ -125,7 +125,7 @@ impl<'a> Findings<'a> {
         Some(Leg { size: part(size, rate.0 / fastest), ..leg })
     }
 
-    /// The legs with sizes that all take as long as `size` on the fastest link, at what they give beside each other.
+    /// Sizes legs so that all take as long as `size` on the fastest link, at their rates next to each other.
     pub(super) fn in_step(&self, direction: Direction, mut legs: Vec<Leg>, size: Bytes) -> Vec<Leg> {
         let Some((stints, pipes)) = self.fluid(direction, &legs) else { return legs };
         let fastest = self.paths.links.iter().map(|link| bytes_a_micro(link.rate)).fold(0.0, f64::max);
@@ -138,7 +138,7 @@ impl<'a> Findings<'a> {
         legs
     }
 
-    /// Zero-staging where any relay of the target serves so, else staged.
+    /// Returns zero-staging if any relay of the target supports it, otherwise staged.
     pub(super) fn main_way(&self, target: DeviceId, direction: Direction) -> Way {
         let zero_staging = |relay: &RelayRate| {
             (relay.target, relay.direction, relay.way) == (target, direction, Way::ZeroStaging)
@@ -146,12 +146,12 @@ impl<'a> Findings<'a> {
         if self.paths.relays.iter().any(zero_staging) { Way::ZeroStaging } else { Way::Staged }
     }
 
-    /// What the slowest link gives, in bytes a microsecond.
+    /// Returns the rate of the slowest link in bytes per microsecond.
     pub(super) fn slowest(&self) -> Option<f64> {
         self.paths.links.iter().map(|link| bytes_a_micro(link.rate)).reduce(f64::min)
     }
 
-    /// Each path that was measured alone, once.
+    /// Returns each path that was measured alone, once.
     fn alone(&self) -> Vec<(Direction, Leg)> {
         let mut alone: Vec<(Direction, Leg)> = Vec::new();
         for outcome in self.outcomes {
@@ -165,7 +165,7 @@ impl<'a> Findings<'a> {
         alone
     }
 
-    /// Rate and latency by the line through the smallest and the largest copy.
+    /// Fits rate and latency by a line through the smallest and the largest copy.
     fn fit(&self, direction: Direction, of: &Leg) -> Option<(Bandwidth, Micros)> {
         let mut points: Vec<(f64, f64)> = self
             .outcomes
@@ -191,7 +191,7 @@ impl<'a> Findings<'a> {
         Some((gigabytes(large.0 / large.1), Micros(0.0)))
     }
 
-    /// Whether own link and relay together give clearly more than the own link.
+    /// Returns whether own link and relay together are clearly faster than the own link.
     fn helps(&self, relay: &RelayRate) -> bool {
         let beside = self.outcomes.iter().find(|outcome| {
             let of_relay = |leg: &Leg| (leg.target, leg.relay, leg.way) == (relay.target, relay.relay, relay.way);
@@ -211,22 +211,21 @@ impl<'a> Findings<'a> {
         together >= HELPS * bytes_a_micro(own.rate)
     }
 
-    /// What the legs of a trial give together, where that is what held them up: they took `late` times longer than all
-    /// that is known explains.
+    /// Returns the combined rate of a trial's legs if it limited them, that is, if they took more than `late` times the predicted time.
     pub(super) fn together(&self, outcome: &Outcome, late: f64) -> Option<f64> {
         let (stints, pipes, took) = self.measured(outcome)?;
         let all = (1_u64 << stints.len()) - 1;
         (took > late * ends(&stints, &pipes)).then(|| ceiling(&stints, &pipes, all, took))
     }
 
-    /// A trial as a fluid, and what it took; nothing where that is no time.
+    /// Converts a trial to the fluid model, with its measured time; `None` if that is not a valid time.
     pub(super) fn measured(&self, outcome: &Outcome) -> Option<(Vec<Stint>, Vec<Pipe>, f64)> {
         let took = Some(outcome.took.0).filter(|took| took.is_finite() && *took > 0.0)?;
         let (stints, pipes) = self.fluid(outcome.trial.direction, &outcome.trial.legs)?;
         Some((stints, pipes, took))
     }
 
-    /// Legs as a fluid, with the ceilings that are known; nothing where a leg's path is not.
+    /// Converts legs to the fluid model with the known ceilings; `None` if a leg's path is unknown.
     fn fluid(&self, direction: Direction, legs: &[Leg]) -> Option<(Vec<Stint>, Vec<Pipe>)> {
         let first = legs.first().filter(|_| legs.len() <= MOST_GPUS)?;
         let forks = f64::from(u32::try_from(legs.len().saturating_sub(2)).ok()?) * self.paths.fork.0;
@@ -273,12 +272,12 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// A part of a size, of use to a trial.
+/// Returns a part of a size, large enough for a trial.
 fn part(size: Bytes, part: f64) -> Bytes {
     grains(float(size) * part).min(size).max(SMALL)
 }
 
-/// The least size at which a split copy is clearly faster, of a graph that splits wherever its figures say so.
+/// Returns the minimum size at which a split copy is clearly faster, for a graph without a break-even size.
 fn break_even(graph: &PathGraph, link: &LinkRate) -> Bytes {
     let (least, most, step) = EVEN;
     let load = Load::new();

@@ -1,6 +1,6 @@
-//! The graph that the splitter asks: [`Paths`], checked and laid out by target and direction.
+//! Path graph used by the splitter: validated [`Paths`], indexed by target and direction.
 //!
-//! Invariant: every target is listed and below [`MOST_GPUS`]; every rate is above 0, every latency not below it.
+//! Invariant: every target is listed and below [`MOST_GPUS`]; every rate is positive, every latency non-negative.
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
@@ -12,23 +12,23 @@ use super::target::{Busy, Lane, Limit, Table, Target};
 use super::{Direction, Load, MOST_GPUS, PathRate, Way, bytes_a_micro};
 use crate::TransferError;
 
-/// Copies to the host below this go to its caches first: on four H200s 16 MiB arrived at 190 GB/s, much more at 140 to 160.
+/// Size below which copies to the host land in its caches: on four H200s 16 MiB arrived at 190 GB/s, larger copies at 140 to 160.
 const BURST: Bytes = Bytes::mib(16);
 
-/// What a server's links give to each target, with what they share.
+/// Rates of a server's links for each target, with shared ceilings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Paths", into = "Paths")]
 pub struct PathGraph {
     paths: Paths,
     targets: Vec<[Option<Target>; 2]>,
-    /// Of copies to the host that are over before its memory is asked: what all links share there does not bind them.
+    /// Targets for copies to the host below [`BURST`], which the ceiling of host memory does not limit.
     bursts: Vec<Option<Target>>,
-    /// What each link gives by itself, by device and direction; nothing where that is not known.
+    /// Own rate of each link, by device and direction; 0 if unknown.
     links: Vec<[f64; 2]>,
 }
 
 impl PathGraph {
-    /// Lays out what is known; refuses figures that no link has. GPUs past [`MOST_GPUS`] are no part of the graph.
+    /// Validates and indexes link data. GPUs beyond [`MOST_GPUS`] are left out.
     pub fn new(paths: Paths) -> Result<PathGraph, TransferError> {
         check(&paths)?;
         let mut links = vec![[0.0; 2]; MOST_GPUS];
@@ -51,7 +51,7 @@ impl PathGraph {
         Ok(PathGraph { paths, targets, bursts, links })
     }
 
-    /// Nothing is known: every copy goes over its target's own link.
+    /// Creates a graph without links: every copy uses its target's own link.
     pub fn empty() -> PathGraph {
         let paths = Paths {
             calibrated: false,
@@ -64,22 +64,22 @@ impl PathGraph {
         PathGraph { paths, targets: Vec::new(), bursts: Vec::new(), links: Vec::new() }
     }
 
-    /// What it was made from.
+    /// Returns the data the graph was created from.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// Whether it was measured, and not assumed.
+    /// Returns whether the graph was measured rather than assumed.
     pub fn is_calibrated(&self) -> bool {
         self.paths.calibrated
     }
 
-    /// What each path of a target gives alone, its own link first.
+    /// Returns the own rate of each path of a target, its own link first.
     pub fn rates(&self, target: DeviceId, direction: Direction) -> impl Iterator<Item = PathRate> {
         self.target(target, direction).into_iter().flat_map(Target::rates)
     }
 
-    /// What all paths of a target give together, where all relays may touch the memory.
+    /// Returns the combined rate of all paths of a target if all relays can access the memory.
     pub fn together(&self, target: DeviceId, direction: Direction) -> Bandwidth {
         let Some(target) = self.target(target, direction) else { return Bandwidth(0.0) };
         let mut lanes = target.lanes(DeviceSet::ALL, DeviceSet::ALL);
@@ -87,12 +87,12 @@ impl PathGraph {
         super::gigabytes(lanes.iter().map(|lane| lane.rate).sum())
     }
 
-    /// The least copy of a target's memory that is split; `None` where the target is not known.
+    /// Returns the minimum size of a split copy of a target's memory; `None` if the target is unknown.
     pub fn break_even(&self, target: DeviceId, direction: Direction) -> Option<Bytes> {
         self.target(target, direction).map(|target| target.break_even)
     }
 
-    /// What a copy of this size may take.
+    /// Returns the paths for a copy of this size.
     pub(super) fn target_of(&self, device: DeviceId, direction: Direction, size: Bytes) -> Option<&Target> {
         match direction {
             Direction::FromGpu if size < BURST => self.bursts.get(index(device)?)?.as_ref(),
@@ -104,7 +104,7 @@ impl PathGraph {
         self.targets.get(index(device)?)?[direction.index()].as_ref()
     }
 
-    /// What other copies have in flight, on the links where that is anything.
+    /// Returns the bytes in flight of other copies, for the busy links.
     pub(super) fn busy(
         &self,
         target: DeviceId,
@@ -190,7 +190,7 @@ fn lane(relay: DeviceId, way: Way, rate: Bandwidth, latency: Micros) -> Lane {
     Lane { relay, way, most, latency: latency.0, rate: most }
 }
 
-/// Refuses what would make the arithmetic meaningless.
+/// Rejects figures that would make the arithmetic meaningless.
 fn check(paths: &Paths) -> Result<(), TransferError> {
     let known = |device: DeviceId| match paths.gpus.iter().any(|gpu| gpu.device == device) {
         true => Ok(()),

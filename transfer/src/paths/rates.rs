@@ -1,4 +1,4 @@
-//! What each of several flows gets where they share pipes: max-min fair, by progressive filling.
+//! Rates of flows that share pipes: max-min fairness by progressive filling.
 //!
 //! ```text
 //!   level ▲
@@ -13,19 +13,19 @@
 //! Invariants of what is filled: no flow is above its demand, no pipe above its rate (but for rounding), and a flow that
 //! gets less than its demand goes through a full pipe in which no other flow gets more.
 
-/// A pipe and who goes through it.
+/// Pipe and its flows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pipe {
-    /// The flows, a bit each by their index.
+    /// Flows, as a bit set of indices.
     pub(super) flows: u64,
-    /// What it carries.
+    /// Capacity of the pipe.
     pub(super) rate: f64,
 }
 
-/// What counts as equal: a part in 10^12, far above rounding and far below what anyone measures.
+/// Relative tolerance for equality: 10^-12, far above rounding errors and far below measurable differences.
 const EVEN: f64 = 1.0 + 1e-12;
 
-/// Fills `rates` with what each flow gets, of its demand and through the pipes. At most 64 flows.
+/// Computes the rate of each flow from its demand and the pipes. At most 64 flows.
 pub(super) fn fill(demands: &[f64], pipes: &[Pipe], rates: &mut [f64]) {
     let mut open: u64 = 0;
     let known = u64::MAX.checked_shr(64 - u32::try_from(demands.len()).unwrap_or(64)).unwrap_or(0);
@@ -61,7 +61,7 @@ pub(super) fn fill(demands: &[f64], pipes: &[Pipe], rates: &mut [f64]) {
     }
 }
 
-/// The bits that are set.
+/// Iterates over the set bits.
 fn each(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lowest = (bits != 0).then(|| bits.trailing_zeros())?;

@@ -1,4 +1,4 @@
-//! What is asked of the splitter, and what it answers.
+//! Input and output of the splitter.
 
 use std::ops::Deref;
 
@@ -9,73 +9,73 @@ use smallvec::SmallVec;
 
 use super::{Direction, Load, Way};
 
-/// A copy to be split.
+/// Copy to be split.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// The GPU whose memory it is.
+    /// GPU whose memory is copied.
     pub target: DeviceId,
-    /// Which way the bytes go.
+    /// Direction of the copy.
     pub direction: Direction,
-    /// How many.
+    /// Size of the copy.
     pub size: Bytes,
-    /// Relays that may touch the memory from their own streams.
+    /// Relays that can access the memory from their own streams.
     pub zero_staging: DeviceSet,
-    /// Relays with buffers free.
+    /// Relays with free buffers.
     pub staged: DeviceSet,
-    /// What other copies have in flight. Copies that this one comes after anyway, on its own stream, are better left out.
+    /// Bytes in flight of other copies, without those of the same stream that precede this copy anyway.
     pub load: &'a Load,
-    /// How many other GPUs' copies will want the same relays before this one is done.
+    /// Number of other GPUs whose copies are expected to use the same relays before this copy completes.
     pub expected: u32,
 }
 
-/// A part of a copy.
+/// Part of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Whose link; the target for its own.
+    /// GPU whose link is used; the target itself for its own link.
     pub relay: DeviceId,
-    /// Which way it takes.
+    /// Method by which the relay passes the bytes on.
     pub way: Way,
-    /// Where it begins.
+    /// Offset within the copy.
     pub offset: Bytes,
-    /// How long it is.
+    /// Size of the part.
     pub size: Bytes,
 }
 
 impl Share {
-    /// What of it lies behind its first bytes; `None`: nothing does.
+    /// Returns the part after the first `sent` bytes; `None` if nothing remains.
     pub(crate) fn behind(self, sent: Bytes) -> Option<Share> {
         let size = self.size.saturating_sub(sent);
         (!size.is_zero()).then_some(Share { offset: self.offset.saturating_add(sent), size, ..self })
     }
 }
 
-/// The parts of a copy, in the order of their offsets: they cover it once, and begin at multiples of 4 KiB.
+/// Parts of a copy in the order of their offsets. They cover it exactly and begin at multiples of 4 KiB.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
     pub(super) shares: SmallVec<[Share; 8]>,
-    /// In GB/s, beside each other.
+    /// Predicted rates in GB/s while all parts are in flight.
     pub(super) rates: SmallVec<[f64; 8]>,
     pub(super) predicted: Micros,
     pub(super) direct: Micros,
 }
 
 impl Shares {
-    /// When all of them should have arrived, counted from the fork.
+    /// Returns the predicted time from the fork until all parts have arrived.
     pub fn predicted(&self) -> Micros {
         self.predicted
     }
 
-    /// When one native copy over the target's own link should have; nothing where the copy was too small to ask.
+    /// Returns the predicted time of one native copy over the target's own link; 0 if the copy was too small for a prediction.
     pub fn direct(&self) -> Micros {
         self.direct
     }
 
-    /// What the path of a share should give beside the others, once its bytes flow; nothing where there is no such share.
+    /// Returns the predicted rate of a share while all are in flight; 0 if the share does not exist.
     pub fn rate(&self, share: usize) -> Bandwidth {
         Bandwidth(self.rates.get(share).copied().unwrap_or(0.0))
     }
 
-    /// All of it over the target's own link.
+    /// Returns one share over the target's own link.
     pub(super) fn native(ask: &Ask<'_>, rate: Bandwidth, took: Micros) -> Shares {
         let share = Share { relay: ask.target, way: Way::Direct, offset: Bytes::ZERO, size: ask.size };
         let (shares, rates) = (SmallVec::from_iter([share]), SmallVec::from_iter([rate.0]));

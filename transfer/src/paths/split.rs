@@ -1,4 +1,4 @@
-//! Which part of a copy goes over which path: pure, the same for the same question, without heap for eight paths.
+//! Division of a copy among paths. Pure, deterministic, and free of heap allocations for up to eight paths.
 //!
 //! ```text
 //!   own link   ──latency──┤███████████████████████████┤
@@ -20,22 +20,22 @@ use super::shares::{Ask, Share, Shares};
 use super::target::{Busy, Lane, Lanes, Target};
 use super::{Way, float, gigabytes, grains};
 
-/// Offsets are multiples of this.
+/// Alignment of offsets.
 pub const GRAIN: Bytes = Bytes::kib(4);
-/// The least that is worth a path of its own.
+/// Minimum size that justifies a path of its own.
 pub const SLICE: Bytes = Bytes::kib(256);
 
-/// Smaller copies are not split over staged relays alone: on four H200s 2 MiB took 0.87 to 1.08 of a native copy's time, 4 MiB 0.76.
+/// Minimum size of a split over staged relays alone: on four H200s 2 MiB took 0.87 to 1.08 of a native copy's time, 4 MiB 0.76.
 pub(crate) const LEAST_STAGED: Bytes = Bytes::mib(3);
-/// With so many relays a copy asks first whether its lanes have to wait for its stream at all: on H200s the question takes the host
-/// 1.4 us, and the wait for another GPU's event 1.3 for each.
+/// Number of relays above which a copy first queries whether its lanes must wait for its stream: on H200s the query takes the host 1.4 us,
+/// and each wait for another GPU's event 1.3 us.
 pub(crate) const MANY_RELAYS: usize = 2;
-/// Less than this part of the native copy's time is a gain.
+/// Maximum ratio of predicted split to native time that counts as a gain.
 const GAIN: f64 = 0.98;
-/// How often rates and time are made to agree under load: each follows from the other, and both settle fast.
+/// Number of iterations that reconcile rates and time under load. Each depends on the other, and both converge fast.
 const ROUNDS: usize = 3;
 
-/// Splits a copy over the paths that may be used.
+/// Splits a copy over its usable paths.
 pub fn split(graph: &PathGraph, ask: &Ask<'_>) -> Shares {
     let Some(target) = graph.target_of(ask.target, ask.direction, ask.size) else {
         return Shares::native(ask, Bandwidth(0.0), Micros(0.0));
@@ -62,7 +62,7 @@ pub fn split(graph: &PathGraph, ask: &Ask<'_>) -> Shares {
     Shares { shares, rates, predicted: Micros(time), direct: Micros(direct) }
 }
 
-/// Relays give each of the copies that will want them an equal part; its own link is a target's alone.
+/// Divides the relays' rates equally among the copies that will use them; a target's own link is not shared.
 fn apportioned(mut lanes: Lanes, others: u32) -> Lanes {
     for lane in lanes.iter_mut().filter(|lane| lane.way != Way::Direct) {
         lane.most /= 1.0 + f64::from(others);
@@ -70,8 +70,7 @@ fn apportioned(mut lanes: Lanes, others: u32) -> Lanes {
     lanes
 }
 
-/// Without the lanes that add nothing on an idle server: those of links that share a ceiling which others reach. Busy links
-/// go first.
+/// Removes lanes that add nothing on an idle server because other links reach their common ceiling. Busy links are removed first.
 fn useful(target: &Target, mut lanes: Lanes, busy: &[Busy]) -> Lanes {
     target.share(&mut lanes, &[], 1.0);
     let all: f64 = lanes.iter().map(|lane| lane.rate).sum();
@@ -99,8 +98,8 @@ fn useful(target: &Target, mut lanes: Lanes, busy: &[Busy]) -> Lanes {
     if most >= 0.99 * all { kept } else { lanes }
 }
 
-/// The lanes that a copy of this size is worth, with their rates, and when it ends. Lanes come with the rates that they
-/// have beside each other while nothing else is in flight.
+/// Returns the lanes worth using for a copy of this size, with their rates and the predicted end. The given lanes have their rates next to
+/// each other with nothing else in flight.
 fn chosen(target: &Target, mut lanes: Lanes, size: f64, busy: &[Busy]) -> (Lanes, f64) {
     let least = float(SLICE);
     let mut time =
@@ -123,7 +122,7 @@ fn chosen(target: &Target, mut lanes: Lanes, size: f64, busy: &[Busy]) -> (Lanes
     (lanes, time)
 }
 
-/// Gives the lanes their rates beside all that is in flight; when the copy ends.
+/// Computes the rates of the lanes next to all bytes in flight. Returns the predicted end of the copy.
 fn timed(target: &Target, lanes: &mut Lanes, size: f64, busy: &[Busy]) -> f64 {
     target.share(lanes, &[], 1.0);
     let mut time = end(target, lanes, size);
@@ -136,7 +135,7 @@ fn timed(target: &Target, lanes: &mut Lanes, size: f64, busy: &[Busy]) -> f64 {
     time
 }
 
-/// When all lanes end if they end together.
+/// Returns the time at which all lanes end if they end together.
 fn end(target: &Target, lanes: &[Lane], size: f64) -> f64 {
     let (mut rates, mut ahead) = (0.0, 0.0);
     for (index, lane) in lanes.iter().enumerate() {
@@ -146,8 +145,8 @@ fn end(target: &Target, lanes: &[Lane], size: f64) -> f64 {
     if rates > 0.0 { (size + ahead) / rates } else { f64::INFINITY }
 }
 
-/// What a lane takes besides its bytes, beside the others: relays are issued one after another. The own link's part waits for the
-/// join, half of what a relay's takes more than a native copy.
+/// Returns a lane's fixed cost next to the others: relays are issued one after another. The own link's part waits for the join, half of the
+/// relays' additional cost over a native copy.
 fn delay(target: &Target, lanes: &[Lane], index: usize) -> f64 {
     let relays = |lanes: &[Lane]| lanes.iter().filter(|lane| lane.way != Way::Direct).count();
     let forks = |relays: usize| target.fork * f64::from(u32::try_from(relays).unwrap_or(u32::MAX));
@@ -163,14 +162,14 @@ fn delay(target: &Target, lanes: &[Lane], index: usize) -> f64 {
     }
 }
 
-/// The lane with the least to carry, and how much that is.
+/// Returns the lane with the smallest share, and its size.
 fn smallest(target: &Target, lanes: &[Lane], time: f64) -> Option<(usize, f64)> {
     let carried = |(index, lane): (usize, &Lane)| (index, lane.rate * (time - delay(target, lanes, index)));
     // Of equals the last, so that those that are listed first stay.
     lanes.iter().enumerate().map(carried).rev().min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// The shares of lanes that all end at `time`: the last takes what rounding leaves.
+/// Computes shares that all end at `time`. The last one absorbs rounding.
 fn cut(
     target: &Target,
     lanes: &[Lane],

@@ -1,4 +1,4 @@
-//! What is known of a server's links, as plain data: what calibration finds, what its file holds.
+//! Link data of a server in plain form: the output of calibration and the content of its file.
 
 use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
@@ -8,36 +8,36 @@ use serde::{Deserialize, Serialize};
 
 use super::{Direction, Way};
 
-/// A GPU and what joins it to the others.
+/// GPU and its connections.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuLinks {
-    /// Which.
+    /// Device ID.
     pub device: DeviceId,
-    /// Its maker's name for it.
+    /// Product name.
     pub name: String,
-    /// Its PCI address.
+    /// PCI address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci: Option<String>,
-    /// The NUMA node that it is near to.
+    /// Closest NUMA node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
-    /// The PCIe switch that it stands behind, if others do too.
+    /// PCIe switch, if other GPUs share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<u32>,
-    /// What copies over its link can reach, where that is known.
+    /// Rate that copies over its link can reach, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Bandwidth>,
-    /// The GPUs that NVLink joins it to.
+    /// GPUs connected by NVLink.
     #[serde(default)]
     pub peers: Vec<DeviceId>,
 }
 
-/// Of the wires' rate, what copies reach: 55.5 of 63.0 GB/s on PCIe 5, 24.3 to 27 of 31.5 on PCIe 4.
+/// Ratio of achieved copy rates to the nominal link rate: 55.5 of 63.0 GB/s on PCIe 5, 24.3 to 27 of 31.5 on PCIe 4.
 const OF_NOMINAL: f64 = 0.88;
 
 impl GpuLinks {
-    /// The GPUs of a server.
+    /// Returns the GPUs of a topology.
     pub fn of(topology: &Topology) -> Vec<GpuLinks> {
         let joined = |a, b| topology.peer(a, b).is_some();
         let all: DeviceSet = topology.devices.iter().map(|device| device.id).collect();
@@ -60,74 +60,74 @@ impl GpuLinks {
     }
 }
 
-/// What the links of a server give.
+/// Rates of a server's links.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Paths {
-    /// Whether it was measured, and not assumed.
+    /// Whether the data was measured rather than assumed.
     pub calibrated: bool,
-    /// What each path after the second adds to the latency of all.
+    /// Latency added to all paths by each path after the second.
     pub fork: Micros,
-    /// The GPUs.
+    /// GPUs of the server.
     pub gpus: Vec<GpuLinks>,
-    /// The GPUs' own links.
+    /// Own links of the GPUs.
     #[serde(default)]
     pub links: Vec<LinkRate>,
-    /// What relays give.
+    /// Rates of relays.
     #[serde(default)]
     pub relays: Vec<RelayRate>,
-    /// What several links share.
+    /// Limits that several links share.
     #[serde(default)]
     pub ceilings: Vec<Ceiling>,
 }
 
-/// A GPU's own link.
+/// Own link of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkRate {
-    /// Whose.
+    /// GPU of the link.
     pub device: DeviceId,
-    /// Which way.
+    /// Direction of copies.
     pub direction: Direction,
-    /// What it gives alone.
+    /// Rate of the link alone.
     pub rate: Bandwidth,
-    /// What a native copy over it takes besides its bytes.
+    /// Fixed cost of a native copy over the link.
     pub latency: Micros,
-    /// Smaller copies go over the own link.
+    /// Size below which copies use the own link only.
     pub break_even: Bytes,
 }
 
-/// What a relay gives a target.
+/// Rate of a relay for a target.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelayRate {
-    /// Whose memory.
+    /// GPU whose memory is copied.
     pub target: DeviceId,
-    /// Whose link.
+    /// GPU whose link is used.
     pub relay: DeviceId,
-    /// Which way the bytes go.
+    /// Direction of copies.
     pub direction: Direction,
-    /// How: never [`Way::Direct`].
+    /// Way of relaying; never [`Way::Direct`].
     pub way: Way,
-    /// What it gives alone.
+    /// Rate of the relay alone.
     pub rate: Bandwidth,
-    /// What it takes besides its bytes, fork and join included.
+    /// Fixed cost of a copy, fork and join included.
     pub latency: Micros,
 }
 
-/// Links that give less together than each for itself.
+/// Limit of the combined rate of several links.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ceiling {
-    /// Which way.
+    /// Direction of copies.
     pub direction: Direction,
-    /// Whose links.
+    /// GPUs of the links.
     pub links: Vec<DeviceId>,
-    /// Whose copies, where it binds those of one target only.
+    /// Target whose copies are limited; `None`: all targets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<DeviceId>,
-    /// What they give together.
+    /// Combined rate.
     pub rate: Bandwidth,
-    /// How many of the links are known to reach it.
+    /// Number of links that are known to reach it.
     pub reached_by: u32,
 }

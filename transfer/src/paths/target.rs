@@ -1,6 +1,6 @@
-//! What a target's copies in one direction may take: its own link, its relays' ways, the ceilings over them.
+//! Paths of a target's copies in one direction: its own link, its relays, and the ceilings over them.
 //!
-//! Invariant: lanes are in the order of their relays' ids, the own link first; every relay is below [`MOST_GPUS`].
+//! Invariant: lanes are ordered by relay ID, the own link first; every relay is below [`MOST_GPUS`].
 
 use std::sync::OnceLock;
 
@@ -12,42 +12,42 @@ use smallvec::SmallVec;
 use super::rates::{Pipe, fill};
 use super::{MOST_GPUS, PathRate, Way};
 
-/// Paths beside each other.
+/// Lanes of one copy.
 pub(super) type Lanes = SmallVec<[Lane; 8]>;
 
-/// A path, in figures of bytes and microseconds, and what it gets beside the others.
+/// Path with its rates in bytes per microsecond.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lane {
     pub(super) relay: DeviceId,
     pub(super) way: Way,
-    /// Alone.
+    /// Rate of the path alone.
     pub(super) most: f64,
-    /// Alone, besides its bytes.
+    /// Fixed cost of the path alone, in microseconds.
     pub(super) latency: f64,
-    /// Beside the others.
+    /// Rate next to the other lanes.
     pub(super) rate: f64,
 }
 
-/// Links that share something.
+/// Limit that several links share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limit {
     pub(super) links: DeviceSet,
     pub(super) rate: f64,
-    /// Whether only copies of this target count.
+    /// Whether the limit applies to copies of this target only.
     pub(super) own_copies: bool,
-    /// How many of the links are known to reach it.
+    /// Number of links that are known to reach it.
     pub(super) reached_by: usize,
 }
 
-/// Other copies' bytes on a link.
+/// Bytes in flight of other copies on a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Busy {
     pub(super) link: DeviceId,
-    /// What the link gives.
+    /// Rate of the link.
     pub(super) most: f64,
-    /// Of this target.
+    /// Bytes of this target's copies.
     pub(super) own: f64,
-    /// Of other targets.
+    /// Bytes of other targets' copies.
     pub(super) other: f64,
 }
 
@@ -57,24 +57,24 @@ pub(super) struct Target {
     pub(super) zero_staging: Vec<Lane>,
     pub(super) staged: Vec<Lane>,
     pub(super) limits: Vec<Limit>,
-    /// What each relay adds to the latency of those that are issued after it.
+    /// Latency that each relay adds to those issued after it.
     pub(super) fork: f64,
     pub(super) break_even: Bytes,
     pub(super) table: Table,
 }
 
 impl Target {
-    /// Of these relays, those whose streams are known to serve the target.
+    /// Returns the relays that can serve the target without staging.
     pub(super) fn zero_staging_of(&self, relays: DeviceSet) -> DeviceSet {
         self.zero_staging.iter().map(|lane| lane.relay).filter(|relay| relays.contains(*relay)).collect()
     }
 
-    /// Of these relays, those whose buffers are known to serve the target.
+    /// Returns the relays that can serve the target by staging.
     pub(super) fn staged_of(&self, relays: DeviceSet) -> DeviceSet {
         self.staged.iter().map(|lane| lane.relay).filter(|relay| relays.contains(*relay)).collect()
     }
 
-    /// The lanes that may be used: each relay's better way of those that are open to it.
+    /// Returns the usable lanes: the better available way of each relay.
     pub(super) fn lanes(&self, zero_staging: DeviceSet, staged: DeviceSet) -> Lanes {
         let mut lanes: Lanes = SmallVec::from_iter([self.own]);
         lanes.extend(self.zero_staging.iter().copied().filter(|lane| zero_staging.contains(lane.relay)));
@@ -87,7 +87,7 @@ impl Target {
         lanes
     }
 
-    /// What each of the lanes gets while other copies want `busy` within `time`.
+    /// Computes the rate of each lane while other copies transfer `busy` within `time`.
     pub(super) fn share(&self, lanes: &mut [Lane], busy: &[Busy], time: f64) {
         let mut demands: SmallVec<[f64; 24]> = lanes.iter().map(|lane| lane.most).collect();
         let mut pipes: SmallVec<[Pipe; 16]> = SmallVec::new();
@@ -122,7 +122,7 @@ impl Target {
         }
     }
 
-    /// What the path of each relay gives alone.
+    /// Returns the own rate of each path.
     pub(super) fn rates(&self) -> impl Iterator<Item = PathRate> {
         [self.own]
             .into_iter()
@@ -137,7 +137,7 @@ impl Target {
     }
 }
 
-/// Lanes with their rates while nothing else is in flight, by the relays that were open: filled once, never changed.
+/// Cache of lanes with their idle rates, keyed by the available relays. Entries never change.
 #[derive(Debug, Default)]
 pub(super) struct Table([OnceLock<Entry>; 6]);
 
@@ -149,7 +149,7 @@ struct Entry {
 }
 
 impl Table {
-    /// The lanes of these relays; `make` makes them where they are not known yet. Where the table is full they are not kept.
+    /// Returns the lanes for a set of relays, computed by `make` on the first call. A full table does not cache further sets.
     pub(super) fn lanes(
         &self,
         zero_staging: DeviceSet,
@@ -173,7 +173,7 @@ impl Table {
     }
 }
 
-/// A copy starts empty: what is known is quickly found again.
+/// Clones start empty: the entries are quickly recomputed.
 impl Clone for Table {
     fn clone(&self) -> Table {
         Table::default()

@@ -1,4 +1,4 @@
-//! What calibration copies to find out what the links give: a plan, nothing is run here.
+//! Plan of a calibration's trials. Pure: nothing runs here.
 //!
 //! ```text
 //!   Ways ────► run ─► outcomes ─┐    each link alone, each relay alone, each relay beside the target's own link
@@ -17,53 +17,53 @@ use super::outcomes::Findings;
 use super::table::GpuLinks;
 use super::{Direction, MOST_GPUS, SLICE, Way, bytes_a_micro, float};
 
-/// Whose memory a trial copies from or to.
+/// Memory kind of a trial's targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// A pool's, that relays may touch.
+    /// Pool memory, accessible to relays.
     Pool,
-    /// What `cudaMalloc` gives: its own GPU only may touch it.
+    /// `cudaMalloc` memory, accessible to its own GPU only.
     Foreign,
 }
 
-/// A part of a trial.
+/// Part of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Leg {
-    /// Whose memory.
+    /// GPU whose memory is copied.
     pub target: DeviceId,
-    /// Whose link; the target for its own.
+    /// GPU whose link is used; the target itself for its own.
     pub relay: DeviceId,
-    /// Which way.
+    /// Way of the leg.
     pub way: Way,
-    /// How much, from pinned memory or to it.
+    /// Bytes copied from or to pinned memory.
     pub size: Bytes,
 }
 
-/// Copies that are begun together.
+/// Copies that start together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Trial {
-    /// Which way the bytes go.
+    /// Direction of all legs.
     pub direction: Direction,
-    /// Of which kind the targets' memory is.
+    /// Memory kind of the targets.
     pub memory: Memory,
-    /// Its parts.
+    /// Parts of the trial.
     pub legs: Vec<Leg>,
-    /// How often it is measured, after one run that is not.
+    /// Number of measured runs, after one warm-up run.
     pub repeats: u32,
 }
 
-/// What a trial took.
+/// Measured time of a trial.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Which.
+    /// Trial that was measured.
     pub trial: Trial,
-    /// From the fork to the join, the median of its repeats.
+    /// Median time from fork to join.
     pub took: Micros,
 }
 
-/// What a trial's small copies are: too small for the bytes to count much.
+/// Size of small copies, whose time is mostly latency.
 pub(super) const SMALL: Bytes = SLICE;
-/// What its large ones may be, and how often they are measured: the first that fits the budget is taken.
+/// Candidate sizes of large copies with their number of runs; the first one within the budget is used.
 const LARGE: [(Bytes, u32); 8] = [
     (Bytes::mib(64), 5),
     (Bytes::mib(64), 3),
@@ -74,29 +74,29 @@ const LARGE: [(Bytes, u32); 8] = [
     (Bytes::mib(4), 3),
     (Bytes::mib(4), 2),
 ];
-/// How often small copies are measured: they cost little and scatter more.
+/// Number of runs of small copies, which are cheap and vary more.
 const SMALL_REPEATS: u32 = 9;
-/// What a run costs besides its bytes.
+/// Fixed cost of a run, in microseconds.
 const RUN: f64 = 60.0;
-/// A link of which nothing is known, in bytes a microsecond.
+/// Assumed rate of an unknown link, in bytes per microsecond.
 const SLOW: f64 = 12_000.0;
 
-/// A part of a calibration; each builds on the outcomes of those before.
+/// Step of a calibration. Each uses the outcomes of the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Which ways there are, and what each gives alone.
+    /// Finds the ways and the rate of each alone.
     Ways,
-    /// Which of them share something.
+    /// Finds which of them share limits.
     Sharing,
-    /// What all give together.
+    /// Measures the combined rates.
     Together,
 }
 
 impl Step {
-    /// All, in their order.
+    /// All steps in order.
     pub const ALL: [Step; 3] = [Step::Ways, Step::Sharing, Step::Together];
 
-    /// How much of the time for all is its own.
+    /// Returns the step's share of the total time.
     const fn part(self) -> f64 {
         match self {
             Step::Ways | Step::Sharing => 0.4,
@@ -105,7 +105,7 @@ impl Step {
     }
 }
 
-/// A step's trials, after `outcomes` of the steps before it; `budget` is the time for all steps.
+/// Plans a step's trials from the `outcomes` of earlier steps; `budget` is the time for all steps.
 pub fn plan(step: Step, gpus: &[GpuLinks], outcomes: &[Outcome], budget: Micros) -> Vec<Trial> {
     let devices = devices(gpus);
     let budget = budget.0 * step.part();
@@ -193,7 +193,7 @@ fn pairs(devices: &[DeviceId]) -> impl Iterator<Item = (DeviceId, DeviceId)> {
     devices.iter().enumerate().flat_map(|(index, a)| devices[index + 1..].iter().map(|b| (*a, *b)))
 }
 
-/// The plan of the largest copies, measured most often, that fits; else that of the smallest.
+/// Returns the plan with the largest copies and most runs that fits the budget, or the smallest plan.
 fn fitted(budget: f64, rate: f64, fill: impl Fn(&mut Plan)) -> Vec<Trial> {
     let mut last = Vec::new();
     for (large, repeats) in LARGE {
@@ -207,14 +207,14 @@ fn fitted(budget: f64, rate: f64, fill: impl Fn(&mut Plan)) -> Vec<Trial> {
     last
 }
 
-/// About what a trial takes where every link gives so many bytes a microsecond, and two legs may have to share.
+/// Estimates the time of a trial if every link reaches `rate` and two legs may share one.
 fn cost(trial: &Trial, rate: f64) -> f64 {
     let largest = trial.legs.iter().map(|leg| float(leg.size)).fold(0.0, f64::max);
     let shared = if trial.legs.len() > 1 { 1.5 } else { 1.0 };
     f64::from(trial.repeats + 1) * (RUN + shared * largest / rate)
 }
 
-/// The trials of a step, for large copies of one size.
+/// Trials of a step, for one size of large copies.
 struct Plan {
     trials: Vec<Trial>,
     large: Bytes,
@@ -233,7 +233,7 @@ impl Plan {
         self.trials.push(Trial { direction, memory, legs, repeats: SMALL_REPEATS });
     }
 
-    /// Small and large: what it takes besides its bytes, and what the bytes take.
+    /// Adds a small trial for the fixed cost and a large one for the rate.
     fn twice(&mut self, direction: Direction, memory: Memory, leg: Leg) {
         self.small(direction, memory, &[leg]);
         self.trials.push(Trial { direction, memory, legs: vec![leg], repeats: self.repeats });

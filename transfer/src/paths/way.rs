@@ -1,21 +1,21 @@
-//! Which way a part of a copy takes.
+//! Way and direction of a part of a copy.
 
 use glake_device::DeviceId;
 use glake_units::{Bandwidth, Micros};
 use serde::{Deserialize, Serialize};
 
-/// Between the host and a GPU, which way.
+/// Direction between host and GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// From the host.
+    /// Host to device.
     ToGpu,
-    /// To the host.
+    /// Device to host.
     FromGpu,
 }
 
 impl Direction {
-    /// The other one.
+    /// Returns the opposite direction.
     pub fn other(self) -> Direction {
         match self {
             Direction::ToGpu => Direction::FromGpu,
@@ -23,36 +23,36 @@ impl Direction {
         }
     }
 
-    /// Both, in the order of [`Direction::index`].
+    /// Both directions, in the order of [`Direction::index`].
     pub const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
 
-    /// 0 or 1, for tables.
+    /// Returns an index for tables: 0 or 1.
     pub const fn index(self) -> usize {
         self as usize
     }
 }
 
-/// How a GPU's link serves a copy of a target.
+/// Method by which a GPU's link serves a copy of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
     /// The target's own link, on a stream of the target.
     Direct,
-    /// A stream of the relay, between the host and the target's memory: the relay's link, then NVLink, and no buffer between.
+    /// A stream of the relay, directly between host and target memory: over the relay's link and NVLink, without a buffer.
     ZeroStaging,
-    /// Through a buffer in the relay's memory: the relay's link, then NVLink.
+    /// A buffer in the relay's memory: over the relay's link, then NVLink.
     Staged,
 }
 
-/// What one path gives.
+/// Rate of one path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathRate {
-    /// Whose link it is; the target itself for its own.
+    /// GPU whose link is used; the target itself for its own.
     pub relay: DeviceId,
-    /// How it serves the target.
+    /// Way of the path.
     pub way: Way,
-    /// Bytes over time, once they flow.
+    /// Rate of a continuous transfer.
     pub rate: Bandwidth,
-    /// What it takes besides its bytes, from the fork to the join.
+    /// Fixed cost from fork to join.
     pub latency: Micros,
 }

@@ -173,7 +173,7 @@ fn copies_beside_others_say_nothing() {
 fn copies_beside_pinning_say_nothing() {
     let fixture = Fixture::new(&two(50.0), PathGraph::conservative(&links(&two(50.0))));
     let pinning = Arc::new(Pinning::default());
-    fixture.engine.heed(&pinning);
+    fixture.engine.ignore_while_pinning(&pinning);
     let under_way = pinning.begin();
     fixture.copies_beside_others();
     drop(under_way);

@@ -94,6 +94,9 @@ class Allocator final : public caching::CUDAAllocator {
     }
     // Memory that came from elsewhere (another process, another allocator) keeps itself alive by other means.
     if (data.get() != nullptr && data.get_deleter() == &release) {
+      // The handle of a default stream names no device: it is the current one's.
+      const bool is_default = stream.stream() == nullptr;
+      const c10::cuda::OptionalCUDAGuard current(is_default ? std::optional(stream.device()) : std::nullopt);
       check(glake_record_stream(data.get(), stream.stream()));
     }
   }

@@ -367,7 +367,8 @@ def activations(module: Any = None, *, least: int = LEAST, replay: bool = False)
     The first pass reloads each tensor when it is read; passes that begin like one that was seen have their reloads begun before, in the order
     of that one. What a plan would bring back at once, as the last that the forward saved, stays.
 
-    Each range of bytes is copied once, however many operations save it. Parameters, their views and a module's buffers stay. So do memory
+    Each range of bytes is copied once, however many operations save it. Parameters, their views and a module's buffers stay. So does memory
+    of private pools, which is its owner's: CUDA graphs', those of ``torch.compile(mode="reduce-overhead")`` too, and MemPools'. So do memory
     that is not GLake's (``glake.enable()`` comes first), what is saved while a stream is captured, tensors of other kinds than
     ``torch.Tensor``, and what finds no host memory: ``glake.offload.report()`` counts them in ``stayed`` where they were to leave.
 

@@ -88,7 +88,7 @@ class Packer:
         if not _is_child:
             # What is wrong with this machine is told now. There a copy of a model may be all that is wanted.
             _ = self.site
-        self._copy_out = _library.api().offload_begin
+        self._copy_out, self._is_private = _library.api().offload_begin, _library.api().is_private
         # Of the pass that is under way, by item; and by storage, range, version and form. What is gone is not taken out before the next
         # pass: that would cost each pack more.
         self._items: dict[int, ref[Entry]] = {}
@@ -174,6 +174,9 @@ class Packer:
         cdata = storage._cdata
         if cdata in self._stays or cdata in self.unsharded.storages:
             return Kept(tensor)
+        if self._is_private(tensor.data_ptr()):
+            # A graph's memory, or a MemPool's: its owner knows which of its blocks are live. A checkpoint drops them itself.
+            return Kept(tensor) if scope < 0 else None
         each, whole, version = tensor.element_size(), storage.nbytes(), tensor._version
         first = tensor.storage_offset() * each
         start, size, is_shared = first, tensor.nbytes, False
@@ -201,9 +204,11 @@ class Packer:
                 entry = self._add(tensor, base if is_shared else owner, storage, like, start, size, form, maker, scope, part)
                 if entry is None:
                     return None
-            # Without bytes; it counts the same changes.
+            # It counts the same changes: without bytes where they are offloaded. Else it holds the storage as a tensor does, for those who count
+            # tensors alone, as graph trees do.
             alias = tensor.detach()
-            alias.data = like
+            if entry.packed is not None:
+                alias.data = like
             if is_new:
                 entry.alias = alias
             else:

@@ -248,6 +248,8 @@ pub struct Holding {
     pub dirty: Bytes,
     /// What could leave and come back without any copy.
     pub discardable: Bytes,
+    /// What may have to be copied out beside `dirty`, as it may have been written since: counted against the host's memory.
+    pub unknown: Bytes,
     /// Pinned host memory that copies take.
     pub hosted: Bytes,
 }
@@ -277,6 +279,7 @@ impl Holding {
             room: zero,
             dirty: zero,
             discardable: zero,
+            unknown: zero,
             hosted: zero,
         }
     }

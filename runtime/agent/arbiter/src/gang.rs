@@ -93,6 +93,8 @@ pub(crate) enum State {
         by: Option<Duration>,
         leaving: Bytes,
         dirty: Bytes,
+        /// The most that goes to host memory.
+        hosting: Bytes,
     },
     /// Bytes come.
     Refilling(Refill),

@@ -268,9 +268,10 @@ impl Server {
             let bytes = bytes.min(share.evictable());
             if !bytes.is_zero() {
                 waits.insert(key.0);
-                let copies = share.holding.dirty.min(bytes);
+                let copies = share.holding.dirty.saturating_add(share.holding.unknown).min(bytes);
                 shrinks.push((key, bytes, copies));
-                (leaving, dirty) = (leaving.saturating_add(bytes), dirty.saturating_add(copies));
+                leaving = leaving.saturating_add(bytes);
+                dirty = dirty.saturating_add(share.holding.dirty.min(bytes));
             }
         }
         if shrinks.is_empty() {
@@ -279,15 +280,23 @@ impl Server {
         let by = self.now
             + self.late(gang.predictions.shrink(leaving, dirty, self.settings.link))
             + self.settings.drain;
+        let mut hosting = Bytes::ZERO;
         for ((worker, gpu), bytes, copies) in shrinks {
-            let tier = self.tier(id, (worker, gpu), copies);
+            let tier = self.tier(id, (worker, gpu), copies, hosting);
+            if tier == Tier::Host {
+                hosting = hosting.saturating_add(copies);
+            }
             self.actions.push(Action::Shrink { worker, gpu, bytes, tier, by });
         }
-        self.set_state(id, State::Shrinking { waits, since: self.now, by: Some(by), leaving, dirty });
+        self.set_state(
+            id,
+            State::Shrinking { waits, since: self.now, by: Some(by), leaving, dirty, hosting },
+        );
     }
 
-    /// Where copies go: to an idle GPU that has much room, to host memory, to files.
-    fn tier(&mut self, id: GangId, (worker, from): ShareKey, copies: Bytes) -> Tier {
+    /// Where copies go: to an idle GPU that has much room, to host memory, to files. `hosting`: copies of the same command that go to host
+    /// memory.
+    fn tier(&mut self, id: GangId, (worker, from): ShareKey, copies: Bytes, hosting: Bytes) -> Tier {
         let wanted: BTreeSet<GpuId> = self
             .under_way
             .iter()
@@ -308,7 +317,8 @@ impl Server {
             self.grant(id, (worker, peer), copies);
             return Tier::Peer(peer);
         }
-        if self.hosted().saturating_add(copies) > part(self.settings.host_budget, 90) {
+        let hosted = self.hosted().saturating_add(self.hosting()).saturating_add(hosting);
+        if !copies.is_zero() && hosted.saturating_add(copies) > part(self.settings.host_budget, 90) {
             Tier::File
         } else {
             Tier::Host
@@ -320,6 +330,20 @@ impl Server {
             return Bytes::ZERO;
         }
         self.gangs.values().flat_map(|gang| &gang.shares).map(|share| share.holding.hosted).sum()
+    }
+
+    /// Copies on their way to host memory, which their workers do not count yet. All of it, where a worker that may have copies there has
+    /// not said how much.
+    fn hosting(&self) -> Bytes {
+        if self.settings.host_budget == Bytes::MAX {
+            return Bytes::ZERO;
+        }
+        let copies = self.gangs.values().map(|gang| match gang.state {
+            _ if gang.silent => self.settings.host_budget,
+            State::Shrinking { hosting, .. } => hosting,
+            _ => Bytes::ZERO,
+        });
+        copies.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
     /// While nobody waits: host memory above its mark is given back by the worker that is longest idle.

@@ -11,6 +11,8 @@
 mod activity;
 mod conversation;
 mod descriptors;
+#[cfg(test)]
+mod earlier;
 mod frame;
 mod message;
 mod operator;
@@ -22,4 +24,4 @@ pub use descriptors::{receive, send};
 pub use frame::{Envelope, FrameError, Frames, MOST_BYTES, VERSION, frame};
 pub use message::{Denied, Hello, Holder, Holding, Peer, Tier, ToAgent, ToWorker, Welcome};
 pub use operator::{Answer, Ask, DecisionRow, TakenRow, WorkerRow};
-pub use socket::{SocketError, check_folder, check_server, default_path};
+pub use socket::{SocketError, check_folder, check_server, default_path, find_socket};

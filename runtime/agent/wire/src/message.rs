@@ -202,6 +202,12 @@ pub struct Holding {
     pub discardable: Bytes,
     /// Pinned host memory that copies take.
     pub hosted: Bytes,
+    /// The part of `resident` with no live bytes, which is copied out once it has some: a request may put a block there at any time. None:
+    /// the worker is of a release that does not say.
+    pub unused: Option<Bytes>,
+    /// Number of uses that had begun, as the activity page counts them, when these figures were taken: they hold until the next one begins.
+    /// None: a use ran, or the worker is of a release that does not say.
+    pub as_of: Option<u64>,
 }
 
 /// A worker, and how much of a GPU it may hold.

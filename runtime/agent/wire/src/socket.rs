@@ -9,6 +9,9 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::process::geteuid;
 
+/// The socket in a folder of a user's sockets.
+const SOCKET: &str = "glake/agent.sock";
+
 /// A socket that is not used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -59,26 +62,53 @@ pub enum SocketError {
     },
 }
 
-/// Where the agent's socket is when nobody says: in `XDG_RUNTIME_DIR`; where that is not set, root's is below `/run`, and
-/// others' below `/run/user/UID`.
+/// Returns where an agent listens that is given no path: in `XDG_RUNTIME_DIR`; where that is not set, root's is below `/run`, and others'
+/// below `/run/user/UID`.
 ///
 /// # Errors
 /// [`SocketError::NoFolder`], where that folder is not there, or not this user's alone.
 pub fn default_path(runtime_dir: Option<&Path>) -> Result<PathBuf, SocketError> {
     let uid = geteuid().as_raw();
     let base = match (runtime_dir, uid) {
-        (Some(folder), _) if folder.is_absolute() => return Ok(folder.join("glake/agent.sock")),
+        (Some(folder), _) if folder.is_absolute() => return Ok(folder.join(SOCKET)),
         (_, 0) => PathBuf::from("/run"),
-        _ => PathBuf::from(format!("/run/user/{uid}")),
+        _ => of_user(uid),
     };
     // Below it a folder of mode 0700 is made; in it nobody else may make one first.
     let why = match std::fs::symlink_metadata(&base) {
         Err(error) => format!("is not there ({error})"),
         Ok(found) if !found.is_dir() || found.uid() != uid => "is not this user's".to_owned(),
         Ok(found) if found.mode() & 0o022 != 0 => "may be written by others".to_owned(),
-        Ok(_) => return Ok(base.join("glake/agent.sock")),
+        Ok(_) => return Ok(base.join(SOCKET)),
     };
     Err(SocketError::NoFolder { folder: base, why })
+}
+
+/// Returns where this user's agent listens that was given no path: the first of the default places with a socket, as a login shell, a service
+/// and a container's process of the same user do not all have `XDG_RUNTIME_DIR`; else [`default_path`].
+///
+/// # Errors
+/// As [`default_path`].
+pub fn find_socket(runtime_dir: Option<&Path>) -> Result<PathBuf, SocketError> {
+    let is_there = |path: &PathBuf| {
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket() && is_ours(&found))
+    };
+    match default_places(runtime_dir, geteuid().as_raw()).into_iter().find(is_there) {
+        Some(path) => Ok(path),
+        None => default_path(runtime_dir),
+    }
+}
+
+/// Where an agent of a user may listen that was given no path, whatever its environment says.
+fn default_places(runtime_dir: Option<&Path>, uid: u32) -> Vec<PathBuf> {
+    let own = runtime_dir.filter(|folder| folder.is_absolute()).map(Path::to_owned);
+    let root = (uid == 0).then(|| PathBuf::from("/run"));
+    own.into_iter().chain(root).chain([of_user(uid)]).map(|folder| folder.join(SOCKET)).collect()
+}
+
+/// The folder that a login gives a user for sockets.
+fn of_user(uid: u32) -> PathBuf {
+    PathBuf::from(format!("/run/user/{uid}"))
 }
 
 /// Whether a socket's path can be trusted: absolute, no link, a socket, in a folder that this user or root owns and nobody
@@ -163,6 +193,31 @@ mod tests {
         assert!(refused(&linked.join("agent.sock")).contains("is no folder, but a link"));
         fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         assert!(refused(&path).contains("may be written by others"));
+    }
+
+    /// One has `XDG_RUNTIME_DIR` and the other has not.
+    #[test]
+    fn both_ends_find_the_same_default_whatever_their_environments_say() {
+        for uid in [0, 1000] {
+            let of_login = of_user(uid);
+            let served = |runtime_dir: Option<&Path>| match (runtime_dir, uid) {
+                (Some(folder), _) => folder.join(SOCKET),
+                (None, 0) => Path::new("/run").join(SOCKET),
+                (None, _) => of_login.join(SOCKET),
+            };
+            for agent in [None, Some(&*of_login)] {
+                for worker in [None, Some(&*of_login), Some(Path::new("relative")), Some(Path::new("/other"))]
+                {
+                    let places = default_places(worker, uid);
+                    assert!(places.contains(&served(agent)), "{agent:?} {worker:?} {places:?}");
+                }
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SOCKET);
+        fs::create_dir(path.parent().unwrap()).unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(find_socket(Some(folder.path())).unwrap(), path);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(super) struct Loaded {
     library: Gmlake,
 }
 
-/// A measurement: its streams.
+/// Library in use by one measurement, with its streams.
 #[derive(Debug)]
 pub(super) struct LibraryUnderTest<'a> {
     library: &'a Gmlake,

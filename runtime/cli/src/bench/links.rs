@@ -1,8 +1,8 @@
-//! Which links took part in copies.
+//! Links that carried bytes of copies.
 
 use std::collections::BTreeSet;
 
-/// What each link carried in between, of those that carried something; entries of one name are added up.
+/// Returns the bytes that each link carried between two readings, without idle links. Entries of one name are added up.
 pub(crate) fn grown<N: Clone + Ord>(before: &[(N, u64)], after: &[(N, u64)]) -> Vec<(N, u64)> {
     let total = |of: &[(N, u64)], name: &N| {
         of.iter().filter(|(other, _)| other == name).map(|(_, bytes)| bytes).sum::<u64>()
@@ -13,7 +13,7 @@ pub(crate) fn grown<N: Clone + Ord>(before: &[(N, u64)], after: &[(N, u64)]) -> 
     each.filter(|(_, bytes)| *bytes > 0).collect()
 }
 
-/// How many links carried something in between; at least the target's own.
+/// Returns the number of links that carried bytes between two readings; at least 1, the target's own.
 pub(super) fn changed<N: Clone + Ord>(before: &[(N, u64)], after: &[(N, u64)]) -> u32 {
     u32::try_from(grown(before, after).len().max(1)).unwrap_or(u32::MAX)
 }

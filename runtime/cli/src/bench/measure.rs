@@ -8,15 +8,15 @@ use super::program::Program;
 /// Pairs between two pauses: about what a thread does in the 500 us between two completion points.
 const SLICE: usize = 4096;
 
-/// What a program is run on.
+/// Allocator under measurement.
 pub(super) trait Allocates {
-    /// What names a block.
+    /// Handle of a block.
     type Block: Copy;
 
     fn malloc(&mut self, size: u64, stream: usize) -> Result<Self::Block, BenchError>;
     fn free(&mut self, block: Self::Block) -> Result<(), BenchError>;
 
-    /// What goes on beside the program, outside of the measurement.
+    /// Runs work that accompanies the program outside of the measurement.
     fn pause(&mut self) -> Result<(), BenchError> {
         Ok(())
     }
@@ -32,7 +32,7 @@ pub(super) trait Allocates {
     }
 }
 
-/// One run of all pairs.
+/// Result of one run over all pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
     pub(super) pair_ns: f64,

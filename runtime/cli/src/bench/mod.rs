@@ -47,10 +47,10 @@ pub use shrink::{ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTie
 const ROUNDS: usize = 20;
 /// Rounds before those at most, until some need no driver call and no memory from the heap: tables have their size then.
 const WARM_UP: usize = 80;
-/// So many of them in a row.
+/// Required number of consecutive quiet measurements.
 const QUIET: usize = 10;
 
-/// What `glake bench alloc` measures.
+/// Options of `glake bench alloc`.
 #[derive(Clone, Debug)]
 pub struct AllocOptions {
     /// The trace that sizes are drawn from; `None`: built-in sizes, of a training run of OPT-1.3B.
@@ -100,7 +100,7 @@ pub enum BenchError {
     /// The device cannot be had.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The pool refused.
+    /// Error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The library is not where it is looked for.
@@ -109,7 +109,7 @@ pub enum BenchError {
         looked_for.display()
     )]
     NoLibrary {
-        /// Where.
+        /// Path that was searched.
         looked_for: PathBuf,
     },
     /// The backend is not there.
@@ -123,27 +123,27 @@ pub enum BenchError {
     /// A GPU has not that much free memory.
     #[error("{case}: a GPU has no room for it: choose a smaller --sizes, or end what else uses its memory")]
     NoRoom {
-        /// Which measurement.
+        /// Measurement that failed.
         case: String,
     },
     /// This machine has not that much memory for what is simulated.
     #[error("{case}: this machine has no memory for it ({source}): choose a smaller --sizes")]
     NoHostRoom {
-        /// Which measurement.
+        /// Measurement that failed.
         case: String,
-        /// What the operating system said.
+        /// Error of the driver.
         source: DriverError,
     },
     /// The engine is wrong, or the memory is.
     #[error("{case}: the bytes that arrived are not those that were sent")]
     Differs {
-        /// Which measurement.
+        /// Measurement that failed.
         case: String,
     },
     /// The server cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The engine refused.
+    /// Error of the engine.
     #[error(transparent)]
     Transfer(#[from] TransferError),
     /// There is no pinned host memory.
@@ -157,7 +157,7 @@ pub enum BenchError {
         "GPU {target} has no peer to lend it memory: name another GPU with --peer, or choose --tier host or file"
     )]
     NoPeer {
-        /// Whose memory was to go there.
+        /// Target GPU.
         target: u32,
     },
     /// A region could not be shrunk or refilled.
@@ -169,12 +169,12 @@ pub enum BenchError {
     /// A shrink left something behind, so its time says nothing.
     #[error("{size} of the region stayed on the GPU, in {extents} extents that could not leave")]
     Stayed {
-        /// How much.
+        /// Bytes that stayed.
         size: Bytes,
         /// In how many extents.
         extents: usize,
     },
-    /// Whoever is told of the results has no use for more.
+    /// Receiver that accepts no more results.
     #[error("the results cannot be told")]
     Untold,
     /// The library cannot be loaded, or refused.

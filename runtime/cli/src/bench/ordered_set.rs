@@ -1,11 +1,11 @@
-//! What the hot path is compared with: a best fit on an ordered set, as allocators of this kind usually have it.
+//! Baseline of the hot path: best fit on an ordered set, as in most allocators of this kind.
 //!
 //! Free pieces are in a set by stream, size and address, as in torch's caching allocator; live blocks in a hash map by
-//! address; all pieces are linked with their neighbours, split at 512 bytes and joined when freed. It has the same duties
-//! as the pool: a mutex, the gauges of both pools (blocks, bytes and requested bytes, with peaks and totals), and a stream's
-//! pieces are no other stream's. Completion points, aliases and domains it does without, which is in its favour.
+//! address; all pieces are linked with their neighbours, split at 512 bytes and merged when freed. It has the same duties
+//! as the pool: a mutex, the gauges of both pools (blocks, bytes and requested bytes, with peaks and totals), and separate
+//! pieces per stream. It has no completion points, aliases or domains, which is to its advantage.
 //!
-//! The bare one is the same without these duties: no lock, no gauges, all pieces for all streams.
+//! The bare variant omits these duties: no lock, no gauges, and pieces common to all streams.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use super::BenchError;
 use super::measure::Allocates;
 
 const QUANTUM: u64 = 512;
-/// No piece.
+/// Marks the absence of a piece.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ struct State {
     spare: Vec<u32>,
     free: BTreeSet<(u32, u64, u64, u32)>,
     live: FxHashMap<u64, u32>,
-    /// All, small, large; none of the bare one.
+    /// Gauges of all, small and large blocks; `None` for the bare variant.
     gauges: Option<[Gauges; 3]>,
 }
 

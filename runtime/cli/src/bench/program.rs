@@ -12,28 +12,28 @@ const SIZES: &str = include_str!("opt13_LR.sizes");
 /// Any number would do: programs are the same from run to run.
 const SEED: u64 = 0x676c_616b_6531;
 
-/// Requests by size: drawing one is drawing from what a program asked for.
+/// Distribution of request sizes, from which sizes are drawn as a program requested them.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     /// Sizes, and how many requests were not larger.
     upto: Vec<(u64, u64)>,
 }
 
-/// What is done: a fill, holes in it, and pairs of a free and a malloc.
+/// Program of a measurement: a fill, holes in it, and pairs of a free and a malloc.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     /// Sizes allocated first.
     pub(super) fill: Vec<u64>,
     /// Then freed, one after the other: a place among the live blocks, filled by the last of them.
     pub(super) holes: Vec<usize>,
-    /// Then measured: the block at this place is freed, and one of this size takes its place.
+    /// Measured pairs: the block at this index is freed, and one of this size takes its place.
     pub(super) pairs: Vec<(usize, u64)>,
     /// The mallocs go to so many streams in turn.
     pub(super) streams: usize,
 }
 
 impl Sizes {
-    /// Those of a trace, or the built-in ones.
+    /// Returns the sizes of a trace, or the built-in ones.
     pub(super) fn of(trace: Option<&Path>) -> Result<Sizes, BenchError> {
         let Some(path) = trace else {
             let lines = SIZES.lines().filter_map(|line| line.split_once(' '));

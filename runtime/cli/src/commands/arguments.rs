@@ -1,4 +1,4 @@
-//! What can be asked on the command line.
+//! Arguments of the command line.
 
 use std::path::PathBuf;
 
@@ -32,15 +32,15 @@ Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad in
 #[derive(Debug, Parser)]
 #[command(name = "glake", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
 pub struct Arguments {
-    /// What every command takes.
+    /// Options of every command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
@@ -57,13 +57,12 @@ pub struct Global {
     /// Print one JSON object a line, and nothing else, on standard output
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to log on standard error: off, error, warn, info, debug, trace, or a tracing filter such as
-    /// warn,glake::transfer=debug
+    /// Log filter for standard error: off, error, warn, info, debug, trace, or a tracing filter such as warn,glake::transfer=debug
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
 }
 
-/// What to do.
+/// Command to run.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// The whole story on real bytes, under a minute without a GPU
@@ -72,18 +71,18 @@ pub enum Command {
     /// memory passes between streams, goes back to the device and grows again. A copy takes every link; an idle region
     /// leaves its GPU and comes back while others work. Every byte is checked.
     Demo(demo::DemoArguments),
-    /// How much memory recorded programs need, under GLake and under PyTorch's allocators
+    /// Measure how much memory recorded programs need, under GLake and under PyTorch's allocators
     ///
     /// Reads traces v1 and v2 (plain or gzip) and the pickles of torch.cuda.memory._dump_snapshot(). The policy
     /// glake is the product: it runs on the device, with real driver calls and real bytes. The others are models
     /// that never touch a device: gmlake is the paper's, caching and expandable are PyTorch's own.
     Replay(replay::ReplayArguments),
-    /// How long requests would wait for workers that share GPUs, under GLake and under others' policies
+    /// Predict how long requests would wait for workers that share GPUs, under GLake's and other policies
     ///
     /// GLake's arbiter in virtual time, over the workers of a file and the requests of a trace: no GPU is
     /// asked. Workers' memory leaves and comes back at the speeds of a calibration.
     Plan(plan::PlanArguments),
-    /// The node agent: decides whose memory is on the GPUs of this server
+    /// Run the node agent, which decides whose memory is on the GPUs of this server
     ///
     /// It starts the workers of its file that have a command; others connect to its socket (glake.join(), or GLAKE_AGENT
     /// in their environment). Whoever needs memory has it: idle workers' memory leaves first, then that of busy ones
@@ -111,12 +110,12 @@ pub enum Command {
     Checkpoint(checkpoint::CheckpointArguments),
     /// Devices and the links between them, drawn
     Topo(topo::TopoArguments),
-    /// What this machine can do, and what to change
+    /// Check what this machine supports, and advise what to change
     ///
     /// Looks at the driver, the GPUs and who reaches whom, at the host's memory and limits, at the libraries, at
     /// PyTorch and at the settings in effect. Each check is ok, a note or a problem, with a line of advice.
     Doctor(doctor::DoctorArguments),
-    /// Measurements
+    /// Run measurements
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
     /// A program, unchanged, with its copies in GLake's hands
@@ -127,7 +126,7 @@ pub enum Command {
 }
 
 impl Global {
-    /// Where the configuration comes from.
+    /// Returns the sources of the configuration.
     pub fn sources(&self, environment: Environment) -> Sources {
         let device = self.device.as_ref().map(|d| Setting::flag("--device", "device.choice", d.to_string()));
         let log = self.log.as_deref().map(|filter| Setting::flag("--log", "log.filter", filter));
@@ -141,7 +140,7 @@ impl Global {
 }
 
 impl Command {
-    /// What its flags set in the configuration.
+    /// Returns the settings that the command's flags set.
     pub fn settings(&self) -> Vec<Setting> {
         match self {
             Command::Replay(arguments) => arguments.settings(),

@@ -13,7 +13,7 @@ use super::shrink_bench::ShrinkArguments;
 use crate::bench::{self, AllocOptions, BenchError};
 use glake_runtime::config::Config;
 
-/// What to measure.
+/// Measurement to run.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     /// The hot path of malloc and free, beside a best fit on an ordered set
@@ -35,7 +35,7 @@ pub enum Bench {
     Shrink(ShrinkArguments),
 }
 
-/// What `glake bench alloc` can be asked.
+/// Arguments of `glake bench alloc`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns, driver_calls, heap_allocations;

@@ -107,7 +107,7 @@ pub(super) fn run(
     environment: &Environment,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let socket = socket(arguments.socket.as_deref(), environment);
+    let socket = socket(arguments.socket.as_deref(), config, environment);
     let done = match arguments.restore {
         true => restore(arguments, config, socket),
         false => checkpoint(arguments, config, socket),

@@ -16,37 +16,37 @@ use crate::bench::{
 use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
 
-/// What `glake bench copy` can be asked.
+/// Arguments of `glake bench copy`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CopyArguments {
-    /// Which way: h2d to the GPU, d2h from it
+    /// Copy direction: h2d (host to device) or d2h (device to host)
     #[arg(long, value_name = "DIRECTION", default_value = "both")]
     direction: Directions,
-    /// What memory: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and
-    /// cuMemAllocAsync's), pageable (malloc's, and GLake's), scattered (pool, in blocks that lie anywhere), broadcast
-    /// (pool, to every GPU at once). Several with commas
+    /// Memory kind: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and cuMemAllocAsync's), pageable
+    /// (malloc's, and GLake's), scattered (pool, in blocks at scattered addresses), broadcast (pool, to every GPU at once). Several with
+    /// commas
     #[arg(long, value_name = "M", value_delimiter = ',', default_value = "pool")]
     memory: Vec<Memory>,
-    /// How much, several with commas [default: 1MiB to 4GiB; 4KiB to 1MiB with --overhead, 16MiB with --critical]
+    /// Copy sizes, several with commas [default: 1MiB to 4GiB; 4KiB to 1MiB with --overhead, 16MiB with --critical]
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     sizes: Vec<Bytes>,
-    /// How many GPUs take part, the measured one among them [default: all]
+    /// Number of GPUs that take part, the measured one included [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     paths: Option<u32>,
-    /// Whose memory
+    /// GPU to measure
     #[arg(long, value_name = "GPU", default_value_t = 0)]
     target: u32,
-    /// How often each is timed [default: 20, or 3 in virtual time; 1000 with --overhead and --critical]
+    /// Number of timed repetitions [default: 20, or 3 in virtual time; 1000 with --overhead and --critical]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     runs: Option<u32>,
     /// The size of a scattered block [default: 16KiB]
     #[arg(long, value_name = "SIZE")]
     block: Option<Bytes>,
-    /// What a copy below the break-even costs more than the driver's own, in turns; of pool memory
+    /// Measure the overhead of a copy below the break-even compared with the driver's own, in turns; pool memory
     #[arg(long, conflicts_with = "memory")]
     overhead: bool,
-    /// What a critical copy takes while background copies keep every link busy; of pool memory
+    /// Measure a critical copy while background copies keep every link busy; pool memory
     #[arg(long, conflicts_with_all = ["memory", "overhead"])]
     critical: bool,
     /// The size of these background copies: two of them are under way
@@ -85,10 +85,10 @@ beside_call_p99_us; background_bytes (of a copy; two are under way), background_
 
 libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY names";
 
-/// Of scattered memory, where nothing else is asked for.
+/// Default block size of scattered memory.
 const BLOCK: Bytes = Bytes::kib(16);
 
-/// Which directions.
+/// Directions to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Directions {
     H2d,
@@ -96,7 +96,7 @@ enum Directions {
     Both,
 }
 
-/// What memory.
+/// Memory kinds to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Memory {
     Pool,
@@ -164,7 +164,7 @@ impl CopyArguments {
         measurements.into_iter().filter(|(_, options)| !options.memory.is_empty()).collect()
     }
 
-    /// What cannot be measured on any device.
+    /// Rejects options that no device can measure.
     fn check(&self) -> Result<(), Failure> {
         if self.sizes.iter().chain(&self.block).chain([&self.background]).any(|size| size.is_zero()) {
             return Err(Failure::usage(
@@ -202,7 +202,7 @@ fn check_blocks(options: &CopyOptions) -> Result<(), Failure> {
     )))
 }
 
-/// What is run.
+/// Measurement to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Measurement {
     Copy,
@@ -231,7 +231,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// What the times are, where GPUs are simulated.
+/// Returns a title that says what the times mean on simulated GPUs.
 fn title(device: &str, measurement: Measurement) -> String {
     match measurement {
         Measurement::Model => {

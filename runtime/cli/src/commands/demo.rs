@@ -7,7 +7,7 @@ use super::output::{Output, table};
 use crate::demo::{self, Stage};
 use glake_runtime::config::Config;
 
-/// What `glake demo` can be asked.
+/// Arguments of `glake demo`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Stages:      device, churn, stitch, streams, compare, replay, trim, copy, shrink; a table at the end
@@ -35,7 +35,7 @@ fn told_to_people(stage: &Stage, mark: &str) -> String {
     format!("{:<8} {mark:<5} {}", stage.stage, lines.join(&format!("\n{:COLUMN$}", "")))
 }
 
-/// All stages, a line each.
+/// Returns a table of all stages.
 fn summed_up(rows: &[Vec<String>]) -> String {
     format!("\n{}", table(3, &["stage", "figures", "ok"], rows))
 }

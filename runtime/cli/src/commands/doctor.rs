@@ -7,7 +7,7 @@ use super::{Failure, program};
 use crate::doctor::{self, Check, State};
 use glake_runtime::config::{Config, Sources};
 
-/// What `glake doctor` can be asked.
+/// Arguments of `glake doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,7 +40,7 @@ pub(super) fn run(config: &Config, sources: &Sources, output: &mut Output) -> Re
     if well { Ok(()) } else { Err(Failure::Told) }
 }
 
-/// What was found, and below it what to do.
+/// Formats a check with its advice below.
 fn line(check: &Check) -> String {
     let state = match check.state {
         State::Ok => "ok",

@@ -1,4 +1,4 @@
-//! How a command ends that did not do what was asked.
+//! Failures of commands and their exit codes.
 
 use std::fmt::Display;
 use std::io;
@@ -12,19 +12,19 @@ use glake_runtime::config::ConfigError;
 /// Why a command did not do what was asked, in one line, and its exit code.
 #[derive(Debug)]
 pub enum Failure {
-    /// What was asked cannot be: wrong arguments, configuration or input. Exit code 2.
+    /// Invalid arguments, configuration or input. Exit code 2.
     Usage(String),
-    /// What was asked failed. Exit code 1.
+    /// Command that failed. Exit code 1.
     Failed(String),
     /// There is no room for what was asked, and it was not begun: all is as it was. Exit code 3.
     NoRoom(String),
-    /// What was asked cannot be done to it, or by nobody here: it was not touched. Exit code 4.
+    /// Process that cannot be changed, or not by this caller, and was not touched. Exit code 4.
     Untouched(String),
-    /// It is lost, and nothing brings it back. Exit code 5.
+    /// Process that is lost permanently. Exit code 5.
     Lost(String),
     /// The results say what went wrong already. Exit code 1, and not a word more.
     Told,
-    /// Nobody reads any more: not a failure. Exit code 0.
+    /// Reader that closed the output, which is not a failure. Exit code 0.
     ReaderGone,
 }
 
@@ -34,12 +34,12 @@ impl Failure {
         Failure::Usage(message.to_string())
     }
 
-    /// The work failed.
+    /// Creates [`Failure::Failed`].
     pub fn failed(message: impl Display) -> Self {
         Failure::Failed(message.to_string())
     }
 
-    /// It was left as it was.
+    /// Creates [`Failure::Untouched`].
     pub(super) fn untouched(message: impl Display) -> Self {
         Failure::Untouched(message.to_string())
     }
@@ -53,7 +53,7 @@ impl Failure {
         }
     }
 
-    /// What it says.
+    /// Returns the message.
     pub(super) fn message(&self) -> &str {
         match self {
             Failure::Usage(message)
@@ -112,7 +112,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// What the parser of the arguments stopped at: help and version are results, the rest is usage.
+/// Converts an outcome of the argument parser: help and version are results, all else is wrong usage.
 pub(super) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(error.print()?),

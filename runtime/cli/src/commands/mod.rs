@@ -90,12 +90,12 @@ fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failur
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),
         Command::Plan(arguments) => plan::run(arguments, &mut output),
         Command::Serve(arguments) => serve::run(arguments, &config, &sources.environment, &mut output),
-        Command::Ps(arguments) => node::ps(arguments, &sources.environment, &mut output),
-        Command::Shrink(arguments) => node::shrink(arguments, &sources.environment, &mut output),
-        Command::Refill(arguments) => node::refill(arguments, &sources.environment, &mut output),
-        Command::Start(arguments) => node::start(arguments, &sources.environment, &mut output),
-        Command::Stop(arguments) => node::stop(arguments, &sources.environment, &mut output),
-        Command::Explain(arguments) => node::explain(arguments, &sources.environment, &mut output),
+        Command::Ps(arguments) => node::ps(arguments, &sources, &config, &mut output),
+        Command::Shrink(arguments) => node::shrink(arguments, &sources, &config, &mut output),
+        Command::Refill(arguments) => node::refill(arguments, &sources, &config, &mut output),
+        Command::Start(arguments) => node::start(arguments, &sources, &config, &mut output),
+        Command::Stop(arguments) => node::stop(arguments, &sources, &config, &mut output),
+        Command::Explain(arguments) => node::explain(arguments, &sources, &config, &mut output),
         Command::Checkpoint(arguments) => {
             checkpoint::run(arguments, &config, &sources.environment, &mut output)
         }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use glake_agent::ask;
-use glake_runtime::config::Environment;
-use glake_wire::{Answer, Ask, DecisionRow, WorkerRow, default_path};
+use glake_runtime::config::{Config, Environment, Sources};
+use glake_wire::{Answer, Ask, DecisionRow, WorkerRow, find_socket};
 
 use super::Failure;
 use super::output::{Output, table};
@@ -94,35 +94,45 @@ Columns:
 JSON fields: ago_s, worker, class, waited_s, needed (bytes), taken (worker, gpu, bytes, why),
 predicted_s, real_s (null: not over, or not granted), outcome";
 
-/// The agent's socket.
-pub(super) fn socket(named: Option<&Path>, environment: &Environment) -> Result<PathBuf, Failure> {
-    let named = named.map(Path::to_owned).or_else(|| environment.get("GLAKE_AGENT").map(PathBuf::from));
-    match named {
-        Some(path) => Ok(path),
-        None => {
-            let folder = environment.get("XDG_RUNTIME_DIR").map(PathBuf::from);
-            default_path(folder.as_deref()).map_err(Failure::usage)
-        }
-    }
+/// The socket of the agent that is there.
+pub(super) fn socket(
+    named: Option<&Path>,
+    config: &Config,
+    environment: &Environment,
+) -> Result<PathBuf, Failure> {
+    named_socket(named, config)
+        .map_or_else(|| find_socket(runtime_dir(environment)).map_err(Failure::usage), Ok)
 }
 
-fn answer(agent: &Agent, environment: &Environment, question: Ask) -> Result<Vec<Answer>, Failure> {
-    ask(&socket(agent.socket.as_deref(), environment)?, question).map_err(Failure::failed)
+/// The socket that an option or the configuration names, as it does for workers.
+pub(super) fn named_socket(named: Option<&Path>, config: &Config) -> Option<PathBuf> {
+    let configured = config.agent.socket.as_deref().filter(|path| !path.as_os_str().is_empty());
+    named.or(configured).map(Path::to_owned)
+}
+
+pub(super) fn runtime_dir(environment: &Environment) -> Option<&Path> {
+    environment.get("XDG_RUNTIME_DIR").map(Path::new)
+}
+
+fn answer(agent: &Agent, sources: &Sources, config: &Config, question: Ask) -> Result<Vec<Answer>, Failure> {
+    let socket = socket(agent.socket.as_deref(), config, &sources.environment)?;
+    ask(&socket, question).map_err(Failure::failed)
 }
 
 pub(super) fn ps(
     arguments: &PsArguments,
-    environment: &Environment,
+    sources: &Sources,
+    config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
     if arguments.metrics {
-        let parts = answer(&arguments.agent, environment, Ask::Metrics)?.into_iter();
+        let parts = answer(&arguments.agent, sources, config, Ask::Metrics)?.into_iter();
         let text: String = parts
             .filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None })
             .collect();
         return output.text(text.trim_end());
     }
-    let answers = answer(&arguments.agent, environment, Ask::Ps)?;
+    let answers = answer(&arguments.agent, sources, config, Ask::Ps)?;
     let rows =
         answers.into_iter().filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None });
     let rows: Vec<WorkerRow> = rows.collect();
@@ -158,41 +168,45 @@ pub(super) fn ps(
 
 pub(super) fn shrink(
     arguments: &WorkerArguments,
-    environment: &Environment,
+    sources: &Sources,
+    config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
-    answer(&arguments.agent, environment, Ask::Shrink { worker })?;
+    answer(&arguments.agent, sources, config, Ask::Shrink { worker })?;
     done(arguments, "shrunk", output)
 }
 
 pub(super) fn refill(
     arguments: &WorkerArguments,
-    environment: &Environment,
+    sources: &Sources,
+    config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
-    answer(&arguments.agent, environment, Ask::Refill { worker })?;
+    answer(&arguments.agent, sources, config, Ask::Refill { worker })?;
     done(arguments, "refilled", output)
 }
 
 pub(super) fn start(
     arguments: &WorkerArguments,
-    environment: &Environment,
+    sources: &Sources,
+    config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
-    answer(&arguments.agent, environment, Ask::Start { worker })?;
+    answer(&arguments.agent, sources, config, Ask::Start { worker })?;
     done(arguments, "started", output)
 }
 
 pub(super) fn stop(
     arguments: &WorkerArguments,
-    environment: &Environment,
+    sources: &Sources,
+    config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let worker = arguments.worker.clone();
-    answer(&arguments.agent, environment, Ask::Stop { worker })?;
+    answer(&arguments.agent, sources, config, Ask::Stop { worker })?;
     done(arguments, "stopped", output)
 }
 
@@ -205,10 +219,11 @@ fn done(arguments: &WorkerArguments, what: &str, output: &mut Output) -> Result<
 
 pub(super) fn explain(
     arguments: &ExplainArguments,
-    environment: &Environment,
+    sources: &Sources,
+    config: &Config,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let answers = answer(&arguments.agent, environment, Ask::Explain)?.into_iter();
+    let answers = answer(&arguments.agent, sources, config, Ask::Explain)?.into_iter();
     let rows = answers.filter_map(|row| if let Answer::Decision(row) = row { Some(row) } else { None });
     let rows: Vec<DecisionRow> = rows.collect();
     let rows = &rows[rows.len().saturating_sub(arguments.last)..];

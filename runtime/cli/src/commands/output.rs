@@ -10,7 +10,7 @@ use super::Failure;
 /// A line below the headers, and nothing else.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Where results go.
+/// Destination of results.
 pub(super) struct Output {
     json: bool,
 }
@@ -25,7 +25,7 @@ impl Output {
         self.json
     }
 
-    /// One JSON object on a line of its own.
+    /// Writes one JSON object on a line.
     pub(super) fn object(&mut self, object: &impl Serialize) -> Result<(), Failure> {
         let text = serde_json::to_string(object).map_err(Failure::failed)?;
         self.line(&text)

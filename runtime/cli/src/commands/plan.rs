@@ -15,7 +15,7 @@ use super::Failure;
 use super::output::{Output, table};
 use super::progress::Progress;
 
-/// What `glake plan` can be asked.
+/// Arguments of `glake plan`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PlanArguments {
@@ -38,7 +38,7 @@ pub struct PlanArguments {
     /// The first seed of what is drawn
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// How many seeds are run; the interval of the 99th percentile is over them
+    /// Number of seeds to run; the interval of the 99th percentile is over them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: u64,
     /// Times the tokens of each request
@@ -47,7 +47,7 @@ pub struct PlanArguments {
     /// Whether workers that run share the GPU's compute, or are each as fast as alone
     #[arg(long, value_name = "on|off", default_value = "on")]
     contention: Contention,
-    /// What was measured of this machine (TOML) [default: an H200]
+    /// Measured speeds of this machine (TOML) [default: an H200]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Also find how many such workers have their first token within S seconds 99 times in a hundred
@@ -65,9 +65,9 @@ pub struct PlanArguments {
 /// Whether workers contend for the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Contention {
-    /// They share it, each as far as its steps compute
+    /// Workers share the GPU in proportion to the time their steps compute
     On,
-    /// They do not slow each other down
+    /// Workers do not slow each other down
     Off,
 }
 
@@ -161,7 +161,7 @@ pub(super) fn run(arguments: &PlanArguments, output: &mut Output) -> Result<(), 
     Ok(())
 }
 
-/// What is planned.
+/// Input of the plan.
 struct Asked<'a> {
     arguments: &'a PlanArguments,
     name: String,

@@ -12,7 +12,7 @@ use glake_replay::trace::Trace;
 use glake_replay::{Refusal, Setting, Subject};
 use glake_runtime::config::{Config, DefragmentLevel};
 
-/// A policy.
+/// Allocation policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Policy {
     /// The product, on a device
@@ -26,7 +26,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All of them, in the order of the table.
+    /// All policies in the order of the table.
     pub const ALL: [Policy; 4] = [Policy::Glake, Policy::Gmlake, Policy::Caching, Policy::Expandable];
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// How a trace is replayed: under a policy, and for the product how far the GPU is behind.
+/// Variant of a replay: its policy, and for the product the lag of the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Variant {
     pub(super) policy: Policy,
@@ -64,7 +64,7 @@ impl<'a> Subjects<'a> {
         Ok(Subjects { config, glake, verify })
     }
 
-    /// How the report names it.
+    /// Returns the variant's name and settings for the report.
     pub(super) fn setting(&self, variant: Variant) -> Setting {
         let policy = variant.policy.to_string();
         match &self.glake {

@@ -56,16 +56,16 @@ fn changes_owner(mode: u32, owner: (u32, u32), ours: (u32, u32)) -> bool {
     (mode & AS_OWNER != 0 && owner.0 != ours.0) || (mode & AS_GROUP != 0 && owner.1 != ours.1)
 }
 
-/// How a program is put together.
+/// Linking of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Linking {
     /// With a loader, which preloads.
     Dynamic,
-    /// Without one.
+    /// Without a dynamic loader.
     Static,
     /// For another kind of processor mode.
     OtherClass,
-    /// A script, say.
+    /// Any other file, such as a script.
     Unknown,
 }
 

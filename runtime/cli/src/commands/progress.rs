@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How far long work is.
+/// Progress bar of long work.
 pub(super) struct Progress {
     bar: ProgressBar,
 }
@@ -25,12 +25,12 @@ impl Progress {
         Progress { bar }
     }
 
-    /// What is being done now.
+    /// Sets the message.
     pub(super) fn say(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
     }
 
-    /// How many steps are done.
+    /// Sets the number of completed steps.
     pub(super) fn reach(&self, step: u64) {
         self.bar.set_position(step);
     }

@@ -14,7 +14,7 @@ use glake_replay::trace::Trace;
 use glake_replay::{FirstOom, Outcome, Report, Timeline, find_limit, replay};
 use glake_runtime::config::{Borrow, Config, Setting};
 
-/// What `glake replay` can be asked.
+/// Arguments of `glake replay`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ReplayArguments {
@@ -27,13 +27,13 @@ pub struct ReplayArguments {
     /// Also find the smallest limit under which the trace completes; takes some twenty replays more
     #[arg(long, conflicts_with = "limit")]
     find_limit: bool,
-    /// How far the GPU is behind the host, in milliseconds: what was freed on one stream is another's only this
-    /// long after. Several with commas
+    /// Lag of the GPU behind the host, in milliseconds: memory freed on one stream becomes available to another only after this time.
+    /// Several with commas
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [100],
           value_parser = milliseconds)]
     gpu_lag_ms: Vec<u64>,
-    /// What a stream may take from another: off, completed (what is surely done) or wait (behind a wait on the
-    /// GPU) [default: completed]
+    /// Memory that a stream may take from another: off, completed (work that has completed) or wait (behind a wait on the GPU) [default:
+    /// completed]
     #[arg(long, value_name = "B")]
     borrow: Option<Borrow>,
     /// The unit of mapping, a multiple of 2MiB [default: 16MiB]
@@ -45,7 +45,7 @@ pub struct ReplayArguments {
     /// Draw live and reserved memory over time into this file (.svg), one panel a trace, one line a policy
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Traces or snapshots
+    /// Traces or snapshots to replay
     #[arg(required = true)]
     trace: Vec<PathBuf>,
 }
@@ -106,7 +106,7 @@ impl ReplayArguments {
         if self.policy.is_empty() { &Policy::ALL } else { &self.policy }
     }
 
-    /// What each trace is replayed with: the models know no lag.
+    /// Returns the variants to replay. The models have no lag.
     fn variants(&self) -> Vec<Variant> {
         let lags = |policy| if policy == Policy::Glake { self.gpu_lag_ms.as_slice() } else { &[0] };
         self.policies()
@@ -160,7 +160,7 @@ pub(super) fn run(arguments: &ReplayArguments, config: &Config, output: &mut Out
     first.map_or(Ok(()), Err)
 }
 
-/// One trace under one policy.
+/// Replay of one trace under one policy.
 struct Task<'a> {
     trace: &'a Trace,
     variant: Variant,

@@ -15,7 +15,7 @@ use crate::installed::{LIBGMLAKE, Library, PRELOAD};
 use glake_runtime::calibrations::Calibrations;
 use glake_runtime::config::{Config, Environment};
 
-/// What `glake run` can be asked.
+/// Arguments of `glake run`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArguments {
@@ -45,7 +45,7 @@ Out of reach: programs that are linked statically or setuid, or have CUDA's runt
               them (nvcc's default; -cudart shared makes it a library, as torch has it)
 Exit codes:   CMD's own; 1 a library is missing, 2 usage, or CMD cannot be executed";
 
-/// What is in CMD's environment that is not in ours.
+/// Variables set for the command in addition to this process's environment.
 type Variables = Vec<(&'static str, OsString)>;
 
 /// Becomes the program; returns only where that fails.

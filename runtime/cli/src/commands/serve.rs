@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -12,11 +12,12 @@ use glake_arbiter::node::NodeFile;
 use glake_meter::{Meter, Nvml};
 use glake_runtime::config::{Config, DeviceChoice, Environment};
 use glake_sim::{SimMeter, load};
+use glake_wire::default_path;
 use serde_json::json;
 
 use super::Failure;
 use super::checkpoint;
-use super::node::socket;
+use super::node::{named_socket, runtime_dir};
 use super::output::{Output, table};
 
 /// What `glake serve` can be asked.
@@ -103,7 +104,8 @@ pub(super) fn run(
     }
     // The file may have been one of these; what asks for the GPUs' memory opens more.
     close_inherited();
-    let socket = socket(arguments.socket.as_deref(), environment)?;
+    let default = || default_path(runtime_dir(environment)).map_err(Failure::usage);
+    let socket = named_socket(arguments.socket.as_deref(), config).map_or_else(default, Ok)?;
     let launcher = Launcher { logs: arguments.logs.clone(), environment: device(config) };
     let options = Options { file, socket, meter: meter(config)?, driver: driver(config), launcher };
     if arguments.check {
@@ -114,9 +116,33 @@ pub(super) fn run(
         return check(&options, output);
     }
     let told = |path: &std::path::Path| {
-        let _ = writeln!(io::stderr(), "glake: serving {}", path.display());
+        let _ = writeln!(
+            io::stderr(),
+            "glake: serving {}; for its workers:\n{}",
+            path.display(),
+            exports(path, config)
+        );
     };
     glake_agent::serve(&options, told).map_err(failure)
+}
+
+/// What a shell is told in which workers are started: where the agent is, and the simulated GPUs or the worker's name.
+fn exports(socket: &Path, config: &Config) -> String {
+    let socket = quoted(&socket.to_string_lossy());
+    let other = match device(config).get("GLAKE_DEVICE") {
+        Some(simulated) => format!("GLAKE_DEVICE={}", quoted(simulated)),
+        None => "GLAKE_WORKER=chat      # its name, another one for each".to_owned(),
+    };
+    format!("export GLAKE_AGENT={socket}\nexport {other}")
+}
+
+/// A word as a POSIX shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%,=".contains(&byte);
+    match word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
 }
 
 fn check(options: &Options, output: &mut Output) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use super::progress::Progress;
 use crate::bench::{self, BenchError, ShrinkNews, ShrinkOptions, ShrinkPhase, ShrinkReport, ShrinkTier};
 use glake_runtime::config::Config;
 
-/// What `glake bench shrink` can be asked.
+/// Arguments of `glake bench shrink`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ShrinkArguments {
@@ -22,22 +22,22 @@ pub struct ShrinkArguments {
     /// In how many blocks
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
     tensors: u32,
-    /// Where its bytes go: host (pinned memory), peer (another GPU's), file. Several with commas
+    /// Destination of the bytes: host (pinned memory), peer (another GPU's), file. Several with commas
     #[arg(long, value_name = "TIER", value_delimiter = ',', default_value = "host")]
     tier: Vec<Tier>,
-    /// How many GPUs' links serve the copies, the region's own among them; 1: no relays [default: all]
+    /// Number of GPUs whose links serve the copies, the region's own included; 1: no relays [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     paths: Option<u32>,
-    /// Whose memory
+    /// GPU to measure
     #[arg(long, value_name = "GPU", default_value_t = 0)]
     target: u32,
-    /// How often it goes and comes after the first time
+    /// Number of shrink and refill cycles after the first
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Pin the host memory before the first shrink
     #[arg(long)]
     prepare: bool,
-    /// Seal the region: once there is a copy of it, it leaves without another one
+    /// Seal the region, so that it leaves without another copy once there is one
     #[arg(long)]
     sealed: bool,
     /// Take digests before bytes leave and compare them when they are back, timed with the rest
@@ -46,7 +46,7 @@ pub struct ShrinkArguments {
     /// The GPU that lends its memory [default: the first other one]
     #[arg(long, value_name = "GPU")]
     peer: Option<u32>,
-    /// Where files lie: the disk below it is what is measured [default: the system's temporary files]
+    /// Folder of the files, whose disk is measured [default: the system's temporary files]
     #[arg(long, value_name = "DIR", value_parser = folder)]
     folder: Option<PathBuf>,
 }
@@ -82,7 +82,7 @@ JSON fields: device, phase (shrink, refill), tier (host, peer, file), bytes, ten
 copied_bytes, leaked_bytes, verified; and target, runs, us, prepared, sealed,
 checked (by digests), calibrated, driver (calls and us of each kind, the last time)";
 
-/// Where bytes go.
+/// Destination of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Tier {
     Host,

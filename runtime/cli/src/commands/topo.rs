@@ -14,7 +14,7 @@ use glake_runtime::backend::Backend;
 use glake_runtime::calibrations::Calibrations;
 use glake_runtime::config::Config;
 
-/// What `glake topo` can be asked.
+/// Arguments of `glake topo`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -16,13 +16,13 @@ use glake_replay::trace::{BlockId, Trace, TraceError};
 const STEPS: u32 = 3000;
 /// Shorter than an extent, so that nothing is stitched on the way.
 const SIZES: [u64; 2] = [1 << 20, 15 << 20];
-/// How much of the limit is live at most while blocks come and go, and when they have gone, in percent.
+/// Maximum live share of the limit while blocks come and go, and share after they have gone, in percent.
 const LIVE: [u64; 2] = [85, 62];
 
-/// Blocks under way.
+/// Blocks in progress.
 #[derive(Debug, Default)]
 pub(super) struct Churn {
-    /// What is alive, in no order.
+    /// Live blocks in no order.
     pub(super) live: Vec<(BlockId, Block)>,
     stamps: Stamps,
     program: String,
@@ -77,12 +77,12 @@ impl Churn {
         Ok(())
     }
 
-    /// Bytes alive.
+    /// Returns the bytes of live blocks.
     pub(super) fn bytes(&self) -> u64 {
         self.live.iter().map(|(_, block)| block.size.get()).sum()
     }
 
-    /// What was done so far.
+    /// Returns the program so far as a trace.
     pub(super) fn trace(&self) -> Result<Trace, TraceError> {
         Trace::from_bytes(Path::new("demo"), self.program.as_bytes(), None)
     }

@@ -1,4 +1,4 @@
-//! What others would need for the same program.
+//! Memory that other allocators would need for the same program.
 
 use glake_units::Bytes;
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! One copy over every link of the server, beside one over the GPU's own.
+//! Copy over every link of the server, compared with one over the GPU's own.
 //!
 //! ```text
 //! one link    host ══link 0══► GPU 0
@@ -21,12 +21,12 @@ use crate::server::{Server, ServerOptions};
 use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
 
-/// How much is copied: on the simulator it is real memory of this machine.
+/// Copy size on the simulator, which uses this machine's memory, and on a GPU.
 const SIZES: [Bytes; 2] = [Bytes::mib(48), Bytes::gib(1)];
-/// How often each is timed, of which the best counts.
+/// Number of timed repetitions, of which the best counts.
 const RUNS: usize = 3;
 const SEED: u64 = 7;
-/// What other links bring at least where they bring anything.
+/// Minimum speed-up expected of additional links.
 const GAIN: f64 = 1.1;
 
 pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoError> {

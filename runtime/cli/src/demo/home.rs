@@ -1,4 +1,4 @@
-//! What is mapped where, followed from the log of the driver's calls: the pool is not asked.
+//! Mappings reconstructed from the log of driver calls, independent of the pool.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// Takes calls in.
+    /// Applies logged calls.
     pub(super) fn follow(&mut self, log: Vec<Logged>) {
         for Logged { call, .. } in log.into_iter().filter(|logged| logged.done) {
             let (start, size) = (call.start.0, call.size.get());
@@ -34,7 +34,7 @@ impl Home {
         self.mapped.range(start..start + size).map(|(start, size)| (*start, *size))
     }
 
-    /// All mappings but those in a range.
+    /// Returns the mappings outside a range.
     pub(super) fn without(&self, (start, size): Range) -> Home {
         let outside = self.mapped.iter().filter(|(at, _)| !(start..start + size).contains(*at));
         Home { mapped: outside.map(|(start, size)| (*start, *size)).collect() }

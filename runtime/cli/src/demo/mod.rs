@@ -37,15 +37,15 @@ use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::config::{self, Config};
 use home::Home;
 
-/// What the pool of the story may reserve.
+/// Memory limit of the demo's pool.
 const LIMIT: Bytes = Bytes::gib(2);
 
-/// One step of the story, told when it is over.
+/// Completed step of the demo.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stage {
     /// Its name, a word.
     pub stage: &'static str,
-    /// What happened, in a sentence for people.
+    /// Sentence for people that says what happened.
     #[serde(skip)]
     pub says: String,
     /// The same in a few words, for a table.
@@ -67,13 +67,13 @@ pub enum DemoError {
     /// The device cannot be had.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The driver refused.
+    /// Error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The pool refused.
+    /// Error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A replay failed.
+    /// Error of a replay.
     #[error(transparent)]
     Replay(#[from] Refusal),
     /// No limit was found under which a program completes.
@@ -118,7 +118,7 @@ impl From<CopyError> for DemoError {
     }
 }
 
-/// Figures by name.
+/// Builds an object of figures by name.
 macro_rules! figures {
     ($($name:literal: $value:expr),* $(,)?) => {
         match serde_json::json!({ $($name: $value),* }) {

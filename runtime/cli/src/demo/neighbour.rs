@@ -15,7 +15,7 @@ use fastrand::Rng;
 const BLOCKS: usize = 8;
 const LARGEST: usize = 2 << 20;
 
-/// What it has done by now, for others to see.
+/// Progress of a neighbour, readable by others.
 #[derive(Debug, Default)]
 pub(super) struct Neighbour {
     done: AtomicBool,
@@ -40,7 +40,7 @@ impl Neighbour {
         Working { neighbour: self, thread: Some(thread) }
     }
 
-    /// How many blocks it has compared and freed.
+    /// Returns the number of blocks compared and freed.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Acquire)
     }
@@ -104,7 +104,7 @@ impl Drop for Working<'_> {
     }
 }
 
-/// What a block holds is not what was written.
+/// Creates the error for a block with wrong contents.
 pub(super) fn differs(what: &str, address: Address, at: u64) -> DemoError {
     DemoError::Bytes(format!("{what} at {address}, byte {at}: not what was written there was found"))
 }

@@ -28,9 +28,9 @@ use glake_replay::trace::BlockId;
 use glake_runtime::backend::Backend;
 use glake_runtime::config::{self, Config};
 
-/// What a block of the region is on average, on the simulator and on a GPU; the extents are as large.
+/// Average block size of the region, and its extent size, on the simulator and on a GPU.
 const BLOCKS: [Bytes; 2] = [Bytes::mib(8), Bytes::mib(128)];
-/// How many there are, and how many of them are freed before the first shrink.
+/// Number of blocks, and number of those freed before the first shrink.
 const COUNT: u64 = 16;
 const FREED: u64 = 4;
 /// A simulated GPU has room for the region and the neighbour, and for little else.
@@ -41,7 +41,7 @@ const TIMEOUT: Duration = Duration::from_secs(4);
 /// The region, what moves it, and the pool of another process.
 struct Setup {
     pool: Arc<GpuPool>,
-    /// As another process has one.
+    /// Pool that stands in for another process.
     guest: Arc<GpuPool>,
     host: Store,
     mover: LinkMover,
@@ -49,7 +49,7 @@ struct Setup {
     stream: PoolStream,
 }
 
-/// What happened.
+/// Measurements of the stage.
 #[derive(Default)]
 struct Told {
     first: Shrunk,
@@ -237,7 +237,7 @@ impl Setup {
         Ok(())
     }
 
-    /// How many bytes were compared: all of the region, or there is an error.
+    /// Compares the whole region and returns its size.
     fn compare(&self) -> Result<Bytes, DemoError> {
         match self.idle.compare()? {
             None => Ok(self.idle.live()),

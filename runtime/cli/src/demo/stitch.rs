@@ -10,7 +10,7 @@ use super::{DemoError, Stage, Story, figures};
 
 /// Bytes written and compared at a time.
 const CHUNK: usize = 4 << 20;
-/// Of the bytes that the stitched block has.
+/// Seed of the stitched block's bytes.
 const SEED: u64 = 1;
 
 pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
@@ -103,7 +103,7 @@ fn write(pool: &GpuPool, block: Block) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// How many bytes at an address are what was written from `place` of the block on, up to the first word that is not.
+/// Returns the number of bytes at an address that match the block's pattern from `place` on, up to the first differing word.
 fn matching(pool: &GpuPool, address: u64, place: u64, size: u64) -> Result<u64, DemoError> {
     let most = usize::try_from(size).unwrap_or(usize::MAX).min(CHUNK);
     let mut found = vec![0; most];
@@ -150,7 +150,7 @@ fn at_home(
     Ok(lent)
 }
 
-/// How many ranges these are once those that touch are joined.
+/// Returns the number of ranges after adjacent ones are merged.
 fn runs(ranges: &[Range]) -> usize {
     let mut sorted = ranges.to_vec();
     sorted.sort_unstable();

@@ -11,7 +11,7 @@ use glake_replay::machine::Machine;
 /// A GPU's own bookkeeping may keep some memory after mappings are gone.
 const SLACK: Bytes = Bytes::mib(64);
 
-/// What a device held before the story began.
+/// Memory in use on a device before the demo.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footprint {
     free: Bytes,

@@ -118,7 +118,7 @@ fn handles(infos: &[DeviceInfo]) -> Check {
     }
 }
 
-/// Which GPUs touch each other's memory: relays need that.
+/// Checks which GPUs can access each other's memory, as relays require.
 fn peers(driver: &dyn Driver, infos: &[DeviceInfo]) -> Check {
     const NAME: &str = "peers";
     if infos.len() < 2 {

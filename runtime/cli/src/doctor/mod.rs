@@ -1,4 +1,4 @@
-//! What this machine can do for GLake, and what to change: `glake doctor`.
+//! Checks of `glake doctor`: what this machine supports, and what to change.
 //!
 //! ```text
 //! device   driver, GPUs, their memory and who reaches whom    ─┐
@@ -18,11 +18,11 @@ pub(crate) use device::checks as device;
 pub(crate) use host::checks as host;
 pub(crate) use program::checks as program;
 
-/// How a check came out.
+/// State of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it should be.
+    /// No action needed.
     Ok,
     /// Something could be better, or is worth knowing.
     Note,
@@ -30,16 +30,16 @@ pub enum State {
     Problem,
 }
 
-/// One thing that was looked at.
+/// Check and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What, in a word or two.
+    /// Subject of the check, in a word or two.
     pub check: &'static str,
-    /// How it came out.
+    /// State of the check.
     pub state: State,
-    /// What was found.
+    /// Finding.
     pub found: String,
-    /// What to do about it; where all is well, what it is good for.
+    /// Advice; if all is well, the benefit.
     pub advice: String,
 }
 

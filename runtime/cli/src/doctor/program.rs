@@ -1,4 +1,4 @@
-//! What programs find: the libraries, PyTorch, variables and the file of settings.
+//! Checks of a program's environment: libraries, PyTorch, variables and the configuration file.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ const VARIABLES: [&str; 9] = [
     "GLAKE_WORKER",
 ];
 
-/// What is asked of Python: the version of torch and of its CUDA, and whether our package is there.
+/// Python program that prints the versions of torch and its CUDA, and whether the package is installed.
 const QUESTION: &str = "\
 import importlib.util as u
 if u.find_spec('torch'):
@@ -88,7 +88,7 @@ fn torch(python: Option<&Path>) -> Check {
     }
 }
 
-/// What a program writes, its errors left out; `None` where it cannot be started.
+/// Runs a program and returns its standard output; `None` if it cannot be started.
 fn said(program: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -6,7 +6,7 @@ use serde_json::{Value, json as object};
 
 use super::paths::paths_json;
 
-/// The object: name, simulated, packages, nodes, host, devices, switches, links, calibrated (null, or the paths).
+/// Returns the JSON object: name, simulated, packages, nodes, host, devices, switches, links, calibrated (null, or the paths).
 pub fn json(topology: &Topology, calibrated: Option<&PathGraph>) -> Value {
     let node = |node: &glake_device::topology::NumaNode| {
         let cpus = if node.cpus.0.is_empty() { Value::Null } else { node.cpus.to_string().into() };

@@ -1,5 +1,4 @@
-//! What `glake topo` shows of a machine or a model: a picture, tables, and one JSON object. Pure: a
-//! [`Topology`](glake_device::topology::Topology) in, text out.
+//! Output of `glake topo`: a picture, tables, and one JSON object. Pure: [`Topology`](glake_device::topology::Topology) in, text out.
 //!
 //! ```text
 //! a100x8 (simulated), bandwidths in GB/s

@@ -1,4 +1,4 @@
-//! What the paths of each GPU give: one a row, in a table below the picture, and as JSON.
+//! Paths of each GPU as table rows and as JSON.
 
 use glake_device::DeviceId;
 use glake_transfer::paths::{Direction, PathGraph, PathRate, Way};
@@ -44,7 +44,7 @@ pub(super) fn paths_json(graph: &PathGraph) -> Value {
     targets(graph).map(of_target).collect()
 }
 
-/// What a GPU's line in the picture says of them: all paths together, to it and from it.
+/// Returns the combined rates of all paths for a GPU's line in the picture.
 pub(super) fn together(graph: &PathGraph, device: DeviceId) -> Option<String> {
     let all = |direction| graph.together(device, direction).0;
     let (to, from) = (all(Direction::ToGpu), all(Direction::FromGpu));

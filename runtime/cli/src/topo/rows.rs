@@ -4,14 +4,14 @@ use glake_device::topology::Topology;
 
 use super::{both_ways, rate};
 
-/// A table: its first `names` columns are text, the others figures.
+/// Table whose first `names` columns are text and the others figures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// How many columns are text.
+    /// Number of text columns.
     pub names: usize,
-    /// One for each column.
+    /// Headers, one per column.
     pub headers: Vec<String>,
-    /// As many cells each.
+    /// Rows, with one cell per column.
     pub rows: Vec<Vec<String>>,
 }
 

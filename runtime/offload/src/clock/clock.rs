@@ -1,4 +1,4 @@
-//! Carries a plan out, step by step.
+//! Clock: executes a plan step by step.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,10 +6,9 @@ use std::sync::Arc;
 use super::Orders;
 use crate::{Follower, ItemId, Pack, Plan, Position, ScopeId, Step, TapeError, Verdict};
 
-/// Says for each step of a pass which copies begin and which must have ended.
+/// Returns, for each step of a pass, which copies begin and which must have completed.
 ///
-/// A pass that is not as the plan's tape is on demand from there on: what it packs is offloaded, and what it unpacks is
-/// reloaded then.
+/// If a pass diverges from the plan's tape, the rest of it runs on demand: packed items are offloaded, and reloaded when they are unpacked.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -35,7 +34,7 @@ use crate::{Follower, ItemId, Pack, Plan, Position, ScopeId, Step, TapeError, Ve
 ///     reloaded.extend_from_slice(orders.reload);
 ///     assert_eq!(orders.verdict == Verdict::Keep, item == ItemId::new(2));
 /// }
-/// assert_eq!(reloaded, [ItemId::new(1), ItemId::new(0)]);    // the last one never left
+/// assert_eq!(reloaded, [ItemId::new(1), ItemId::new(0)]);    // the last item was never offloaded
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -46,23 +45,23 @@ pub struct Clock {
     settled: usize,
     issued: usize,
     replays: usize,
-    /// Scopes that were replayed after the pass diverged, or before.
+    /// Scopes replayed on demand, before or after the pass diverged.
     replayed: HashSet<ScopeId>,
-    /// What is asked for on demand.
+    /// Buffer for an on-demand reload.
     demanded: [ItemId; 1],
 }
 
-/// An item of the pass.
+/// State of an item of the pass.
 #[derive(Clone, Copy, Debug)]
 struct Away {
     verdict: Verdict,
     scope: Option<ScopeId>,
-    /// Offloaded, and no reload of it has been issued since.
+    /// Whether the item is offloaded and no reload has been issued since.
     away: bool,
 }
 
 impl Clock {
-    /// At the begin of a pass.
+    /// Creates a clock at the beginning of a pass.
     pub fn new(plan: Arc<Plan>) -> Self {
         let follower = Follower::new(Arc::clone(plan.tape()));
         Clock {
@@ -77,7 +76,7 @@ impl Clock {
         }
     }
 
-    /// The pass packs bytes that it has not packed before: which item they are, and what is to be done.
+    /// Records that the pass packs a new item. Returns its ID and the orders of the step.
     pub fn packed(&mut self, pack: &Pack) -> (ItemId, Orders<'_>) {
         let (item, position) = (ItemId::new(self.items.len()), self.follower.position());
         let planned = self.follower.packed(pack).then(|| self.plan.verdict(item)).flatten();
@@ -90,10 +89,10 @@ impl Clock {
         (item, orders)
     }
 
-    /// The pass unpacks a handle of `item`.
+    /// Records that the pass unpacks a handle of `item`.
     ///
     /// # Errors
-    /// The pass has packed no such item.
+    /// [`TapeError::UnknownItem`] if the pass has not packed the item.
     pub fn unpacked(&mut self, item: ItemId) -> Result<Orders<'_>, TapeError> {
         let packed = self.items.len();
         let Away { verdict, scope, away } =
@@ -112,30 +111,30 @@ impl Clock {
         Ok(Orders { position, settle: &[], reload, replay, verdict })
     }
 
-    /// The GPU's copy of `item`, which was reloaded, is gone, and the pass goes on: the next unpack that is on demand
-    /// reloads it once more, as where a graph is retained.
+    /// Records that a reloaded copy of `item` was freed during the pass. The next on-demand unpack reloads it again, as for a retained
+    /// graph.
     pub fn freed(&mut self, item: ItemId) {
         if let Some(away) = self.items.get_mut(item.index()) {
             away.away = away.verdict == Verdict::Offload;
         }
     }
 
-    /// From which position on the pass is on demand.
+    /// Returns the position from which the pass runs on demand; `None` while it follows the plan.
     pub fn diverged(&self) -> Option<Position> {
         self.follower.diverged()
     }
 
-    /// Whether every step of the plan's tape was done, and nothing else.
+    /// Returns whether the pass executed every step of the plan's tape and no other.
     pub fn is_complete(&self) -> bool {
         self.follower.is_complete()
     }
 
-    /// What is carried out.
+    /// Returns the plan.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// The next unpack or pack of the tape, where the pass has not diverged: what may be made ready for it.
+    /// Returns the next step of the tape, so that the caller can prepare it; `None` after divergence.
     pub fn next(&self) -> Option<Step> {
         let next = self.plan.tape().steps().get(self.follower.position().0).copied();
         next.filter(|_| self.follower.diverged().is_none())

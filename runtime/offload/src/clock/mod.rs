@@ -1,4 +1,4 @@
-//! Which copy is issued when.
+//! Issue points of copies.
 //!
 //! ```text
 //!  position        packs ────────────►│◄──────────── unpacks

@@ -1,19 +1,19 @@
-//! What is to be done at a step.
+//! Orders of one step.
 
 use crate::{ItemId, Position, ScopeId, Verdict};
 
-/// What is to be done at one step of a pass, in this order: wait, begin reloads, replay, and then the step itself.
+/// Orders of one step of a pass, in this sequence: wait, begin reloads, replay, then the step itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders<'c> {
-    /// The step.
+    /// Position of the step.
     pub position: Position,
-    /// The copies out of these have ended before the step's work (a wait on the GPU): their memory is free from then
-    /// on, where the program holds it no more.
+    /// Items whose copies out must have completed before the step's work (a wait on the GPU). Their memory is free from then on unless the
+    /// program still holds it.
     pub settle: &'c [ItemId],
-    /// The reloads of these begin, in this order; their memory is taken.
+    /// Items whose reloads begin, in this order. They occupy memory from here on.
     pub reload: &'c [ItemId],
-    /// This scope is replayed: what of it is to be recomputed comes to be.
+    /// Scope to replay, which recomputes its dropped items.
     pub replay: Option<ScopeId>,
-    /// Of a pack: what becomes of the item. Of an unpack: what became of it.
+    /// For a pack, the verdict on the item; for an unpack, the verdict it was given.
     pub verdict: Verdict,
 }

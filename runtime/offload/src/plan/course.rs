@@ -1,4 +1,4 @@
-//! A pass in numbers, made once and asked by every trial of verdicts.
+//! Pass in numeric form, computed once and used by every trial of verdicts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use super::{Links, Verdict};
 use crate::{Item, Position, Recompute, ScopeId, Step, Tape};
 
-/// That an item is never unpacked, or is in no scope.
+/// Marks an item that is never unpacked or belongs to no scope.
 pub(crate) const NONE: usize = usize::MAX;
 
-/// A pass: bytes are `i64`, times are microseconds.
+/// Pass in numeric form: bytes as `i64`, times in microseconds.
 ///
-/// Cell `p` is what lies between step `p` and step `p + 1`. All bounds of spans are cells, and included.
+/// Cell `p` lies between step `p` and step `p + 1`. All bounds of spans are inclusive cells.
 #[derive(Clone, Debug)]
 pub(crate) struct Course {
-    /// How many steps, and so cells, there are.
+    /// Number of steps, and therefore of cells.
     pub(crate) cells: usize,
-    /// When each step begins and the last one ends, with nothing waited for or recomputed.
+    /// Begin of each step and end of the last one, without waiting or recomputing.
     pub(crate) begins: Vec<f64>,
-    /// What is held beside items.
+    /// Memory in use in addition to items, per cell.
     pub(crate) rest: Vec<i64>,
     pub(crate) steps: Vec<Step>,
     pub(crate) items: Vec<Span>,
@@ -26,39 +26,39 @@ pub(crate) struct Course {
     pub(crate) rates: Rates,
 }
 
-/// Where an item is held and needed.
+/// Cells in which an item is held or needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) bytes: i64,
-    /// What it takes of the host's memory.
+    /// Host memory of an offloaded item.
     pub(crate) host: u64,
-    /// How long its copies take alone.
+    /// Duration of the copies out and in, each alone on the link.
     pub(crate) out: f64,
     pub(crate) into: f64,
     pub(crate) pack: usize,
-    /// The last cell in which the forward holds it.
+    /// Last cell in which the forward pass holds it.
     pub(crate) release: usize,
-    /// The cells of its first and last unpack.
+    /// Cells of its first and last unpack.
     pub(crate) first: usize,
     pub(crate) last: usize,
-    /// The last cell in which a handle lives.
+    /// Last cell in which a handle is alive.
     pub(crate) end: usize,
     pub(crate) scope: usize,
     pub(crate) recompute: Option<f64>,
     pub(crate) inner: bool,
 }
 
-/// A scope that the program checkpoints.
+/// Scope that the program checkpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) id: ScopeId,
-    /// The first unpack of one of its items: where it would be replayed.
+    /// First unpack of one of its items, where it would be replayed.
     pub(crate) start: usize,
-    /// Those that it can recompute.
+    /// Items that the scope can recompute.
     pub(crate) items: Vec<usize>,
 }
 
-/// What links move in a microsecond, as parts of what they move alone.
+/// Link rates per microsecond while both directions are busy, relative to each direction alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
     pub(crate) out_at_once: f64,
@@ -128,30 +128,30 @@ impl Course {
         }
     }
 
-    /// How long the pass takes with nothing waited for or recomputed.
+    /// Returns the duration of the pass without waiting or recomputing.
     pub(crate) fn compute(&self) -> f64 {
         self.begins.last().copied().unwrap_or_default()
     }
 
-    /// Which scopes these verdicts replay.
+    /// Determines which scopes the verdicts replay.
     pub(crate) fn replayed(&self, verdicts: &[Verdict], replayed: &mut Vec<bool>) {
         replayed.clear();
         let any = |scope: &Scope| scope.items.iter().any(|item| verdicts[*item] == Verdict::Recompute);
         replayed.extend(self.scopes.iter().map(any));
     }
 
-    /// The cell in which the GPU must have an item again: where its scope is replayed, before that.
+    /// Returns the cell in which the item must be on the GPU again; earlier if its scope is replayed.
     pub(crate) fn need(&self, item: &Span, replayed: &[bool]) -> usize {
         let replay = item.scope != NONE && replayed[item.scope] && item.first != NONE;
         if replay { self.scopes[item.scope].start } else { item.first }
     }
 
-    /// Whether an item that leaves the GPU frees a cell.
+    /// Returns whether offloading the item frees any cell.
     pub(crate) fn frees(&self, item: &Span) -> bool {
         self.freed(item).iter().any(|(from, until)| from < until)
     }
 
-    /// The cells that it frees, the last of a range not included: before it is needed, and after its last use.
+    /// Returns the half-open ranges of cells that offloading the item frees: before it is needed, and after its last use.
     pub(crate) fn freed(&self, item: &Span) -> [(usize, usize); 2] {
         let held = item.release + 1;
         match item.first {
@@ -164,7 +164,7 @@ impl Course {
     }
 }
 
-/// Without times each step is taken to be as long as a copy of its item: links are neither idle nor late.
+/// Assumes, without measured times, that each step takes as long as a copy of its item, so that links are neither idle nor late.
 fn untimed(steps: &[Step], items: &[Span]) -> Vec<f64> {
     let length = |step: &Step| match *step {
         Step::Pack(item) => items[item.index()].out,
@@ -177,18 +177,18 @@ fn untimed(steps: &[Step], items: &[Span]) -> Vec<f64> {
     std::iter::once(0.0).chain(steps.iter().scan(0.0, add)).collect()
 }
 
-/// Microseconds.
+/// Converts to microseconds.
 pub(crate) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// A number of bytes to calculate with: exact up to 2^53.
+/// Converts bytes to a float; exact up to 2^53.
 #[allow(clippy::cast_precision_loss)]
 pub(crate) fn amount(bytes: u64) -> f64 {
     bytes as f64
 }
 
-/// A number of bytes that may be taken off another. No GPU has as much as is cut off, and sums stay within the type.
+/// Converts bytes to a signed number. The clamp exceeds any GPU's memory, and sums do not overflow.
 pub(crate) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).min(1 << 44)
 }
@@ -200,8 +200,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::{Pack, Recorder};
 
-    /// Items of 1, 10 and 100 bytes, packed and unpacked in the reverse, beside 100 bytes of rest; the first two are of
-    /// one scope. Each step takes 100 us, as does a copy beside its bytes.
+    /// Items of 1, 10 and 100 bytes, unpacked in reverse order, and 100 bytes of other memory. The first two share a scope. Each step takes
+    /// 100 us, as does the fixed cost of a copy.
     pub(crate) fn small() -> Course {
         let mut recorder = Recorder::new();
         recorder.sampled(Bytes::new(100));

@@ -1,17 +1,17 @@
-//! What must be on the GPU in each cell, whatever the links do.
+//! Memory that must be on the GPU in each cell, independent of the links.
 
 use super::Verdict;
 use super::course::{Course, NONE};
 
-/// Bytes a cell.
+/// Bytes per cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
     cells: Vec<i64>,
 }
 
 impl Curve {
-    /// For these verdicts: kept items; the others while the forward holds them and while the backward uses them, as if
-    /// copies took no time; and the rest.
+    /// Computes the curve of verdicts: kept items; other items while the forward pass holds them and while the backward pass uses them, as
+    /// if copies took no time; and the memory outside items.
     pub(crate) fn fill(&mut self, course: &Course, verdicts: &[Verdict], replayed: &[bool]) {
         self.cells.clear();
         self.cells.resize(course.cells + 1, 0);
@@ -39,12 +39,12 @@ impl Curve {
         }
     }
 
-    /// Its highest point.
+    /// Returns the maximum.
     pub(crate) fn peak(&self) -> i64 {
         self.cells.iter().copied().max().unwrap_or(0)
     }
 
-    /// Its cells.
+    /// Returns the bytes of each cell.
     pub(crate) fn cells(&self) -> &[i64] {
         &self.cells
     }

@@ -1,16 +1,16 @@
-//! Tries all verdicts there are, where a pass has few items: a sweep may end at verdicts of which no one move makes the
-//! pass shorter, and with few items each of them counts.
+//! Exhaustive search for passes with few items. A sweep may end at verdicts that no single move improves, and with few items each of them
+//! matters.
 
 use super::Verdict;
 use super::order::{Arms, together};
 use super::search::Search;
 
-/// How many ways to give each item a verdict are looked at for those that part nothing, which alone are tried: all of
-/// them, or, where they are more than there is work for, none.
+/// Maximum number of combinations of verdicts. Combinations that split inseparable items are skipped, not counted as trials; with more
+/// combinations the search is not exhaustive at all.
 const WAYS: usize = 20_000;
 
 impl Search<'_> {
-    /// Tries all there is, if a search may do as much. Whether it did.
+    /// Tries all combinations if their number permits it. Returns whether it did.
     pub(crate) fn everything(&mut self) -> bool {
         let open: Vec<usize> = (0..self.course.items.len()).filter(|item| self.is_open(*item)).collect();
         let ways = open.iter().try_fold(1, |ways: usize, item| ways.checked_mul(self.choices(*item).len()));
@@ -25,7 +25,7 @@ impl Search<'_> {
         is_done
     }
 
-    /// Way `number` to give `open` items a verdict each; `None`: it parts what goes together.
+    /// Returns combination `number` of verdicts for the `open` items; `None` if it splits inseparable items.
     fn way(&self, open: &[usize], number: usize) -> Option<Vec<Verdict>> {
         let (mut verdicts, mut left) = (self.start(), number);
         for &item in open {
@@ -38,7 +38,7 @@ impl Search<'_> {
         open.iter().all(|item| verdicts[*item] == given[*item]).then_some(verdicts)
     }
 
-    /// The verdicts that an open item may have.
+    /// Returns the possible verdicts of an open item.
     fn choices(&self, item: usize) -> &'static [Verdict] {
         const STORED: [Verdict; 2] = [Verdict::Keep, Verdict::Offload];
         const ALL: [Verdict; 3] = [Verdict::Keep, Verdict::Offload, Verdict::Recompute];

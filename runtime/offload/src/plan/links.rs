@@ -1,4 +1,4 @@
-//! What links between a GPU and the host give a pass.
+//! Rates of the links between a GPU and the host.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use glake_units::Bandwidth;
 
 use super::PlanError;
 
-/// How fast bytes go out of a GPU and into it, over all paths that a pass may use.
+/// Rates of copies out of a GPU and into it, over all paths that a pass may use.
 ///
 /// ```
 /// use glake_offload::Links;
@@ -17,28 +17,28 @@ use super::PlanError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
-    /// Out of the GPU, while nothing goes in.
+    /// Rate out of the GPU while the other direction is idle.
     pub out: Bandwidth,
-    /// Into the GPU, while nothing goes out.
+    /// Rate into the GPU while the other direction is idle.
     pub into: Bandwidth,
-    /// Out of the GPU, while bytes go in.
+    /// Rate out of the GPU while both directions are busy.
     pub out_at_once: Bandwidth,
-    /// Into the GPU, while bytes go out.
+    /// Rate into the GPU while both directions are busy.
     pub into_at_once: Bandwidth,
-    /// What a copy takes beside its bytes.
+    /// Fixed cost of a copy.
     pub copy: Duration,
 }
 
 impl Links {
-    /// What a copy takes by itself, where nothing else was measured.
+    /// Default fixed cost of a copy.
     pub const COPY: Duration = Duration::from_micros(10);
 
-    /// Links whose ways do not slow each other down.
+    /// Creates links whose directions do not slow each other down.
     pub const fn new(out: Bandwidth, into: Bandwidth) -> Self {
         Links { out, into, out_at_once: out, into_at_once: into, copy: Self::COPY }
     }
 
-    /// The same, with these rates while both ways are in use.
+    /// Sets the rates while both directions are busy.
     #[must_use]
     pub const fn at_once(mut self, out: Bandwidth, into: Bandwidth) -> Self {
         (self.out_at_once, self.into_at_once) = (out, into);

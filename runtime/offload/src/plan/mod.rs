@@ -1,16 +1,17 @@
-//! What becomes of each item, under a budget.
+//! Choice of each item's verdict under a budget.
 //!
 //! ```text
-//! Tape, Request ─► Course       the pass in numbers: cells, times, where items are held and needed
+//! Tape, Request ─► Course       numeric pass: cells, times, where items are held and needed
 //!                   │
-//!   verdicts ───────┼─► Curve      what must be on the GPU in each cell, whatever links do; over the budget: no plan
-//!                   ├─► Schedule   which reload begins at which position, which copy out must have ended by then
-//!                   └─► Timing     the pass in virtual time over two queues of a link
-//!   Search ◄────────┘  of few items all verdicts, else orders by value and cost, then a sweep ─► Plan
+//!   verdicts ───────┼─► Curve      memory that must be on the GPU in each cell; above the budget: no plan
+//!                   ├─► Schedule   position at which each reload begins, and by which each copy out must have completed
+//!                   └─► Timing     pass in virtual time over the two directions of a link
+//!   Search ◄────────┘  few items: all verdicts; otherwise orders by value and cost, then a sweep ─► Plan
 //! ```
 //!
-//! Invariants: what a schedule says holds by positions alone, whatever the copies take: time is estimated, memory is
-//! not. The same tape and request give the same plan.
+//! Invariants: a schedule holds by positions alone, whatever the copies take: time is estimated, memory is not. The same tape and request
+//! give
+//! the same plan.
 
 mod course;
 mod curve;

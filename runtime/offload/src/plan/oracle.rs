@@ -1,7 +1,8 @@
-//! The best there is, by trying everything: every verdict of every item, and every position of every reload.
+//! Optimal verdicts by exhaustive enumeration of every verdict of every item and every position of every reload.
 //!
-//! Copies out are waited for only where room runs out, which no earlier wait beats: so with verdicts and reloads all is
-//! said. For tapes of a few items.
+//! Copies out are waited for only where memory runs out, which no earlier wait improves on; so verdicts and reloads determine everything.
+//! For tapes
+//! of a few items.
 
 use super::course::{Course, NONE, signed};
 use super::curve::Curve;
@@ -12,7 +13,7 @@ use super::timing::Clockwork;
 use super::{Preset, Request, Verdict};
 use crate::Tape;
 
-/// Tries everything.
+/// Enumeration state.
 #[derive(Debug)]
 struct Everything<'c> {
     course: &'c Course,
@@ -35,7 +36,7 @@ fn arms(request: &Request) -> Arms {
     }
 }
 
-/// What a search finds that may try so many verdicts, in microseconds; `None`: nothing that fits.
+/// Returns the pass time found by a search limited to `tries` trials, in microseconds; `None` if nothing fits.
 pub(crate) fn found_with(tape: &Tape, request: &Request, tries: usize) -> Option<f64> {
     let course = Course::new(tape, &request.links);
     let search = Search::new(&course, signed(request.budget.get()), request.host_room.get(), arms(request));
@@ -43,7 +44,7 @@ pub(crate) fn found_with(tape: &Tape, request: &Request, tries: usize) -> Option
     search.limit(work).run().map(|best| best.outcome.timing.total)
 }
 
-/// The least time of a pass within the request, in microseconds; `None`: nothing fits.
+/// Returns the minimum pass time within the request, in microseconds; `None` if nothing fits.
 pub(crate) fn least_time(tape: &Tape, request: &Request) -> Option<f64> {
     let arms = arms(request);
     let course = Course::new(tape, &request.links);
@@ -99,7 +100,7 @@ impl Everything<'_> {
         self.place(0, 0);
     }
 
-    /// The `at`-th reload begins at each step from `from` on, for which there is room.
+    /// Tries every feasible step from `from` on for the reload with index `at`.
     fn place(&mut self, at: usize, from: usize) {
         let Some(&index) = self.needed.get(at) else {
             self.schedule.copies_out(self.course, &self.curve, self.budget);

@@ -1,48 +1,48 @@
-//! In which order items leave the GPU: by what they free and what that costs.
+//! Orders in which items leave the GPU, by the memory they free and the cost.
 
 use super::Verdict;
 use super::course::{Course, Span};
 use super::curve::Curve;
 
-/// What may be recomputed.
+/// Items that may be recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arms {
-    /// Nothing.
+    /// None.
     Stored,
-    /// A scope as a whole.
+    /// Whole scopes.
     Scopes,
-    /// Leaves one by one; what lies between them with any of them.
+    /// Single leaves, and with any of them the items between leaves.
     Leaves,
 }
 
-/// How an order is made.
+/// Parameters of an order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recipe {
-    /// The part of all copies that are rather offloaded than recomputed, where both can be.
+    /// Share of the copies that are offloaded rather than recomputed, for items that allow both.
     pub(crate) offloaded: f64,
-    /// What the time of a copy counts, where that of recomputing counts 1.
+    /// Weight of a copy's time relative to that of recomputing.
     pub(crate) price: f64,
-    /// How much more a copy counts whose item is away for a short time.
+    /// Additional weight of a copy whose item is away for a short time.
     pub(crate) haste: f64,
 }
 
-/// Items in order, each with what becomes of it when it leaves.
+/// Items in order, each with its verdict when it leaves.
 pub(crate) type Order = Vec<(usize, Verdict)>;
 
-/// What every order is made from.
+/// Input common to all orders.
 #[derive(Clone, Debug)]
 pub(crate) struct Values {
-    /// Bytes freed where memory is short; 0: nothing.
+    /// Bytes freed in cells above the budget; 0: none.
     value: Vec<f64>,
-    /// How short an item is away, from 0 to 1.
+    /// Shortness of each item's absence, from 0 to 1.
     haste: Vec<f64>,
-    /// Units that can be recomputed, those first of which a link's time saves most.
+    /// Units that can be recomputed, those that save the most link time first.
     units: Vec<(f64, Vec<usize>)>,
     recomputable: f64,
 }
 
 impl Values {
-    /// `kept` is the curve with everything kept.
+    /// Creates the input; `kept` is the curve with everything kept.
     pub(crate) fn new(course: &Course, kept: &Curve, budget: i64, arms: Arms) -> Self {
         let mut over = Vec::with_capacity(course.cells + 1);
         let mut sum = 0.0;
@@ -68,7 +68,7 @@ impl Values {
         values
     }
 
-    /// Whether anything may be recomputed.
+    /// Returns whether anything may be recomputed.
     pub(crate) fn recomputes(&self) -> bool {
         !self.units.is_empty()
     }
@@ -102,7 +102,7 @@ impl Values {
         units
     }
 
-    /// What leaves first, is cheapest for what it frees.
+    /// Returns the items by increasing cost per byte freed.
     pub(crate) fn order(&self, course: &Course, recipe: &Recipe) -> Order {
         let mut leaves = vec![Verdict::Offload; course.items.len()];
         let mut cost: Vec<f64> = course
@@ -134,7 +134,7 @@ impl Values {
     }
 }
 
-/// What must go together does: whole scopes, or what lies between leaves.
+/// Extends verdicts to inseparable items: whole scopes, or the items between leaves.
 pub(crate) fn together(course: &Course, arms: Arms, verdicts: &mut [Verdict]) {
     for scope in &course.scopes {
         if scope.items.iter().any(|item| verdicts[*item] == Verdict::Recompute) {

@@ -1,4 +1,4 @@
-//! Verdicts, and what follows from them for every position.
+//! Plan: verdicts, and their consequences for every position.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,10 +66,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan for passes like `tape`, as `request` asks.
+    /// Creates a plan for passes like `tape` under `request`.
     ///
     /// # Errors
-    /// The budget is below what the pass needs, which the error names; a link's rate is not one.
+    /// [`PlanError::BelowFloor`] with the minimum budget; [`PlanError::Rate`] for an invalid link rate.
     pub fn new(tape: &Arc<Tape>, request: &Request) -> Result<Plan, PlanError> {
         request.links.check()?;
         let course = Course::new(tape, &request.links);
@@ -82,10 +82,10 @@ impl Plan {
         Plan::of(tape, &course, verdicts, budget, request)
     }
 
-    /// The plan with these verdicts, one for each item, within the request's budget; its preset counts for nothing.
+    /// Creates a plan with given verdicts, one per item, within the request's budget. Ignores the preset.
     ///
     /// # Errors
-    /// The verdicts need more than the budget, or are not as many as items; a link's rate is not one.
+    /// [`PlanError::BelowFloor`] if the verdicts need more than the budget; [`PlanError::Verdicts`]; [`PlanError::Rate`].
     pub fn with_verdicts(
         tape: &Arc<Tape>,
         request: &Request,
@@ -99,10 +99,10 @@ impl Plan {
         Plan::of(tape, &course, verdicts.to_vec(), signed(request.budget.get()), request)
     }
 
-    /// The least budget for which there is a plan as `request` asks, whatever its own budget is.
+    /// Returns the smallest budget with a plan for `request`, whatever its own budget is.
     ///
     /// # Errors
-    /// A link's rate is not one.
+    /// [`PlanError::Rate`].
     pub fn floor(tape: &Arc<Tape>, request: &Request) -> Result<Bytes, PlanError> {
         match Plan::new(tape, &Request { budget: Bytes::ZERO, ..*request }) {
             Ok(_) => Ok(Bytes::ZERO),
@@ -147,37 +147,37 @@ impl Plan {
         })
     }
 
-    /// What it is for.
+    /// Returns the tape of the plan.
     pub fn tape(&self) -> &Arc<Tape> {
         &self.tape
     }
 
-    /// What becomes of `item`; `None`: the tape has no such item.
+    /// Returns the verdict of `item`; `None` if the tape has no such item.
     pub fn verdict(&self, item: ItemId) -> Option<Verdict> {
         self.verdicts.get(item.index()).copied()
     }
 
-    /// What becomes of each item.
+    /// Returns the verdict of each item.
     pub fn verdicts(&self) -> &[Verdict] {
         &self.verdicts
     }
 
-    /// Whether nothing leaves the GPU.
+    /// Returns whether every item is kept.
     pub fn keeps_all(&self) -> bool {
         self.verdicts.iter().all(|verdict| *verdict == Verdict::Keep)
     }
 
-    /// The step at which the reload of `item` begins; `None`: it is never reloaded.
+    /// Returns the step at which the reload of `item` begins; `None` if it is never reloaded.
     pub fn reload_at(&self, item: ItemId) -> Option<Position> {
         self.reload_at.get(item.index()).copied().filter(|at| *at != NONE).map(Position)
     }
 
-    /// The most that the process has while the plan is followed, whatever copies take.
+    /// Returns the maximum memory of the process under the plan, whatever copies take.
     pub fn peak(&self) -> Bytes {
         self.held.iter().copied().max().unwrap_or_default()
     }
 
-    /// The most that it would have with the rest of another tape of the same steps, where that is more.
+    /// Returns that maximum with the other memory of another tape of the same steps, if that is larger.
     pub(crate) fn peak_with(&self, other: &Tape) -> Bytes {
         let more = |at: usize| {
             let at = Position(at);
@@ -186,38 +186,38 @@ impl Plan {
         self.held.iter().enumerate().map(|(at, held)| held.saturating_add(more(at))).max().unwrap_or_default()
     }
 
-    /// The most that it has from each step to the next one.
+    /// Returns the maximum memory between each step and the next one.
     pub fn held(&self) -> &[Bytes] {
         &self.held
     }
 
-    /// The most that is reloaded ahead of its use.
+    /// Returns the maximum memory of items reloaded ahead of their use.
     pub fn window(&self) -> Bytes {
         self.window
     }
 
-    /// What of the host's memory it takes.
+    /// Returns the host memory of the offloaded items.
     pub fn host(&self) -> Bytes {
         self.out.iter().map(|item| self.tape.items()[item.index()].pack().link_bytes).sum()
     }
 
-    /// How long a pass is expected to take.
+    /// Returns the estimated time of a pass.
     pub fn time(&self) -> Duration {
         self.time
     }
 
-    /// How much of that it recomputes.
+    /// Returns the part of it spent on recomputing.
     pub fn recompute(&self) -> Duration {
         self.recompute
     }
 
-    /// How much of that it waits for copies.
+    /// Returns the part of it spent waiting for copies.
     pub fn exposed(&self) -> Duration {
         self.exposed
     }
 }
 
-/// The verdicts with the least time.
+/// Returns the verdicts with the least time.
 fn fit(course: &Course, request: &Request, arms: Arms) -> Result<(Vec<Verdict>, i64), PlanError> {
     let budget = signed(request.budget.get());
     let mut search = Search::new(course, budget, request.host_room.get(), arms);
@@ -228,7 +228,7 @@ fn fit(course: &Course, request: &Request, arms: Arms) -> Result<(Vec<Verdict>, 
     Err(below(search.trial.peak(course, &tightest), request))
 }
 
-/// Everything offloaded, with room for copies to overlap.
+/// Returns verdicts that offload everything, with room for overlapping copies.
 fn memory(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), PlanError> {
     let budget = signed(request.budget.get());
     let mut search = Search::new(course, budget, request.host_room.get(), Arms::Stored);
@@ -243,11 +243,11 @@ fn memory(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), Pla
     Ok((verdicts, budget.min(floor + two.max(floor / 30))))
 }
 
-/// The verdicts of the least budget at which nothing is waited for, whatever was asked for.
+/// Returns the verdicts of the smallest budget without waiting, whatever the request's budget is.
 fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), PlanError> {
-    /// What part of a pass is no waiting.
+    /// Part of a pass below which waiting counts as none.
     const NOTHING: f64 = 1e-3;
-    /// How often the range of budgets is halved.
+    /// Number of bisection steps over budgets.
     const HALVINGS: usize = 7;
     const WORK: usize = 10_000;
 

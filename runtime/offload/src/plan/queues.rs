@@ -1,8 +1,8 @@
-//! Two queues of copies in virtual time, out of a GPU and into it, that share links.
+//! Copy queues out of a GPU and into it in virtual time, sharing a link.
 
 use super::course::Rates;
 
-/// What has been enqueued each way, and how far it has come. A copy's size is how long it takes alone.
+/// Enqueued copies of both directions and their progress. A copy's size is its duration alone on the link.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     now: f64,
@@ -10,12 +10,12 @@ pub(crate) struct Queues {
     into: Queue,
 }
 
-/// One way: copies in the order in which they were enqueued.
+/// Copies of one direction, in order.
 #[derive(Clone, Debug, Default)]
 struct Queue {
     copies: Vec<f64>,
     done: usize,
-    /// Of the first that is not done.
+    /// Remaining part of the first incomplete copy.
     left: f64,
 }
 
@@ -34,14 +34,14 @@ impl Queues {
         self.into.push(copy);
     }
 
-    /// Lets time pass until `until`.
+    /// Advances time to `until`.
     pub(crate) fn advance(&mut self, until: f64, rates: Rates) {
         while self.now < until {
             self.step(until, rates);
         }
     }
 
-    /// Lets time pass until so many copies out, and so many in, have ended; says when that is.
+    /// Advances time until the first `out` copies out and `into` copies in have completed, and returns that time.
     pub(crate) fn wait(&mut self, out: usize, into: usize, rates: Rates) -> f64 {
         let (out, into) = (out.min(self.out.copies.len()), into.min(self.into.copies.len()));
         while self.out.done < out || self.into.done < into {
@@ -50,7 +50,7 @@ impl Queues {
         self.now
     }
 
-    /// Until the next copy ends, or `until`.
+    /// Advances to the end of the next copy, or to `until`.
     fn step(&mut self, until: f64, rates: Rates) {
         let (out, into) = (self.out.is_busy(), self.into.is_busy());
         if !out && !into {
@@ -98,7 +98,7 @@ impl Queue {
         self.copies.push(copy);
     }
 
-    /// The first copy has ended.
+    /// Completes the first copy.
     fn end(&mut self) {
         self.done += 1;
         self.left = self.copies.get(self.done).copied().unwrap_or(0.0);

@@ -1,4 +1,4 @@
-//! Which reload begins at which position, and which copy out must have ended by then.
+//! Schedule of a plan: the position at which each reload begins, and by which each copy out must have completed.
 //!
 //! Both follow from positions and bytes, so that they hold whatever the copies take:
 //!
@@ -13,27 +13,27 @@ use super::Verdict;
 use super::course::{Course, NONE};
 use super::curve::Curve;
 
-/// By how much links are taken for slower where a reload's begin is chosen.
+/// Factor by which links are assumed slower than measured when choosing where a reload begins.
 const MARGIN: f64 = 1.1;
 
-/// The two queues, and how far each is at each position.
+/// Both copy queues with their progress at each position.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Schedule {
-    /// Items in the order of their copies out, and of their reloads.
+    /// Items in the order of their copies out and of their reloads.
     pub(crate) out: Vec<usize>,
     pub(crate) into: Vec<usize>,
-    /// How many of `out` must have ended before the step; how many of `into` must have begun.
+    /// Number of `out` that must have completed, and of `into` that must have begun, before each step.
     pub(crate) settled: Vec<usize>,
     pub(crate) issued: Vec<usize>,
-    /// The step at which each item's reload begins.
+    /// Step at which each item's reload begins.
     pub(crate) reload_at: Vec<usize>,
-    /// What is held at most in each cell.
+    /// Maximum memory held in each cell.
     pub(crate) held: Vec<i64>,
-    /// What is reloaded ahead of its use in each cell.
+    /// Memory of items reloaded ahead of their use, per cell.
     pub(crate) ahead: Vec<i64>,
     window: VecDeque<(usize, f64)>,
     needed: Vec<usize>,
-    /// When each step begins with recomputing and without waiting.
+    /// Begin of each step with recomputing and without waiting.
     begins: Vec<f64>,
     shift: Vec<f64>,
     heads: Heads,
@@ -42,7 +42,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// For verdicts whose `curve` is nowhere above `budget`.
+    /// Computes the schedule of verdicts whose `curve` stays within `budget`.
     pub(crate) fn fill(
         &mut self,
         course: &Course,
@@ -79,7 +79,7 @@ impl Schedule {
         }
     }
 
-    /// From the last cell to the first.
+    /// Places reloads, from the last cell to the first.
     fn reloads(&mut self, course: &Course, replayed: &[bool], curve: &Curve, budget: i64) {
         let cells = course.cells;
         self.reload_at.clear();
@@ -146,13 +146,13 @@ impl Schedule {
         self.into.reverse();
     }
 
-    /// The reload of `index` begins at `step`, before all that have been walked.
+    /// Begins the reload of `index` at `step`, before all reloads placed so far.
     fn begin(&mut self, index: usize, step: usize) {
         self.reload_at[index] = step;
         self.into.push(index);
     }
 
-    /// From the first cell to the last: what must have ended before each step, by what begins at which.
+    /// Determines from the first cell to the last which copies must have completed before each step, given where reloads begin.
     pub(crate) fn copies_out(&mut self, course: &Course, curve: &Curve, budget: i64) {
         let cells = course.cells;
         self.released.clear(cells + 1);
@@ -195,7 +195,7 @@ impl Schedule {
         }
     }
 
-    /// About when the last copy out ends.
+    /// Estimates when the last copy out completes.
     fn out_ends(&self, course: &Course) -> f64 {
         let next = |ends: f64, index: &usize| {
             ends.max(self.begins[course.items[*index].pack]) + course.items[*index].out
@@ -204,7 +204,7 @@ impl Schedule {
     }
 }
 
-/// Lists of numbers, one for each position, without an allocation each.
+/// Linked lists of numbers per position, without an allocation each.
 #[derive(Clone, Debug, Default)]
 struct Heads {
     heads: Vec<usize>,
@@ -217,7 +217,7 @@ impl Heads {
         self.heads.resize(positions, NONE);
     }
 
-    /// `number`, below `numbers`, goes before those that `position` has.
+    /// Prepends `number` (below `numbers`) to the list of `position`.
     fn push(&mut self, position: usize, number: usize, numbers: usize) {
         if self.nexts.len() < numbers {
             self.nexts.resize(numbers, NONE);

@@ -1,24 +1,24 @@
-//! Looks for the verdicts that take the least time under a budget.
+//! Search for the verdicts with the least time under a budget.
 
 use super::Verdict;
 use super::course::{Course, Span};
 use super::order::{Arms, Order, Recipe, Values, together};
 use super::trial::{Outcome, Trial};
 
-/// How many items may be looked at in all trials of one search: what bounds its time, whatever the tape.
+/// Maximum number of items examined in all trials of one search, which bounds its time for any tape.
 const WORK: usize = 40_000;
 
-/// How many checks whether verdicts fit take as long as one trial.
+/// Number of feasibility checks that take as long as one trial.
 const CHECK: usize = 6;
 
-/// The best verdicts so far.
+/// Best verdicts found so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Best {
     pub(crate) verdicts: Vec<Verdict>,
     pub(crate) outcome: Outcome,
 }
 
-/// A search: tries, and keeps the best.
+/// Search state.
 #[derive(Debug)]
 pub(crate) struct Search<'c> {
     pub(crate) course: &'c Course,
@@ -28,7 +28,7 @@ pub(crate) struct Search<'c> {
     pub(crate) trial: Trial,
     pub(crate) best: Option<Best>,
     pub(crate) work: usize,
-    /// What is not asked: these verdicts stay.
+    /// Verdicts that are not open to the search.
     fixed: Vec<Option<Verdict>>,
 }
 
@@ -38,20 +38,20 @@ impl<'c> Search<'c> {
         Search { course, budget, host_room, arms, trial: Trial::default(), best: None, work: WORK, fixed }
     }
 
-    /// What the program checkpoints is recomputed, whatever it costs.
+    /// Fixes every item that the program checkpoints to be recomputed, whatever it costs.
     pub(crate) fn fix_recomputed(&mut self) {
         for (fixed, item) in self.fixed.iter_mut().zip(&self.course.items) {
             *fixed = item.recompute.map(|_| Verdict::Recompute);
         }
     }
 
-    /// A part of the work that a search may do.
+    /// Limits the work of the search.
     pub(crate) fn limit(mut self, work: usize) -> Self {
         self.work = work;
         self
     }
 
-    /// The best verdicts there are under the budget; `None`: none fit.
+    /// Returns the best verdicts under the budget; `None` if none fit.
     pub(crate) fn run(&mut self) -> Option<Best> {
         let kept = self.start();
         if self.attempt(&kept).is_some() {
@@ -74,13 +74,13 @@ impl<'c> Search<'c> {
         self.best.clone()
     }
 
-    /// Everything kept but for what is fixed.
+    /// Returns verdicts that keep everything except fixed items.
     pub(crate) fn start(&self) -> Vec<Verdict> {
         self.fixed.iter().map(|fixed| fixed.unwrap_or_default()).collect()
     }
 
-    /// Everything offloaded that frees a cell, as far as the host has room: the largest first where it has not for all.
-    /// The rest is recomputed where it can be.
+    /// Returns verdicts that offload every item that frees a cell, the largest first if host memory is short. The others are recomputed if
+    /// possible.
     pub(crate) fn tightest(&self) -> Vec<Verdict> {
         let mut verdicts = self.start();
         let mut items: Vec<usize> = (0..verdicts.len()).filter(|item| self.is_open(*item)).collect();
@@ -102,17 +102,17 @@ impl<'c> Search<'c> {
         verdicts
     }
 
-    /// Whether a verdict but Keep makes sense of an item, and is to be found.
+    /// Returns whether the search may choose the item's verdict and one other than `Keep` is useful.
     pub(crate) fn is_open(&self, item: usize) -> bool {
         self.fixed[item].is_none() && self.course.frees(&self.course.items[item])
     }
 
-    /// What one attempt takes of the work that a search may do.
+    /// Returns the work that one attempt costs.
     pub(crate) fn work_of_one(&self) -> usize {
         self.course.items.len() + 8
     }
 
-    /// The cost of these verdicts, where they fit and there is work left; the best are kept.
+    /// Tries verdicts and keeps the best. Returns their cost if they fit and work is left.
     pub(crate) fn attempt(&mut self, verdicts: &[Verdict]) -> Option<f64> {
         self.work = self.work.saturating_sub(self.work_of_one());
         let offloaded = self.course.items.iter().zip(verdicts).filter(|(_, to)| **to == Verdict::Offload);
@@ -127,7 +127,7 @@ impl<'c> Search<'c> {
         Some(outcome.cost)
     }
 
-    /// Which part of what can be recomputed is offloaded instead: a few parts, then closer around the best.
+    /// Searches the share of recomputable items that are offloaded instead: a few shares, then finer around the best.
     fn mixes(&mut self, values: &Values) {
         let recipe = |offloaded| Recipe { offloaded, price: 1e-6, haste: 1.0 };
         let mut tried: Vec<(f64, f64)> = Vec::new();
@@ -149,7 +149,7 @@ impl<'c> Search<'c> {
         self.fill(&values.order(self.course, &Recipe { price: 0.3, ..recipe(best(&tried)) }));
     }
 
-    /// The least number of items, in order, with which the rest fits; and some more of them.
+    /// Finds the smallest number of items, in order, that makes the rest fit; then tries a few more.
     fn fill(&mut self, order: &Order) -> Option<f64> {
         let all = self.leave(order, order.len());
         if self.trial.peak(self.course, &all) > self.budget {
@@ -173,7 +173,7 @@ impl<'c> Search<'c> {
         [least, some].into_iter().flatten().reduce(f64::min)
     }
 
-    /// The first `count` of `order` leave, as far as the host has room.
+    /// Returns verdicts under which the first `count` items of `order` leave, host memory permitting.
     fn leave(&self, order: &Order, count: usize) -> Vec<Verdict> {
         let mut verdicts = self.start();
         let mut room = self.host_room;

@@ -1,12 +1,11 @@
-//! Moves items from one verdict to another while that makes a pass shorter.
+//! Local search: changes verdicts while that shortens the pass.
 
 use super::Verdict;
 use super::order::{Arms, together};
 use super::search::Search;
 
 impl Search<'_> {
-    /// From the best verdicts: runs of items, from long to short, then pairs, while anything gets better and there is
-    /// work left.
+    /// Improves the best verdicts by changing runs of items, long ones first, then pairs, while work is left.
     pub(crate) fn sweep(&mut self) {
         let open: Vec<usize> = (0..self.course.items.len()).filter(|item| self.is_open(*item)).collect();
         if self.best.is_none() || open.is_empty() {
@@ -34,14 +33,14 @@ impl Search<'_> {
         self.best.as_ref().map_or(f64::INFINITY, |best| best.outcome.cost)
     }
 
-    /// A run of items gets another verdict, each of the others in turn.
+    /// Tries each other verdict for a run of items.
     fn move_run(&mut self, run: &[usize]) {
         for verdict in [Verdict::Keep, Verdict::Offload, Verdict::Recompute] {
             self.change(&[(run, verdict)]);
         }
     }
 
-    /// One item comes back for another that leaves, or is recomputed for another that is not. Whether anything did.
+    /// Swaps the verdicts of pairs of items. Returns whether that improved anything.
     fn swaps(&mut self, open: &[usize]) -> bool {
         let before = self.cost();
         for &left in open {
@@ -73,7 +72,7 @@ impl Search<'_> {
         }
     }
 
-    /// Gives an item a verdict; one that may be recomputed only with its scope takes that along.
+    /// Sets the verdict of an item, and of its scope if both are inseparable.
     fn give(&self, verdicts: &mut [Verdict], item: usize, verdict: Verdict) {
         let span = &self.course.items[item];
         if verdict == Verdict::Recompute && (span.recompute.is_none() || self.arms == Arms::Stored) {

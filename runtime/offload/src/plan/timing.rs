@@ -1,4 +1,4 @@
-//! A pass in virtual time, along a schedule.
+//! Timing of a pass in virtual time, following a schedule.
 
 use super::Verdict;
 use super::course::{Course, NONE};
@@ -6,26 +6,26 @@ use super::queues::Queues;
 use super::schedule::Schedule;
 use crate::Step;
 
-/// How long a pass takes, in microseconds.
+/// Estimated duration of a pass, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Timing {
     pub(crate) total: f64,
-    /// Of it: recomputing, and waiting for copies.
+    /// Parts of it: recomputing, and waiting for copies.
     pub(crate) recompute: f64,
     pub(crate) exposed: f64,
 }
 
-/// Runs passes; kept for its memory.
+/// Simulates passes; reused to keep its buffers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clockwork {
     queues: Queues,
-    /// How many reloads must have ended before the step's work, by where an item is needed.
+    /// Number of reloads that must have completed before each step.
     arrived: Vec<usize>,
     replays: Vec<f64>,
 }
 
 impl Clockwork {
-    /// The time of a pass that does as `schedule` says.
+    /// Returns the timing of a pass that follows `schedule`.
     pub(crate) fn run(
         &mut self,
         course: &Course,

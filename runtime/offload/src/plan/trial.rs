@@ -1,4 +1,4 @@
-//! Verdicts tried: whether they fit, and how long the pass takes with them.
+//! Trial of verdicts: feasibility and time of the pass.
 
 use super::Verdict;
 use super::course::Course;
@@ -6,10 +6,10 @@ use super::curve::Curve;
 use super::schedule::Schedule;
 use super::timing::{Clockwork, Timing};
 
-/// What a second of a link counts beside one of the pass: of verdicts that take equally long, those with fewer copies.
+/// Weight of a link second relative to a pass second: among verdicts of equal time, prefer fewer copies.
 const LINK_PRICE: f64 = 1e-4;
 
-/// Tries verdicts one after the other; kept for its memory.
+/// Evaluates verdicts; reused to keep its buffers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trial {
     pub(crate) replayed: Vec<bool>,
@@ -18,23 +18,23 @@ pub(crate) struct Trial {
     clockwork: Clockwork,
 }
 
-/// What came of it.
+/// Result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) timing: Timing,
-    /// What is compared: time, and a little for each copy.
+    /// Objective: time plus a small penalty for each copy.
     pub(crate) cost: f64,
 }
 
 impl Trial {
-    /// The highest point of what must be on the GPU.
+    /// Returns the maximum of the memory that must be on the GPU.
     pub(crate) fn peak(&mut self, course: &Course, verdicts: &[Verdict]) -> i64 {
         course.replayed(verdicts, &mut self.replayed);
         self.curve.fill(course, verdicts, &self.replayed);
         self.curve.peak()
     }
 
-    /// `None`: they do not fit into `budget`.
+    /// Evaluates verdicts; `None` if they exceed `budget`.
     pub(crate) fn run(&mut self, course: &Course, verdicts: &[Verdict], budget: i64) -> Option<Outcome> {
         if self.peak(course, verdicts) > budget {
             return None;

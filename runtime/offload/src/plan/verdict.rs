@@ -1,21 +1,21 @@
-//! What becomes of an item.
+//! Verdict on an item.
 
 use crate::Pack;
 
-/// What becomes of an item between its last use in the forward and its first in the backward.
+/// Treatment of an item between its last use in the forward pass and its first use in the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It stays in the GPU's memory.
+    /// Stays in GPU memory.
     #[default]
     Keep,
-    /// It is copied to pinned host memory when it is packed, and reloaded before it is unpacked.
+    /// Copied to pinned host memory when packed, and reloaded before it is unpacked.
     Offload,
-    /// It is dropped, and made again when its scope is needed first.
+    /// Dropped, and recomputed when its scope is first needed.
     Recompute,
 }
 
 impl Verdict {
-    /// Where there is no plan: leaves are computed again, everything else is offloaded.
+    /// Returns the verdict of an item without a plan: leaves are recomputed, all others offloaded.
     pub(crate) fn unplanned(pack: &Pack) -> Self {
         if pack.leaf.is_some() { Verdict::Recompute } else { Verdict::Offload }
     }

@@ -1,4 +1,4 @@
-//! What of a pass's items is on the GPU, as plans count it: what memory has beside is the rest.
+//! Items of a pass on the GPU as plans count them. All other memory of the process counts as the rest.
 
 use std::collections::HashMap;
 
@@ -6,24 +6,24 @@ use glake_units::Bytes;
 
 use crate::{ItemId, Pack, Verdict};
 
-/// The items of one pass on the GPU.
+/// Items of one pass on the GPU.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
     bytes: Bytes,
-    /// What each of them takes that is there.
+    /// Size of each item on the GPU.
     there: HashMap<ItemId, Bytes>,
     sizes: Vec<(Bytes, bool)>,
-    /// They are there until the next step begins.
+    /// Items that stay until the next step begins.
     leaving: Vec<ItemId>,
 }
 
 impl Held {
-    /// What they take.
+    /// Returns the total size of the items.
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub(super) fn step(&mut self) {
         for item in std::mem::take(&mut self.leaving) {
             if let Some(bytes) = self.there.remove(&item) {
@@ -32,8 +32,8 @@ impl Held {
         }
     }
 
-    /// The step packs an item. Unless it is kept, what memory still has of it until it leaves is of the rest: nobody says when it leaves, and
-    /// a plan that keeps it must have room for what comes after it.
+    /// Records a pack. Unless the item is kept, the memory it still occupies until it leaves counts as the rest: the time of that is
+    /// unknown, and a plan that keeps the item must have room for later ones.
     pub(super) fn packed(&mut self, item: ItemId, pack: &Pack, verdict: Verdict) {
         self.sizes.push((pack.bytes, verdict == Verdict::Keep));
         if verdict == Verdict::Keep {
@@ -41,19 +41,19 @@ impl Held {
         }
     }
 
-    /// Reloads begin.
+    /// Records the begin of reloads.
     pub(super) fn reloaded(&mut self, items: &[ItemId]) {
         items.iter().for_each(|item| self.comes(*item));
     }
 
-    /// The step is the last that needs what was reloaded of an item.
+    /// Records that the step is the last to need a reloaded item.
     pub(super) fn freed(&mut self, item: ItemId) {
         if self.sizes.get(item.index()).is_some_and(|(_, kept)| !kept) {
             self.leaving.push(item);
         }
     }
 
-    /// No handle of an item lives any more.
+    /// Records that no handle of an item is alive.
     pub(super) fn dropped(&mut self, item: ItemId) {
         self.leaving.push(item);
     }

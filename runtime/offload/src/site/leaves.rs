@@ -1,17 +1,17 @@
-//! The leaves of a pass: their outputs, stored or not, until their scope is replayed.
+//! Leaves of a pass and their outputs, stored or not, until their scope is replayed.
 //!
-//! What a plan decides of an output must not change the record of the pass, or no later pass would be like it. So all
-//! outputs of a scope are unpacked where its replay begins, stored or not, and one that is not stored counts as held by
-//! its scope until the replay is over.
+//! A plan's verdict on an output must not change the record of the pass, or no later pass would match it. Therefore all outputs of a scope
+//! are
+//! unpacked when its replay begins, stored or not, and an output that is not stored counts as held by its scope until the replay ends.
 
 use crate::{ItemId, ScopeId, Verdict};
 
-/// The leaves of one pass.
+/// Leaves of one pass.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaves {
-    /// In the order of their packs.
+    /// Outputs in the order of their packs.
     outputs: Vec<Output>,
-    /// The scopes that are computed again at this moment.
+    /// Scopes being replayed.
     replaying: Vec<ScopeId>,
     replayed: bool,
     held: usize,
@@ -22,31 +22,31 @@ struct Output {
     item: ItemId,
     scope: ScopeId,
     is_stored: bool,
-    /// Its scope holds it.
+    /// Whether the scope holds the output.
     held: bool,
 }
 
 impl Leaves {
-    /// An output is packed; where it is not stored its scope holds it from here on.
+    /// Records the pack of an output. If it is not stored, its scope holds it from here on.
     pub(super) fn packed(&mut self, item: ItemId, scope: ScopeId, verdict: Verdict) {
         let held = verdict == Verdict::Recompute;
         self.held += usize::from(held);
         self.outputs.push(Output { item, scope, is_stored: !held, held });
     }
 
-    /// Whether what was packed last is stored.
+    /// Returns whether the last packed output is stored.
     pub(super) fn is_last_stored(&self) -> bool {
         self.outputs.last().is_some_and(|output| output.is_stored)
     }
 
-    /// A scope is computed again: its outputs.
+    /// Records the begin of a scope's replay and returns its outputs.
     pub(super) fn replays(&mut self, scope: ScopeId) -> Vec<ItemId> {
         self.replayed = true;
         self.replaying.push(scope);
         self.outputs.iter().filter(|output| output.scope == scope).map(|output| output.item).collect()
     }
 
-    /// A scope was computed again: what it holds no more.
+    /// Records the end of a scope's replay and returns the outputs it no longer holds.
     pub(super) fn replayed(&mut self, scope: ScopeId) -> Vec<ItemId> {
         if let Some(at) = self.replaying.iter().rposition(|replaying| *replaying == scope) {
             self.replaying.remove(at);
@@ -61,29 +61,29 @@ impl Leaves {
         gone
     }
 
-    /// Whether an item was unpacked as its scope's replay began, which goes on.
+    /// Returns whether the item was unpacked by a replay that is still running.
     pub(super) fn is_replaying(&self, item: ItemId) -> bool {
         !self.replaying.is_empty()
             && self.of(item).is_some_and(|output| self.replaying.contains(&output.scope))
     }
 
-    /// Whether nobody but a scope ever had the item.
+    /// Returns whether only a scope ever held the item.
     pub(super) fn was_not_stored(&self, item: ItemId) -> bool {
         self.of(item).is_some_and(|output| !output.is_stored)
     }
 
-    /// The outputs of a scope that were not stored.
+    /// Returns the outputs of a scope that were not stored.
     pub(super) fn not_stored(&self, scope: ScopeId) -> impl Iterator<Item = ItemId> {
         let of = move |output: &&Output| output.scope == scope && !output.is_stored;
         self.outputs.iter().filter(of).map(|output| output.item)
     }
 
-    /// How many outputs scopes hold.
+    /// Returns the number of outputs held by scopes.
     pub(super) fn held(&self) -> usize {
         self.held
     }
 
-    /// Whether a replay has begun, and none goes on.
+    /// Returns whether a replay has begun and none is running.
     pub(super) fn is_behind_replays(&self) -> bool {
         self.replayed && self.replaying.is_empty()
     }

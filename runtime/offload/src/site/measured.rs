@@ -1,24 +1,24 @@
-//! What was measured of a pass.
+//! Measurements of a pass.
 
 use std::time::Duration;
 
 use crate::{ItemId, Position, ScopeId};
 
-/// What was measured of a pass, once its work is done.
+/// Measurements of a pass, available once its work has completed.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// How long after the first pack the step at a position began.
+    /// Time from the first pack to the begin of a step.
     pub marks: Vec<(Position, Duration)>,
-    /// How long the work stood still for a copy before a step.
+    /// Time that the work waited for a copy before a step.
     pub waits: Vec<(Position, Duration)>,
-    /// How long leaves took to compute.
+    /// Time to compute each leaf.
     pub leaves: Vec<(ItemId, Duration)>,
-    /// How long scopes took to be computed again, each with the position of the step behind that.
+    /// Time to replay each scope, with the position of the step after it.
     pub replays: Vec<(Position, ScopeId, Duration)>,
 }
 
 impl Measured {
-    /// How long the pass stood still.
+    /// Returns the total time that the pass waited.
     pub fn waited(&self) -> Duration {
         self.waits.iter().map(|(_, wait)| *wait).sum()
     }

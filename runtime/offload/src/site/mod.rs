@@ -1,4 +1,4 @@
-//! A site that offloads: what its passes were, and what follows for the next one.
+//! Offload site: history of its passes, and decisions for the next one.
 
 mod held;
 mod leaves;

@@ -1,4 +1,4 @@
-//! The plans of a site, one a shape class.
+//! Plans of a site, one per shape class.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,28 +7,28 @@ use glake_units::Bytes;
 
 use crate::{Pack, Plan, PlanError, Preset, Request, ShapeClass, Tape, Verdict};
 
-/// Plans of so many shape classes are kept, those that were used last.
+/// Maximum number of shape classes; the least recently used plan is dropped.
 const MOST: usize = 32;
-/// By what part of the budget memory must have become free to be planned with.
+/// Fraction of the budget (1/n) that must have become free to be used by a new plan.
 const FREED: u64 = 32;
-/// What part of the budget a plan leaves, if there is one that does: memory that has as much more when a pass begins is no reason for
-/// another plan, which would offload, and check, other items.
+/// Fraction of the budget (1/n) that a plan leaves free if possible. Passes that begin with that much more memory in use then need no new
+/// plan, which would offload, and check, other items.
 const SLACK: u64 = 128;
-/// A plan's times come from so many passes.
+/// Number of passes whose times a plan is based on.
 const SAMPLES: u32 = 3;
-/// Other times make another plan where a pass takes less by more than such a part.
+/// Fraction (1/n) of the pass time that a new plan must save to replace one for other times.
 const FASTER: u32 = 64;
 
-/// The plans, the last used first.
+/// Plans, the most recently used one first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plans {
     known: VecDeque<Known>,
     unplanned: Option<Unplanned>,
-    /// How many were made.
+    /// Number of plans made.
     made: u64,
 }
 
-/// A pass that has no plan.
+/// Pass without a plan.
 #[derive(Clone, Debug)]
 struct Unplanned {
     error: PlanError,
@@ -38,22 +38,22 @@ struct Unplanned {
     samples: u32,
 }
 
-/// A plan, and what it was made for.
+/// Plan and its inputs.
 #[derive(Clone, Debug)]
 struct Known {
     class: ShapeClass,
     plan: Arc<Plan>,
     request: Request,
-    /// What memory had when the pass began.
+    /// Memory in use when the pass began.
     base: Bytes,
-    /// Of its items.
+    /// Total size of its items.
     bytes: Bytes,
-    /// How many passes its times come from.
+    /// Number of passes whose times it is based on.
     samples: u32,
 }
 
 impl Known {
-    /// Whether it was made for something else than what is asked now, or for other memory.
+    /// Returns whether the plan was made for another request or other memory in use.
     fn is_old(&self, request: &Request, base: Bytes) -> bool {
         let (more, less) = (base.saturating_sub(self.base), self.base.saturating_sub(base));
         let less = less.saturating_add(request.budget.saturating_sub(self.request.budget));
@@ -64,28 +64,28 @@ impl Known {
 }
 
 impl Plans {
-    /// Why the last pass that was looked at has no plan.
+    /// Returns the reason why the most recent pass has no plan.
     pub(super) fn unplanned(&self) -> Option<&PlanError> {
         self.unplanned.as_ref().map(|unplanned| &unplanned.error)
     }
 
-    /// The plan that was used last.
+    /// Returns the most recently used plan.
     pub(super) fn last(&self) -> Option<&Arc<Plan>> {
         self.known.front().map(|known| &known.plan)
     }
 
-    /// How many were made by now.
+    /// Returns the number of plans made.
     pub(super) fn made(&self) -> u64 {
         self.made
     }
 
-    /// All of them.
+    /// Returns all plans.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Plan>> {
         self.known.iter().map(|known| &known.plan)
     }
 
-    /// The plan of a pass that began with such a pack, as `request` asks and for what memory has now. Of several it is the last one's; under
-    /// a budget that of the largest, which holds for what the others have until they part.
+    /// Returns the plan for a pass that begins with a pack, valid for `request` and the memory in use. Among several it is the most recent
+    /// one; under a budget, the one with the largest items, which also holds for the others until they diverge.
     pub(super) fn begin(&mut self, first: &Pack, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
         let admits = |tape: &Tape| tape.items().first().is_some_and(|item| item.admits(first));
         let is_asked_again = |of: &mut Unplanned| of.request != *request && admits(&of.tape);
@@ -105,7 +105,7 @@ impl Plans {
         self.renew(at, request, base)
     }
 
-    /// A plan that holds for what is asked now, of passes like this one.
+    /// Returns a plan for the same passes that is valid for the current request and memory.
     pub(super) fn renewed(&mut self, plan: &Arc<Plan>, request: &Request, base: Bytes) -> Option<Arc<Plan>> {
         let at = self.known.iter().position(|known| Arc::ptr_eq(&known.plan, plan))?;
         if self.known[at].is_old(request, base) { self.renew(at, request, base) } else { Some(plan.clone()) }
@@ -118,7 +118,7 @@ impl Plans {
         self.last().cloned()
     }
 
-    /// A pass was as its plan: whether the plan holds, with what memory had beside items.
+    /// Checks a plan after a pass followed it, given the memory used outside items.
     pub(super) fn was_followed(&mut self, plan: &Arc<Plan>, tape: &Tape, request: &Request, base: Bytes) {
         let Some(at) = self.known.iter().position(|known| Arc::ptr_eq(&known.plan, plan)) else { return };
         if plan.peak_with(tape) > request.budget.max(plan.peak()) {
@@ -131,7 +131,7 @@ impl Plans {
         }
     }
 
-    /// A pass had no plan, or was not as it.
+    /// Records a pass that had no plan or diverged from it.
     pub(super) fn was_new(&mut self, mut tape: Tape, request: &Request, base: Bytes) {
         // Of one class the largest counts: a plan for it holds for all.
         let mut samples = 0;
@@ -142,7 +142,7 @@ impl Plans {
         self.make(tape, request, base, samples);
     }
 
-    /// The times of a pass are known, and what memory had beside items while it was as ever.
+    /// Records the times of a pass, given the memory used outside items during it.
     pub(super) fn was_timed(&mut self, tape: Tape, request: &Request, base: Bytes) {
         let Some(mut known) = self.take(tape.class()) else {
             self.make(tape, request, base, 1);
@@ -163,12 +163,12 @@ impl Plans {
         }
     }
 
-    /// Whether times of another pass are of use to a plan.
+    /// Returns whether times of another pass would improve a plan.
     pub(super) fn wants_times(&self, plan: &Arc<Plan>) -> bool {
         self.known.iter().any(|known| Arc::ptr_eq(&known.plan, plan) && known.samples < SAMPLES)
     }
 
-    /// Whether they are to one of the plans that were used last.
+    /// Returns whether they would improve one of the `count` most recently used plans.
     pub(super) fn want_times(&self, count: usize) -> bool {
         self.known.iter().take(count).any(|known| known.samples < SAMPLES)
     }
@@ -178,7 +178,7 @@ impl Plans {
         self.known.remove(at)
     }
 
-    /// As `make`, where memory had something else when the pass began.
+    /// Like `make`, for a pass that began with other memory in use.
     fn make_from(
         &mut self,
         mut tape: Tape,
@@ -191,7 +191,7 @@ impl Plans {
         self.make(tape, request, base, samples)
     }
 
-    /// Whether there is a plan, which is the first one then.
+    /// Makes a plan and moves it to the front. Returns whether there is one.
     fn make(&mut self, tape: Tape, request: &Request, base: Bytes, samples: u32) -> bool {
         let (class, bytes) = (tape.class(), tape.items().iter().map(|item| item.pack().bytes).sum());
         let (tape, request) = (Arc::new(tape), *request);
@@ -212,7 +212,7 @@ impl Plans {
     }
 }
 
-/// A plan that leaves a little of the budget; one that leaves nothing if there is no other, or if it keeps everything.
+/// Makes a plan that leaves a part of the budget free, or one without if there is no other or if it keeps everything.
 fn planned(tape: &Arc<Tape>, request: &Request) -> Result<Plan, PlanError> {
     if request.budget == Bytes::MAX {
         return Plan::new(tape, request);

@@ -1,4 +1,4 @@
-//! What a site's passes were, and what follows for the next one.
+//! Site: history of passes, and decisions for the next one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::{
     TapeError, Verdict,
 };
 
-/// So many passes are known that are over and whose times are not told yet.
+/// Maximum number of completed passes whose times are still missing.
 const MOST_OVER: usize = 4;
-/// How often another plan is looked for in one pass.
+/// Maximum number of searches for another plan in one pass.
 const MOST_TRIES: u32 = 4;
 
 /// A site of a program that offloads, pass after pass: a module, or a block of code.
@@ -50,25 +50,25 @@ pub struct Site {
     plans: Plans,
     recorder: Recorder,
     held: Held,
-    /// What memory had when the pass began, and has now.
+    /// Memory of the process at the begin of the pass, and now.
     memory: (Bytes, Bytes),
     over: VecDeque<Over>,
-    /// What the pass did so far.
+    /// Steps of the pass so far.
     steps: Vec<Did>,
-    /// What became of its items, whatever plan said so.
+    /// State of its items, whichever plan decided it.
     stored: Vec<Stored>,
     leaves: Leaves,
     follows: Follows,
     tries: u32,
     passes: u64,
     diverged: u64,
-    /// In so many passes more one may come that has no times.
+    /// Number of further passes among which one without times may occur.
     wanting: usize,
-    /// Whether the last pass was as its plan.
+    /// Whether the last pass followed its plan.
     followed: bool,
 }
 
-/// A pass that is over.
+/// Completed pass.
 #[derive(Debug)]
 struct Over {
     pass: u64,
@@ -77,33 +77,33 @@ struct Over {
     base: Bytes,
 }
 
-/// A step of a pass.
+/// Step of a pass.
 #[derive(Clone, Copy, Debug)]
 enum Did {
     Pack(Pack),
     Unpack(ItemId),
 }
 
-/// An item of a pass.
+/// State of an item of a pass.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     is_offloaded: bool,
-    /// Offloaded, and no reload of it was told since.
+    /// Whether the item is offloaded and no reload was ordered since.
     is_away: bool,
 }
 
-/// What the pass that is under way follows.
+/// Guidance of the current pass.
 #[derive(Debug)]
 enum Follows {
-    /// It has not begun.
+    /// No pass has begun.
     Nothing,
-    /// No plan: what is read is reloaded then.
+    /// No plan: items are reloaded when they are unpacked.
     Demand,
     Plan(Box<Clock>),
 }
 
 impl Site {
-    /// One that has seen no pass.
+    /// Creates a site without history.
     pub fn new(request: Request) -> Self {
         Site {
             request,
@@ -124,8 +124,8 @@ impl Site {
         }
     }
 
-    /// Bytes are packed that this pass has not: which item they are, what becomes of them, and which reloads are to begin
-    /// before, in this order. What is to be recomputed of a leaf has no handle: its scope holds it.
+    /// Records the pack of a new item. Returns its ID, its verdict, and the reloads to begin before, in this order. A leaf output to
+    /// recompute has no handle: its scope holds it.
     pub fn packed(&mut self, pack: Pack) -> (ItemId, Verdict, Vec<ItemId>) {
         // A leaf that no scope computes again is none.
         let pack = Pack { leaf: pack.leaf.filter(|_| pack.scope.is_some()), ..pack };
@@ -169,14 +169,14 @@ impl Site {
         (item, verdict, reloads)
     }
 
-    /// Another pass begins: where scopes alone hold anything, of branches that nothing read, the one before it is over.
+    /// Ends the previous pass if only scopes hold anything of it, for branches that were never read. Called when another pass begins.
     pub fn end_if_over(&mut self) {
         if self.handles() == 0 && self.leaves.is_behind_replays() {
             self.end_pass();
         }
     }
 
-    /// A scope is computed again from here on: which reloads are to begin before, in this order.
+    /// Records the begin of a scope's replay. Returns the reloads to begin before, in this order.
     pub fn replays(&mut self, scope: ScopeId) -> Vec<ItemId> {
         let mut begins = Vec::new();
         for item in self.leaves.replays(scope) {
@@ -188,7 +188,7 @@ impl Site {
         begins
     }
 
-    /// A scope was computed again.
+    /// Records the end of a scope's replay.
     pub fn replayed(&mut self, scope: ScopeId) {
         for item in self.leaves.replayed(scope) {
             let dropped = self.recorder.dropped(item);
@@ -199,18 +199,18 @@ impl Site {
         }
     }
 
-    /// Bytes of the pass are packed once more: they have another handle.
+    /// Records another pack of the same bytes: another handle.
     ///
     /// # Errors
-    /// The pass has no such item.
+    /// [`TapeError::UnknownItem`].
     pub fn shared(&mut self, item: ItemId) -> Result<(), TapeError> {
         self.recorder.shared(item)
     }
 
-    /// A handle is unpacked: which reloads are to begin before, in this order.
+    /// Records an unpack. Returns the reloads to begin before, in this order.
     ///
     /// # Errors
-    /// The pass has no such item.
+    /// [`TapeError::UnknownItem`].
     pub fn unpacked(&mut self, item: ItemId) -> Result<Vec<ItemId>, TapeError> {
         if self.leaves.is_replaying(item) {
             // It was unpacked where the replay began.
@@ -240,7 +240,7 @@ impl Site {
         Ok(reloads)
     }
 
-    /// Those that are away; they are not any more.
+    /// Keeps the items that are away, and marks them as reloading.
     fn told(&mut self, mut reloads: Vec<ItemId>) -> Vec<ItemId> {
         let is_away = |item: &ItemId| {
             self.stored.get_mut(item.index()).is_some_and(|stored| std::mem::take(&mut stored.is_away))
@@ -249,8 +249,7 @@ impl Site {
         reloads
     }
 
-    /// The GPU's copy of an item that was reloaded is gone, and a handle of it lives: it is reloaded when it is unpacked
-    /// again.
+    /// Records that the reloaded copy of an item was freed while a handle is alive. It is reloaded when it is unpacked again.
     pub fn freed(&mut self, item: ItemId) {
         self.held.freed(item);
         if let Follows::Plan(clock) = &mut self.follows {
@@ -261,11 +260,10 @@ impl Site {
         }
     }
 
-    /// A handle is gone. With the last one the pass is over, and what is not planned for yet is. Of an output that is recomputed nobody
-    /// has one.
+    /// Records the end of a handle. The last one ends the pass, which is then planned for if necessary. Recomputed outputs have no handle.
     ///
     /// # Errors
-    /// The pass has no such item, or no handle of it.
+    /// [`TapeError::UnknownItem`], [`TapeError::NoHandle`].
     pub fn dropped(&mut self, item: ItemId) -> Result<(), TapeError> {
         if self.leaves.was_not_stored(item) {
             return Ok(());
@@ -278,70 +276,70 @@ impl Site {
         Ok(())
     }
 
-    /// How many passes are over.
+    /// Returns the number of completed passes.
     pub fn passes(&self) -> u64 {
         self.passes
     }
 
-    /// Whether the last one was as its plan.
+    /// Returns whether the last pass followed its plan.
     pub fn has_followed(&self) -> bool {
         self.followed
     }
 
-    /// How many of them were not as their plan.
+    /// Returns the number of passes that diverged from their plans.
     pub fn diverged(&self) -> u64 {
         self.diverged
     }
 
-    /// Why the last pass that was looked at has no plan.
+    /// Returns the reason why the most recent pass has no plan.
     pub fn unplanned(&self) -> Option<&PlanError> {
         self.plans.unplanned()
     }
 
-    /// The plan that was followed last, or made since.
+    /// Returns the plan that was followed or made most recently.
     pub fn plan(&self) -> Option<&Arc<Plan>> {
         self.plans.last()
     }
 
-    /// How many plans were made by now.
+    /// Returns the number of plans made.
     pub fn plans_made(&self) -> u64 {
         self.plans.made()
     }
 
-    /// What is asked for.
+    /// Returns the current request.
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// Another budget, or other links: from the next pass on.
+    /// Changes the request from the next pass on.
     pub fn ask(&mut self, request: Request) {
         self.request = request;
     }
 
-    /// What an item of the pass takes of the GPU's memory.
+    /// Returns the size of an item of the pass.
     pub fn size(&self, item: ItemId) -> Bytes {
         self.recorder.size(item)
     }
 
-    /// What the last pass added to the memory that there was, if it was as a plan that keeps everything.
+    /// Returns the memory that the last pass added, if it followed a plan that keeps everything.
     pub fn kept_all(&self) -> Option<Bytes> {
         let plan = self.plan().filter(|plan| self.followed && plan.keeps_all())?;
         Some(plan.peak().saturating_sub(self.memory.0))
     }
 
-    /// How many steps the pass has done; 0: none is under way.
+    /// Returns the number of steps of the current pass; 0 if none is in progress.
     pub fn position(&self) -> Position {
         self.recorder.position()
     }
 
-    /// Whether times of a pass that begins are of use: it has no plan, or may become like one whose plan was made without, as one of the
-    /// last passes did.
+    /// Returns whether times of a new pass would be useful: it has no plan, or may follow one made without times, as one of the last passes
+    /// did.
     pub fn may_want_times(&self) -> bool {
         let untimed = || self.plans.want_times(MOST_OVER);
         self.wants_times() || self.wanting > 0 && untimed() && self.request.preset != Preset::Memory
     }
 
-    /// Whether times of the pass that is under way are of use: it has no plan, or one that was made with those of few passes.
+    /// Returns whether times of the current pass are useful: it has no plan, or one based on few passes.
     fn wants_times(&self) -> bool {
         let untimed = match &self.follows {
             Follows::Plan(clock) => self.plans.wants_times(clock.plan()),
@@ -352,7 +350,7 @@ impl Site {
         untimed && self.request.preset != Preset::Memory
     }
 
-    /// What the process has of the GPU's memory before the next step, and had at most since this was said last: what of it is not items is
+    /// Records the GPU memory of the process before the next step, and its maximum since the last call. All of it except items counts as
     /// the rest.
     pub fn sampled(&mut self, now: Bytes, most: Bytes) {
         if self.recorder.position() == Position(0) {
@@ -363,7 +361,7 @@ impl Site {
         self.memory.1 = now;
     }
 
-    /// What was measured of the pass that was the `pass`-th to end, from 1; nothing happens where it is not known any more.
+    /// Records the measurements of pass number `pass`, counted from 1. Ignored if the pass is no longer known.
     pub fn measured(&mut self, pass: u64, measured: &Measured) {
         let Some(at) = self.over.iter().position(|over| over.pass == pass) else { return };
         let Some(Over { mut recorder, leaves, base, .. }) = self.over.remove(at) else { return };
@@ -383,7 +381,8 @@ impl Site {
         self.plans.was_timed(recorder.finish(), &self.request, base);
     }
 
-    /// What becomes of an item without a plan: under a budget half of the room that there was at the begin of the pass is filled first.
+    /// Returns the verdict of an item without a plan. Under a budget, half of the memory that was free at the begin of the pass is filled
+    /// first.
     fn demands(&self, pack: &Pack) -> Verdict {
         let (base, now) = self.memory;
         let budget = self.request.budget;
@@ -396,8 +395,8 @@ impl Site {
         }
     }
 
-    /// A pass that has just left its plan may be one that is known too: it follows that one's from here on, and has what should have
-    /// begun by now begin. What the first plan has had begun is begun.
+    /// Switches a pass that has just diverged to another known plan that it matches so far, and orders the reloads that should have begun
+    /// by now. Reloads ordered by the first plan remain in effect.
     fn or_of_another_plan(&mut self, reloads: Vec<ItemId>) -> Vec<ItemId> {
         let Follows::Plan(clock) = &self.follows else { return reloads };
         // At its first step beside it, and a few times at most.
@@ -417,7 +416,7 @@ impl Site {
         begun
     }
 
-    /// How many handles the program has.
+    /// Returns the number of handles that the program holds.
     fn handles(&self) -> usize {
         self.recorder.live() - self.leaves.held()
     }
@@ -452,7 +451,7 @@ impl Site {
     }
 }
 
-/// A clock of a plan that these steps are of, and all that it has had begun.
+/// Returns a clock of a plan that matches the steps, with all reloads it has ordered.
 fn follow(plan: &Arc<Plan>, steps: &[Did]) -> Option<(Clock, Vec<ItemId>)> {
     let (mut clock, mut begun) = (Clock::new(plan.clone()), Vec::new());
     for step in steps {

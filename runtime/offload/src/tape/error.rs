@@ -1,25 +1,25 @@
-//! Why an event of a pass is not one of it.
+//! Errors of recorded events.
 
 use crate::ItemId;
 
-/// Why an event cannot have happened in a pass. Nothing of the record has changed.
+/// Event that cannot occur in the pass. The record is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TapeError {
-    /// No such item was packed.
+    /// Item that the pass has not packed.
     #[error(
         "{item} was never packed in this pass, which packed {packed}: give the id that its pack returned"
     )]
     UnknownItem {
-        /// What was named.
+        /// Item of the event.
         item: ItemId,
-        /// How many items the pass has packed.
+        /// Number of items packed so far.
         packed: usize,
     },
-    /// Its last handle is gone.
+    /// Item without a live handle.
     #[error("no handle of {item} lives any more: an item is unpacked and dropped only while one does")]
     NoHandle {
-        /// What was named.
+        /// Item of the event.
         item: ItemId,
     },
 }

@@ -1,11 +1,11 @@
-//! A later pass beside the tape of an earlier one.
+//! Comparison of a later pass with an earlier tape.
 
 use std::sync::Arc;
 
 use super::{Step, Tape};
 use crate::{ItemId, Pack, Position};
 
-/// Follows a pass along a tape, step by step, and says from which position on it is another one.
+/// Follows a pass along a tape, step by step, and reports where it diverges.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -32,12 +32,12 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// At the begin of a pass.
+    /// Creates a follower at the begin of a pass.
     pub fn new(tape: Arc<Tape>) -> Self {
         Follower { tape, steps: 0, packs: 0, diverged: None }
     }
 
-    /// The pass packs its next item. Whether it is still as the tape.
+    /// Records the next pack. Returns whether the pass still matches the tape.
     pub fn packed(&mut self, pack: &Pack) -> bool {
         let next = ItemId::new(self.packs);
         self.packs += 1;
@@ -46,28 +46,28 @@ impl Follower {
         self.step(like)
     }
 
-    /// The pass unpacks `item`. Whether it is still as the tape.
+    /// Records an unpack of `item`. Returns whether the pass still matches the tape.
     pub fn unpacked(&mut self, item: ItemId) -> bool {
         let like = self.tape.steps().get(self.steps) == Some(&Step::Unpack(item));
         self.step(like)
     }
 
-    /// The position of the next step.
+    /// Returns the position of the next step.
     pub fn position(&self) -> Position {
         Position(self.steps)
     }
 
-    /// From which position on the pass is not as the tape.
+    /// Returns the position of the divergence; `None` while the pass matches.
     pub fn diverged(&self) -> Option<Position> {
         self.diverged
     }
 
-    /// Whether every step of the tape was done, and nothing else.
+    /// Returns whether the pass executed every step of the tape and no other.
     pub fn is_complete(&self) -> bool {
         self.diverged.is_none() && self.steps == self.tape.steps().len()
     }
 
-    /// What is followed.
+    /// Returns the tape.
     pub fn tape(&self) -> &Arc<Tape> {
         &self.tape
     }

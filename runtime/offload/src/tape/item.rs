@@ -1,4 +1,4 @@
-//! What a tape knows of one item.
+//! Items of a tape.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use crate::{Position, ScopeId};
 
-/// What is known of an item when it is packed.
+/// Properties of an item when it is packed.
 ///
 /// ```
 /// use glake_offload::{Pack, ScopeId};
@@ -17,43 +17,43 @@ use crate::{Position, ScopeId};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pack {
-    /// What it takes of the GPU's memory.
+    /// Size in GPU memory.
     pub bytes: Bytes,
-    /// What goes over the link each way, after exact narrowing; what it takes of the host's memory.
+    /// Bytes copied over the link each way, after exact narrowing; also its size in host memory.
     pub link_bytes: Bytes,
-    /// The layer that packs it.
+    /// Layer that packs it.
     pub scope: Option<ScopeId>,
-    /// What it is to a leaf of its scope; `None`: nothing, and no replay makes it again.
+    /// Role in a leaf of its scope; `None`: none, and no replay recomputes it.
     pub leaf: Option<LeafPart>,
 }
 
-/// What a leaf leaves behind: a replay of its scope computes the leaf again where this was not stored.
+/// Data that a leaf leaves behind. A replay of its scope recomputes the leaf unless the data was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeafPart {
-    /// What it gave.
+    /// Its output.
     Output,
-    /// What it saved beside the output, which is packed before it: stored where that is, as neither is of use without the other.
+    /// Data that it saved in addition to its output, which is packed before: stored together with it, as neither is of use alone.
     Beside,
 }
 
-/// How an item comes to be again when its scope's forward is run once more.
+/// Method by which a replay of the scope recreates an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
-    /// It is a leaf's output: the leaf takes this long, and is passed over where its output was stored.
+    /// Output of a leaf that takes this long and is skipped if its output was stored.
     Leaf(Duration),
-    /// It is made between leaves: it comes to be whenever its scope is replayed, and takes this long.
+    /// Item between leaves, recreated by every replay of its scope, which takes this long.
     Inner(Duration),
 }
 
 impl Recompute {
-    /// How long it takes.
+    /// Returns the time to recompute the item.
     pub const fn time(self) -> Duration {
         match self {
             Recompute::Leaf(time) | Recompute::Inner(time) => time,
         }
     }
 
-    /// As `now` says, in the lesser time of both; no time is one that nobody measured.
+    /// Returns `now` with the lesser of both times. A time of zero counts as unmeasured.
     pub(super) fn lesser(self, now: Recompute) -> Recompute {
         let measured = [self.time(), now.time()].into_iter().filter(|time| !time.is_zero());
         let time = measured.min().unwrap_or_default();
@@ -64,7 +64,7 @@ impl Recompute {
     }
 }
 
-/// An item of a tape: where in the recorded order it was packed, used and unpacked.
+/// Item of a tape, with the positions at which it was packed, released and unpacked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     pub(crate) pack: Pack,
@@ -76,72 +76,72 @@ pub struct Item {
 }
 
 impl Item {
-    /// What was known when it was packed.
+    /// Returns the properties at its pack.
     pub const fn pack(&self) -> Pack {
         self.pack
     }
 
-    /// How its scope can recompute it; `None` where the program checkpoints nothing there.
+    /// Returns how its scope can recompute it; `None` if the program checkpoints nothing there.
     pub const fn recompute(&self) -> Option<Recompute> {
         self.recompute
     }
 
-    /// The step that packs it.
+    /// Returns the step that packs it.
     pub const fn packed(&self) -> Position {
         self.packed
     }
 
-    /// From this step on nothing of the forward holds its storage.
+    /// Returns the first step before which the forward pass no longer holds its storage.
     pub const fn released(&self) -> Position {
         self.released
     }
 
-    /// The steps that unpack it, in order; empty for a branch that no backward used.
+    /// Returns the steps that unpack it, in order; empty for a branch that no backward pass used.
     pub fn unpacks(&self) -> &[Position] {
         &self.unpacks
     }
 
-    /// From this step on no handle of it lives.
+    /// Returns the first step before which no handle of it is alive.
     pub const fn dropped(&self) -> Position {
         self.dropped
     }
 }
 
 impl Pack {
-    /// An item of `bytes`, all of which go over a link, in no scope.
+    /// Creates an item of `bytes` that is copied completely, in no scope.
     pub const fn new(bytes: Bytes) -> Self {
         Pack { bytes, link_bytes: bytes, scope: None, leaf: None }
     }
 
-    /// The same, of which `link_bytes` go over a link.
+    /// Reduces the bytes copied over the link.
     #[must_use]
     pub const fn narrowed_to(mut self, link_bytes: Bytes) -> Self {
         self.link_bytes = link_bytes;
         self
     }
 
-    /// The same, packed by `scope`.
+    /// Sets the scope that packs it.
     #[must_use]
     pub const fn within(mut self, scope: ScopeId) -> Self {
         self.scope = Some(scope);
         self
     }
 
-    /// The same, as the output of a leaf.
+    /// Marks it as the output of a leaf.
     #[must_use]
     pub const fn leaf(mut self) -> Self {
         self.leaf = Some(LeafPart::Output);
         self
     }
 
-    /// The same, as what the leaf saved whose output was packed before.
+    /// Marks it as additional data of the leaf whose output was packed before.
     #[must_use]
     pub const fn beside(mut self) -> Self {
         self.leaf = Some(LeafPart::Beside);
         self
     }
 
-    /// Whether it is a leaf's output.
+    /// Returns whether it is a leaf's output.
     pub const fn is_output(&self) -> bool {
         matches!(self.leaf, Some(LeafPart::Output))
     }

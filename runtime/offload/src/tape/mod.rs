@@ -1,14 +1,13 @@
-//! What one pass did: which items it packed, in which order it unpacked them, when, and what else its memory held.
+//! Tape: record of one pass. It holds the items in pack order, the order and times of unpacks, and the other memory of the process.
 //!
 //! ```text
-//!  position   0      1      2      3        4        5          as many packs and unpacks came before
+//!  position   0      1      2      3        4        5          number of packs and unpacks before
 //!  step       pack a pack b pack c unpack c unpack b unpack a
 //!  item a     ├─held by forward─┤ . . . . . . . . .  ├used┤     released, first and last unpack
-//!  rest       what the process has beside items, in each cell between two steps
+//!  rest       memory of the process in addition to items, in each cell between two steps
 //! ```
 //!
-//! Invariants of a tape: items are numbered in the order of their packs; every unpack names an item packed before it;
-//! times never go back.
+//! Invariants: items are numbered in pack order; every unpack names an item packed before it; times never decrease.
 
 mod error;
 mod follower;

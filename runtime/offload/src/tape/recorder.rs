@@ -1,4 +1,4 @@
-//! Builds a tape event by event.
+//! Recorder of a tape.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub struct Recorder {
     rest: Rest,
 }
 
-/// An item of a pass that goes on.
+/// Item of a pass in progress.
 #[derive(Clone, Debug)]
 struct Open {
     pack: Pack,
@@ -54,12 +54,12 @@ struct Open {
 }
 
 impl Recorder {
-    /// Before the first pack.
+    /// Creates a recorder before the first pack.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes are packed that no item of this pass has: they are its next item, with one handle.
+    /// Records the pack of a new item, with one handle.
     pub fn packed(&mut self, pack: Pack) -> ItemId {
         let (item, packed) = (ItemId::new(self.items.len()), self.position());
         let open = Open {
@@ -77,28 +77,28 @@ impl Recorder {
         item
     }
 
-    /// The bytes of `item` are packed once more: it has another handle.
+    /// Records another pack of the bytes of `item`: another handle.
     pub fn shared(&mut self, item: ItemId) -> Result<(), TapeError> {
         self.handled(item)?.handles += 1;
         self.live += 1;
         Ok(())
     }
 
-    /// The checkpoint around `item` can make it again so. May be told at any time.
+    /// Records that the checkpoint around `item` can recompute it. May be called at any time.
     pub fn recomputable(&mut self, item: ItemId, recompute: Recompute) -> Result<(), TapeError> {
         self.item(item)?.recompute = Some(recompute);
         Ok(())
     }
 
-    /// Nothing of the program holds the storage of `item` any more. Where nobody says so, it is taken as held until its
-    /// scope has packed its last item before `item` is unpacked; in no scope, until the next step.
+    /// Records that the program no longer holds the storage of `item`. Without this call, the storage counts as held until its scope has
+    /// packed its last item before `item` is unpacked; in no scope, until the next step.
     pub fn released(&mut self, item: ItemId) -> Result<(), TapeError> {
         let now = self.position();
         self.item(item)?.released = Some(now);
         Ok(())
     }
 
-    /// A handle of `item` is unpacked. It lives on: a graph that is retained unpacks it again.
+    /// Records an unpack of a handle, which stays alive: a retained graph unpacks it again.
     pub fn unpacked(&mut self, item: ItemId) -> Result<(), TapeError> {
         let now = self.position();
         self.handled(item)?.unpacks.push(now);
@@ -106,7 +106,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// A handle of `item` is gone, unpacked or not.
+    /// Records the end of a handle of `item`, unpacked or not.
     pub fn dropped(&mut self, item: ItemId) -> Result<(), TapeError> {
         let now = self.position();
         let open = self.handled(item)?;
@@ -118,54 +118,53 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether a handle of `item` lives, as an error.
+    /// Returns an error unless a handle of `item` is alive.
     pub(crate) fn holds(&mut self, item: ItemId) -> Result<(), TapeError> {
         self.handled(item).map(drop)
     }
 
-    /// So much time has passed since the first pack.
+    /// Records the time since the first pack at the current position.
     pub fn mark(&mut self, since_begin: Duration) {
         self.mark_at(self.position(), since_begin);
     }
 
-    /// So much time had passed since the first pack when the step at `position` began.
+    /// Records the time since the first pack at the begin of the step at `position`.
     pub fn mark_at(&mut self, position: Position, since_begin: Duration) {
         self.times.mark(position, since_begin);
     }
 
-    /// Before the step at `position` the work stood still so long, for a copy, or recomputed what the tape has as
-    /// stored: this is no time of the pass itself.
+    /// Records that the work waited before the step at `position`, for a copy or for recomputing an item that the tape has as stored. This
+    /// time does not count as the pass's own.
     pub fn waited_at(&mut self, position: Position, wait: Duration) {
         self.times.wait(position, wait);
     }
 
-    /// The process has so much of the GPU's memory beside items, contexts included; or had at most since the last
-    /// sample.
+    /// Records the GPU memory of the process in addition to items, contexts included, or its maximum since the last sample.
     pub fn sampled(&mut self, rest: Bytes) {
         self.rest.sample(self.position(), rest);
     }
 
-    /// What an item takes; nothing where there is none.
+    /// Returns the size of an item; 0 if there is none.
     pub(crate) fn size(&self, item: ItemId) -> Bytes {
         self.items.get(item.index()).map(|open| open.pack.bytes).unwrap_or_default()
     }
 
-    /// How many packs and unpacks there were.
+    /// Returns the number of packs and unpacks so far.
     pub fn position(&self) -> Position {
         Position(self.steps.len())
     }
 
-    /// How many handles live.
+    /// Returns the number of live handles.
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// Whether the pass has begun and no handle lives.
+    /// Returns whether the pass has begun and no handle is alive.
     pub fn is_over(&self) -> bool {
         !self.items.is_empty() && self.live == 0
     }
 
-    /// What was recorded. What still has a handle is taken as held to the end.
+    /// Returns the tape. Items with live handles count as held until the end.
     pub fn finish(self) -> Tape {
         let (end, last_packs) = (self.position(), self.last_packs());
         let items = self.items.into_iter().enumerate().map(|(index, open)| {
@@ -190,7 +189,7 @@ impl Recorder {
         }
     }
 
-    /// For each item the step after the last pack of its scope that comes before its own first unpack.
+    /// Returns for each item the step after the last pack of its scope before its own first unpack.
     fn last_packs(&self) -> Vec<Position> {
         let mut packs: HashMap<ScopeId, Vec<Position>> = HashMap::new();
         for open in &self.items {
@@ -214,14 +213,14 @@ impl Recorder {
         self.items.get_mut(item.index()).ok_or(TapeError::UnknownItem { item, packed })
     }
 
-    /// The item, while a handle of it lives.
+    /// Returns the item if a handle of it is alive.
     fn handled(&mut self, item: ItemId) -> Result<&mut Open, TapeError> {
         let open = self.item(item)?;
         if open.handles == 0 { Err(TapeError::NoHandle { item }) } else { Ok(open) }
     }
 }
 
-/// How long a leaf is taken to compute of which nothing was measured: as a matmul of 4,096 columns, 9 ps a byte.
+/// Returns the assumed time of a leaf without measurements: that of a matmul with 4,096 columns, 9 ps a byte.
 #[allow(clippy::cast_precision_loss)] // a number of bytes
 fn untimed(pack: Pack) -> Recompute {
     Recompute::Leaf(Duration::from_secs_f64(pack.bytes.get() as f64 * 9e-12))

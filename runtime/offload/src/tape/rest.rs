@@ -1,4 +1,4 @@
-//! What a process has of a GPU's memory beside the items of its pass.
+//! GPU memory of a process in addition to the items of its pass.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use glake_units::Bytes;
 
 use crate::Position;
 
-/// Samples of the rest, each taken as many steps in as its position says.
+/// Samples of this memory, by position.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rest {
     samples: Vec<(Position, Bytes)>,
 }
 
 impl Rest {
-    /// So much was held beside items when `at` steps had been done, or at most since the sample before.
+    /// Records a sample after `at` steps, or the maximum since the previous one.
     pub(super) fn sample(&mut self, at: Position, rest: Bytes) {
         self.samples.push((at, rest));
     }
 
-    /// The rest in each of `cells` cells, a cell following its step: never less than the samples on either side of it.
+    /// Returns the memory in each of `cells` cells, where a cell follows its step: at least the samples on both sides.
     pub(super) fn resolve(&self, cells: usize) -> Vec<Bytes> {
         let mut curve = vec![Bytes::ZERO; cells];
         if cells == 0 {

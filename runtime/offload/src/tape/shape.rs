@@ -1,4 +1,4 @@
-//! Passes that are alike: the same order, and sizes of the same bucket.
+//! Shape classes: passes with the same order and sizes in the same buckets.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use glake_units::Bytes;
 
 use super::{LeafPart, Pack, Step, Tape};
 
-/// Stable over processes and versions: passes of one order, whose sizes lie in the same buckets, have the same.
+/// Key of a shape class, stable across processes and versions.
 ///
-/// A bucket is an eighth of an octave: what lies in one differs by less than an eighth of itself.
+/// A bucket is an eighth of an octave: sizes in it differ by less than an eighth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShapeClass(u64);
 
-/// FNV-1a: its definition fits here, so that no version of a dependency changes a key.
+/// Offset basis of FNV-1a, implemented here so that no dependency can change the key.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
 impl ShapeClass {
-    /// The class of `tape`.
+    /// Returns the class of `tape`.
     pub(super) fn of(tape: &Tape) -> Self {
         let mut hash = OFFSET;
         let mut eat = |word: u64| {
@@ -47,7 +47,7 @@ impl ShapeClass {
         ShapeClass(hash)
     }
 
-    /// The key as a number, to keep plans by.
+    /// Returns the key as a number.
     pub const fn key(self) -> u64 {
         self.0
     }
@@ -59,7 +59,7 @@ impl fmt::Display for ShapeClass {
     }
 }
 
-/// Which eighth of which octave.
+/// Returns the bucket of a size: octave and eighth.
 pub(super) fn bucket(bytes: Bytes) -> u64 {
     let bytes = bytes.get();
     if bytes < 16 {

@@ -1,4 +1,4 @@
-//! The record of a pass.
+//! Record of a pass.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use glake_units::Bytes;
 use super::{Item, ShapeClass, shape::bucket};
 use crate::{ItemId, Pack, Position};
 
-/// In so many parts of a pass the times of several are compared.
+/// Number of parts of a pass in which the times of several passes are compared.
 const PARTS: usize = 16;
 
-/// One step of the recorded order.
+/// Step of the recorded order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The item is packed, for the first time.
+    /// First pack of an item.
     Pack(ItemId),
-    /// One of its handles is unpacked.
+    /// Unpack of one of its handles.
     Unpack(ItemId),
 }
 
-/// What one pass did. [`Recorder`](crate::Recorder) makes it.
+/// Record of one pass, created by a [`Recorder`](crate::Recorder).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tape {
     pub(super) steps: Vec<Step>,
@@ -30,48 +30,48 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// Its packs and unpacks in order.
+    /// Returns the packs and unpacks in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Its items in the order of their packs.
+    /// Returns the items in pack order.
     pub fn items(&self) -> &[Item] {
         &self.items
     }
 
-    /// When the step at `position` began, or the pass ended; of compute alone.
+    /// Returns the compute time until the begin of the step at `position`, or until the end of the pass.
     pub fn time_at(&self, position: Position) -> Duration {
         self.times.get(position.0).or(self.times.last()).copied().unwrap_or_default()
     }
 
-    /// How long the pass took.
+    /// Returns the duration of the pass.
     pub fn time(&self) -> Duration {
         self.times.last().copied().unwrap_or_default()
     }
 
-    /// Whether the pass was timed: without times a plan takes each step to be as long as a copy of its item.
+    /// Returns whether the pass was timed. Without times, a plan assumes that each step takes as long as a copy of its item.
     pub fn is_timed(&self) -> bool {
         self.timed
     }
 
-    /// What the process has beside items from the step at `position` to the next one.
+    /// Returns the memory in addition to items between the step at `position` and the next one.
     pub fn rest_at(&self, position: Position) -> Bytes {
         self.rest.get(position.0).copied().unwrap_or_default()
     }
 
-    /// How many items no backward unpacked: branches that are not used, or a pass that an exception ended.
+    /// Returns the number of items that no backward pass unpacked: unused branches, or a pass ended by an exception.
     pub fn unused(&self) -> usize {
         self.items.iter().filter(|item| item.unpacks.is_empty()).count()
     }
 
-    /// The key by which plans for passes like this one are kept.
+    /// Returns the key of plans for passes like this one.
     pub fn class(&self) -> ShapeClass {
         ShapeClass::of(self)
     }
 
-    /// The first position at which `later` is not as this pass: another order, another scope, or an item that is larger
-    /// or of another bucket of sizes. `None`: a plan for this tape holds for that pass.
+    /// Returns the first position at which `later` differs: another order or scope, or an item that is larger or in another size bucket.
+    /// `None`: a plan for this tape is valid for that pass.
     pub fn divergence(&self, later: &Tape) -> Option<Position> {
         let differs = |(mine, other): (&Step, &Step)| match (mine, other) {
             (Step::Pack(mine), Step::Pack(other)) => {
@@ -84,10 +84,9 @@ impl Tape {
         at.or((self.steps.len() != later.steps.len()).then_some(shorter)).map(Position)
     }
 
-    /// Takes what is larger of `other`, a pass of the same class, so that a plan for this tape holds for both: bytes,
-    /// the rest, and how long the forward holds an item. Of times, and of what recomputing takes, the least counts: a part takes longer
-    /// where the host is late, or where something was waited for that nobody told of. Whether it is of the same class; nothing has
-    /// changed if not.
+    /// Widens the tape to the maximum of both passes, so that a plan is valid for either: sizes, other memory, and how long the forward
+    /// pass holds items. Times become the minimum: a part takes longer if the host is late or after an unrecorded wait. Returns `false`,
+    /// with nothing changed, if `other` is of another class.
     pub fn widen(&mut self, other: &Tape) -> bool {
         if self.class() != other.class() {
             return false;
@@ -115,8 +114,8 @@ impl Tape {
         true
     }
 
-    /// Each part of the pass takes the lesser of two times; those of the smaller pass are longer by as much as it has less bytes. Of single
-    /// steps the lesser time would be too little: what one pass does before a step, another does behind it.
+    /// Sets each part of the pass to the lesser of two times, after scaling those of the smaller pass by its bytes. Single steps are not
+    /// compared: work before a step in one pass may follow it in another.
     fn least_times(&mut self, other: &[Duration], own: Bytes, others: Bytes) {
         #[allow(clippy::cast_precision_loss)] // a ratio of sizes
         let larger = |bytes: Bytes| own.max(others).get().max(1) as f64 / bytes.get().max(1) as f64;
@@ -142,21 +141,21 @@ impl Tape {
 }
 
 impl Tape {
-    /// Memory beside items is more, or less, by what it was at the begin.
+    /// Shifts the other memory by the difference of two initial values.
     pub(crate) fn shift(&mut self, from: Bytes, to: Bytes) {
         for rest in &mut self.rest {
             *rest = rest.saturating_add(to).saturating_sub(from);
         }
     }
 
-    /// What memory had beside items counts no more.
+    /// Clears the memory in addition to items.
     pub(crate) fn forget_rest(&mut self) {
         self.rest.fill(Bytes::ZERO);
     }
 }
 
 impl Item {
-    /// Whether a plan that counts on this item holds for `pack` in its place.
+    /// Returns whether a plan based on this item is valid for `pack` in its place.
     pub(crate) fn admits(&self, pack: &Pack) -> bool {
         let mine = self.pack;
         pack.scope == mine.scope

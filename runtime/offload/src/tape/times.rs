@@ -1,10 +1,10 @@
-//! When each step of a pass began, from marks at some of them.
+//! Begin of each step of a pass, interpolated from marks.
 
 use std::time::Duration;
 
 use crate::Position;
 
-/// Marks of time and waits, in any order of positions.
+/// Time marks and waits, in any order of positions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Times {
     marks: Vec<(Position, Duration)>,
@@ -12,23 +12,23 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// As many steps as `at` says had been done when `since_begin` had passed.
+    /// Records that `at` steps were complete after `since_begin`.
     pub(super) fn mark(&mut self, at: Position, since_begin: Duration) {
         self.marks.push((at, since_begin));
     }
 
-    /// That long the work stood still before the step at `at`.
+    /// Records that the work waited before the step at `at`.
     pub(super) fn wait(&mut self, at: Position, wait: Duration) {
         self.waits.push((at, wait));
     }
 
-    /// Whether any mark says that time passed.
+    /// Returns whether any mark has a positive time.
     pub(super) fn is_timed(&self) -> bool {
         self.marks.iter().any(|(at, time)| at.0 > 0 && !time.is_zero())
     }
 
-    /// When each of `steps` steps began, and when the last ended, less what was waited for: between two marks steps are
-    /// equally long, behind the last one they take no time.
+    /// Returns the begin of each of `steps` steps and the end of the last one, without waits. Steps between two marks take equally long;
+    /// steps after the last mark take no time.
     pub(super) fn resolve(&self, steps: usize) -> Vec<Duration> {
         let mut marks: Vec<(usize, Duration)> = vec![(0, Duration::ZERO)];
         marks.extend(self.marks.iter().map(|(at, time)| (at.0.min(steps), *time)));

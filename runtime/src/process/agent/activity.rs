@@ -4,7 +4,8 @@
 //! under the gate's and a lease's, and none is taken under it.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
@@ -12,13 +13,18 @@ use glake_wire::{Activity, ActivityPage, PAGE_GPUS, PageError};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
+use super::wake::Wake;
+
 /// Writes what the process does, where somebody may read it.
 #[derive(Debug, Default)]
 pub(in super::super) struct ActivityWriter {
+    wake: Arc<Wake>,
     is_on: AtomicBool,
     /// What was written last.
     is_busy: AtomicBool,
     has_met_safe_point: AtomicBool,
+    /// 1 once the program has loaded: the page then counts that like a use that has begun, and a worker that loads shows 0.
+    loaded: AtomicU64,
     page: Mutex<Page>,
 }
 
@@ -29,6 +35,10 @@ struct Page {
 }
 
 impl ActivityWriter {
+    pub(super) fn new(wake: Arc<Wake>) -> ActivityWriter {
+        ActivityWriter { wake, ..ActivityWriter::default() }
+    }
+
     /// Whether there is a page: one relaxed load.
     #[inline]
     pub(in super::super) fn is_on(&self) -> bool {
@@ -69,18 +79,29 @@ impl ActivityWriter {
     /// So many uses run now, and have begun so far. Called under the gate's lock, in the order in which it is so.
     pub(in super::super) fn uses(&self, running: u64, begun: u64) {
         self.is_busy.store(running > 0, Ordering::Relaxed);
+        let mut idles = false;
         self.write(|activity| {
-            let idles = activity.uses > 0 && running == 0;
-            (activity.uses, activity.begun) = (running, activity.begun.max(begun));
+            let loaded = self.loaded.load(Ordering::Relaxed);
+            idles = activity.uses > 0 && running == 0;
+            (activity.uses, activity.begun) = (running, begun + loaded);
             if idles {
                 activity.idle_since_ns = now_ns();
             }
         });
+        if idles && self.is_on() {
+            self.wake.holdings_moved();
+        }
     }
 
-    /// The program holds what it will, whether a use has begun or not.
+    /// Number of uses that have begun, as the page says it; none: one runs.
+    pub(super) fn begun_if_idle(&self) -> Option<u64> {
+        let activity = self.page.lock().activity;
+        (activity.uses == 0).then_some(activity.begun)
+    }
+
+    /// Records that the program holds what it will, whether a use has begun or not.
     pub(super) fn has_loaded(&self) {
-        self.write(|activity| activity.begun = activity.begun.max(1));
+        self.write(|activity| activity.begun += 1 - self.loaded.swap(1, Ordering::Relaxed));
     }
 
     /// Whether uses run, as the page says.
@@ -108,7 +129,7 @@ impl ActivityWriter {
         self.write(|activity| activity.captures = captures);
     }
 
-    /// So much of a GPU's memory is made.
+    /// So much of a GPU's memory is made, or blocks are in what was made before. Any lock may be held, but none of this writer's.
     pub(in super::super) fn made(&self, device: DeviceId, bytes: Bytes) {
         if !self.is_on() {
             return;
@@ -119,6 +140,7 @@ impl ActivityWriter {
                 *made = bytes.get();
             }
         });
+        self.wake.holdings_moved();
     }
 
     fn write(&self, change: impl FnOnce(&mut Activity)) {

@@ -18,10 +18,15 @@ use glake_units::Bytes;
 const QUIET: Duration = Duration::from_secs(5);
 /// How long a start asks again that was denied for now.
 const START: Duration = Duration::from_secs(600);
+/// How long after holdings moved they are looked at: what a burst of growth changes is said once.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
+/// Least ratio of the time between two looks to the time that one takes: looks take 1 % of a core at most.
+const LOOK_PART: u32 = 100;
 /// How long a want is open without any agent before its worker helps itself.
 const ORPHANED: Duration = Duration::from_secs(10);
 
-/// Something to be said. What is held is looked up when it is.
+/// Something to be said. What is held is looked up when it is. [`Say::Moved`] says as [`Say::Changed`] does, where what is held differs from
+/// what was said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Say {
     Want { within: Duration },
@@ -33,12 +38,13 @@ pub(super) enum Say {
     Refilled,
     Failed { what: &'static str, why: String },
     Changed,
+    Moved,
 }
 
 impl Say {
     /// Whether what is held is said with it.
     pub(super) fn tells_holdings(&self) -> bool {
-        matches!(self, Say::Shrunk | Say::Refilled | Say::Failed { .. } | Say::Changed)
+        matches!(self, Say::Shrunk | Say::Refilled | Say::Failed { .. } | Say::Changed | Say::Moved)
     }
 }
 
@@ -49,6 +55,10 @@ pub(super) struct Ledger {
     is_heard: bool,
     /// Something else is held than was said.
     is_stale: bool,
+    /// When the holdings are looked at, as they may have moved.
+    look: Option<Instant>,
+    /// How long the last look took.
+    look_took: Duration,
     refills: usize,
     /// The agent asked for a refill, and hears how it ends.
     is_refill_asked: bool,
@@ -131,8 +141,22 @@ impl Ledger {
         }
     }
 
+    /// The holdings may be other than was said: they are looked at soon, once however often this is told.
+    pub(super) fn moved(&mut self, now: Instant) {
+        self.look.get_or_insert(now + LOOK_AFTER.max(self.look_took * LOOK_PART));
+    }
+
+    /// A look at the holdings took so long.
+    pub(super) fn looked(&mut self, took: Duration) {
+        self.look_took = took;
+    }
+
     /// An answer to a command, which is kept until it is heard.
     pub(super) fn answer(&mut self, answer: Say) {
+        if answer == Say::Parked {
+            // Nothing of it changes from here on until the agent has chosen what leaves.
+            self.changed();
+        }
         self.todo.push_back(answer);
     }
 
@@ -318,6 +342,8 @@ impl Ledger {
     /// Nobody hears what is said.
     pub(super) fn lost(&mut self, now: Instant) {
         self.is_heard = false;
+        // Whoever hears next is told.
+        self.is_stale |= self.look.take().is_some();
         self.lost.get_or_insert(now);
     }
 
@@ -365,13 +391,16 @@ impl Ledger {
         if self.is_heard {
             self.say_want_if_due(now);
         }
+        if self.look.take_if(|at| *at <= now).is_some() {
+            self.todo.push_back(Say::Moved);
+        }
     }
 
     /// When [`Ledger::tick`] is due.
     pub(super) fn next(&self) -> Option<Instant> {
         let again = self.want.as_ref().filter(|_| self.is_heard).and_then(|want| want.again);
         let start = self.start.map(|start| start.since + QUIET);
-        [again, start].into_iter().flatten().min()
+        [again, start, self.look].into_iter().flatten().min()
     }
 
     /// Whether somebody waits for memory.
@@ -491,6 +520,25 @@ mod tests {
         // A new agent hears of the want in hello, and of who waits for growth.
         ledger.restarted(true, now);
         assert_eq!(ledger.take(), [Say::Changed, Say::Grow { device: GPU, bytes: MIB, within: SECOND }]);
+    }
+
+    #[test]
+    fn a_burst_of_growth_is_looked_at_once() {
+        let ms = Duration::from_millis;
+        let (mut ledger, now) = heard();
+        (0..50).for_each(|at| ledger.moved(now + ms(at)));
+        ledger.tick(now + ms(99));
+        assert_eq!((ledger.take(), ledger.next()), (vec![], Some(now + LOOK_AFTER)));
+        ledger.tick(now + LOOK_AFTER);
+        assert_eq!((ledger.take(), ledger.next()), (vec![Say::Moved], None));
+        // Looks that take long are rare.
+        ledger.looked(ms(30));
+        ledger.moved(now);
+        assert_eq!(ledger.next(), Some(now + ms(3000)));
+        // One that is due when the connection is lost is told over the next.
+        ledger.lost(now);
+        ledger.resumed(now);
+        assert_eq!((ledger.take(), ledger.next()), (vec![Say::Changed], None));
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod session;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;
+mod wake;
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -117,7 +118,8 @@ impl AgentLink {
 
     /// Joins the agent at a socket: that of `agent.socket`, else the one of this user. From then on a lease bounds what the process may
     /// make, beginning with what is made; more is asked for. Joining again as the same is no error. A process that holds memory says by it
-    /// that it has loaded: between uses its memory may leave. A refusal whose reason may pass is tried again for 5 seconds.
+    /// that it has loaded: between uses its memory may leave. A refusal whose reason may pass is tried again for 5 seconds. A process that
+    /// joins by itself and has reached no agent yet tries again at once.
     ///
     /// # Errors
     /// [`AgentError`]; nothing has changed then.
@@ -166,7 +168,7 @@ impl Joiner {
     fn path(&self, asked: Option<&Path>) -> std::result::Result<PathBuf, AgentError> {
         match asked.map(Path::to_owned).or_else(|| self.socket.clone()) {
             Some(path) => Ok(path),
-            None => Ok(glake_wire::default_path(self.launch.runtime_dir.as_deref())?),
+            None => Ok(glake_wire::find_socket(self.launch.runtime_dir.as_deref())?),
         }
     }
 
@@ -187,14 +189,24 @@ impl Joiner {
         }
         if let Some(there) = joined.as_ref().filter(|there| !there.session.is_finished()) {
             let is_same = there.path == path && (name.is_none() || there.identity.name == identity.name);
-            self.note_loaded();
-            self.port.start_is_over();
-            let (path, name) = (there.path.clone(), there.identity.name.clone());
-            return if is_same { Ok(()) } else { Err(AgentError::Joined { path, name }) };
+            if is_same {
+                self.note_loaded();
+                self.port.start_is_over();
+                if let Some(outcome) = self.port.attempt() {
+                    self.port.start_is_over();
+                    return outcome;
+                }
+            } else if self.port.is_welcomed() {
+                self.note_loaded();
+                self.port.start_is_over();
+                let (path, name) = (there.path.clone(), there.identity.name.clone());
+                return Err(AgentError::Joined { path, name });
+            }
         }
-        // One that ended by itself.
-        if let Some(ended) = joined.take() {
-            self.join_threads(ended);
+        // One that ended by itself, or has reached no agent and gives way to another.
+        if let Some(before) = joined.take() {
+            self.port.end();
+            self.end_session(before);
         }
         if starting.is_none() {
             self.note_loaded();
@@ -279,6 +291,11 @@ impl Joiner {
             true => self.port.say_bye(),
             false => self.port.end(),
         }
+        self.end_session(joined);
+    }
+
+    /// Ends the threads, which have been told, and all leases.
+    fn end_session(&self, joined: Joined) {
         // Commands that wait for uses end.
         self.regions.gate().changed();
         self.join_threads(joined);

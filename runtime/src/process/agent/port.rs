@@ -9,7 +9,7 @@
 //! Invariants: while nothing is joined, one load tells that there is nobody to tell. What is said is put into the conversation in the
 //! order of the ledger, under the lock, so that what hello told and what comes after it make a whole. Under the lock that of a lease is taken, and no other.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use glake_device::DeviceId;
 use glake_tiers::LeaseEvent;
 use glake_units::Bytes;
-use glake_wire::{Conversation, ToAgent};
+use glake_wire::{Conversation, Holding, ToAgent};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::Joiner;
 use super::activity::ActivityWriter;
 use super::ledger::Ledger;
+use super::wake::Wake;
 use crate::process::AgentError;
 use crate::process::observers::Observers;
 
@@ -50,6 +50,7 @@ pub(in super::super) struct Port {
     /// Raised by whatever ends a park before its time.
     unparks: AtomicU64,
     pub(in super::super) activity: Arc<ActivityWriter>,
+    pub(super) wake: Arc<Wake>,
 }
 
 #[derive(Debug, Default)]
@@ -60,13 +61,20 @@ pub(super) struct State {
     pub(super) epoch: u64,
     /// Which joining it is.
     generation: u64,
-    wake: Option<Arc<OwnedFd>>,
+    /// The holdings that were said last.
+    pub(super) told: Vec<Holding>,
     /// An agent is there now.
     pub(super) is_heard: bool,
     /// The last word has been said.
     pub(super) says_bye: bool,
-    /// How the first attempt ended, until somebody asks.
+    /// Outcome of the first attempt, and of the next one where it was asked for.
     outcome: Option<Result<(), AgentError>>,
+    /// An agent has welcomed this joining.
+    pub(super) is_welcomed: bool,
+    /// No more attempts follow.
+    is_given_up: bool,
+    /// The next attempt is asked for now.
+    is_hurried: bool,
 }
 
 /// A refill that an agent is told of.
@@ -82,6 +90,7 @@ impl Port {
         grow_timeout: Duration,
         refill_timeout: Duration,
     ) -> Arc<Port> {
+        let wake = Arc::<Wake>::default();
         Arc::new(Port {
             is_on: AtomicBool::new(false),
             grow_timeout,
@@ -94,7 +103,8 @@ impl Port {
             joiner: OnceLock::new(),
             socket: AtomicI32::new(NONE),
             unparks: AtomicU64::new(0),
-            activity: Arc::default(),
+            activity: Arc::new(ActivityWriter::new(wake.clone())),
+            wake,
         })
     }
 
@@ -113,15 +123,11 @@ impl Port {
     /// # Errors
     /// What the operating system answers where there are no more descriptors.
     pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = self.wake.open()?;
         let mut state = self.state.lock();
         self.is_over.store(false, Ordering::Release);
-        *state = State {
-            ledger: Ledger::new(self.devices),
-            generation: state.generation + 1,
-            wake: Some(wake.clone()),
-            ..State::default()
-        };
+        *state =
+            State { ledger: Ledger::new(self.devices), generation: state.generation + 1, ..State::default() };
         Ok(wake)
     }
 
@@ -185,11 +191,7 @@ impl Port {
 
     /// Has the agent's thread look.
     pub(super) fn wake(&self) {
-        let wake = self.state.lock().wake.clone();
-        if let Some(wake) = wake {
-            // It is awake where the number is as large as it gets.
-            let _ = rustix::io::write(wake.as_fd(), &1_u64.to_ne_bytes());
-        }
+        self.wake.wake();
     }
 
     /// Changes the ledger, and has the agent's thread look.
@@ -209,13 +211,37 @@ impl Port {
         self.unparks.load(Ordering::Acquire)
     }
 
-    /// The first attempt is over.
-    pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>) {
-        self.state.lock().outcome.get_or_insert(outcome);
+    /// An attempt is over.
+    pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>, goes_on: bool) {
+        let mut state = self.state.lock();
+        state.outcome.get_or_insert(outcome);
+        state.is_given_up = !goes_on;
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits for the first attempt.
+    /// Waits until an agent has welcomed a session that tries by itself, or until its next attempt, which begins now, has failed. None: it
+    /// makes no more attempts.
+    pub(super) fn attempt(&self) -> Option<Result<(), AgentError>> {
+        let mut state = self.state.lock();
+        if state.is_given_up {
+            return None;
+        }
+        if state.is_welcomed {
+            return Some(Ok(()));
+        }
+        (state.outcome, state.is_hurried) = (None, true);
+        drop(state);
+        self.wake();
+        Some(self.outcome())
+    }
+
+    /// Whether an agent has welcomed this joining.
+    pub(super) fn is_welcomed(&self) -> bool {
+        self.state.lock().is_welcomed
+    }
+
+    /// Waits for the outcome of an attempt.
     pub(super) fn outcome(&self) -> Result<(), AgentError> {
         let mut state = self.state.lock();
         loop {
@@ -340,6 +366,13 @@ impl Port {
     /// Who joins by itself.
     pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
         let _ = self.joiner.set(joiner);
+    }
+}
+
+impl State {
+    /// Whether the next attempt is asked for, since this was asked last.
+    pub(super) fn take_hurried(&mut self) -> bool {
+        std::mem::take(&mut self.is_hurried)
     }
 }
 

@@ -31,6 +31,8 @@ const TRIES: u32 = 4;
 const LOOK: Duration = Duration::from_secs(1);
 /// How long whoever starts the first pool waits for the agent at least.
 pub(super) const START: Duration = Duration::from_secs(600);
+/// What is copied out and what is not may differ by less without a word: small blocks come and go all the time.
+const NOTABLE: Bytes = Bytes::mib(16);
 /// How long a bye may take to be sent.
 const BYE: Duration = Duration::from_secs(1);
 
@@ -57,7 +59,7 @@ impl Session {
             match self.join() {
                 Ok(mut connection) => {
                     (back_off, turn, has_warned) = (BackOff::default(), None, false);
-                    self.port.set_outcome(Ok(()));
+                    self.port.set_outcome(Ok(()), true);
                     self.serve(&mut connection);
                     // Before its number is another file's: a forked child closes it by that.
                     self.port.set_socket(None);
@@ -75,7 +77,7 @@ impl Session {
                     }
                     let goes_on = is_joined || is_awaited || by_itself && error.may_pass();
                     if !is_awaited {
-                        self.port.set_outcome(Err(error));
+                        self.port.set_outcome(Err(error), goes_on);
                     }
                     if !goes_on {
                         return;
@@ -96,8 +98,8 @@ impl Session {
         let begin = Instant::now();
         loop {
             let (is_over, urgent) = {
-                let state = self.port.lock();
-                (self.port.is_over(), state.ledger.is_urgent())
+                let mut state = self.port.lock();
+                (self.port.is_over() || state.take_hurried(), state.ledger.is_urgent())
             };
             let until = begin + BackOff::bounded(wait, urgent);
             if is_over || Instant::now() >= until {
@@ -200,7 +202,7 @@ impl Session {
     fn hello(&self) -> (Hello, u64) {
         // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest. Nothing may come between:
         // it would count twice.
-        let (state, held) = loop {
+        let (mut state, held) = loop {
             let says = self.port.lock().ledger.take();
             let held = self.held();
             let mut state = self.port.lock();
@@ -209,6 +211,7 @@ impl Session {
                 break (state, held);
             }
         };
+        state.told.clone_from(&held);
         let told = state.conversation.position();
         let pid = std::process::id();
         let hello = Hello {
@@ -244,7 +247,7 @@ impl Session {
         if welcome.wait {
             state.ledger.hold_start();
         }
-        state.is_heard = true;
+        (state.is_heard, state.is_welcomed) = (true, true);
     }
 
     fn lost(&self) {
@@ -294,13 +297,24 @@ impl Session {
         let says = {
             let mut state = self.port.lock();
             let now = Instant::now();
+            if self.port.wake.has_moved() {
+                state.ledger.moved(now);
+            }
             state.ledger.tick(now);
             state.ledger.made(made, now);
             state.ledger.take()
         };
+        if says.contains(&Say::Moved) {
+            self.port.wake.begin_look();
+        }
         // Looked at after it was known what is to be said: it tells of what is held then, or later.
+        let began = Instant::now();
         let held = if says.is_empty() { Vec::new() } else { self.held() };
+        let took = began.elapsed();
         let mut state = self.port.lock();
+        if !says.is_empty() {
+            state.ledger.looked(took);
+        }
         self.push(&mut state, says, &held);
         loop {
             match state.conversation.next(ToAgent::Ack) {
@@ -316,7 +330,13 @@ impl Session {
     /// Puts what is to be said into the conversation.
     fn push(&self, state: &mut State, says: Vec<Say>, held: &[Holding]) {
         for say in says {
+            if say == Say::Moved && !differ(&state.told, held) {
+                continue;
+            }
             let holdings = if say.tells_holdings() { leased(state, held.to_vec()) } else { Vec::new() };
+            if say.tells_holdings() {
+                state.told = held.to_vec();
+            }
             let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             let message = match say {
                 Say::Want { within } => ToAgent::Want { deadline_ms: Some(ms(within)) },
@@ -332,7 +352,7 @@ impl Session {
                     let why = why.chars().take(2000).collect();
                     ToAgent::Failed { what: what.to_owned(), why, holdings }
                 }
-                Say::Changed => ToAgent::Changed { holdings },
+                Say::Changed | Say::Moved => ToAgent::Changed { holdings },
             };
             tracing::trace!(target: "glake::agent", ?message, "said");
             state.conversation.push(message);
@@ -342,6 +362,8 @@ impl Session {
     /// What is held now; the leases are told apart.
     fn held(&self) -> Vec<Holding> {
         let starting = self.starting;
+        // First: a use that begins meanwhile shows that the rest may be of before or after it.
+        let as_of = self.port.activity.begun_if_idle();
         let holding = |memory: &DeviceMemory| {
             let held = self.regions.device_holding(memory);
             Holding {
@@ -355,6 +377,8 @@ impl Session {
                 dirty: held.dirty,
                 discardable: held.discardable,
                 hosted: held.hosted,
+                unused: Some(held.unused),
+                as_of,
             }
         };
         let used = |memory: &&DeviceMemory| {
@@ -510,6 +534,23 @@ enum Unheard {
     Gap { seq: u64 },
     #[error(transparent)]
     Frame(#[from] FrameError),
+}
+
+/// Whether holdings are other than was said, so that the agent has to know it. Leases it knows.
+fn differ(told: &[Holding], held: &[Holding]) -> bool {
+    let far = |told: Bytes, held: Bytes| told.max(held).saturating_sub(told.min(held)) >= NOTABLE;
+    let is_same = |told: &Holding, held: &Holding| {
+        let exact = |of: &Holding| (of.device, of.resident, of.fixed, of.evicted, of.room, of.hosted);
+        // While nothing is unused, uses change nothing that is said; one that runs makes anything said stale.
+        let unused = |of: &Holding| of.unused.unwrap_or_default();
+        let is_known = held.as_of.is_none() || unused(held).is_zero() || held.as_of == told.as_of;
+        exact(told) == exact(held)
+            && is_known
+            && !far(told.dirty, held.dirty)
+            && !far(told.discardable, held.discardable)
+            && !far(unused(told), unused(held))
+    };
+    told.len() != held.len() || !told.iter().zip(held).all(|(told, held)| is_same(told, held))
 }
 
 /// What is held, with the leases as the conversation has them.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, LentCopy, Side};
-use glake_device::{Address, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
+use glake_device::{Address, CopyDevices, CopyRequest, DeviceId, PointerAttributes, PointerKind, Stream};
 use glake_tiers::GpuPool;
 use glake_transfer::Benefit;
 use glake_transfer::paths::Direction;
@@ -305,6 +305,20 @@ impl Endpoints {
     #[inline]
     pub(in super::super) fn pool_owner(&self, at: Address) -> Option<DeviceId> {
         self.pool_of(at, Bytes::new(1)).map(|pool| pool.device())
+    }
+
+    /// The devices whose memory a copy is between; `None` where an end is host memory, or memory that moves.
+    ///
+    /// # Errors
+    /// What the driver answers about memory that is no pool's.
+    pub(super) fn devices_of(&self, request: &CopyRequest) -> Result<Option<CopyDevices>> {
+        let of = |at| -> Result<Option<DeviceId>> {
+            Ok(match self.pool_owner(at) {
+                Some(owner) => Some(owner),
+                None => self.end_of(at, Bytes::new(1))?.and_then(|end| end.kind.device()),
+            })
+        };
+        Ok(of(request.to)?.zip(of(request.from)?).map(|(to, from)| CopyDevices { to, from }))
     }
 
     /// The devices whose streams may make a copy, as far as pools are asked. No driver call.

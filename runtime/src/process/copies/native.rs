@@ -3,11 +3,22 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use glake_device::owned::{DeviceSet, Lent, LentCopy};
-use glake_device::{CopyRequest, DeviceId, Stream};
+use glake_device::{CopyDevices, CopyRequest, DeviceId, DriverError, Stream};
 
 use super::super::Result;
 use super::Copies;
 use super::ask::CopyAsk;
+
+/// The way of one of the driver's own copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// On the stream itself.
+    Here,
+    /// On a stream of another device, in the order of the first.
+    Beside(DeviceId),
+    /// On the stream itself, between two devices that have no access to each other's memory.
+    Between(CopyDevices),
+}
 
 /// How many copies were none for the engine.
 #[derive(Debug, Default)]
@@ -71,35 +82,97 @@ impl Copies {
         copies.filter(|copy| !copy.request().size.is_zero()).try_for_each(|copy: LentCopy| {
             let request = copy.request();
             self.native.count(&request);
-            if ask.device.is_none() && self.ends.is_open_to_all(&request) {
-                return Ok(copy.enqueue_in_current(driver, ask.stream)?);
-            }
-            let device = (*known).map_or_else(|| self.streams.device_of(ask.stream), Ok)?;
-            *known = Some(device);
-            match self.device_for(device, &request)? {
-                None => Ok(copy.enqueue(driver, device, ask.stream)?),
-                Some(other) => self.streams.beside(other, ask.stream, |stream| {
-                    copy.enqueue(driver, other, stream)?;
-                    self.tell_clock_of(std::iter::once(&request), Some(other), stream)
-                }),
+            let copied = if ask.device.is_none() && self.ends.is_open_to_all(&request) {
+                copy.enqueue_in_current(driver, ask.stream)
+            } else {
+                let device = (*known).map_or_else(|| self.streams.device_of(ask.stream), Ok)?;
+                *known = Some(device);
+                if !self.ends.is_open_to(device, &request) {
+                    return self.enqueue_elsewhere(copy, device, ask.stream);
+                }
+                copy.enqueue(driver, device, ask.stream)
+            };
+            match copied {
+                // Nothing was asked about memory that is no pool's: it may be another GPU's.
+                Err(refused @ DriverError::Refused { .. }) => self.enqueue_refused(copy, refused, ask.stream),
+                copied => Ok(copied?),
             }
         })
     }
 
-    /// The device whose streams may make a copy that those of `device` may not, where that is so: it is between pool memory that `device`
-    /// was given no access to, and memory of which nothing is known.
+    /// Enqueues a copy that was refused, where it is one between two GPUs that was made by the wrong one of them.
     ///
     /// # Errors
-    /// What the driver answers where a region has to be opened first.
-    fn device_for(&self, device: DeviceId, request: &CopyRequest) -> Result<Option<DeviceId>> {
-        if self.ends.is_open_to(device, request) {
-            return Ok(None);
+    /// The refusal, or what the driver answers then.
+    #[cold]
+    fn enqueue_refused(&self, copy: LentCopy, refused: DriverError, raw: Stream) -> Result<()> {
+        let request = copy.request();
+        let device = self.streams.device_of(raw)?;
+        let of_pool = [request.to, request.from].into_iter().any(|at| self.ends.pool_owner(at).is_some());
+        match self.ends.devices_of(&request) {
+            Ok(Some(devices)) if of_pool && devices.to != devices.from => match self.way(device, &request)? {
+                Way::Here => Err(refused.into()),
+                way => self.enqueue_by(way, copy, device, raw),
+            },
+            _ => Err(refused.into()),
         }
-        if self.ends.may_make(request).is_empty() {
-            self.open_now(request)?;
+    }
+
+    /// Enqueues a copy of pool memory that a stream's device was given no access to.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    fn enqueue_elsewhere(&self, copy: LentCopy, device: DeviceId, raw: Stream) -> Result<()> {
+        self.enqueue_by(self.way(device, &copy.request())?, copy, device, raw)
+    }
+
+    fn enqueue_by(&self, way: Way, copy: LentCopy, device: DeviceId, raw: Stream) -> Result<()> {
+        let driver = &**self.registry.completion_events.driver();
+        match way {
+            Way::Here => Ok(copy.enqueue(driver, device, raw)?),
+            Way::Beside(other) => self.streams.beside(other, raw, |stream| {
+                copy.enqueue(driver, other, stream)?;
+                self.tell_clock_of(std::iter::once(&copy.request()), Some(other), stream)
+            }),
+            Way::Between(devices) => Ok(copy.enqueue_between(driver, device, devices, raw)?),
         }
-        let may = self.ends.may_make(request);
-        Ok(if may.contains(device) { None } else { may.iter().next() })
+    }
+
+    /// The way of a copy that a stream's device may not make as things are. Pool memory is opened to the GPU of the other end, which is seen
+    /// by nobody but these copies; where that fails, the driver copies without.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    fn way(&self, device: DeviceId, request: &CopyRequest) -> Result<Way> {
+        let Some(devices) = self.ends.devices_of(request)?.filter(|devices| devices.to != devices.from)
+        else {
+            // One end is host memory, or memory that moves; or both ends are one GPU's.
+            let may = self.ends.may_make(request);
+            return Ok(if may.contains(device) {
+                Way::Here
+            } else {
+                may.iter().next().map_or(Way::Here, Way::Beside)
+            });
+        };
+        let CopyDevices { to, from } = devices;
+        let is_pool = |at| self.ends.pool_owner(at).is_some();
+        // Memory that is no pool's is its own GPU's alone, as far as is known.
+        let makers = match (is_pool(request.to), is_pool(request.from)) {
+            (true, false) => [from; 2],
+            (false, _) => [to; 2],
+            (true, true) if device == to => [to, from],
+            (true, true) => [from, to],
+        };
+        let may_make = |maker: &DeviceId| self.ends.is_open_to(*maker, request);
+        let maker = makers.into_iter().find(may_make).or_else(|| {
+            self.open_to(makers[0], request);
+            makers.into_iter().find(may_make)
+        });
+        Ok(match maker {
+            Some(maker) if maker == device => Way::Here,
+            Some(maker) => Way::Beside(maker),
+            None => Way::Between(devices),
+        })
     }
 
     fn tell_clock(&self, lent: &[Lent<'_>], device: Option<DeviceId>, raw: Stream) -> Result<()> {

@@ -57,7 +57,7 @@ use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
 use super::regions::RegionSet;
 use super::streams::Streams;
-use super::{ProcessError, Result};
+use super::{PoolId, ProcessError, Result};
 use crate::sync::Mutex;
 pub use checks::{CheckState, SaveId};
 use checks::{Checks, Watch};
@@ -128,12 +128,23 @@ impl Offload {
     /// Enqueues the copy, and waits for nothing, but for host memory to be pinned where there is none that is free.
     ///
     /// # Errors
-    /// [`ProcessError::Host`] where there is no host memory, [`ProcessError::NotOurs`], [`ProcessError::OffloadCaptured`],
-    /// [`ProcessError::ForeignContext`]: the bytes stay where they are, and so should the caller's tensor. [`ProcessError::InNoBlock`],
+    /// [`ProcessError::Host`] where there is no host memory, [`ProcessError::NotOurs`], [`ProcessError::OffloadPrivate`],
+    /// [`ProcessError::OffloadCaptured`], [`ProcessError::ForeignContext`]: the bytes stay where they are, and so should the caller's tensor. [`ProcessError::InNoBlock`],
     /// [`ProcessError::Pool`] where they lie in no live block; [`ProcessError::Decommitted`]; what bringing evicted memory back meets; what
     /// the driver answers.
     pub fn offload(&self, raw: Stream, address: Address, size: Bytes) -> Result<u64> {
         self.copy_out(raw, address, size, None)
+    }
+
+    /// Whether an owner counts on the block that an address lies in: it is of a private pool. Such bytes are not offloaded, and nothing
+    /// may free, move or replace them in their owner's place.
+    pub fn is_private(&self, address: Address) -> bool {
+        self.private_pool(address).is_some()
+    }
+
+    fn private_pool(&self, address: Address) -> Option<PoolId> {
+        let started = self.started(self.device_of(address).ok()?).ok()?;
+        started.private.pool_at(&started.pool, address)
     }
 
     fn copy_out(&self, raw: Stream, address: Address, size: Bytes, save: Option<SaveId>) -> Result<u64> {
@@ -141,6 +152,9 @@ impl Offload {
             return Ok(self.entries.add(Entry::empty()));
         }
         let device = self.device_of(address)?;
+        if let Some(id) = self.private_pool(address) {
+            return Err(ProcessError::OffloadPrivate { device, address, id });
+        }
         self.streams.with_default_of(Some(device), || {
             let on = self.stream(raw)?;
             self.regions.touched(address)?;

@@ -12,7 +12,7 @@ use super::super::device_registry::DeviceRegistry;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
 use super::super::imports::Imports;
 use super::super::{ProcessError, Result};
-use super::tagged::{Tagged, sizes};
+use super::tagged::{Kind, Tagged};
 use super::{
     Background, Cleaner, Hook, LiveCallback, MemoryUsage, Refill, RefillReport, RegionSet, RegionView,
     Shrink, ShrinkReport, current_region,
@@ -358,20 +358,20 @@ impl RegionSet {
             predicted_refill: Duration::ZERO,
         };
         if regions.is_empty() {
-            return vec![none];
+            // Of a private pool that is gone there is nothing to see.
+            return if tagged.kind == Kind::Graph { Vec::new() } else { vec![none] };
         }
         let of = |region: &Arc<glake_tiers::Region>| {
-            let (resident, evicted) = sizes(region);
+            let (resident, evicted) = region.sizes();
             RegionView {
                 sealed: region.is_sealed(),
                 clean: none.clean.map(|_| region.clean_counts(self.gate.last_use_of(tagged.tag()))),
                 device: Some(region.pool().device()),
                 resident,
                 evicted,
-                decommitted: region.decommitted().unwrap_or_default(),
+                decommitted: region.decommitted(),
                 live: region.pool().blocks_of(region.domain()).iter().map(|block| block.size).sum(),
-                // Its domain may be gone: then nothing is evicted.
-                places: region.places().unwrap_or_default(),
+                places: region.places(),
                 predicted_refill: self.prediction.refill(region),
                 ..none.clone()
             }

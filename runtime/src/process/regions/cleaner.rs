@@ -203,7 +203,7 @@ impl RegionSet {
         let mut sizes: Vec<Bytes> = Vec::new();
         for region in self.table.named(None)?.iter().flat_map(|tagged| tagged.regions()) {
             if Arc::ptr_eq(&self.stores.host(region.pool().device())?, &host) {
-                sizes.extend(region.sizes_to_prepare()?);
+                sizes.extend(region.sizes_to_prepare());
             }
         }
         Ok(host.prepare_while(&sizes, is_idle) && is_idle())

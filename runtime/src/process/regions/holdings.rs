@@ -22,6 +22,8 @@ pub(in super::super) struct DeviceHolding {
     pub(in super::super) dirty: Bytes,
     /// What could leave and come back without any copy.
     pub(in super::super) discardable: Bytes,
+    /// What has no live bytes now, and would have to be copied out once it has.
+    pub(in super::super) unused: Bytes,
     /// Pinned host memory that copies take.
     pub(in super::super) hosted: Bytes,
 }
@@ -51,13 +53,14 @@ impl RegionSet {
         }
         let (mut of_regions, mut discarded) = (Bytes::ZERO, Bytes::ZERO);
         for (policy, holding) in self.region_holdings(memory.id()) {
-            let RegionHolding { resident, evicted, fixed, discardable, dirty, hosted } = holding;
+            let RegionHolding { resident, evicted, fixed, discardable, dirty, unused, hosted } = holding;
             add(&mut of_regions, resident);
             let comes_back = if policy == Policy::Discard { &mut discarded } else { &mut held.evicted };
             add(comes_back, evicted);
             add(&mut held.fixed, fixed);
             add(&mut held.discardable, discardable);
             add(&mut held.dirty, dirty);
+            add(&mut held.unused, unused);
             add(&mut held.hosted, hosted);
         }
         // Copies of other GPUs' memory, and what pools that were given up still hold: no shrink takes it.
@@ -76,8 +79,7 @@ impl RegionSet {
             .iter()
             .flat_map(|tagged| tagged.regions().into_iter().map(|region| (tagged.options.policy, region)));
         let own = regions.filter(|(_, region)| region.pool().device() == device);
-        // The domain of one that does not answer is gone.
-        own.filter_map(|(policy, region)| Some((policy, region.holding().ok()?))).collect()
+        own.map(|(policy, region)| (policy, region.holding())).collect()
     }
 
     /// What is made on all devices.

@@ -9,7 +9,7 @@ use super::super::Result;
 use super::super::device::DeviceMemory;
 use super::RegionSet;
 use super::others::{self, Known};
-use super::tagged::{Tagged, sizes};
+use super::tagged::Tagged;
 use crate::process::gate::DEFAULT;
 
 /// What the context of a relay is called that is there after it was to rest; why comes after it. It is named whatever it takes.
@@ -140,5 +140,5 @@ fn holder(tagged: &Tagged) -> String {
 
 fn resident(tagged: &Tagged, device: DeviceId) -> Bytes {
     let regions = tagged.regions();
-    regions.iter().filter(|region| region.pool().device() == device).map(|region| sizes(region).0).sum()
+    regions.iter().filter(|region| region.pool().device() == device).map(|region| region.sizes().0).sum()
 }

@@ -26,7 +26,7 @@ use super::background_refills::{RefillRequest, Wanted};
 use super::choose::in_order;
 use super::ongoing_shrinks::Waiting;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
-use super::tagged::{Tagged, sizes, wanting};
+use super::tagged::{Tagged, wanting};
 
 /// A region, and how much of it is to be moved.
 pub(super) type Job = (Arc<Tagged>, Arc<Region>, Bytes);
@@ -41,6 +41,15 @@ struct Batch {
 }
 
 impl Batch {
+    /// Keeps the first error; the others are logged.
+    fn fail(&mut self, error: ProcessError) {
+        if self.failed.is_none() {
+            self.failed = Some(error);
+        } else {
+            tracing::warn!(target: "glake::regions", %error, "more memory could not be moved");
+        }
+    }
+
     fn whole(self) -> Result<Vec<Moved>> {
         self.failed.map_or(Ok(self.moved), Err)
     }
@@ -123,7 +132,7 @@ impl RegionSet {
         let first = tagged.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
         let refilling = self.registry.observers.agent().refill_begins();
-        region.pool().lease().want(sizes(region).1);
+        region.pool().lease().want(region.sizes().1);
         // Who is in use keeps others waiting meanwhile, who may keep what it waits for.
         let credits = match self.gate.view().uses {
             0 => self.registry.refill_timeout,
@@ -210,7 +219,7 @@ impl RegionSet {
         loop {
             let freed: Bytes = batch.moved.iter().map(|moved| moved.memory).sum();
             let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
-            let resident = |(tagged, region): &(Arc<Tagged>, Arc<Region>)| match sizes(region).0 {
+            let resident = |(tagged, region): &(Arc<Tagged>, Arc<Region>)| match region.sizes().0 {
                 // What nobody wants any more may bring something until it has seen that.
                 Bytes::ZERO
                     if is_counted
@@ -269,7 +278,8 @@ impl RegionSet {
         for (tagged, region, _) in jobs {
             tagged.begin_out(&self.flags, region.pool().device());
         }
-        let moved = on_each_device(jobs, |job, moved| self.shrink_one(job, ask, moved));
+        // What one of them meets keeps none of the others from leaving.
+        let moved = on_each_device(jobs, |_| true, |job, moved| self.shrink_one(job, ask, moved));
         for (tagged, ..) in jobs {
             tagged.end_out(&self.flags, &self.gate);
         }
@@ -299,7 +309,7 @@ impl RegionSet {
             }
             Err(_) => return Ok(shrunk.map(|_| ())?),
         };
-        let (_, evicted) = sizes(region);
+        let (_, evicted) = region.sizes();
         let skipped = skipped.iter().map(|&Skipped { address, size, reason }| SkippedExtent {
             device,
             address,
@@ -346,7 +356,11 @@ impl RegionSet {
             .collect();
         self.want(&jobs);
         let (verify, credits) = (self.verifies(ask.verify), self.registry.refill_timeout);
-        let moved = on_each_device(&jobs, |job, moved| {
+        // Without memory for one of them there is none for those after it; a copy that is lost is that one's alone.
+        let goes_on = |error: &ProcessError| {
+            matches!(error, ProcessError::Region(RegionError::Damaged { .. } | RegionError::Unread { .. }))
+        };
+        let moved = on_each_device(&jobs, goes_on, |job, moved| {
             self.refill_one(job, verify, credits, request).map(|one| moved.push(one))
         });
         // Of what nothing is evicted any more too: whoever made it so may not have come this far.
@@ -414,11 +428,11 @@ impl RegionSet {
         request: Option<&RefillRequest>,
     ) -> Result<Moved> {
         let device = region.pool().device();
-        let (begin, _) = sizes(region);
+        let (begin, _) = region.sizes();
         let wanted = Wanted::by(request, tagged, device);
         let refilled = self.make_room((tagged, region), verify, credits, wanted, |context, waiting| {
             // What is there since is not to come once more.
-            let left = begin.saturating_add(*amount).saturating_sub(sizes(region).0);
+            let left = begin.saturating_add(*amount).saturating_sub(region.sizes().0);
             let left = if *amount == Bytes::MAX { *amount } else { left };
             region.refill(left, context, waiting).map_err(|error| {
                 if !waiting.gave_way() {
@@ -432,7 +446,7 @@ impl RegionSet {
             Err(ProcessError::NoRoom { .. }) if !wanted.is_still() => Refilled::default(),
             refilled => refilled?,
         };
-        let (resident, _) = sizes(region);
+        let (resident, _) = region.sizes();
         Ok(Moved {
             tag: tagged.tag().to_owned(),
             device,
@@ -451,7 +465,7 @@ impl RegionSet {
     fn want(&self, jobs: &[Job]) {
         for memory in self.registry.devices.iter() {
             let own = jobs.iter().filter(|(_, region, _)| region.pool().device() == memory.id());
-            let evicted: Bytes = own.map(|(_, region, amount)| sizes(region).1.min(*amount)).sum();
+            let evicted: Bytes = own.map(|(_, region, amount)| region.sizes().1.min(*amount)).sum();
             if !evicted.is_zero() {
                 memory.lease.want(evicted);
             }
@@ -474,7 +488,7 @@ impl RegionSet {
             return;
         }
         let Ok(closing) = self.gate.close(&Tags::of(&[tagged.tag()]), Some(Duration::ZERO)) else { return };
-        if !matches!(region.is_usable(), Ok(false)) {
+        if region.is_usable() {
             return;
         }
         tagged.out_begins(&self.flags);
@@ -504,7 +518,7 @@ impl RegionSet {
             .memory_info(device)
             .map(|info| info.free)
             .unwrap_or_default();
-        let (resident, evicted) = sizes(region);
+        let (resident, evicted) = region.sizes();
         let tag = region.options().tag.clone();
         ProcessError::NoRoom { device, tag, resident, evicted, free, source: Box::new(error) }
     }
@@ -520,16 +534,27 @@ fn is_out_of_memory(error: &RegionError) -> bool {
 }
 
 /// Does the jobs of each device in their order, those of several devices at once. All devices are tried; each stops at its first
-/// failure.
-fn on_each_device(jobs: &[Job], work: impl Fn(&Job, &mut Vec<Moved>) -> Result<()> + Sync) -> Batch {
+/// failure that it does not go on after.
+fn on_each_device(
+    jobs: &[Job],
+    goes_on: impl Fn(&ProcessError) -> bool + Sync,
+    work: impl Fn(&Job, &mut Vec<Moved>) -> Result<()> + Sync,
+) -> Batch {
     let mut devices: Vec<DeviceId> = jobs.iter().map(|(_, region, _)| region.pool().device()).collect();
     devices.sort_unstable();
     devices.dedup();
     let of = |device: DeviceId| -> Batch {
-        let mut moved = Vec::new();
-        let mut own = jobs.iter().filter(|(_, region, _)| region.pool().device() == device);
-        let done = own.try_for_each(|job| work(job, &mut moved));
-        Batch { moved, failed: done.err(), ..Batch::default() }
+        let mut batch = Batch::default();
+        for job in jobs.iter().filter(|(_, region, _)| region.pool().device() == device) {
+            if let Err(error) = work(job, &mut batch.moved) {
+                let goes_on = goes_on(&error);
+                batch.fail(error);
+                if !goes_on {
+                    break;
+                }
+            }
+        }
+        batch
     };
     let [first, others @ ..] = &*devices else { return Batch::default() };
     let batches: Vec<Batch> = std::thread::scope(|scope| {
@@ -554,12 +579,8 @@ fn on_each_device(jobs: &[Job], work: impl Fn(&Job, &mut Vec<Moved>) -> Result<(
     let mut all = Batch::default();
     for Batch { moved, failed, .. } in batches {
         all.moved.extend(moved);
-        match (&all.failed, failed) {
-            (None, failed) => all.failed = failed,
-            (Some(_), Some(error)) => {
-                tracing::warn!(target: "glake::regions", %error, "memory of one more device could not be moved");
-            }
-            (Some(_), None) => {}
+        if let Some(error) = failed {
+            all.fail(error);
         }
     }
     all

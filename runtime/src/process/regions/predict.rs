@@ -9,7 +9,6 @@ use glake_transfer::paths::{Direction, PathGraph};
 use glake_units::Bytes;
 
 use super::super::device_registry::DeviceRegistry;
-use super::tagged::sizes;
 
 /// Making, mapping and opening an extent, on an H200, for its own GPU.
 const EXTENT: Duration = Duration::from_micros(40);
@@ -31,7 +30,7 @@ impl Prediction {
 
     /// The time for what is evicted of a region.
     pub(super) fn refill(&self, region: &Region) -> Duration {
-        let (_, evicted) = sizes(region);
+        let (_, evicted) = region.sizes();
         if evicted.is_zero() {
             return Duration::ZERO;
         }

@@ -89,7 +89,8 @@ impl Table {
         }
     }
 
-    /// Makes tags for what lies in no region: the default domain and the private pools of each pool that has started.
+    /// Makes tags for what lies in no region: the default domain and the private pools of each pool that has started. Of private
+    /// pools that are gone the tags stay: a use may name one.
     pub(super) fn cover(&self, devices: &[DeviceMemory]) {
         for started in devices.iter().filter_map(DeviceMemory::started) {
             let default = self.reserved(DEFAULT.to_owned(), Kind::Default);
@@ -97,7 +98,7 @@ impl Table {
             let device = started.pool.device();
             let domains: Vec<(DomainId, String)> = started
                 .private
-                .domains()
+                .domains(&started.pool)
                 .into_iter()
                 .map(|(domain, id)| (domain, format!("{GRAPH}{id}")))
                 .collect();

@@ -140,7 +140,7 @@ impl Tagged {
         }
     }
 
-    /// Forgets the regions of a device whose domains are others' now: their own were given up, and nothing was left of them.
+    /// Forgets the regions of a device whose domains are gone: they were given up, and nothing was left of them.
     pub(super) fn forget(&self, device: DeviceId, is_own: impl Fn(DomainId) -> bool) {
         self.regions.lock().retain(|region| region.pool().device() != device || is_own(region.domain()));
     }
@@ -211,8 +211,7 @@ impl Tagged {
     /// Looks at what is evicted, after something was moved, freed or given up.
     pub(super) fn settle(&self, flags: &RegionFlags, gate: &Gate) {
         let out = self.out.lock();
-        let is_gone = |region: &Arc<Region>| matches!(region.is_usable(), Ok(false));
-        let is_away = *out > 0 || self.regions().iter().any(is_gone);
+        let is_away = *out > 0 || !self.regions().iter().all(|region| region.is_usable());
         match (self.is_away.swap(is_away, Ordering::AcqRel), is_away) {
             (false, true) => flags.add_evicted(),
             (true, false) => flags.sub_evicted(),
@@ -241,14 +240,5 @@ impl Drop for FirstTouch<'_> {
 
 /// How much a refill of a region has to do: at least one byte where something of it is interrupted.
 pub(super) fn wanting(region: &Region) -> Bytes {
-    match region.is_whole() {
-        Ok(false) => sizes(region).1.max(Bytes::new(1)),
-        // Whole, or its domain is gone.
-        Ok(true) | Err(_) => Bytes::ZERO,
-    }
-}
-
-/// A region's memory on the GPU and what is evicted; nothing of one whose domain is gone.
-pub(super) fn sizes(region: &Region) -> (Bytes, Bytes) {
-    region.sizes().unwrap_or_default()
+    if region.is_whole() { Bytes::ZERO } else { region.sizes().1.max(Bytes::new(1)) }
 }

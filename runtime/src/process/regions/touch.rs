@@ -29,10 +29,17 @@ impl RegionSet {
             true => own().flatten().unwrap_or(routed),
             false => routed,
         };
-        if self.flags.is_any_evicted() {
-            self.touch(started, domain)?;
-        }
+        self.touched_domain(started, domain)?;
         Ok(domain)
+    }
+
+    /// Brings back what is evicted of a domain that somebody is about to use; one load where nothing is evicted.
+    ///
+    /// # Errors
+    /// What the refill meets.
+    #[inline]
+    pub(in super::super) fn touched_domain(&self, started: &Started, domain: DomainId) -> Result<()> {
+        if self.flags.is_any_evicted() { self.touch(started, domain) } else { Ok(()) }
     }
 
     /// The domain of a block that is about to be freed, where what is evicted may then be nobody's.

@@ -86,6 +86,12 @@ impl StreamHandles {
         }
     }
 
+    /// Whether a stream of a device was used by this handle, which is no default one.
+    pub(super) fn knows(&self, device: DeviceId, raw: Stream) -> bool {
+        self.seats_of(device, raw).any(|seat| seat.key_of(device, raw).is_some())
+            || self.known.read().streams.contains_key(&(device.0, raw))
+    }
+
     #[cold]
     fn learn(&self, driver: &dyn Driver, device: DeviceId, raw: Stream) -> glake_device::Result<PoolStream> {
         if raw == Stream::PER_THREAD {

@@ -13,12 +13,13 @@ mod made;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use glake_device::owned::{OwnedEvent, OwnedStream};
-use glake_device::{CaptureState, DeviceId, Driver, EventKind, Stream, StreamId};
+use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream};
+use glake_device::{Address, CaptureState, DeviceId, Driver, EventKind, Stream, StreamId};
 use glake_stitch::StreamKey;
 use glake_tiers::PoolStream;
 use glake_transfer::UserStream;
 
+use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
 use super::{ProcessError, Result};
 use handles::StreamHandles;
@@ -38,10 +39,14 @@ impl Drop for Back {
     }
 }
 
+/// Whether a handle means a stream of each device.
+fn is_default(raw: Stream) -> bool {
+    matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD)
+}
+
 /// Whose stream a default handle is meant to be, where a call says so.
 fn default_of(raw: Stream) -> Option<DeviceId> {
-    let is_default = matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD);
-    DEFAULT_OF.get().filter(|_| is_default)
+    DEFAULT_OF.get().filter(|_| is_default(raw))
 }
 
 /// The streams of a program.
@@ -182,6 +187,40 @@ impl Streams {
         self.handles.handle(key)
     }
 
+    /// Says that work of a stream uses a block of a device's pool. A stream of another device has that device watched: the pool's
+    /// own completion points do not cover its work. A stream of a context that is not its device's primary one is covered by none.
+    ///
+    /// # Errors
+    /// What the driver answers of a handle that names no stream: the block counts as used by some stream then.
+    pub(super) fn record(&self, started: &Started, address: Address, raw: Stream) -> Result<()> {
+        let pool = &started.pool;
+        let devices = self.devices_of(pool.device(), raw).inspect_err(|_| {
+            pool.record_stream(address, PoolStream::UNKNOWN);
+        })?;
+        for device in devices.iter() {
+            pool.watch(device)?;
+            // Captured, or of such a context, a stream does not say which it is.
+            let stream = self.handles.of(&**self.driver(), device, raw).unwrap_or(PoolStream::UNKNOWN);
+            pool.record_stream(address, stream);
+        }
+        Ok(())
+    }
+
+    /// The devices whose stream a handle may mean by which memory of `memory` is used. A default handle means that device's, or the
+    /// current device's: callers name no device.
+    fn devices_of(&self, memory: DeviceId, raw: Stream) -> Result<DeviceSet> {
+        let own = DeviceSet::of(memory);
+        if self.registry.devices.len() == 1 {
+            return Ok(own);
+        }
+        if is_default(raw) {
+            return Ok(DeviceSet::of(self.device_of(raw)?).union(own));
+        }
+        let others = self.registry.devices.iter().map(DeviceMemory::id);
+        let known = [memory].into_iter().chain(others).find(|device| self.handles.knows(*device, raw));
+        Ok(DeviceSet::of(known.map_or_else(|| self.driver().stream_device(raw), Ok)?))
+    }
+
     /// Whose stream a handle is, and which.
     pub(super) fn user(&self, raw: Stream) -> Result<UserStream> {
         let device = self.device_of(raw)?;
@@ -202,6 +241,11 @@ impl Streams {
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests {
+    use std::time::Duration;
+
+    use glake_sim::Clock;
+    use glake_units::Bytes;
+
     use super::super::fixture::Parts;
     use super::*;
 
@@ -236,5 +280,73 @@ mod tests {
         assert_eq!(named.unwrap(), 0, "a handle that names a stream is that stream's");
         let mut called = false;
         assert!(parts.streams.with_default_of(Some(DeviceId(7)), || called = true).is_err() && !called);
+    }
+
+    const BUSY: Duration = Duration::from_millis(50);
+
+    /// A stream of a device on which a kernel runs for a while.
+    fn busy(parts: &Parts, device: u32, raw: Stream) -> Stream {
+        parts.sim.enqueue_kernel(DeviceId(device), raw, &[], &[], BUSY, |_| {}).unwrap();
+        raw
+    }
+
+    /// A block of the second GPU that is recorded and freed; whether nobody has its memory before the work that runs then is done.
+    fn waits(parts: &Parts, raw: Stream) -> bool {
+        let started = parts.registry.started(parts.registry.device(1).unwrap()).unwrap();
+        started.stop();
+        let block = parts.block(1, Bytes::mib(32));
+        parts.streams.record(started, block, raw).unwrap();
+        let begin = parts.sim.now();
+        started.pool.free(block).unwrap();
+        // Its own stream asks first, then anybody.
+        let again = parts.block(1, Bytes::mib(32));
+        let is_early = again == block && parts.sim.now() < begin + BUSY;
+        started.pool.free(again).unwrap();
+        started.pool.settle().unwrap();
+        let is_late = parts.sim.now() >= begin + BUSY;
+        started.pool.trim(Bytes::ZERO).unwrap();
+        assert_eq!(started.pool.reserved(), Bytes::ZERO);
+        !is_early && is_late
+    }
+
+    #[test]
+    fn memory_waits_for_streams_of_every_device() {
+        let parts = || Parts::with(Clock::Virtual);
+        for device in [0, 1] {
+            let parts = parts();
+            let raw = parts.streams.create(device.into()).unwrap();
+            assert!(waits(&parts, busy(&parts, device, raw)), "a stream of GPU {device}");
+            assert!(waits(&parts, busy(&parts, device, raw)), "a known stream of GPU {device}");
+        }
+        // The current device is the first one; the block's is the second.
+        for raw in [Stream(0), Stream::LEGACY, Stream::PER_THREAD] {
+            for device in [0, 1] {
+                let parts = parts();
+                busy(&parts, device, raw);
+                assert!(waits(&parts, raw), "{raw:?} of GPU {device}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_that_does_not_say_which_it_is_counts_as_another() {
+        let parts = Parts::with(Clock::Virtual);
+        let driver = parts.streams.driver().clone();
+        let ours = OwnedStream::new(&driver.own_contexts().unwrap(), DeviceId(1)).unwrap();
+        busy(&parts, 1, parts.streams.create(1).unwrap());
+        assert!(waits(&parts, ours.id()), "of another context");
+        drop(ours);
+    }
+
+    #[test]
+    fn a_handle_that_names_no_stream_is_told_of_and_the_block_waits() {
+        let parts = Parts::with(Clock::Virtual);
+        let started = parts.registry.started(parts.registry.device(1).unwrap()).unwrap();
+        started.stop();
+        let block = parts.block(1, Bytes::mib(32));
+        busy(&parts, 1, parts.streams.create(1).unwrap());
+        assert!(parts.streams.record(started, block, Stream(0x7777)).is_err());
+        started.pool.free(block).unwrap();
+        assert_ne!(parts.block(1, Bytes::mib(32)), block);
     }
 }

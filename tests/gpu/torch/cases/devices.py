@@ -12,6 +12,24 @@ CONFIG = {"pool": {"peer_access": True}} if fixture.BACKEND == "pluggable" else 
 
 
 class Devices(unittest.TestCase):
+    def test_a_stream_of_another_gpu_is_recorded(self):
+        other = torch.cuda.Stream(device="cuda:0")
+        for stream in (other, torch.cuda.default_stream(0)):
+            tensor = fixture.stamp(fixture.new(64 * MIB, "cuda:1"), 6)
+            torch.cuda.synchronize(1)
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(200_000_000)  # about 0.1 s
+                there = tensor.to("cuda:0", non_blocking=True)
+                tensor.record_stream(stream)
+            address = tensor.data_ptr()
+            del tensor
+            # Its own stream may not have it while the copy waits.
+            with torch.cuda.device(1):
+                others = [fixture.new(64 * MIB, "cuda:1").fill_(255) for _ in range(4)]
+            self.assertTrue(stream.query() or address not in [each.data_ptr() for each in others])
+            stream.synchronize()
+            self.assertEqual(fixture.wrong(there, 6), 0)
+
     def test_a_device_that_is_not_the_current_one(self):
         torch.cuda.set_device(0)
         before = torch.cuda.memory_allocated(0)

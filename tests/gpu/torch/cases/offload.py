@@ -151,6 +151,61 @@ class Offload(unittest.TestCase):
     print("done")
 """)
 
+    @fixture.only("compiled", "graph trees need checkPoolLiveAllocations, which a pluggable allocator has no way to answer")
+    @fixture.limit(300)
+    def test_memory_of_graph_trees_and_pools_stays(self):
+        self.check("""
+    import tempfile
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "glake-test-inductor"))
+
+    class Mixed(Model):
+        # Layers that are recomputed, and between them layers whose memory is graph trees'.
+        def __init__(self, layers):
+            super().__init__(layers)
+            self.fast = [torch.compile(layer, mode="reduce-overhead", dynamic=False) for layer in self.layers[::2]]
+
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                x = x + (checkpoint(layer, x, use_reentrant=False) if number % 2 else self.fast[number // 2](x))
+            return x
+
+    def losses(offloads):
+        torch.compiler.reset()
+        net = Mixed(6)
+        handle = glake.offload(net, preset="memory") if offloads else None
+        found = []
+        for _ in range(8):
+            torch.compiler.cudagraph_mark_step_begin()
+            net.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.01 * parameter.grad
+            found.append(loss.item())
+        if handle is not None:
+            handle.remove()
+        return found
+
+    expected, before = losses(False), settled()
+    found, told = losses(True), settled()
+    assert found == expected, (expected, found)
+    assert told["bytes_out"] > before["bytes_out"], "nothing of the other layers left"
+
+    # A pool of tensors: whoever owns it counts on them.
+    net, pool = Model(4), torch.cuda.MemPool()
+    expected = plain(net)
+    site = glake.offload.activations(net, least=0)
+    before = settled()
+    with torch.cuda.use_mem_pool(pool):
+        check(gradients(net), expected, "in a pool")
+    assert settled()["bytes_out"] == before["bytes_out"], "memory of a pool left"
+    check(gradients(net), expected, "behind it")
+    assert settled()["bytes_out"] > before["bytes_out"]
+    site.remove()
+    print("done")
+""")
+
     @fixture.only("compiled", ONCE)
     def test_shrinks_refills_and_trims_within_a_pass(self):
         self.check("""

@@ -67,6 +67,32 @@ class Pools(unittest.TestCase):
         self.assertEqual(fixture.wrong(kept, 2), 0)
 
     @fixture.only("compiled", WHY)
+    def test_what_is_left_of_a_pool_leaves_and_comes_back(self):
+        import glake
+
+        outside = fixture.stamp(fixture.new(40 * MIB), 4)
+        for is_away in (False, True):
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                kept = fixture.stamp(fixture.new(64 * MIB), 2)
+                gone = fixture.stamp(fixture.new(96 * MIB), 3)
+            del gone
+            if is_away:
+                glake.shrink()
+            # Before any trim: of one tensor the memory is free and its pool's still.
+            del pool
+            gc.collect()
+            for _ in range(2):
+                self.assertEqual(glake.shrink()["resident"], 0)
+                glake.refill()
+                self.assertEqual((fixture.wrong(kept, 2), fixture.wrong(outside, 4)), (0, 0))
+            glake.shrink()
+            del kept
+            glake.refill()
+            self.assertEqual(fixture.wrong(outside, 4), 0)
+            self.assertEqual([region["tag"] for region in glake.regions() if region["tag"].startswith("graph")], [])
+
+    @fixture.only("compiled", WHY)
     def test_fragments_of_a_pool_are_stitched(self):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):

@@ -136,6 +136,14 @@ api! {
     cuMemHostUnregister(start: *mut c_void);
 
     cuMemcpyAsync(to: sys::CUdeviceptr, from: sys::CUdeviceptr, size: usize, stream: sys::CUstream);
+    cuMemcpyPeerAsync(
+        to: sys::CUdeviceptr,
+        to_context: sys::CUcontext,
+        from: sys::CUdeviceptr,
+        from_context: sys::CUcontext,
+        size: usize,
+        stream: sys::CUstream,
+    );
     cuMemcpyBatchAsync_v2(
         to: *mut sys::CUdeviceptr,
         from: *mut sys::CUdeviceptr,

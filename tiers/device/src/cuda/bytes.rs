@@ -6,7 +6,7 @@ use glake_units::Bytes;
 use super::memory::length;
 use super::stream::raw;
 use super::{Cuda, stream};
-use crate::{Address, CaptureState, CopyRequest, DeviceId, DriverError, Result, Stream, Verb};
+use crate::{Address, CaptureState, CopyDevices, CopyRequest, DeviceId, DriverError, Result, Stream, Verb};
 
 /// # Safety
 /// As [`crate::Driver::copy`].
@@ -28,6 +28,24 @@ pub(super) unsafe fn copy_on(cuda: &Cuda, request: CopyRequest, stream: Stream) 
     }
     // SAFETY: the caller's promise.
     unsafe { copy_here(cuda, request, stream, Verb::Copy) }
+}
+
+/// # Safety
+/// As [`crate::Driver::copy_between`].
+pub(super) unsafe fn copy_between(
+    cuda: &Cuda,
+    device: DeviceId,
+    request: CopyRequest,
+    owners: CopyDevices,
+    stream: Stream,
+) -> Result<()> {
+    let verb = Verb::CopyBetween;
+    let _guard = cuda.make_current_as_is(device, verb)?;
+    let ((to, _to), (from, _from)) = (cuda.keep(owners.to, verb)?, cuda.keep(owners.from, verb)?);
+    let CopyRequest { to: target, from: source, size } = request;
+    // SAFETY: the caller's promise; both contexts are kept during the call.
+    unsafe { cuda.api.cuMemcpyPeerAsync(target.0, to, source.0, from, length(size), raw(stream)) }
+        .at(verb, target, size)
 }
 
 /// One call where the driver has it and allows it: not for the legacy stream, not in a capture, and not before

@@ -50,7 +50,7 @@ impl Code {
             code @ (4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 911) => {
                 Err(DriverError::Sticky { verb, code })
             }
-            code => Err(DriverError::Failed { verb, code }),
+            code => Err(DriverError::of_number(verb, code)),
         }
     }
 }

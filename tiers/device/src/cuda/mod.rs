@@ -23,12 +23,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use cudarc::driver::sys::CUdevice_attribute;
 use glake_units::Bytes;
 
 use crate::{
-    Access, Address, CaptureState, Compare, CopyRequest, DeviceId, DeviceInfo, Driver, DriverError, Event,
-    EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module, ModuleSource,
-    PointerAttributes, Priority, Result, Stream, StreamId, Verb,
+    Access, Address, CaptureState, Compare, CopyDevices, CopyRequest, DeviceId, DeviceInfo, Driver,
+    DriverError, Event, EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module,
+    ModuleSource, PointerAttributes, Priority, Result, Stream, StreamId, Verb,
 };
 use alive::Owners;
 use api::Api;
@@ -104,12 +105,18 @@ impl Cuda {
         let mut memory = 0;
         // SAFETY: an out-parameter of this frame.
         unsafe { self.api.cuDeviceTotalMem_v2(&mut memory, device) }.of(Verb::Devices)?;
-        let mut descriptors = 0;
-        let asked = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-        // SAFETY: as above.
-        unsafe { self.api.cuDeviceGetAttribute(&mut descriptors, asked, device) }.of(Verb::Devices)?;
+        let has = |attribute| {
+            let mut value = 0;
+            // SAFETY: as above.
+            unsafe { self.api.cuDeviceGetAttribute(&mut value, attribute, device) }.of(Verb::Devices)?;
+            Ok(value != 0)
+        };
+        let exportable =
+            has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?;
+        let gpu_direct =
+            has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)?;
         let (memory, pci) = (Bytes::new(memory as u64), Some(pci.to_ascii_lowercase()));
-        Ok(DeviceInfo { id, name, memory, pci, exportable: descriptors != 0 })
+        Ok(DeviceInfo { id, name, memory, pci, exportable, gpu_direct })
     }
 }
 
@@ -171,6 +178,16 @@ impl Driver for Cuda {
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
         unsafe { bytes::copy_on(self, request, stream) }
+    }
+    unsafe fn copy_between(
+        &self,
+        device: DeviceId,
+        request: CopyRequest,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { bytes::copy_between(self, device, request, owners, stream) }
     }
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.

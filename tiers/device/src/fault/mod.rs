@@ -25,7 +25,8 @@ use parking_lot::Mutex;
 
 use crate::decorate::{Call, delegate};
 use crate::{
-    Address, CopyRequest, DeviceId, Driver, DriverError, LaunchRequest, PointerKind, Result, Stream, Verb,
+    Address, CopyDevices, CopyRequest, DeviceId, Driver, DriverError, LaunchRequest, PointerKind, Result,
+    Stream, Verb,
 };
 use loss::Losses;
 use rule::{Judged, Part, Rule};
@@ -220,6 +221,20 @@ impl Driver for Faults {
         let device = self.inner.stream_device(stream)?;
         // SAFETY: the caller's promise is passed on.
         unsafe { self.copy(device, request, stream) }
+    }
+
+    unsafe fn copy_between(
+        &self,
+        device: DeviceId,
+        request: CopyRequest,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()> {
+        let call = work(Verb::CopyBetween, device, request.to, request.size);
+        self.work(call, stream, [request.to].into_iter(), |driver, part| {
+            // SAFETY: the caller's promise is passed on, for a part of the range.
+            unsafe { driver.copy_between(device, part.of_copy(&request), owners, stream) }
+        })
     }
 
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {

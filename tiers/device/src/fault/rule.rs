@@ -135,7 +135,7 @@ impl Injected {
             Injected::Sticky(code) | Injected::Lost(code) | Injected::Damaged(code) => {
                 DriverError::Sticky { verb, code }
             }
-            Injected::Failed(code) => DriverError::Failed { verb, code },
+            Injected::Failed(code) => DriverError::of_number(verb, code),
             // Never answered.
             Injected::Short => DriverError::Failed { verb, code: 999 },
         }

@@ -55,6 +55,11 @@ impl Extent {
         Ok(shared)
     }
 
+    /// Counts it as exported from now on, though no descriptor of it was made yet.
+    pub fn mark_exported(&self) {
+        self.exported.store(true, Ordering::Relaxed);
+    }
+
     /// Whether another process may have it: it was exported once, and who took it does not tell when they are done.
     pub fn is_exported(&self) -> bool {
         self.exported.load(Ordering::Relaxed)

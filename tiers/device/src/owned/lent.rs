@@ -15,7 +15,7 @@
 use glake_units::Bytes;
 
 use super::{Blocks, Side, Span};
-use crate::{Address, CopyRequest, DeviceId, Driver, Result, Stream};
+use crate::{Address, CopyDevices, CopyRequest, DeviceId, Driver, Result, Stream};
 
 /// Copies between ranges that were lent.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +89,21 @@ impl LentCopy {
     pub fn enqueue(&self, driver: &dyn Driver, device: DeviceId, stream: Stream) -> Result<()> {
         // SAFETY: the promise of who lent it.
         unsafe { driver.copy(device, self.0, stream) }
+    }
+
+    /// Enqueues it as the driver's own copy between two devices that need no access to each other's memory, on a stream of `device`.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn enqueue_between(
+        &self,
+        driver: &dyn Driver,
+        device: DeviceId,
+        owners: CopyDevices,
+        stream: Stream,
+    ) -> Result<()> {
+        // SAFETY: the promise of who lent it.
+        unsafe { driver.copy_between(device, self.0, owners, stream) }
     }
 
     /// As [`LentCopy::enqueue`], on a stream of any device which may touch both ranges, in fewer calls.

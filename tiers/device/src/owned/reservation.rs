@@ -182,13 +182,18 @@ impl Reservation {
         outcome
     }
 
-    /// Retires mappings as of now, waits for the contexts that may use them, and unmaps them.
+    /// Retires mappings as of now, waits for the contexts that may use them, and unmaps them. Mappings that no device was given access to
+    /// are unmapped at once.
     pub fn unmap_now(&self, mappings: &[Mapping]) -> Result<()> {
         let ranges = self.ranges(mappings)?;
-        let devices =
-            self.table.lock().devices(&ranges).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))?;
+        let (users, is_opened) = {
+            let table = self.table.lock();
+            (table.devices(&ranges), table.is_any_opened(&ranges))
+        };
+        let users = users.map_err(|r| self.refused_at(Verb::Unmap, mappings, r))?;
         self.retire(mappings, self.completion_events.mark())?;
-        let passed = self.completion_events.synchronize(devices.union(DeviceSet::of(self.device)))?;
+        let own = if is_opened { DeviceSet::of(self.device) } else { DeviceSet::EMPTY };
+        let passed = self.completion_events.synchronize(users.union(own))?;
         self.unmap(mappings, &passed)
     }
 
@@ -506,6 +511,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_opened_to_nobody_is_unmapped_without_a_wait() {
+        let fixture = fixture();
+        let mapped = fixture.map(&[0, 1]);
+        fixture.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
+        let none = fixture.completion_events.synchronize(DeviceSet::EMPTY).unwrap();
+        fixture.home.retire(&mapped, fixture.completion_events.mark()).unwrap();
+        assert_eq!(refusal(fixture.home.unmap(&mapped[1..], &none)), Refusal::InUse, "too old");
+        fixture.home.unmap_now(&mapped[1..]).unwrap();
+        assert_eq!((fixture.calls(Verb::ContextSynchronize), fixture.home.mappings()), (0, 1));
+        fixture.home.unmap_now(&mapped).unwrap_err();
+        fixture.home.unmap_now(&mapped[..1]).unwrap();
+        assert_eq!((fixture.calls(Verb::ContextSynchronize), fixture.home.mappings()), (1, 0));
+    }
+
+    #[test]
     fn dropping_cleans_up_and_a_lost_context_leaks() {
         let clean = fixture();
         clean.map(&[0, 1, 7]);
@@ -517,6 +537,7 @@ mod tests {
 
         let lost = fixture();
         lost.map(&[0]);
+        lost.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();
         let (stub, recorder) = (lost.stub.clone(), lost.recorder.clone());
         lost.faults.set(&[Fault { verb: None, when: When::From(1), error: Injected::Sticky(700) }]);
         drop(lost);

@@ -197,7 +197,7 @@ impl Table {
     }
 
     /// Plans an unmap of retired mappings that the proof covers, all or none: the ranges for the driver, joined
-    /// where they touch.
+    /// where they touch. Of a mapping that any device was given access to, the proof covers `always` too.
     pub(super) fn begin_unmap(
         &mut self,
         mappings: &[Range<u64>],
@@ -212,6 +212,7 @@ impl Table {
             let covered = match entry.state {
                 State::Retired(mark) => {
                     let mark = mark.max(entry.used);
+                    let always = if entry.readers.is_empty() { DeviceSet::EMPTY } else { always };
                     passed.covers(mark, self.users(entry, mark).union(always))
                 }
                 State::Live | State::Changing => false,
@@ -267,6 +268,11 @@ impl Table {
     pub(super) fn devices(&self, mappings: &[Range<u64>]) -> Outcome<DeviceSet> {
         let readers = |range| Ok(self.entry(range)?.readers.without(self.lent));
         mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(readers(range)?)))
+    }
+
+    /// Whether any device was ever given access to any of the mappings.
+    pub(super) fn is_any_opened(&self, mappings: &[Range<u64>]) -> bool {
+        mappings.iter().any(|range| self.entry(range).is_ok_and(|entry| !entry.readers.is_empty()))
     }
 
     /// Whether exactly this mapping is there, retired or not.

@@ -80,7 +80,7 @@ impl CostTable {
             Verb::EventRecord | Verb::EventQuery => self.event_record,
             Verb::EventRecordContext => self.event_record_context,
             Verb::StreamWaitEvent => self.stream_wait_event,
-            Verb::Copy | Verb::CopyBatch | Verb::Fill => self.copy,
+            Verb::Copy | Verb::CopyBetween | Verb::CopyBatch | Verb::Fill => self.copy,
             Verb::ReadNow | Verb::WriteNow => self.copy_now,
             Verb::Export => self.export,
             Verb::Import => self.import,

@@ -189,6 +189,7 @@ mod tests {
             memory: Bytes::gib(1),
             pci: Some("ffff:ff:1f.7".to_owned()),
             exportable: true,
+            gpu_direct: true,
         };
         let topology = Topology::of_machine(&[ghost]);
         assert!(!topology.simulated && !topology.name.is_empty());

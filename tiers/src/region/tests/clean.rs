@@ -244,7 +244,7 @@ fn host_memory_can_be_pinned_ahead_while_it_is_wanted() {
     fixture.furnish();
     let idle = idle_of(fixture);
     let (region, host) = (&idle.fixture.region, &idle.fixture.host);
-    let sizes = region.sizes_to_prepare().unwrap();
+    let sizes = region.sizes_to_prepare();
     assert_eq!(sizes.iter().copied().sum::<Bytes>(), idle.fixture.live_bytes());
     assert!(host.prepare_while(&sizes, || false));
     assert_eq!(host.statistics().pinned, Bytes::ZERO, "nobody wants it any more");
@@ -254,7 +254,7 @@ fn host_memory_can_be_pinned_ahead_while_it_is_wanted() {
     idle.cycle();
     assert_eq!(host.statistics().pinned, pinned, "a shrink pins nothing more");
     idle.clean(1);
-    assert_eq!(region.sizes_to_prepare().unwrap(), [], "what is clean has its memory");
+    assert_eq!(region.sizes_to_prepare(), [], "what is clean has its memory");
     idle.cycle();
     idle.end();
 }

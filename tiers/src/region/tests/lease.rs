@@ -69,7 +69,7 @@ fn a_shrink_gives_its_lease_back_and_a_refill_comes_as_it_is_granted() {
     lease.give_back_unused();
     lease.tell_returned(true);
     assert_eq!((told.returned(), lease.view().leased), (Bytes::mib(20), Some(Bytes::ZERO)));
-    lease.want(fixture.region.sizes().unwrap().1);
+    lease.want(fixture.region.sizes().1);
     assert_eq!(
         told.0.lock().last(),
         Some(&(LeaseEvent::Want, Bytes::mib(18))),

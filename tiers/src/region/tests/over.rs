@@ -116,7 +116,7 @@ impl World {
     }
 
     fn is_here(&self, of: Of) -> bool {
-        let standing = self.fixture.pool.records().standing(self.region(of).domain).unwrap();
+        let standing = self.fixture.pool.records().standing(self.region(of).domain);
         standing.iter().all(|(_, residency)| matches!(residency, Residency::Resident { .. }))
     }
 
@@ -134,7 +134,7 @@ impl World {
                 assert!(bytes == pattern(*seed, block.size), "{block:?} of {of:?}");
             }
         }
-        let views = self.fixture.pool.records().standing(self.graph.domain).unwrap();
+        let views = self.fixture.pool.records().standing(self.graph.domain);
         let homes: BTreeSet<u64> = views.iter().map(|(view, _)| view.offset.get()).collect();
         assert!(homes.is_superset(&self.homes), "a graph's addresses stay");
         self.homes = homes;

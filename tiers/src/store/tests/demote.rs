@@ -16,7 +16,7 @@ impl Fixture {
     }
 
     fn hosted(&self) -> Bytes {
-        self.region.holding().unwrap().hosted
+        self.region.holding().hosted
     }
 
     fn at(&self, place: Place) -> usize {
@@ -60,7 +60,7 @@ fn so_much_goes_as_is_asked_for_and_the_last_first() {
     assert_eq!(fixture.demote(Bytes::ZERO).unwrap(), Bytes::ZERO);
     let freed = fixture.demote(Bytes::new(1)).unwrap();
     assert_eq!((fixture.at(Place::File), fixture.hosted()), (1, before.saturating_sub(freed)));
-    let standing = fixture.pool.records().standing(fixture.region.domain()).unwrap();
+    let standing = fixture.pool.records().standing(fixture.region.domain());
     let last = standing.iter().max_by_key(|(view, _)| view.offset).unwrap();
     assert_eq!(last.1, Residency::Evicted { at: Place::File });
     // What is on its GPU has no copy that could go.

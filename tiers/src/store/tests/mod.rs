@@ -168,7 +168,7 @@ impl Fixture {
     }
 
     fn residencies(&self) -> Vec<Residency> {
-        let standing = self.pool.records().standing(self.region.domain()).unwrap();
+        let standing = self.pool.records().standing(self.region.domain());
         standing.into_iter().map(|(_, residency)| residency).collect()
     }
 

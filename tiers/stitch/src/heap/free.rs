@@ -130,6 +130,7 @@ impl Heap {
         for list in lists {
             self.home.renew(list, open);
         }
+        self.home.extents.given_up(id);
         self.points.uncover();
         Ok(())
     }

@@ -4,7 +4,6 @@ use glake_units::Bytes;
 
 use crate::aliases::Aliases;
 use crate::domain::Domain;
-use crate::error::StitchError;
 use crate::extent::ExtentState;
 use crate::heap::Heap;
 use crate::ids::{DomainId, ExtentId};
@@ -41,14 +40,9 @@ pub struct ExtentViews<'a> {
 }
 
 impl ExtentViews<'_> {
-    /// The extents of a domain, in the order of their addresses at home. Walks their pieces.
-    ///
-    /// # Errors
-    /// [`StitchError::UnknownDomain`].
-    pub fn of(&self, domain: DomainId) -> Result<Vec<ExtentView>, StitchError> {
-        if self.heap.home.domains.get(domain).is_none() {
-            return Err(StitchError::UnknownDomain { domain });
-        }
+    /// The extents of a domain, in the order of their addresses at home; of a released one, those that are left. Walks their
+    /// pieces.
+    pub fn of(&self, domain: DomainId) -> Vec<ExtentView> {
         let own = self.heap.home.extents.iter().filter(|(_, extent)| extent.domain == domain);
         let mut views: Vec<ExtentView> = own
             .map(|(id, extent)| ExtentView {
@@ -60,7 +54,7 @@ impl ExtentViews<'_> {
             })
             .collect();
         views.sort_unstable_by_key(|view| view.offset);
-        Ok(views)
+        views
     }
 
     /// Whether an extent's memory is there; `None`: there is no such extent.
@@ -68,13 +62,8 @@ impl ExtentViews<'_> {
         self.heap.home.extents.state(extent)
     }
 
-    /// Whether all bytes of a domain count, those of free memory too: a captured graph knows its addresses.
-    pub fn keeps_all(&self, domain: DomainId) -> bool {
-        self.heap.home.domains.get(domain).is_some_and(|domain| domain.options.is_private())
-    }
-
-    /// Whether all memory of a domain stays though nothing is live in it: a captured graph knows its addresses, and it was not
-    /// released.
+    /// Whether all memory of a domain counts and stays, though nothing is live in it: a captured graph knows its addresses, and it
+    /// was not released.
     pub fn is_held(&self, domain: DomainId) -> bool {
         self.heap.home.domains.get(domain).is_some_and(Domain::is_held)
     }

@@ -83,7 +83,7 @@ fn another_stream_waits_for_the_completion_point_and_a_trim_too() {
     let held = hold(&mut core, &grant);
     core.free(grant.offset).unwrap();
     assert!(core.plan_trim(Bytes::ZERO).is_none(), "not unmapped");
-    let extents = core.extents().of(Allocator::default_domain()).unwrap();
+    let extents = core.extents().of(Allocator::default_domain());
     core.evictions().begin(extents[0].extent).unwrap_err();
     assert!(ask(&mut core, &request(8, 2)).is_none(), "not another stream's");
     core.pass_hold(held);

@@ -185,7 +185,7 @@ struct Model {
     open: PointNumber,
     passed: PointNumber,
     now: usize,
-    /// What was open when a restore gave up last.
+    /// What was open when a restore gave up last, or a domain was released.
     given_up: Option<PointNumber>,
 }
 
@@ -267,6 +267,14 @@ impl Model {
                 }
             }
         }
+    }
+
+    /// One of the domains that there are or were: of those that were released, parts may live.
+    fn any_domain(&self, which: usize) -> DomainId {
+        let mut all: Vec<DomainId> = self.owners.released.keys().copied().collect();
+        all.sort_unstable();
+        all.extend(&self.domains);
+        all[which % all.len()]
     }
 
     fn cells(&self, grant: &Grant) -> Vec<(ExtentId, u64, u64)> {
@@ -453,18 +461,18 @@ fn run(borrow: Borrow, program: Vec<Op>) {
                 finish(&mut core, &mut model, plan, abort, &meanwhile);
             }
             Op::TrimDomain { which } => {
-                let domain = model.domains[which % model.domains.len()];
+                let domain = model.any_domain(which);
                 let kept = model.owners.kept.remove(&domain);
                 if let Some(checkpoint) = &mut model.checkpoint {
                     checkpoint.owned &= checkpoint.domain != domain;
                 }
-                let plan = core.plan_trim_domain(domain).expect("it exists");
+                let plan = core.plan_trim_domain(domain);
                 finish(&mut core, &mut model, plan, false, &[]);
                 model.owners.kept.extend(kept.then_some(domain));
             }
             Op::Claim { at, cells, stream, again } => claim(&mut core, &mut model, at, cells, stream, again),
             Op::Checkpoint { which } => {
-                let domain = model.domains[which % model.domains.len()];
+                let domain = model.any_domain(which);
                 let owned = model.owners.private.contains(&domain);
                 match core.checkpoint(domain) {
                     Ok(claims) => model.checkpoint = Some(Checkpoint { domain, claims, owned }),
@@ -493,10 +501,10 @@ fn run(borrow: Borrow, program: Vec<Op>) {
             }
             Op::ReleaseDomain { which } => quick(&mut core, &mut model, &Quick::Release { which }),
             Op::Seal { which, sealed } => {
-                core.seal_domain(model.domains[which % model.domains.len()], sealed).expect("it exists");
+                core.seal_domain(model.any_domain(which), sealed);
             }
             Op::Leave { which } => {
-                let domain = model.domains[which % model.domains.len()];
+                let domain = model.any_domain(which);
                 begin_evict(&mut core, &mut model, domain, which);
             }
             Op::Left { which } => finish_evict(&mut core, &mut model, which),
@@ -580,6 +588,7 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             core.release_domain(domain).expect("it exists");
             let kept = model.owners.kept.remove(&domain);
             model.owners.released.insert(domain, kept.then_some(model.open));
+            model.given_up = Some(model.open);
             model.owners.private.remove(&domain);
             model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
             assert!(core.release_domain(domain).is_err());
@@ -731,7 +740,7 @@ fn finds(core: &Allocator, model: &Model) {
 
 /// An extent of a domain begins to leave.
 fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize) {
-    let extents = core.extents().of(domain).expect("it exists");
+    let extents = core.extents().of(domain);
     let Some(view) = extents.get(which % extents.len().max(1)) else { return };
     let cells = &model.extents[&view.extent].1;
     let before = picture(core);
@@ -755,7 +764,8 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
         Err(StitchError::WrongExtentState { .. }) => assert_ne!(view.state, ExtentState::Resident),
         Err(StitchError::Withheld { .. }) => {
             let mut used = cells.iter().filter_map(|cell| cell.last);
-            // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for a completion point more.
+            // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for a completion point more. So
+            // does what other streams used of a domain that is released.
             let given_up = model.given_up.is_some_and(|point| point > model.passed);
             let is_used = used.any(|last| last.point > model.passed);
             assert!(is_used || given_up, "nothing in it is used any more");

@@ -1,4 +1,4 @@
-//! One range of pinned memory to several GPUs: read once, each part over another link, and passed on over NVLink.
+//! Broadcast of one pinned range to several GPUs. Each byte is read from the host once, over one of the links, and forwarded over NVLink.
 //!
 //! ```text
 //!   GPU 0   first   ┤host ─► 0├┤host ─► 0├┤host ─► 0├          pulls its share, slice by slice, into its own copy
@@ -30,14 +30,14 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::paths::{Direction, PathGraph, Way};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{CopyHandle, CopyOptions, Priority, Result, UserStream};
 use slices::{Slice, Slices};
 
-/// Fewer bytes for each GPU to pull are not worth two streams each.
+/// Minimum bytes per GPU that justify two streams each.
 const LEAST: Bytes = Bytes::mib(1);
 
-/// A broadcast on a stream of the program.
+/// Broadcast on a stream of the program.
 #[derive(Clone, Copy)]
 struct Cast<'a> {
     to: &'a [Span],
@@ -46,7 +46,7 @@ struct Cast<'a> {
     priority: Priority,
 }
 
-/// A GPU that pulls, by the target that is its own.
+/// GPU that pulls a share, with the target on that GPU.
 #[derive(Clone, Copy)]
 struct Source {
     device: DeviceId,
@@ -54,7 +54,7 @@ struct Source {
     rate: f64,
 }
 
-/// The broadcasts of one engine.
+/// Broadcasts of one engine.
 #[derive(Debug)]
 pub(crate) struct BroadcastCopies {
     pub(crate) contexts: Arc<Contexts>,
@@ -63,13 +63,13 @@ pub(crate) struct BroadcastCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) spans: Arc<SpanCopies>,
     pub(crate) completions: Arc<Completions>,
 }
 
 impl BroadcastCopies {
-    /// Enqueues copies of one span to several.
+    /// Enqueues copies of one span to several spans.
     ///
     /// # Errors
     /// As [`crate::Engine::copy_to_all`].
@@ -82,14 +82,14 @@ impl BroadcastCopies {
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
         self.links.begin_copy(on)?;
-        let _call = self.scheduler.urgent_call(options.priority);
+        let _call = self.traffic.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let parts = self.enqueue_cast(cast);
         let parts = self.completions.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
         self.completions.handle(on, options, parts)
     }
 
-    /// Pulled in parts and passed on, or else one copy for each.
+    /// Enqueues a broadcast: pulled in shares and forwarded, or one copy per target.
     fn enqueue_cast(&self, cast: Cast<'_>) -> Result<Option<Parts>> {
         let Cast { to, from, on, priority } = cast;
         let sources = self.sources(cast);
@@ -111,7 +111,7 @@ impl BroadcastCopies {
         Ok(parts)
     }
 
-    /// The GPUs that pull; none where they cannot all pass on to each other, or where it is not worth it.
+    /// Returns the GPUs that pull; empty if they are not fully connected or the broadcast is too small.
     fn sources(&self, cast: Cast<'_>) -> SmallVec<[Source; 8]> {
         let none = SmallVec::new();
         let graph = self.routes.graph();
@@ -134,7 +134,7 @@ impl BroadcastCopies {
         if benefit && reached && joined && usable { sources } else { none }
     }
 
-    /// Copies over all lanes; `None`, and nothing done, where it cannot be forked.
+    /// Broadcasts over all lanes; `None`, and nothing was enqueued, if the fork fails.
     fn cast(
         &self,
         lane_set: &Arc<LaneSet>,
@@ -151,7 +151,7 @@ impl BroadcastCopies {
         let slices = Slices::new(cast.from.size(), &rates);
         let mut fork = self.forks.begin(lane_set, state, cast.on, Some(mark));
         let links = self.routes.most_links();
-        let prioritized = self.scheduler.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
+        let prioritized = self.traffic.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
         fork.take(prioritized, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.
@@ -188,7 +188,8 @@ impl BroadcastCopies {
         Ok(Some(Parts { relays, lane_set, used, serial, shares: None }))
     }
 
-    /// Enqueues a slice: from the host to its source's own copy, from there to all others. The targets that it does not go to.
+    /// Enqueues a slice: from the host to its source's own target, and from there to all others. Returns the targets that the slice does
+    /// not reach.
     fn pull(
         &self,
         fork: &mut Fork<'_>,
@@ -230,7 +231,7 @@ impl BroadcastCopies {
     }
 }
 
-/// The GPUs that NVLink joins to a target, itself too: those that relay for it.
+/// Returns whether a target, which is a relay too, is connected to the other targets by NVLink.
 fn are_joined(graph: &PathGraph, target: DeviceId) -> DeviceSet {
     graph.rates(target, Direction::ToGpu).map(|path| path.relay).collect()
 }

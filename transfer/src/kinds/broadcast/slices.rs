@@ -1,4 +1,4 @@
-//! Which GPU pulls which part of a broadcast from the host, and in what pieces. Pure.
+//! Division of a broadcast into shares per GPU and slices. Pure.
 //!
 //! ```text
 //!   bytes   │ GPU 0's share │ GPU 1's share │ GPU 2's share │     by the rates of their links
@@ -10,35 +10,35 @@ use smallvec::SmallVec;
 
 use crate::paths::GRAIN;
 
-/// A part that is pulled, and passed on, in one.
+/// Slice that is pulled and forwarded as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slice {
-    /// Whose share it is of.
+    /// Index of the GPU that pulls it.
     pub(crate) source: usize,
     pub(crate) offset: Bytes,
     pub(crate) size: Bytes,
 }
 
-/// The slices of a broadcast, in turns.
+/// Slices of a broadcast in round-robin order of their shares.
 #[derive(Clone, Debug)]
 pub(crate) struct Slices {
-    /// What is left of each share, and what it is cut into.
+    /// Remaining part and slice size of each share.
     left: SmallVec<[(Slice, Bytes); 8]>,
     prioritized: usize,
 }
 
-/// What a slice is at least, so that issuing it does not take longer than the bytes do. On H200s 2 MiB are best for 64 MiB, 8 MiB
-/// for 1 GiB, and for more any size from 4 to 64 MiB is as good.
+/// Minimum slice size, so that issuing takes no longer than the transfer. On H200s 2 MiB is best for 64 MiB, 8 MiB for 1 GiB; above that, 4
+/// to 64 MiB make no difference.
 const LEAST: Bytes = Bytes::mib(1);
 const MANY: Bytes = Bytes::mib(8);
-/// What is pulled last still has to be passed on: an eighth of a share at most.
+/// Minimum number of slices per share: the last slice must still be forwarded after it was pulled.
 const PARTS: u64 = 8;
-/// More slices of a share would fill the driver's queues, and a call that finds one full waits for the stream, which may be held
-/// by what its program does later.
+/// Maximum number of slices per share. More would fill the driver's queues, and a call that finds a queue full blocks until the stream
+/// progresses, possibly until later work of the program.
 const MOST: u64 = 64;
 
 impl Slices {
-    /// Shares so many bytes among links of these rates.
+    /// Divides `size` bytes among links in proportion to `rates`.
     pub(crate) fn new(size: Bytes, rates: &[f64]) -> Slices {
         let all: f64 = rates.iter().sum();
         let (mut sum, mut offset) = (0.0, Bytes::ZERO);
@@ -73,7 +73,7 @@ impl Iterator for Slices {
     }
 }
 
-/// A part of so many bytes, in whole grains.
+/// Returns `part` of `size` in whole grains.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 fn grains(size: Bytes, part: f64) -> Bytes {
     let grains = (size.get() as f64 * part / GRAIN.get() as f64) as u64;

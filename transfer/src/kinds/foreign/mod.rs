@@ -23,50 +23,50 @@ use crate::engine::fork::Fork;
 use crate::kinds::foreign::target::TargetSide;
 use crate::paths::{Direction, Share};
 
-/// A part that goes through slots: one of each relay at most, whose chunks take its slots in turns.
+/// Part that is staged through a relay's slots in chunks; at most one per relay.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
     pub(crate) path: Path,
-    /// Its ranges, to and from, one after another.
+    /// Ranges (destination, source), consecutive.
     ranges: SmallVec<[(Span, Span); 2]>,
     share: Share,
-    /// How much of it is enqueued, from its start on.
+    /// Bytes enqueued so far.
     sent: Bytes,
 }
 
-/// A part under way.
+/// Staged part in progress.
 struct Going<'a> {
     index: usize,
     lane: &'a OwnedStream,
     side: &'a TargetSide,
-    /// What a slot holds, and how many there are.
+    /// Size of a slot, and number of slots.
     slot: Bytes,
     slots: usize,
-    /// Which slot is the next chunk's.
+    /// Index of the slot for the next chunk.
     next: usize,
-    /// Of how many chunks the slots may be filled without a wait for who emptied them.
+    /// Number of chunks that may fill slots without waiting for their draining.
     empty: usize,
 }
 
-/// One side of a chunk: on which stream, and the events of a slot that it waits for and records.
+/// One side of a chunk: its stream, and the slot's events to wait for and to record.
 struct Hop<'a> {
     on: &'a OwnedStream,
     done: &'a OwnedEvent,
-    /// Who is to blame where it fails.
+    /// GPU that is blamed for an error.
     device: DeviceId,
 }
 
-/// A part is made of so many chunks, if they are neither too small nor too large: the first has none beside it.
+/// Number of chunks per part, within the limits of their size. The first one does not overlap with another.
 const CHUNKS: u64 = 4;
 const CHUNK: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(4)];
-/// Operations of a chunk on either stream at most: its turn on the link, the wait for the other side, the copy, and its event.
+/// Maximum operations of a chunk on either stream: its turn on the link, the wait for the other side, the copy, and its event.
 const OPERATIONS: u32 = 4;
-/// A part has no more chunks, as far as the slots hold them.
+/// Maximum number of chunks per part, slot size permitting.
 const MOST: u64 = 60;
 const PAGE: Bytes = Bytes::kib(4);
 
 impl<'a> Fork<'a> {
-    /// Enqueues parts through the slots that their relays' lanes hold; each says how far it came.
+    /// Enqueues parts through the slots held by their relays' lanes, and records the progress of each.
     pub(crate) fn stage(&mut self, parts: &mut [Staged]) {
         let mut going: SmallVec<[Going<'a>; 8]> = SmallVec::new();
         for (index, part) in parts.iter().enumerate() {
@@ -89,7 +89,7 @@ impl<'a> Fork<'a> {
         }
     }
 
-    /// Enqueues the next chunk of a part; false where there is none, or none more can be.
+    /// Enqueues the next chunk of a part. Returns `false` if there is none or it cannot be enqueued.
     fn chunk(&mut self, part: &mut Staged, going: &mut Going<'a>) -> bool {
         let Path { target, relay, direction, .. } = part.path;
         let Some((to, from)) = part.next(going.slot).filter(|_| going.slots > 0) else { return false };
@@ -126,7 +126,7 @@ impl<'a> Fork<'a> {
 }
 
 impl Hop<'_> {
-    /// Copies behind the other side's part of the slot.
+    /// Enqueues a copy that waits for the other side of the slot.
     fn enqueue(
         &self,
         behind: Option<&Hop<'_>>,
@@ -140,17 +140,17 @@ impl Hop<'_> {
 }
 
 impl Staged {
-    /// Nothing of it is enqueued.
+    /// Creates a staged part of which nothing is enqueued yet.
     pub(crate) fn new(path: Path, share: Share, ranges: SmallVec<[(Span, Span); 2]>) -> Staged {
         Staged { path, ranges, share, sent: Bytes::ZERO }
     }
 
-    /// What of it was not enqueued.
+    /// Returns the share that was not enqueued.
     pub(crate) fn rest(&self) -> Option<Share> {
         self.share.behind(self.sent)
     }
 
-    /// What comes next, of so much at most, in one range.
+    /// Returns the next bytes, at most `most`, within one range.
     fn next(&self, most: Bytes) -> Option<(Span, Span)> {
         let mut before = self.sent;
         let (to, from) = self.ranges.iter().find(|(to, _)| {
@@ -163,7 +163,7 @@ impl Staged {
     }
 }
 
-/// How large the chunks of a part are, through a ring that two of them fit into.
+/// Returns the chunk size of a part, for a ring that holds at least two chunks.
 fn chunk(part: Bytes, ring: Bytes) -> Bytes {
     let even = Bytes::new(part.get() / CHUNKS).max(CHUNK[0]).min(CHUNK[1]);
     let few = Bytes::new(part.get() / MOST);

@@ -17,26 +17,26 @@ use smallvec::SmallVec;
 
 use crate::Result;
 
-/// The most memory of a relay that all its rings together take.
+/// Maximum memory of all rings of a relay.
 const MOST: Bytes = Bytes::mib(64);
-/// What a ring holds; less where there is less memory.
+/// Ring size, if the memory allows it.
 const RING: Bytes = Bytes::mib(32);
-/// A smaller ring is not worth its calls.
+/// Minimum ring size that justifies its overhead.
 const LEAST: Bytes = Bytes::kib(512);
-/// A ring is not cut into more slots.
+/// Maximum number of slots per ring.
 pub(crate) const SLOTS: usize = 8;
 
-/// Memory for slots, mapped for every GPU, and the relay's events of them.
+/// Ring of slots, mapped for every GPU, with the relay's events.
 #[derive(Debug)]
 pub(crate) struct Ring {
     memory: Span,
-    /// By slot: recorded on the relay's lane after its part of a chunk.
+    /// Events by slot, recorded on the relay's lane after its side of a chunk.
     pub(crate) done: SmallVec<[OwnedEvent; SLOTS]>,
 }
 
 impl Ring {
-    /// The rings that fit into so much memory of a relay, which the work of `reach` may touch; the clock is that of contexts of
-    /// our own. None of less than 512 KiB.
+    /// Allocates as many rings as fit into `memory` bytes of a relay, accessible to `reach`, in GLake's own contexts. Rings have at least
+    /// 512 KiB.
     pub(crate) fn all(
         own: &Arc<CompletionEvents>,
         relay: DeviceId,
@@ -59,18 +59,18 @@ impl Ring {
             .collect()
     }
 
-    /// How many bytes it holds.
+    /// Returns the size of the ring.
     pub(crate) fn size(&self) -> Bytes {
         self.memory.size()
     }
 
-    /// How many slots of a size it has.
+    /// Returns the number of slots of a size.
     pub(crate) fn count(&self, slot: Bytes) -> usize {
         let count = self.memory.size().get() / slot.get().max(1);
         usize::try_from(count).unwrap_or(SLOTS).min(SLOTS)
     }
 
-    /// So much of one of its slots of a size.
+    /// Returns the first `size` bytes of a slot.
     pub(crate) fn slot(&self, index: usize, slot: Bytes, size: Bytes) -> Option<Span> {
         self.memory.part(Bytes::new(slot.get().checked_mul(index as u64)?), size)
     }

@@ -1,5 +1,5 @@
-//! The target's side of copies through a relay's slots: it fills or empties them in the target's primary context, where its memory is
-//! what it is to the program.
+//! Target's side of staged copies. It fills or drains a relay's slots in the target's primary context, where its memory is accessible as
+//! for the program.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::kinds::foreign::slots::SLOTS;
 
-/// What one lane set has on a target for the slots of one relay.
+/// Streams and events of a lane set on a target, for the slots of one relay.
 #[derive(Debug)]
 pub(crate) struct TargetSide {
     pub(crate) stream: OwnedStream,
-    /// By slot: recorded after the target's part of a chunk.
+    /// Events by slot, recorded after the target's side of a chunk.
     pub(crate) done: SmallVec<[OwnedEvent; SLOTS]>,
-    /// Recorded behind all of a copy.
+    /// Event recorded after the whole copy.
     pub(crate) end: OwnedEvent,
 }
 
 impl TargetSide {
-    /// In the target's primary context.
+    /// Creates the side in the target's primary context.
     pub(crate) fn new(driver: &Arc<dyn Driver>, target: DeviceId) -> Result<TargetSide> {
         let event = |_| OwnedEvent::new(driver, target, EventKind::Plain);
         Ok(TargetSide {

@@ -1,4 +1,4 @@
-//! One pageable copy while it runs: threads take its chunks from one counter, each through its own slots over its own path.
+//! One pageable copy in progress. Threads take its chunks from a shared counter, each through its own slots and path.
 //!
 //! ```text
 //!  to a GPU     source ──thread──► slot ──path──► memory        a slot is filled again once its copy is known done
@@ -28,34 +28,34 @@ pub(crate) struct Job {
     staging: Arc<StagingBuffers>,
     to: Span,
     from: Span,
-    /// Whose memory it is about.
+    /// GPU whose memory is copied.
     target: DeviceId,
     direction: Direction,
-    /// Whose links it goes over.
+    /// GPUs whose links the copy uses.
     paths: SmallVec<[DeviceId; 8]>,
     chunk: Bytes,
-    /// Where the next chunk begins.
+    /// Offset of the next chunk.
     next: AtomicU64,
-    /// How many threads have come.
+    /// Number of threads that have joined.
     threads: AtomicUsize,
-    /// Paths that were found lost.
+    /// Bit set of paths found lost.
     dead: AtomicU64,
     outcome: Mutex<Outcome>,
     ended: Condvar,
 }
 
-/// What became of the chunks.
+/// Result of a pageable copy.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Bytes whose fate is known.
+    /// Bytes of chunks that arrived or failed.
     settled: Bytes,
-    /// What has to be copied another way.
+    /// Chunks that must be copied on another path.
     pub(crate) left: Vec<Chunk>,
-    /// What arrived, by path: bytes and copies.
+    /// Bytes and number of copies that arrived on each path.
     pub(crate) carried: SmallVec<[(DeviceId, Bytes, u64); 8]>,
-    /// Work on the target may still be under way, and the driver does not say when it ends.
+    /// Error of the driver if work on the target may still be in progress and its end cannot be detected.
     pub(crate) unjoined: Option<DriverError>,
-    /// Where: the streams, and the slots whose events are to mark it.
+    /// Streams and slots of that work; the slots' events mark its end.
     pub(crate) unjoined_on: Vec<(Arc<StagingStream>, usize)>,
 }
 
@@ -65,20 +65,20 @@ pub(crate) struct Chunk {
     pub(crate) size: Bytes,
 }
 
-/// A chunk in a slot.
+/// Chunk in flight in a slot.
 struct Flight<'a> {
     chunk: Chunk,
     slot: &'a Slot,
     path: DeviceId,
     staging_stream: Arc<StagingStream>,
-    /// Whether an event marks its end; its stream was waited for if not.
+    /// Whether an event marks the chunk's end. If not, the thread has synchronized its stream.
     marked: bool,
 }
 
-/// The end of work that was waited for.
+/// Outcome of waiting for work.
 enum End {
     Done,
-    /// Its GPU is lost: no more of it runs.
+    /// The GPU is lost and runs no more work.
     Lost,
     Unknown(DriverError),
 }
@@ -110,13 +110,13 @@ impl Job {
         }
     }
 
-    /// How many threads have something to do.
+    /// Returns the number of threads that have work.
     pub(crate) fn width(&self) -> usize {
         let chunks = self.to.size().get().div_ceil(self.chunk.get().max(1));
         self.staging.threads().min(usize::try_from(chunks).unwrap_or(usize::MAX))
     }
 
-    /// Waits until no thread works on any of its bytes; what no thread could take is left too.
+    /// Blocks until no thread works on the copy. Chunks that no thread took are left over.
     pub(crate) fn finish(&self) -> Outcome {
         while let Some(chunk) = self.claim() {
             self.settle(chunk, None);
@@ -139,7 +139,7 @@ impl Job {
         (!left.is_zero()).then(|| Chunk { offset, size: self.chunk.min(left) })
     }
 
-    /// A chunk has arrived over a path, or is left.
+    /// Records a chunk as arrived over a path, or as left over (`None`).
     fn settle(&self, chunk: Chunk, path: Option<DeviceId>) {
         let mut outcome = self.outcome.lock();
         match path {
@@ -158,7 +158,7 @@ impl Job {
         }
     }
 
-    /// Gets a chunk under way, over the thread's own path or another; `None` where no path takes it.
+    /// Starts a chunk over the thread's own path or another one; `None` if no path accepts it.
     fn launch<'a>(&'a self, chunk: Chunk, slot: &'a Slot, thread: usize) -> Option<Flight<'a>> {
         let held = slot.memory.part(Bytes::ZERO, chunk.size)?;
         let (to, from) = match self.direction {
@@ -184,7 +184,7 @@ impl Job {
         None
     }
 
-    /// Waits for a chunk's copy, and takes the bytes out of the slot.
+    /// Waits for a chunk's copy and drains its slot.
     fn land(&self, flight: &Flight<'_>) {
         let Flight { chunk, slot, path, staging_stream, marked } = flight;
         let arrived = match self.end(staging_stream, slot, *path, *marked) {
@@ -203,7 +203,7 @@ impl Job {
         self.settle(*chunk, arrived.then_some(*path));
     }
 
-    /// Copies what has arrived in a slot to its place.
+    /// Copies bytes that arrived in a slot to their destination.
     fn empty(&self, chunk: Chunk, slot: &Slot) -> bool {
         let ends = (slot.memory.part(Bytes::ZERO, chunk.size), self.to.part(chunk.offset, chunk.size));
         let (Some(held), Some(to)) = ends else { return false };
@@ -279,7 +279,7 @@ impl Work for Job {
     }
 }
 
-/// A few chunks a thread, so that all threads and links have some at the end too.
+/// Returns the chunk size: a few chunks per thread, so that all threads and links stay busy until the end.
 fn chunk(size: Bytes, threads: usize, slot: Bytes) -> Bytes {
     const LEAST: Bytes = Bytes::kib(256);
     let share = size.get() / (4 * threads.max(1) as u64);

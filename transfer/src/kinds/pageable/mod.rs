@@ -1,14 +1,14 @@
-//! Copies between a GPU and memory that the driver does not know: through pinned slots that a few threads fill or empty.
+//! Copies between a GPU and pageable memory, through pinned slots that a few threads fill or drain.
 //!
 //! ```text
-//!   user's stream ──work──┤mark├          the host waits for the mark: not before is a byte read or written
+//!   user's stream ──work──┤mark├          the host waits for the mark before any byte is read or written
 //!   threads       ─────────────┤█████├    slots, and the links of the server
-//!   the call      ────────────────────┤   returns when every byte is there
+//!   the call      ────────────────────┤   returns when every byte has arrived
 //! ```
 //!
 //! Invariants:
-//! - The call returns without an error only when all bytes are there; so the next work of the user's stream comes after them.
-//! - While the host waits for the user's stream, nothing is held that another call needs.
+//! - The call returns success only after all bytes have arrived, so that later work of the user's stream is ordered behind the copy.
+//! - While the host waits for the user's stream, the call holds no resource that another call needs.
 
 mod job;
 mod staging;
@@ -33,20 +33,20 @@ use crate::engine::native::NativeCopies;
 use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::paths::{Ask, Direction, Way, split};
-use crate::schedule::Scheduler;
-use crate::schedule::prioritized::Prioritized;
+use crate::traffic::Traffic;
+use crate::traffic::prioritized::Prioritized;
 use crate::{Priority, Result, UserStream};
 use job::{Job, Outcome};
 pub(crate) use staging::StagingStream;
 use staging::{StagingBuffers, StagingHold};
 use threads::{Threads, Work};
 
-/// Smaller copies are the driver's: waking threads takes as long.
+/// Minimum size. For smaller copies, waking threads takes as long as the driver's copy.
 pub(crate) const LEAST: Bytes = Bytes::mib(2);
-/// How often the user's stream is asked before the host goes to sleep: some 50 us.
+/// Number of polls of the user's stream before the host sleeps: about 50 us.
 const GLANCES: u32 = 40;
 
-/// What pageable copies go through, made when a GPU is first asked for.
+/// Staging resources of pageable copies, created when a GPU first needs them.
 #[derive(Debug)]
 pub(crate) struct Staging {
     contexts: Arc<Contexts>,
@@ -55,7 +55,7 @@ pub(crate) struct Staging {
     made: OnceLock<Arc<StagingBuffers>>,
 }
 
-/// The pageable copies of one engine.
+/// Pageable copies of one engine.
 #[derive(Debug)]
 pub(crate) struct PageableCopies {
     contexts: Arc<Contexts>,
@@ -63,47 +63,47 @@ pub(crate) struct PageableCopies {
     links: Arc<Links>,
     ledger: Arc<Ledger>,
     native: Arc<NativeCopies>,
-    scheduler: Arc<dyn Scheduler>,
+    traffic: Arc<Traffic>,
     resources: Arc<Resources>,
     staging: Arc<Staging>,
     threads: Threads,
-    /// Events on which the host sleeps, by whose streams they mark.
+    /// Events that the host sleeps on, by the device of the marked streams.
     marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
     stopped: AtomicBool,
 }
 
 impl Staging {
-    /// For so many threads, in so much pinned memory.
+    /// Creates the staging for `threads` threads in at most `memory` bytes of pinned memory.
     pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Arc<Staging> {
         Arc::new(Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() })
     }
 
-    /// Whether there is to be any.
+    /// Returns whether the options allow any staging.
     fn is_wanted(&self) -> bool {
         self.threads > 0
     }
 
-    /// Host memory that is pinned for it.
+    /// Returns the pinned host memory of the slots.
     pub(crate) fn pinned(&self) -> Bytes {
         self.made.get().map_or(Bytes::ZERO, |staging| staging.pinned())
     }
 
-    /// Makes what pageable copies of a GPU's memory need: slots, and a stream on it.
+    /// Creates the slots, and a stream on a GPU whose memory is copied.
     pub(crate) fn open_target(&self, device: DeviceId) -> Result<()> {
         self.make()?.map_or(Ok(()), |staging| staging.open_target(self.contexts.driver(), device))
     }
 
-    /// Makes what a relay needs for them.
+    /// Creates a stream on a relay.
     pub(crate) fn open_relay(&self, device: DeviceId) -> Result<()> {
         self.make()?.map_or(Ok(()), |staging| staging.open_relay(self.contexts.own_driver(), device))
     }
 
-    /// Takes what there is on a relay out of use: those that use it have it until they end.
+    /// Takes a relay's stream out of use. Copies in progress keep it until they end.
     pub(crate) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
         self.made.get()?.close_relay(device)
     }
 
-    /// The slots, made now if they were not.
+    /// Returns the slots, and creates them on the first call.
     fn make(&self) -> Result<Option<&Arc<StagingBuffers>>> {
         if !self.is_wanted() {
             return Ok(None);
@@ -121,7 +121,7 @@ impl Staging {
 }
 
 impl PageableCopies {
-    /// Beside the copies of pinned memory, with as many threads as there is staging for, of which the caller is one.
+    /// Creates the pageable copies next to the pinned ones, with as many threads as the staging supports, the caller included.
     pub(crate) fn beside(pinned: &PinnedCopies, contexts: &Arc<Contexts>) -> PageableCopies {
         let staging = pinned.resources.staging.clone();
         PageableCopies {
@@ -130,7 +130,7 @@ impl PageableCopies {
             links: pinned.links.clone(),
             ledger: pinned.ledger.clone(),
             native: pinned.native.clone(),
-            scheduler: pinned.scheduler.clone(),
+            traffic: pinned.traffic.clone(),
             resources: pinned.resources.clone(),
             threads: Threads::new(staging.threads.saturating_sub(1)),
             staging,
@@ -139,13 +139,13 @@ impl PageableCopies {
         }
     }
 
-    /// Ends the threads; copies are the driver's from now on.
+    /// Stops the threads. Later copies are left to the driver.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.threads.stop();
     }
 
-    /// Copies between pageable memory and a GPU; false, and nothing done, where that is better left to the driver.
+    /// Copies between pageable memory and a GPU. Returns `false`, with nothing copied, if the driver is the better choice.
     pub(crate) fn copy(
         &self,
         to: &Span,
@@ -173,7 +173,7 @@ impl PageableCopies {
         // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
         let mut prioritized = match priority {
             Priority::Background => Prioritized::alone(),
-            priority => self.scheduler.prioritize(priority, direction, to.size(), self.routes.most_links()),
+            priority => self.traffic.prioritize(priority, direction, to.size(), self.routes.most_links()),
         };
         prioritized.shut_now(paths.iter().copied());
         let job = Arc::new(Job::new(self.links.relays(), staging, (to, from), (target, direction), paths));
@@ -200,7 +200,7 @@ impl PageableCopies {
         unjoined.map_or(Ok(true), |error| Err(error.into()))
     }
 
-    /// Waits on the host until a stream has come to where it is now; false where that cannot be asked.
+    /// Blocks until a stream has reached its current end. Returns `false` if that cannot be detected.
     fn reached(&self, on: UserStream) -> Result<bool> {
         let idle = self.marks.lock().get_mut(&on.device).and_then(Vec::pop);
         let mark = match idle {
@@ -218,7 +218,7 @@ impl PageableCopies {
         Ok(reached)
     }
 
-    /// Whose links a copy goes over.
+    /// Returns the GPUs whose links a copy uses.
     fn paths(
         &self,
         taken: &StagingHold,

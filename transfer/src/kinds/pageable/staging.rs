@@ -1,6 +1,6 @@
-//! What pageable copies go through: pinned slots for each thread, and a stream on each GPU.
+//! Staging buffers of pageable copies: pinned slots for each thread, and a stream on each GPU.
 //!
-//! Invariant: one copy has the whole of it, or none of it: whoever finds it taken copies another way and waits for nobody.
+//! Invariant: one copy holds all buffers or none. A copy that finds them in use takes another path without waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,49 +13,49 @@ use smallvec::SmallVec;
 
 use crate::Result;
 
-/// Slots a thread: one is filled while the other is under way. Three gain nothing on an H200.
+/// Slots per thread: one is filled while the other is in flight. On an H200 a third one gains nothing.
 pub(crate) const SLOTS: usize = 2;
-/// The most that a slot holds.
+/// Maximum slot size.
 const MOST: Bytes = Bytes::mib(2);
-/// Slots of less are not worth their calls.
+/// Minimum slot size that justifies its overhead.
 const LEAST: Bytes = Bytes::kib(256);
 
 #[derive(Debug)]
 pub(crate) struct StagingBuffers {
     slots: Vec<Slot>,
-    /// Of GPUs whose memory is copied, in their primary contexts.
+    /// Streams on GPUs whose memory is copied, in their primary contexts.
     targets: StagingStreams,
-    /// Of relays, in contexts of our own.
+    /// Streams on relays, in GLake's own contexts.
     relays: StagingStreams,
     taken: AtomicBool,
 }
 
-/// By device.
+/// Indexed by device.
 type StagingStreams = Box<[RwLock<Option<Arc<StagingStream>>>]>;
 
-/// Pinned memory that one thread fills or empties.
+/// Pinned memory that one thread fills or drains.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) index: usize,
     pub(crate) memory: Span,
-    /// Whether work uses it of which nobody knows when it ends: it is never used again.
+    /// Whether work of unknown duration uses the slot. Such a slot is never used again.
     pub(crate) lost: AtomicBool,
 }
 
-/// A GPU's stream between slots and GPU memory.
+/// Stream of a GPU for copies between slots and GPU memory.
 #[derive(Debug)]
 pub(crate) struct StagingStream {
     pub(crate) stream: OwnedStream,
-    /// By slot: recorded after its copy.
+    /// Events by slot, recorded after the slot's copy.
     pub(crate) done: Vec<OwnedEvent>,
 }
 
-/// Has the whole staging buffers.
+/// Exclusive hold of the staging buffers.
 #[derive(Debug)]
 pub(crate) struct StagingHold(Arc<StagingBuffers>);
 
 impl StagingBuffers {
-    /// Slots for so many threads in at most so much pinned memory, without streams yet; `None` where that is too little.
+    /// Allocates slots for `threads` threads in at most `memory` bytes of pinned memory, without streams; `None` if that is too little.
     pub(crate) fn new(
         completion_events: &Arc<CompletionEvents>,
         devices: usize,
@@ -83,12 +83,12 @@ impl StagingBuffers {
         })))
     }
 
-    /// Makes the stream and events of a GPU whose memory is copied.
+    /// Creates the stream and events of a GPU whose memory is copied.
     pub(crate) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         self.open(&self.targets, driver, device)
     }
 
-    /// Makes those of a relay, by the driver of contexts of our own.
+    /// Creates those of a relay in GLake's own contexts.
     pub(crate) fn open_relay(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
         self.open(&self.relays, driver, device)
     }
@@ -104,44 +104,44 @@ impl StagingBuffers {
         Ok(())
     }
 
-    /// Whether copies of a GPU's memory can go through here.
+    /// Returns whether copies of a GPU's memory can be staged.
     pub(crate) fn serves(&self, target: DeviceId) -> bool {
         self.staging_stream(target, target).is_some()
     }
 
-    /// What copies of `target`'s memory over the link of `path` go through.
+    /// Returns the stream for copies of `target`'s memory over the link of `path`.
     pub(crate) fn staging_stream(&self, target: DeviceId, path: DeviceId) -> Option<Arc<StagingStream>> {
         let streams = if path == target { &self.targets } else { &self.relays };
         place(streams, path)?.read().clone()
     }
 
-    /// Takes a relay's stream from copies' next chunks.
+    /// Takes a relay's stream out of use for later chunks.
     pub(crate) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
         place(&self.relays, device)?.write().take()
     }
 
-    /// The slots of a thread that may be used; none for threads past those that it was made for.
+    /// Returns the usable slots of a thread; empty for threads beyond the number that has slots.
     pub(crate) fn slots_of(&self, thread: usize) -> SmallVec<[&Slot; SLOTS]> {
         let slots = self.slots.chunks(SLOTS).nth(thread).unwrap_or(&[]);
         slots.iter().filter(|slot| !slot.lost.load(Ordering::Relaxed)).collect()
     }
 
-    /// What its slots take of the host's memory.
+    /// Returns the pinned memory of the slots.
     pub(crate) fn pinned(&self) -> Bytes {
         self.slots.iter().map(|slot| slot.memory.size()).sum()
     }
 
-    /// What a slot holds.
+    /// Returns the size of a slot.
     pub(crate) fn slot(&self) -> Bytes {
         self.slots.first().map_or(Bytes::ZERO, |slot| slot.memory.size())
     }
 
-    /// How many threads have slots.
+    /// Returns the number of threads with slots.
     pub(crate) fn threads(&self) -> usize {
         self.slots.len() / SLOTS
     }
 
-    /// Takes all of it, if nobody has.
+    /// Takes the buffers, unless a copy holds them.
     pub(crate) fn take(self: &Arc<Self>) -> Option<StagingHold> {
         let was_free = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         was_free.then(|| StagingHold(self.clone()))

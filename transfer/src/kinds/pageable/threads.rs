@@ -1,4 +1,4 @@
-//! Threads that help a call with its work: started when first needed, asleep when there is none.
+//! Helper threads for work of a call. They are started on first use and sleep while idle.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -6,12 +6,12 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
-/// Work that several threads do at a time, each as far as it finds some.
+/// Work that several threads share until none is left.
 pub(crate) trait Work: Send + Sync {
     fn help(&self);
 }
 
-/// So many threads beside those that call.
+/// Pool of helper threads in addition to the calling ones.
 pub(crate) struct Threads {
     most: usize,
     running: Mutex<Option<Running>>,
@@ -27,8 +27,7 @@ impl Threads {
         Threads { most, running: Mutex::new(None) }
     }
 
-    /// Wakes up to `helpers` threads for work that the caller does too. Where the system gives no threads the caller is alone
-    /// with it.
+    /// Wakes up to `helpers` threads and shares the work with them. If the system refuses threads, the caller does all of it.
     pub(crate) fn call(&self, work: &Arc<dyn Work>, helpers: usize) {
         if self.most == 0 {
             return;
@@ -41,7 +40,7 @@ impl Threads {
         }
     }
 
-    /// Ends the threads.
+    /// Stops the threads and waits for their end.
     pub(crate) fn stop(&self) {
         let Some(Running { orders, threads }) = self.running.lock().take() else { return };
         drop(orders);

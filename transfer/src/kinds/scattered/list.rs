@@ -1,4 +1,4 @@
-//! A list of blocks as work for GPUs: by whose memory and which way, in pieces, dealt out in turns. Pure.
+//! List of blocks as work for GPUs: grouped by GPU and direction, cut into pieces, and dealt out in turns. Pure.
 //!
 //! ```text
 //!   blocks   ▌▌▌▌▌██▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌...      a block above 64 KiB is several pieces
@@ -12,29 +12,29 @@ use smallvec::SmallVec;
 
 use crate::paths::{Direction, GRAIN};
 
-/// What a block is a copy between.
+/// Ends of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Pinned memory and a GPU's.
+    /// Pinned memory and memory of one GPU.
     Pinned(DeviceId, Direction),
-    /// Anything else: the driver's own to copy.
+    /// Any other combination, copied by the driver.
     Other,
 }
 
-/// The blocks of all lists that are of one kind.
+/// All blocks of one kind.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) kind: Kind,
-    /// How many.
+    /// Number of blocks.
     pub(crate) blocks: u64,
-    /// How many pieces.
+    /// Number of pieces.
     pub(crate) pieces: u64,
     pub(crate) size: Bytes,
-    /// Every kind of end that occurs.
+    /// Every combination of registrations or reservations that occurs.
     pub(crate) ends: SmallVec<[Side; 2]>,
 }
 
-/// Where the lists go on.
+/// Position within the lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     list: usize,
@@ -42,10 +42,10 @@ pub(crate) struct Place {
     offset: Bytes,
 }
 
-/// What one warp copies.
+/// Bytes that one warp copies.
 pub(crate) const PIECE: Bytes = Bytes::kib(64);
 
-/// Every kind that occurs, in the order of its first block.
+/// Returns every kind that occurs, in the order of its first block.
 pub(crate) fn groups(lists: &[Blocks<'_>]) -> SmallVec<[Group; 2]> {
     let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
     for list in lists {
@@ -78,7 +78,7 @@ pub(crate) fn groups(lists: &[Blocks<'_>]) -> SmallVec<[Group; 2]> {
 }
 
 impl Group {
-    /// The devices whose streams may touch all of it.
+    /// Returns the devices whose streams can access all blocks.
     pub(crate) fn reach(&self) -> DeviceSet {
         self.ends.iter().fold(DeviceSet::ALL, |reach, end| reach.intersection(end.reach))
     }
@@ -98,14 +98,14 @@ impl Kind {
     }
 }
 
-/// The pieces of one kind, from a place on.
+/// Iterator over the pieces of one kind from a position on.
 pub(crate) struct Pieces<'a> {
     lists: &'a [Blocks<'a>],
     kind: Kind,
-    /// What no piece is larger than.
+    /// Maximum size of a piece.
     most: Bytes,
     pub(crate) place: Place,
-    /// The list at the place, if it is of the kind.
+    /// List at the position, if it is of the kind.
     list: Option<&'a Blocks<'a>>,
 }
 
@@ -116,7 +116,7 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
-    /// The next one, of no more than this.
+    /// Returns the next piece, at most `most` bytes.
     pub(crate) fn next_of(&mut self, most: Bytes) -> Option<Piece<'a>> {
         let usual = self.most;
         self.most = most.min(usual);
@@ -151,10 +151,10 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// Says whose turn it is.
+/// Deals pieces out to takers in turns.
 #[derive(Debug)]
 pub(crate) struct Dealer {
-    /// What each is still to get; nothing where it takes no more.
+    /// Bytes that each taker may still get; `None` after it has dropped out.
     left: SmallVec<[Option<Bytes>; 8]>,
     turn: usize,
 }
@@ -164,7 +164,7 @@ impl Dealer {
         Dealer { left: shares.into_iter().map(Some).collect(), turn: 0 }
     }
 
-    /// Whose turn it is; `None` where all have theirs.
+    /// Returns the taker whose turn it is; `None` if all have their shares.
     pub(crate) fn turn(&mut self) -> Option<usize> {
         let count = self.left.len();
         let gets = |at: &usize| self.left[*at].is_some_and(|left| !left.is_zero());
@@ -172,27 +172,26 @@ impl Dealer {
         Some(self.turn)
     }
 
-    /// How large its next piece is at most, of pieces of `usual` at most: so that it gets its share and no more, and no small piece
-    /// at the end.
+    /// Returns the maximum size of the next piece, for a usual maximum of `usual`. The share is met exactly, without a small last piece.
     pub(crate) fn most(&self, usual: Bytes) -> Bytes {
         let left = self.left.get(self.turn).copied().flatten().unwrap_or_default();
         let half = Bytes::new(left.get().div_ceil(2)).align_up(GRAIN).unwrap_or(left);
         if left > usual && half <= usual { half } else { left.min(usual) }
     }
 
-    /// It gets a piece; false where that was its last one.
+    /// Deals `size` bytes to the current taker. Returns `false` if its share is complete.
     pub(crate) fn deal(&mut self, size: Bytes) -> bool {
         let Some(Some(left)) = self.left.get_mut(self.turn) else { return false };
         *left = left.saturating_sub(size);
         !left.is_zero()
     }
 
-    /// The next one's turn.
+    /// Passes the turn to the next taker.
     pub(crate) fn pass(&mut self) {
         self.turn += 1;
     }
 
-    /// It takes no more: the others get what it was still to get.
+    /// Removes the current taker and distributes the rest of its share among the others.
     pub(crate) fn give_up(&mut self) {
         let rest = self.left.get_mut(self.turn).and_then(Option::take).unwrap_or_default();
         let others = self.left.iter().flatten().count() as u64;
@@ -218,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    /// Two GPUs' memory of 64 MiB, and pageable memory.
+    /// Creates memory of 64 MiB on two GPUs, and pageable memory.
     fn spans() -> (Arc<Simulator>, [Span; 3]) {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());

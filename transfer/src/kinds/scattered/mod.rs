@@ -36,16 +36,16 @@ use crate::engine::routes::Routes;
 use crate::links::Links;
 use crate::links::lane_set::LaneSetState;
 use crate::paths::{Ask, Direction, Shares, Way, split};
-use crate::schedule::Scheduler;
+use crate::traffic::Traffic;
 use crate::{CopyHandle, CopyOptions, Priority, Result, TransferError, UserStream};
 use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
-/// Fewer blocks, or fewer bytes, are the driver's to copy.
+/// Minimum number of blocks for the engine; fewer are left to the driver.
 const FEW: u64 = 64;
 const SMALL: Bytes = Bytes::mib(1);
-/// Blocks of this size, taken evenly, keep a link busy by single copies.
+/// Block size from which evenly dealt single copies keep a link busy.
 const LARGE: Bytes = Bytes::mib(1);
-/// They are dealt out in so many pieces: some for each link, which gets its share exactly; each costs the host a call.
+/// Number of pieces that large blocks are dealt in: some for each link, so that shares are exact. Each costs one call on the host.
 const PIECES: u64 = 16;
 
 /// Lists on a stream of the program.
@@ -57,48 +57,48 @@ struct List<'a> {
     priority: Priority,
 }
 
-/// A group that several GPUs, or kernels, copy.
+/// Group that several GPUs or kernels copy.
 #[derive(Clone, Copy)]
 struct Spread<'a> {
     group: &'a Group,
     target: DeviceId,
     direction: Direction,
-    /// The least that is dealt out at a time.
+    /// Maximum size of a piece.
     most: Bytes,
-    /// Whether kernels copy it, or copy engines.
+    /// Whether kernels copy it, rather than copy engines.
     by_kernels: bool,
 }
 
-/// A GPU that takes turns.
+/// GPU that takes turns.
 struct Taker<'a> {
     path: Path,
     size: Bytes,
-    /// Whether its part goes onto the user's own stream.
+    /// Whether its part is enqueued on the user's own stream.
     own: bool,
-    /// What its kernels are launched on, where kernels copy.
+    /// Kernels and the stream to launch them on, if kernels copy.
     kernels: Option<(&'a Gather, StreamRef<'a>)>,
     carried: Bytes,
     launches: u64,
 }
 
-/// One turn of a taker: so many pieces from a place on.
+/// Turn of a taker: `pieces` pieces from a position on.
 struct Turn {
     relay: DeviceId,
     place: Place,
     pieces: usize,
 }
 
-/// What became of the turns.
+/// Outcome of dealing out a group.
 #[derive(Default)]
 struct Turns {
     taken: Vec<Turn>,
-    /// Not enqueued.
+    /// Turns that were not enqueued.
     left: Vec<Turn>,
-    /// From here on nobody took any.
+    /// Position from which no taker took pieces.
     rest: Option<Place>,
 }
 
-/// The copies of lists of one engine.
+/// List copies of one engine.
 #[derive(Debug)]
 pub(crate) struct ScatteredCopies {
     pub(crate) contexts: Arc<Contexts>,
@@ -107,13 +107,13 @@ pub(crate) struct ScatteredCopies {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) native: Arc<NativeCopies>,
     pub(crate) forks: Arc<Forks>,
-    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) traffic: Arc<Traffic>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) completions: Arc<Completions>,
 }
 
 impl ScatteredCopies {
-    /// Enqueues all lists as one.
+    /// Enqueues all lists as one copy.
     ///
     /// # Errors
     /// As [`crate::Engine::copy_blocks`].
@@ -125,7 +125,7 @@ impl ScatteredCopies {
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
         self.links.begin_copy(on)?;
-        let _call = self.scheduler.urgent_call(options.priority);
+        let _call = self.traffic.urgent_call(options.priority);
         let kernels = &*self.resources.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
@@ -140,7 +140,7 @@ impl ScatteredCopies {
         self.completions.handle(on, options, parts)
     }
 
-    /// Spread over links where they are to be; the parts of those.
+    /// Enqueues groups, spread over links where planned. Returns the parts of the spread ones.
     fn enqueue_groups(
         &self,
         list: List<'_>,
@@ -158,7 +158,7 @@ impl ScatteredCopies {
         Ok(parts)
     }
 
-    /// How a group is spread; `None` where the driver is better.
+    /// Plans how a group is spread; `None` if the driver is the better choice.
     fn spread_of<'a>(&self, kernels: &KernelSet, group: &'a Group) -> Option<Spread<'a>> {
         let Kind::Pinned(target, direction) = group.kind else { return None };
         let mean = Bytes::new(group.size.get() / group.blocks.max(1));
@@ -180,7 +180,7 @@ impl ScatteredCopies {
         reached.then_some(Spread { group, target, direction, most: PIECE, by_kernels: true })
     }
 
-    /// Copies groups over the lanes of their stream; no parts where all went over the user's own.
+    /// Copies groups over the lanes of their stream. Returns no parts if all of it took the user's own stream.
     fn scatter(&self, list: List<'_>, spreads: &[Spread<'_>]) -> Result<Option<Parts>> {
         let leased = self.links.with(list.on.id, |lane_set, state| {
             state.withdraw();
@@ -198,8 +198,7 @@ impl ScatteredCopies {
                 }
                 let mut fork = self.forks.begin(lane_set, state, list.on, Some(mark));
                 let links = self.routes.most_links();
-                let turn =
-                    self.scheduler.prioritize(list.priority, spread.direction, spread.group.size, links);
+                let turn = self.traffic.prioritize(list.priority, spread.direction, spread.group.size, links);
                 let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
@@ -227,7 +226,7 @@ impl ScatteredCopies {
         }
     }
 
-    /// Which GPU takes how much.
+    /// Returns the share of each GPU.
     fn shares(&self, kernels: &KernelSet, spread: Spread<'_>, state: &LaneSetState) -> Shares {
         let Spread { group, target, direction, by_kernels, .. } = spread;
         let reach = match by_kernels {
@@ -245,7 +244,7 @@ impl ScatteredCopies {
         )
     }
 
-    /// Copies a group behind its fork; the lanes that have work of it, and which copy of the lane set it is.
+    /// Copies a group behind its fork. Returns the lanes with work of it, and the copy's serial number in the lane set.
     fn scatter_over(
         &self,
         mut fork: Fork<'_>,
@@ -305,7 +304,7 @@ impl ScatteredCopies {
         Ok((used.without(dead), serial))
     }
 
-    /// Copies a group by its own GPU's kernels on the user's stream; by the driver where that stream is another GPU's.
+    /// Copies a group by its own GPU's kernels on the user's stream, or by the driver if that is another GPU's stream.
     fn scatter_alone(&self, list: List<'_>, spread: Spread<'_>) -> Result<()> {
         let Spread { group, target, direction, .. } = spread;
         let kernels = list.kernels.target(target).filter(|_| spread.by_kernels && list.on.device == target);
@@ -361,7 +360,7 @@ impl ScatteredCopies {
         turns
     }
 
-    /// So many pieces from a place on, by the driver on the user's stream.
+    /// Copies `pieces` pieces from a position on by the driver, on the user's stream.
     fn native_list(
         &self,
         list: List<'_>,
@@ -374,7 +373,7 @@ impl ScatteredCopies {
     }
 }
 
-/// A turn of kernels: as many pieces as a list holds, or as the taker still gets. How many, and whether they were enqueued.
+/// Runs a kernel turn: as many pieces as a list holds or the taker still gets. Returns their number and whether they were enqueued.
 fn launch(
     gather: &Gather,
     stream: StreamRef<'_>,
@@ -419,14 +418,14 @@ fn launch(
     (count, true)
 }
 
-/// A verb on a taker's lane failed.
+/// Blames the lane of a taker for an error.
 fn blame(fork: Option<&mut Fork<'_>>, taker: &Taker<'_>, error: &DriverError) {
     if let Some(fork) = fork.filter(|_| !taker.own) {
         fork.blame(taker.path.relay, error);
     }
 }
 
-/// A turn of a copy engine: one piece.
+/// Runs a copy engine's turn: one piece.
 fn send(
     pieces: &mut Pieces<'_>,
     most: Bytes,

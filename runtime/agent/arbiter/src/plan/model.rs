@@ -235,6 +235,7 @@ impl Held {
             room: Bytes::ZERO,
             dirty: here.0.saturating_sub(here.1),
             discardable: Bytes::ZERO,
+            unknown: Bytes::ZERO,
             hosted: Bytes::ZERO,
         }
     }

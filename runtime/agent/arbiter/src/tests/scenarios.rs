@@ -487,6 +487,38 @@ fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
     assert_eq!(tier(&mut world, 2), Tier::File);
 }
 
+/// Bytes on their way to the host are there before their worker counts them, and memory that may have been written since is copied too.
+#[test]
+fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
+    let gib = Bytes::gib;
+    let settings = Settings { host_budget: gib(10), ..Settings::default() };
+    let mut world = World::new(settings, &[(20, 24)]);
+    let held = |dirty: u64, unknown: u64| Holding {
+        lease: gib(6),
+        resident: gib(6),
+        dirty: gib(dirty),
+        unknown: gib(unknown),
+        ..Holding::nothing(GPU, FLOOR)
+    };
+    for (id, held) in [held(5, 0), held(5, 0), held(0, 5), held(0, 0)].into_iter().enumerate() {
+        world.join(id as u64, id as u64, 1, Profile::default(), vec![held]);
+    }
+    let tier = |world: &mut World, worker: u64| {
+        let actions = world.tell(Event::Shrink { worker: WorkerId(worker) });
+        let tier = |a: &Action| if let Action::Shrink { tier, .. } = a { Some(*tier) } else { None };
+        actions.iter().find_map(tier).unwrap()
+    };
+    assert_eq!(tier(&mut world, 0), Tier::Host);
+    assert_eq!(tier(&mut world, 1), Tier::File, "5 of 10 GiB are on their way");
+    assert_eq!(tier(&mut world, 2), Tier::File, "5 GiB may have been written");
+    assert_eq!(tier(&mut world, 3), Tier::Host, "nothing is copied");
+    // One that only a journal tells of may have copies in all of it.
+    let mut world = World::new(Settings { host_budget: gib(10), ..Settings::default() }, &[(20, 24)]);
+    world.join(0, 0, 1, Profile::default(), vec![held(5, 0)]);
+    world.tell(Event::Expected(crate::Joined::alone(WorkerId(9), vec![held(0, 0)])));
+    assert_eq!(tier(&mut world, 0), Tier::File);
+}
+
 #[test]
 fn the_same_events_give_the_same_actions() {
     let mut world = six(4);

@@ -1,4 +1,4 @@
-//! What a critical copy takes while background copies keep every link busy, beside what it takes alone.
+//! Time of a critical copy while background copies keep every link busy, compared with its time alone.
 //!
 //! ```text
 //!   two threads, a stream each   ═══ background ══════ background ══════ background ═══
@@ -16,7 +16,7 @@ use super::harness::{Case, Field, Harness, Work};
 use super::rounds::warm_up;
 use super::{BenchError, CopyOptions, CriticalReport};
 
-/// One of them is enqueued while the other runs.
+/// Number of background streams: one copy is enqueued while the other runs.
 pub(super) const STREAMS: usize = 2;
 /// Between critical copies, in which background ones have the links.
 const REST: Duration = Duration::from_micros(300);

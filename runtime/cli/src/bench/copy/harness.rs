@@ -1,4 +1,4 @@
-//! What copies are measured on: GPUs, a stream of each, and the memory of one measurement.
+//! Test bed of copy measurements: GPUs, one stream per GPU, and the memory of one measurement.
 
 use glake_client::{
     Enqueued, GLAKE_OUT_OF_MEMORY, Gmlake, GpuMemory, HostMemory, Libcuda, LoadError, On, Part,
@@ -9,13 +9,13 @@ use glake_units::Bytes;
 use super::{BenchError, CopyDirection, CopyMemory, CopyOptions};
 use crate::scattered::scattered;
 
-/// What is measured.
+/// Configuration of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) memory: CopyMemory,
     pub(super) direction: CopyDirection,
     pub(super) size: Bytes,
-    /// Of scattered ones.
+    /// Block size of scattered copies.
     pub(super) block: Bytes,
 }
 
@@ -33,13 +33,13 @@ pub(super) struct Field<'a> {
     host: HostMemory<'a>,
     /// Pinned, where the copies' own is not.
     pinned: Option<HostMemory<'a>>,
-    /// Of each GPU: the first has all bytes, the others their shares, or all bytes too where each gets them.
+    /// Memory on each GPU: the first holds all bytes, the others their shares, or all bytes in a broadcast.
     gpus: Vec<GpuMemory<'a>>,
     /// Offsets on the host and on the GPU, of scattered blocks.
     blocks: Vec<(usize, usize, usize)>,
 }
 
-/// Work for streams.
+/// Copies with the streams they run on.
 pub(super) type Work<'m> = Vec<(On, Enqueued<'m>)>;
 
 impl Case {
@@ -79,7 +79,7 @@ impl<'a> Harness<'a> {
         Ok(Harness { library, cuda, on: on.collect::<Result<_, BenchError>>()? })
     }
 
-    /// How many take part.
+    /// Returns the number of GPUs that take part.
     pub(super) fn gpus(&self) -> usize {
         self.on.len()
     }
@@ -113,7 +113,7 @@ impl<'a> Harness<'a> {
 }
 
 impl Field<'_> {
-    /// One copy of the driver's, or one for each block or GPU.
+    /// Returns the driver's copies: one, or one per block or GPU.
     pub(super) fn native(&self) -> Work<'_> {
         self.native_way(self.case.direction)
     }
@@ -122,7 +122,7 @@ impl Field<'_> {
         self.case.size
     }
 
-    /// What the engine is asked for.
+    /// Returns the engine's copy.
     pub(super) fn engine(&self) -> Work<'_> {
         let (size, direction) = (self.case.bytes(), self.case.direction);
         let mut work = Vec::new();
@@ -192,7 +192,7 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// What lies on a GPU, to the host, by the driver.
+    /// Returns the driver's copies from one GPU to the host.
     fn back(&self, number: usize) -> Work<'_> {
         let one = self.places().skip(number).take(1);
         one.map(|(on, gpu)| (on, Enqueued::Native(self.pairs(gpu, CopyDirection::D2h)))).collect()
@@ -208,7 +208,7 @@ impl Field<'_> {
         self.harness.on.iter().copied().zip(&self.gpus)
     }
 
-    /// All bytes, in the blocks that they are in.
+    /// Returns pairs of destination and source that cover all bytes, block by block.
     fn pairs<'m>(&'m self, gpu: &'m GpuMemory<'m>, direction: CopyDirection) -> Vec<(Part<'m>, Part<'m>)> {
         let whole = [(0, 0, self.case.bytes())];
         let blocks = if self.case.memory == CopyMemory::Scattered { &*self.blocks } else { &whole };
@@ -227,12 +227,12 @@ fn no_room(error: LoadError, case: &Case) -> BenchError {
     }
 }
 
-/// As Rust's slices count. Sizes of memory fit: programs are 64-bit.
+/// Converts a size to a slice length. Memory sizes fit: programs are 64-bit.
 fn places(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
 }
 
-/// To and from.
+/// Orders a pair as destination and source.
 fn ordered<'m>(direction: CopyDirection, host: Part<'m>, gpu: Part<'m>) -> (Part<'m>, Part<'m>) {
     match direction {
         CopyDirection::H2d => (gpu, host),

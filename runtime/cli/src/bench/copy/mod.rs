@@ -35,17 +35,17 @@ use harness::{Case, Harness};
 pub use model::copy_in_virtual_time;
 pub use report::{CopyReport, CriticalReport, OverheadReport};
 
-/// Which way the bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopyDirection {
-    /// To the GPU.
+    /// Host to device.
     H2d,
-    /// From the GPU.
+    /// Device to host.
     D2h,
 }
 
-/// What the memory is.
+/// Memory kind of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopyMemory {
@@ -57,14 +57,14 @@ pub enum CopyMemory {
     Mempool,
     /// Pageable, and of the pool.
     Pageable,
-    /// As `pool`, in many blocks that lie anywhere.
+    /// Like `pool`, in many blocks at scattered addresses.
     Scattered,
-    /// As `pool`, to every GPU at once.
+    /// Like `pool`, to every GPU at once.
     Broadcast,
 }
 
 impl CopyMemory {
-    /// Which of the driver's allocators makes it; `None`: the pool has it.
+    /// Returns the driver's allocator of the memory; `None` for pool memory.
     pub(crate) fn allocator(self) -> Option<CudaAllocator> {
         match self {
             CopyMemory::Foreign => Some(CudaAllocator::Plain),
@@ -74,24 +74,24 @@ impl CopyMemory {
     }
 }
 
-/// What `glake bench copy` measures.
+/// Options of `glake bench copy`.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
-    /// Which ways.
+    /// Directions to measure.
     pub directions: Vec<CopyDirection>,
-    /// Which memory.
+    /// Memory kinds to measure.
     pub memory: Vec<CopyMemory>,
-    /// How many bytes.
+    /// Sizes to measure.
     pub sizes: Vec<Bytes>,
-    /// How many GPUs take part, the measured one among them; `None`: all.
+    /// Number of GPUs that take part, the measured one included; `None`: all.
     pub paths: Option<u32>,
-    /// Whose memory.
+    /// GPU to measure.
     pub target: u32,
-    /// How often.
+    /// Number of timed repetitions.
     pub runs: u32,
     /// The size of a scattered block: [`LEAST_BLOCK`] or more, and [`MOST_BLOCKS`] at most.
     pub block: Bytes,
-    /// How large the background copies are that a critical one is measured beside.
+    /// Size of the background copies next to which a critical copy is measured.
     pub background: Bytes,
     /// The library's file; `None`: the one beside the program.
     pub library: Option<PathBuf>,
@@ -102,14 +102,14 @@ pub const LEAST_BLOCK: Bytes = Bytes::new(512);
 /// No copy is cut into more: each is a call of the driver's where it copies them.
 pub const MOST_BLOCKS: u64 = 1 << 20;
 
-/// What is told while it measures.
+/// Progress and results of a measurement.
 #[derive(Clone, Debug)]
 pub enum CopyNews {
-    /// What is measured next, of so many measurements done.
+    /// Next measurement, and the number of completed ones.
     Next(String, u64),
     /// Something to know about the results.
     Note(String),
-    /// A measurement.
+    /// Result of a measurement.
     Copy(CopyReport),
     /// A measurement of `overhead`.
     Overhead(OverheadReport),
@@ -118,7 +118,7 @@ pub enum CopyNews {
 }
 
 impl CopyNews {
-    /// What is known of the paths.
+    /// Returns a note on the origin of the paths.
     fn paths(calibrated: bool) -> CopyNews {
         CopyNews::Note(match calibrated {
             true => "the paths are calibrated".to_owned(),

@@ -1,4 +1,4 @@
-//! What a copy costs that is too small for several links: the driver's own and the library's in turns, one after the other.
+//! Overhead of a copy that is too small for several links: the driver's copy and the library's, in turns.
 
 use super::super::times::{median, us};
 use super::harness::{Case, Harness};

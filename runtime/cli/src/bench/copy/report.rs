@@ -1,39 +1,39 @@
-//! What is told of a measurement.
+//! Report of a copy measurement.
 
 use serde::Serialize;
 
 use super::{CopyDirection, CopyMemory};
 
-/// One measurement.
+/// Result of one measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct CopyReport {
-    /// The backend.
+    /// Backend of the GPUs.
     pub device: String,
     /// Whether the times are a model's, and nothing was measured.
     pub virtual_time: bool,
-    /// Whose memory.
+    /// GPU that was measured.
     pub target: u32,
-    /// Which way.
+    /// Direction of the copy.
     pub direction: CopyDirection,
-    /// What memory.
+    /// Memory kind of the copy.
     pub memory: CopyMemory,
-    /// How many bytes arrive somewhere, those of one GPU.
+    /// Bytes that arrived, on one GPU of a broadcast.
     pub bytes: u64,
-    /// How many links took part in the engine's copies, the target's own too.
+    /// Number of links that the engine's copies used, the target's own included.
     pub paths: u32,
-    /// How often each was timed.
+    /// Number of timed repetitions.
     pub runs: u32,
     /// 10^9 bytes a second, of the median, of one copy of the driver's.
     pub native_gbps: f64,
-    /// Of each GPU copying its own share.
+    /// Rate of all GPUs copying their own shares at once.
     pub limit_gbps: f64,
-    /// Of the engine.
+    /// Rate of the engine.
     pub engine_gbps: f64,
-    /// Medians, in microseconds.
+    /// Median time of the driver's copy in microseconds.
     pub native_us: f64,
-    /// As above.
+    /// Median time of all GPUs copying their own shares, in microseconds.
     pub limit_us: f64,
-    /// As above.
+    /// Median time of the engine's copy in microseconds.
     pub engine_us: f64,
     /// Until the engine's call had returned; 0 in virtual time, which stands still meanwhile.
     pub host_us: f64,
@@ -48,58 +48,58 @@ pub struct CopyReport {
 /// The cost of a copy below the break-even.
 #[derive(Clone, Debug, Serialize)]
 pub struct OverheadReport {
-    /// The backend.
+    /// Backend of the GPUs.
     pub device: String,
-    /// Whose memory.
+    /// GPU that was measured.
     pub target: u32,
-    /// Which way.
+    /// Direction of the copy.
     pub direction: CopyDirection,
-    /// How many bytes.
+    /// Size of the copy.
     pub bytes: u64,
-    /// How often each was timed, in turns.
+    /// Number of timed repetitions, in turns.
     pub runs: u32,
     /// Median microseconds from the call until the stream is done, by the driver.
     pub native_us: f64,
-    /// As above, through the library.
+    /// The same through the library.
     pub engine_us: f64,
     /// The median of the differences of neighbours.
     pub overhead_us: f64,
     /// Median microseconds until the driver's call had returned.
     pub native_call_us: f64,
-    /// As above, of the library's.
+    /// The same for the library's call.
     pub engine_call_us: f64,
 }
 
-/// What a critical copy takes beside background copies.
+/// Time of a critical copy next to background copies.
 #[derive(Clone, Debug, Serialize)]
 pub struct CriticalReport {
-    /// The backend.
+    /// Backend of the GPUs.
     pub device: String,
-    /// Whose memory.
+    /// GPU that was measured.
     pub target: u32,
-    /// Which way.
+    /// Direction of the copy.
     pub direction: CopyDirection,
-    /// How many bytes.
+    /// Size of the copy.
     pub bytes: u64,
-    /// How often each was timed.
+    /// Number of timed repetitions.
     pub runs: u32,
     /// Microseconds of one copy of the driver's with nothing beside it, from the call until the stream is done: the median.
     pub native_us: f64,
-    /// As above, of 99 in a hundred.
+    /// The same at the 99th percentile.
     pub native_p99_us: f64,
     /// The median of a critical copy with nothing beside it.
     pub alone_us: f64,
-    /// As above, of 99 in a hundred.
+    /// The same at the 99th percentile.
     pub alone_p99_us: f64,
     /// The median beside background copies.
     pub beside_us: f64,
-    /// As above, of 99 in a hundred.
+    /// The same at the 99th percentile.
     pub beside_p99_us: f64,
-    /// Of 99 in a hundred, until the call had returned, with nothing beside it.
+    /// Time until the call returned, alone, at the 99th percentile.
     pub alone_call_p99_us: f64,
-    /// As above, beside background copies.
+    /// Time until the call returned, next to background copies, at the 99th percentile.
     pub beside_call_p99_us: f64,
-    /// How large these are.
+    /// Size of the background copies.
     pub background_bytes: u64,
     /// 10^9 bytes of theirs a second meanwhile.
     pub background_gbps: f64,

@@ -23,9 +23,9 @@ pub(super) struct Times {
 
 /// Work that is watched for its processor time takes at least so long.
 const WATCHED: Duration = Duration::from_millis(50);
-/// And no more copies than this.
+/// Maximum number of copies.
 const MOST: u32 = 500;
-/// How long idle GPUs take to be as fast as they get.
+/// Time that idle GPUs take to reach full speed.
 const WAKING: Duration = Duration::from_millis(500);
 /// A stream gets its paths in the background once it has asked for them; small copies may never ask.
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -113,7 +113,7 @@ fn cores(harness: &Harness<'_>, work: &Work<'_>, engine_us: f64) -> Result<f64, 
     Ok(spent.as_secs_f64() / took.as_secs_f64())
 }
 
-/// Of all threads of this process, so far.
+/// Returns the processor time of all threads of this process so far.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))

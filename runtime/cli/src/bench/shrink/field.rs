@@ -16,7 +16,7 @@ use glake_runtime::config::Config;
 
 /// Extents of a simulated GPU's region, which is small.
 const SMALL: Bytes = Bytes::mib(8);
-/// What bytes pass through on their way to files.
+/// Size of the staging buffer for files.
 const STAGED: Bytes = Bytes::mib(96);
 
 /// A region, and its store.
@@ -60,12 +60,12 @@ impl<'a> Field<'a> {
         Ok(Field { harness, store, _folder: folder, region })
     }
 
-    /// All of it leaves.
+    /// Evicts the whole region.
     pub(super) fn shrink(&self) -> Result<Shrunk, BenchError> {
         Ok(self.region.shrink(&self.store, self.transfer_context())?)
     }
 
-    /// All of it comes back.
+    /// Refills the whole region.
     pub(super) fn refill(&self) -> Result<Refilled, BenchError> {
         Ok(self.region.refill(self.transfer_context())?)
     }
@@ -93,7 +93,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// So many bytes in so many sizes, which differ by 512 at most but for the last.
+/// Divides `bytes` into block sizes that differ by at most 512, except for the last one.
 fn sizes(bytes: Bytes, tensors: u32) -> impl Iterator<Item = Bytes> {
     let (bytes, count) = (bytes.get(), u64::from(tensors.max(1)));
     // Blocks are multiples of 512 bytes: of equal ones nothing is rounded.
@@ -102,7 +102,7 @@ fn sizes(bytes: Bytes, tensors: u32) -> impl Iterator<Item = Bytes> {
     (0..count).map(move |number| Bytes::new(if number + 1 == count { bytes - each * number } else { each }))
 }
 
-/// Where the region goes; nothing of it is made ahead but what is asked for.
+/// Creates the store for the region's copies; allocates nothing in advance unless requested.
 fn store(
     harness: &Harness,
     config: &Config,

@@ -1,4 +1,4 @@
-//! What shrinks are measured on: a server with its relays ready, and one link's own copies beside.
+//! Test bed of shrink measurements: a server with its relays ready, and copies over one link for comparison.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::server::{Server, ServerError, ServerOptions};
 use glake_runtime::backend::Backend;
 use glake_runtime::config::Config;
 
-/// What the native copy of one link copies at most, on the simulator and on a GPU: more shows no other rate.
+/// Maximum size of the single-link copy, on the simulator and on a GPU. Larger copies show the same rate.
 const LINKS: [Bytes; 2] = [Bytes::mib(64), Bytes::gib(1)];
 /// A stream gets its paths in the background once it has asked for them.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -69,7 +69,7 @@ impl Harness {
         &self.mover
     }
 
-    /// What takes digests of regions' bytes, where they are wanted.
+    /// Returns the digests of region bytes if requested.
     pub(super) fn digests(&self) -> Option<&Digests> {
         self.digests.as_ref()
     }
@@ -82,12 +82,12 @@ impl Harness {
         self.peer.ok_or(BenchError::NoPeer { target: self.server.target().id.0 })
     }
 
-    /// The region's.
+    /// Returns the size of the region.
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes
     }
 
-    /// Of one link's copy.
+    /// Returns the size of the single-link copy.
     pub(super) fn link_size(&self) -> Bytes {
         self.host.size()
     }
@@ -96,7 +96,7 @@ impl Harness {
         self.server.is_calibrated()
     }
 
-    /// What there is to know about the results.
+    /// Returns notes on the results.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.server.is_simulated() {
@@ -114,7 +114,7 @@ impl Harness {
         notes
     }
 
-    /// What the GPUs that a tier uses have that nobody holds.
+    /// Returns the free memory of the GPUs that a tier uses.
     pub(super) fn free_memory(&self, tier: ShrinkTier) -> Result<Bytes, BenchError> {
         let own = self.server.free_memory(self.server.target().id)?;
         Ok(match tier {

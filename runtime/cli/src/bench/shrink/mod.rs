@@ -27,17 +27,17 @@ use glake_runtime::config::Config;
 use harness::Harness;
 use rounds::Phased;
 
-/// Which way a region goes.
+/// Direction of a region's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShrinkPhase {
     /// Out of its GPU.
     Shrink,
-    /// Back.
+    /// Back to its GPU.
     Refill,
 }
 
-/// Where its bytes go.
+/// Destination of a region's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShrinkTier {
@@ -45,24 +45,24 @@ pub enum ShrinkTier {
     Host,
     /// To another GPU's memory.
     Peer,
-    /// To files.
+    /// Files on disk.
     File,
 }
 
-/// What `glake bench shrink` measures.
+/// Options of `glake bench shrink`.
 #[derive(Clone, Debug)]
 pub struct ShrinkOptions {
     /// The region's bytes; `None`: 16 GiB, or 64 MiB where GPUs are simulated.
     pub bytes: Option<Bytes>,
     /// In how many blocks, which are about equal.
     pub tensors: u32,
-    /// Where they go, one measurement each.
+    /// Destinations, one measurement each.
     pub tiers: Vec<ShrinkTier>,
-    /// How many GPUs' links serve the copies, the region's own among them; `None`: all.
+    /// Number of GPUs whose links serve the copies, the region's own included; `None`: all.
     pub paths: Option<u32>,
-    /// Whose memory.
+    /// GPU to measure.
     pub target: u32,
-    /// How often it goes and comes after the first time.
+    /// Number of shrink and refill cycles after the first.
     pub runs: u32,
     /// Whether host memory is pinned before the first shrink.
     pub prepare: bool,
@@ -72,42 +72,43 @@ pub struct ShrinkOptions {
     pub verify: bool,
     /// The GPU that lends its memory; `None`: the first other one.
     pub peer: Option<u32>,
-    /// Where files lie; `None`: a folder of its own among the system's temporary files.
+    /// Folder of the files; `None`: a new folder among the system's temporary files.
     pub folder: Option<PathBuf>,
 }
 
-/// One direction of one tier, the first time or the median of the others.
+/// Result for one direction of one tier: the first cycle, or the median of the others.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShrinkReport {
-    /// The backend.
+    /// Backend of the GPUs.
     pub device: String,
-    /// Whose memory.
+    /// GPU that was measured.
     pub target: u32,
-    /// Which way.
+    /// Direction of the move.
     pub phase: ShrinkPhase,
-    /// Where its bytes go.
+    /// Destination of the bytes.
     pub tier: ShrinkTier,
-    /// The region's bytes.
+    /// Size of the region.
     pub bytes: u64,
     /// In how many blocks.
     pub tensors: u32,
-    /// How many links between the host and GPUs carried something, the target's own too; 1 where none had to.
+    /// Number of links between host and GPUs that carried bytes, the target's own included; at least 1.
     pub paths: u32,
     /// Whether it was not the first time.
     pub warm: bool,
-    /// Of how many times it is the median.
+    /// Number of cycles behind the median.
     pub runs: u32,
     /// 10^9 bytes a second of one copy of the driver's over the target's own link, the same way, the median of this tier's.
     pub link_gbps: f64,
     /// The region's bytes by the time until the call returned.
     pub gbps: f64,
-    /// That time, in microseconds.
+    /// Duration in microseconds.
     pub us: f64,
-    /// What was copied, of the last time.
+    /// Bytes copied in the last cycle.
     pub copied_bytes: u64,
     /// The driver's calls of the last time, by their names.
     pub driver: BTreeMap<&'static str, DriverCalls>,
-    /// What the GPU, and the one that lent its memory, have less than before the tier was measured, after everything was freed.
+    /// Decrease of free memory, on the GPU and the one that lent its memory, since before the tier was measured. Read after everything was
+    /// freed.
     pub leaked_bytes: u64,
     /// Whether host memory was pinned before the first time.
     pub prepared: bool,
@@ -124,27 +125,27 @@ pub struct ShrinkReport {
 /// Calls of one kind.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct DriverCalls {
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// How long they took on the host, in microseconds, waits included.
+    /// Time on the host in microseconds, waits included.
     pub us: f64,
 }
 
-/// What is told while it measures.
+/// Progress and results of a measurement.
 #[derive(Clone, Debug)]
 pub enum ShrinkNews {
-    /// What is done next, of so many steps done.
+    /// Next step, and the number of completed ones.
     Next(String, u64),
     /// Something to know about the results.
     Note(String),
-    /// A measurement.
+    /// Result of a measurement.
     Shrink(ShrinkReport),
 }
 
 /// Tells of a step that begins.
 type Say<'a> = &'a mut dyn FnMut(String) -> Result<(), BenchError>;
 
-/// How many steps a measurement has.
+/// Returns the number of steps of a measurement.
 pub fn shrink_steps(options: &ShrinkOptions) -> u64 {
     // The first time, the others, and the bytes before them.
     options.tiers.len() as u64 * (u64::from(options.runs.max(1)) + 2)

@@ -12,7 +12,7 @@ use super::harness::Harness;
 use super::{BenchError, Say, ShrinkOptions, ShrinkPhase, ShrinkTier};
 use glake_runtime::config::Config;
 
-/// One direction, the first time or all others.
+/// Result for one direction: the first cycle, or all others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Phased {
     pub(super) phase: ShrinkPhase,
@@ -26,7 +26,7 @@ pub(super) struct Phased {
     pub(super) calls: Counters,
 }
 
-/// One direction once.
+/// One move in one direction.
 #[derive(Clone, Copy, Debug)]
 struct Once {
     us: f64,
@@ -86,7 +86,7 @@ pub(super) fn measure(
     Ok(measured)
 }
 
-/// All of it out and back, and compared.
+/// Evicts, refills and compares the whole region.
 fn out_and_in(harness: &Harness, field: &Field<'_>, name: &str) -> Result<[Once; 2], BenchError> {
     let (gone, out) = once(harness, || field.shrink())?;
     if !gone.resident.is_zero() {

@@ -4,6 +4,7 @@ mod checkpoint;
 mod commands;
 mod faults;
 mod grants;
+mod growing;
 mod joins;
 mod loading;
 mod restarts;

@@ -92,6 +92,31 @@ fn without_an_agent_it_goes_on_and_joins_later() {
     process.free(block).unwrap();
 }
 
+/// `GLAKE_AGENT` names a socket that nobody serves: the pool starts, and a join that the program asks for says so.
+#[test]
+fn a_join_fails_while_the_agent_that_the_environment_names_is_not_there() {
+    let mut socket = Socket::new();
+    socket.close();
+    let process = worker("", &[("GLAKE_AGENT", socket.text()), ("GLAKE_DEVICE", &socket.gpus())]);
+    let block = process.malloc(0, mib(8), STREAM).unwrap();
+    for _ in 0..2 {
+        let error = process.agent().join(None, None).unwrap_err().to_string();
+        assert!(error.contains(socket.text()), "{error}");
+        assert!(!process.agent().is_joined() && process.lease().is_none());
+    }
+    // It may be called otherwise, as it is nothing to anybody yet.
+    process.agent().join(Some("chat"), None).unwrap_err();
+    socket.open();
+    let mut agent = join(&process, &socket);
+    assert_eq!(agent.hello.name, "chat");
+    assert!(process.lease().is_some_and(|lease| lease >= mib(8)));
+    process.agent().join(None, None).unwrap();
+    process.agent().join(Some("code"), None).unwrap_err();
+    process.agent().leave();
+    agent.hear_until("bye", |said| matches!(said, ToAgent::Bye).then_some(()));
+    process.free(block).unwrap();
+}
+
 #[test]
 fn gpus_that_are_simulated_for_one_process_alone_are_no_agents() {
     let socket = Socket::new();

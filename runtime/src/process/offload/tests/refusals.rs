@@ -2,6 +2,7 @@
 
 use glake_tiers::PoolError;
 
+use super::super::super::PoolId;
 use super::*;
 
 #[test]
@@ -78,6 +79,35 @@ fn bytes_come_back_to_their_own_gpu() {
     let id = scene.offload.offload(theirs, written.address, written.size);
     assert!(id.is_err() || scene.offload.release(id.unwrap()).is_ok());
     scene.free(written.address);
+    scene.end();
+}
+
+#[test]
+fn memory_of_a_private_pool_stays_until_the_last_of_it_is_freed() {
+    let scene = Scene::new();
+    let id = PoolId(3, 0);
+    let private = &scene.registry.started(scene.registry.device(0).unwrap()).unwrap().private;
+    private.create(scene.pool(), id);
+    let domain = private.domain(scene.pool(), id).unwrap();
+    let stream = scene.streams.of(&*scene.sim, GPU, scene.own).unwrap();
+    let block = scene.pool().malloc_in(domain, Bytes::mib(2), stream).unwrap();
+    let written = Written { address: block.address, size: block.size, seed: 5, skipped: 0 };
+    scene.write_on(scene.own, written, US(5));
+    for released in [false, true] {
+        for at in [block.address, Address(block.address.0 + 4096)] {
+            let refused = scene.offload.offload(scene.own, at, Bytes::kib(64));
+            assert!(matches!(refused, Err(ProcessError::OffloadPrivate { .. })), "{released}: {refused:?}");
+            assert!(scene.offload.is_private(at));
+        }
+        if !released {
+            private.release(scene.pool(), id).unwrap();
+        }
+    }
+    scene.check_on(scene.own, written, NONE);
+    scene.free(block.address);
+    let own = scene.written(Bytes::mib(2), 6);
+    assert!(!scene.offload.is_private(own.address) && !scene.offload.is_private(Address(64)));
+    scene.free(own.address);
     scene.end();
 }
 

@@ -6,6 +6,7 @@ mod leases;
 mod live;
 mod moves;
 mod parks;
+mod pools;
 mod refusals;
 mod reports;
 mod swap;

@@ -1,4 +1,4 @@
-//! GPUs whose memory is copied at the same time as other GPUs': for a while each has its link to itself.
+//! Contention of GPUs whose memory is copied concurrently: for a while each keeps its own link to itself.
 //!
 //! ```text
 //!   at first     GPU 0  ══links 0, 1══        GPU 1  ══links 0, 1══      both at once: links that serve two copies give less
@@ -18,29 +18,29 @@ use glake_units::Micros;
 
 use crate::paths::{Direction, Load, MOST_GPUS};
 
-/// For so long after copies of two GPUs met, they are expected to meet again.
+/// Time for which copies of two GPUs that met are expected to meet again.
 const EXPECTED: Duration = Duration::from_millis(500);
 
-/// Moments of each GPU, by direction: microseconds from the begin.
+/// Time of each GPU by direction, in microseconds since creation.
 type Moments = [[AtomicU64; MOST_GPUS]; 2];
 
 #[derive(Debug)]
 pub(crate) struct Contention {
     begin: Instant,
-    /// Until when each GPU's memory is expected to be copied beside others'.
+    /// End of the period in which each GPU's copies are expected to run next to others'.
     until: Moments,
-    /// The latest of these, by direction.
+    /// Latest of these, by direction.
     last: [AtomicU64; 2],
-    /// When the copies that each GPU's own link alone serves should have ended.
+    /// Predicted end of the copies that use each GPU's own link only.
     busy: Moments,
 }
 
-/// The other GPUs that a copy has to reckon with.
+/// Other GPUs that contend with a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Contenders {
-    /// Those whose links are their own.
+    /// GPUs that keep their own links.
     pub(crate) rivals: DeviceSet,
-    /// How many of these have no copy under way yet, and will want the other links too.
+    /// Number of these without a copy in flight, whose next copies will use the other links too.
     pub(crate) expected: u32,
 }
 
@@ -51,8 +51,7 @@ impl Contention {
         Contention { begin, until: [none(), none()], last, busy: [none(), none()] }
     }
 
-    /// The GPUs that had copies beside those of `target`, or that `target` had beside theirs, a short time ago. Takes note of
-    /// those that have some now.
+    /// Returns the GPUs whose copies recently ran next to copies of `target`, and records those that run now.
     pub(crate) fn of(
         &self,
         target: DeviceId,
@@ -63,12 +62,12 @@ impl Contention {
         self.at(|| micros(self.begin.elapsed()), target, direction, load, devices)
     }
 
-    /// A copy of `target` takes its own link alone, for about so long, after those before it.
+    /// Records that a copy of `target` uses its own link only for about `took`, after earlier ones.
     pub(crate) fn keep_apart(&self, target: DeviceId, direction: Direction, took: Micros) {
         self.keep_apart_at(micros(self.begin.elapsed()), target, direction, took);
     }
 
-    /// The clock is not asked where nobody ever met.
+    /// Like [`Contention::of`]; reads the clock only if GPUs have contended before.
     fn at(
         &self,
         now: impl FnOnce() -> u64,

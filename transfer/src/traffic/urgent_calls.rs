@@ -1,25 +1,26 @@
-//! Threads that enqueue copies which others give way to, on the host as on the links.
+//! Threads that are enqueuing copies with priority over background ones.
 //!
-//! The driver's locks go to whoever asks most often, which is a background copy: it makes two calls for each of its slices. So it makes
-//! none while another copy is being enqueued.
+//! The driver's locks favour the thread that calls most often, which is a background copy: it makes two calls per slice. Therefore it makes
+//! none
+//! while another copy is being enqueued.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a slice lets others pass. They take some 20 us; where one waits for what the background copy's thread holds, it goes on
-/// after this.
+/// Maximum time that a slice yields. Other calls take about 20 us; if one waits for a lock held by the background copy's thread, it
+/// continues after this time.
 const LONGEST_YIELD: Duration = Duration::from_micros(200);
 
-/// The threads.
+/// Urgent calls of an engine.
 #[derive(Debug)]
 pub(crate) struct UrgentCalls {
     now: AtomicU32,
-    /// When the last one came, in milliseconds since `begun`; 0: none did.
+    /// Time of the last call, in milliseconds since `begun`; 0: none so far.
     last: AtomicU64,
     begun: Instant,
 }
 
-/// One of them; dropping it ends its call.
+/// Urgent call in progress; dropping it ends the call.
 #[derive(Debug)]
 pub(crate) struct UrgentCall<'a>(&'a UrgentCalls);
 
@@ -28,20 +29,20 @@ impl UrgentCalls {
         UrgentCalls { now: AtomicU32::new(0), last: AtomicU64::new(0), begun: Instant::now() }
     }
 
-    /// A copy is about to be enqueued.
+    /// Begins an urgent call.
     pub(crate) fn begin(&self) -> UrgentCall<'_> {
         self.now.fetch_add(1, Ordering::Relaxed);
         self.last.store(self.milliseconds(), Ordering::Relaxed);
         UrgentCall(self)
     }
 
-    /// Whether one was so shortly ago.
+    /// Returns whether a call was made within a period.
     pub(crate) fn were_here(&self, within: Duration) -> bool {
         let last = self.last.load(Ordering::Relaxed);
         last > 0 && u128::from(self.milliseconds().saturating_sub(last)) < within.as_millis()
     }
 
-    /// Lets them be enqueued first.
+    /// Yields until urgent calls have ended, at most for [`LONGEST_YIELD`].
     pub(crate) fn yield_to_them(&self) {
         if self.now.load(Ordering::Relaxed) == 0 {
             return;
@@ -52,7 +53,7 @@ impl UrgentCalls {
         }
     }
 
-    /// Since it was made, and one more.
+    /// Returns the milliseconds since creation, plus 1.
     fn milliseconds(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }

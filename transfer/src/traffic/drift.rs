@@ -1,13 +1,11 @@
-//! Whether the links still give what copies are split by: some copies are timed, and what they took refines the graph, or says
-//! that its calibration is stale.
+//! Detection of drift: some copies are timed, and their times refine the path graph or show that its calibration is stale.
 //!
 //! ```text
 //!   user's stream  ──begun──fork──┤own share├──join──ended──      the clock of the lane set's marks on that GPU
 //!                                     ─► Observations ─► another graph, or stale
 //! ```
 //!
-//! Invariant: a copy says something only if between its begin and its end no other copy of the engine was under way, and nobody pinned host
-//! memory who tells.
+//! Invariant: a time counts only if no other copy of the engine was in flight during it, and no registered user pinned host memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,13 +22,13 @@ use crate::engine::routes::Routes;
 use crate::links::lane_set::{LaneSet, LaneSetState, StreamMarks};
 use crate::paths::{Direction, GivenUp, Observations, PathGraph, Shares};
 
-/// Smaller copies say more of latencies, and of the host, than of links: too much to give a calibration up, or to mend what
-/// was assumed.
+/// Minimum size of a timed copy for a calibrated and for an assumed graph. Smaller copies reveal latency and host overhead rather than link
+/// rates.
 const LEAST: [Bytes; 2] = [Bytes::mib(64), Bytes::mib(16)];
-/// One copy of so many on a stream is timed.
+/// Number of copies of a stream among which one is timed.
 const EVERY: u64 = 4;
 
-/// What was seen of the copies of the engine's graph.
+/// Timing state of an engine.
 #[derive(Debug)]
 pub(crate) struct Drift {
     routes: Arc<Routes>,
@@ -38,15 +36,15 @@ pub(crate) struct Drift {
     requests: Arc<Requests>,
     seen: Mutex<Seen>,
     stale: AtomicBool,
-    /// Whether paths that were given up are tried.
+    /// Whether given-up paths are being retried.
     is_trying: AtomicBool,
-    /// How many copies were begun, on all streams.
+    /// Number of copies begun on all streams.
     begun: AtomicU64,
-    /// Whoever pins host memory and tells.
+    /// Reports pinning of host memory.
     pinning: OnceLock<Arc<Pinning>>,
 }
 
-/// Of the graph that holds, and of the one that it was refined from.
+/// Observations of the current graph, and of the graph it was refined from.
 #[derive(Debug)]
 struct Seen {
     graph: Observations,
@@ -59,20 +57,20 @@ impl Seen {
     }
 }
 
-/// A copy that is timed, before it is joined.
+/// Timed copy before its join.
 #[derive(Debug)]
 pub(crate) struct Begun {
     graph: Arc<PathGraph>,
-    /// How many copies were begun on other streams before.
+    /// Number of copies begun on other streams by then.
     others: u64,
-    /// Since when nobody pins.
+    /// Start of the current period without pinning.
     unpinned: u64,
 }
 
-/// A copy that is timed.
+/// Timed copy.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// Whose stream it is on, and whose memory it is of.
+    /// GPU of its stream, and GPU of its memory.
     on: DeviceId,
     direction: Direction,
     shares: Shares,
@@ -80,7 +78,7 @@ pub(crate) struct Sample {
 }
 
 impl Drift {
-    /// Nothing was seen yet.
+    /// Creates an empty state.
     pub(crate) fn new(routes: &Arc<Routes>, ledger: &Arc<Ledger>, requests: &Arc<Requests>) -> Drift {
         Drift {
             routes: routes.clone(),
@@ -94,22 +92,22 @@ impl Drift {
         }
     }
 
-    /// As [`super::Scheduler::heed`].
-    pub(crate) fn heed(&self, pinning: &Arc<Pinning>) {
+    /// See [`super::Traffic::ignore_while_pinning`].
+    pub(crate) fn ignore_while_pinning(&self, pinning: &Arc<Pinning>) {
         let _told_already = self.pinning.set(pinning.clone());
     }
 
-    /// `None` while host memory is pinned.
+    /// Returns the start of the period without pinning; `None` while host memory is pinned.
     fn unpinned(&self) -> Option<u64> {
         self.pinning.get().map_or(Some(0), |pinning| pinning.idle_since())
     }
 
-    /// Whether a calibrated graph was seen not to hold.
+    /// Returns whether timings contradict a calibrated graph.
     pub(crate) fn is_stale(&self) -> bool {
         self.stale.load(Ordering::Relaxed)
     }
 
-    /// Copies are split by another graph: what was seen of the last one is forgotten.
+    /// Replaces the graph and discards the observations of the previous one.
     pub(crate) fn replace(&self, graph: PathGraph) {
         let mut seen = self.seen.lock();
         if graph.is_calibrated() {
@@ -119,12 +117,13 @@ impl Drift {
         self.routes.set(graph);
     }
 
-    /// One more copy begins.
+    /// Counts one more copy.
     pub(crate) fn begin(&self) {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A copy takes several links, or its target's own alone for no other reason than the graph: what was given up is tried again now and then.
+    /// Records the paths chosen for a copy: several links, or the target's own only because the graph said so. Retries given-up paths from
+    /// time to time.
     pub(crate) fn chosen(
         &self,
         graph: &Arc<PathGraph>,
@@ -161,7 +160,7 @@ impl Drift {
         Direction::BOTH.into_iter().all(|direction| !self.ledger.is_loaded(direction))
     }
 
-    /// Begins to time a copy that is about to fork, if its turn has come and it is alone.
+    /// Begins to time a copy that is about to fork, if it is selected and runs alone.
     pub(crate) fn time(
         &self,
         lane_set: &LaneSet,
@@ -182,7 +181,7 @@ impl Drift {
         begun.then(|| Begun { graph: graph.clone(), others, unpinned })
     }
 
-    /// All lanes of a lane set are idle: what a copy took, if one was timed and its join has passed.
+    /// Evaluates the timed copy of an idle lane set once its join has passed.
     pub(crate) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
         let marks = state.sample.as_ref().and_then(|sample| lane_set.marks(sample.on));
         let Some(StreamMarks { clock, .. }) = marks else { return };
@@ -199,7 +198,7 @@ impl Drift {
         }
     }
 
-    /// How many were begun on streams other than that of a lane set.
+    /// Returns the number of copies begun on streams other than the lane set's.
     fn others(&self, state: &LaneSetState) -> u64 {
         self.begun.load(Ordering::Relaxed).wrapping_sub(state.serial)
     }
@@ -246,7 +245,7 @@ impl Drift {
 }
 
 impl Begun {
-    /// The copy is joined: what it takes is known when that has passed.
+    /// Ends a timed copy at its join; the time is known once the join has passed.
     pub(crate) fn end(
         self,
         lane_set: &LaneSet,

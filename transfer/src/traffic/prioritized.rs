@@ -1,14 +1,14 @@
-//! What the priority of a copy makes of its parts on the links.
+//! Effect of a copy's priority on its parts.
 //!
 //! ```text
 //!   Background        each part in slices, each slice behind the barrier of its link
-//!   Normal, Critical  while background copies are under way: the barriers of its links are shut from its begin to its end
+//!   Normal, Critical  while background copies are in flight: the barriers of its links are closed from its begin to its end
 //! ```
 //!
-//! A copy engine stays with a stream that has work queued: on an H200, a copy beside another stream's queued slices of 4 MiB took
-//! tens of milliseconds instead of a tenth. So normal copies shut barriers too.
+//! A copy engine stays with a stream that has work queued: on an H200, a copy next to another stream's queued slices of 4 MiB took
+//! tens of milliseconds instead of a tenth. Therefore normal copies close barriers too.
 //!
-//! Invariant: a barrier that a copy shut is opened by a stream behind the part, or by the copy's end.
+//! Invariant: a barrier that a copy closes is opened by a stream after the part, or by the copy's end.
 
 use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, StreamRef};
@@ -16,32 +16,32 @@ use glake_units::Bytes;
 
 use crate::Priority;
 use crate::paths::Direction;
-use crate::schedule::barriers::{Barriers, Ticket};
+use crate::traffic::barriers::{Barriers, Ticket};
 
-/// The slices of a background copy, by direction: another copy waits on each link for one of each stream that has them. Copies to
-/// the host are bounded by what it writes in all, so that slices on other links hold them up too. Smaller ones would take more of the
-/// processor than they give.
+/// Slice size of background copies, by direction. Another copy waits on each link for one slice of each stream that has some; copies to the
+/// host wait for slices on other links too, because the host's write rate limits them all. Smaller slices would cost more processor time
+/// than they gain.
 const SLICES: [Bytes; 2] = [Bytes::mib(1), Bytes::kib(512)];
-/// While other copies come again and again: of all links together, so much at a time.
+/// Bytes in flight at a time on all links together while other copies arrive continually.
 const NEAR: Bytes = Bytes::mib(1);
-/// Slices are not smaller.
+/// Minimum slice size.
 const LEAST: Bytes = Bytes::kib(256);
 
-/// One copy's.
+/// Priority state of one copy.
 #[derive(Debug)]
 pub(crate) struct Prioritized<'a> {
     barriers: Option<&'a Barriers>,
     direction: Direction,
     kind: Kind,
-    /// Of the copy: what it has on a link at most.
+    /// Maximum bytes of the copy on one link.
     size: Bytes,
-    /// Links whose barrier it shut, and that no stream was told to open yet.
+    /// Links whose barriers the copy has closed and no stream will open yet.
     shut: DeviceSet,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Nobody gives way.
+    /// Takes no turns with other copies.
     Alone,
     Foreground,
     Background {
@@ -51,7 +51,7 @@ enum Kind {
 }
 
 impl<'a> Prioritized<'a> {
-    /// Of a copy that takes no turns.
+    /// Creates the state of a copy that takes no turns.
     pub(crate) fn alone() -> Prioritized<'a> {
         let shut = DeviceSet::EMPTY;
         Prioritized {
@@ -63,7 +63,7 @@ impl<'a> Prioritized<'a> {
         }
     }
 
-    /// Of a copy of so many bytes that is about to be enqueued, over so many links at most.
+    /// Creates the state of a copy of `size` bytes over at most `links` links.
     pub(crate) fn of(
         barriers: Option<&'a Barriers>,
         priority: Priority,
@@ -87,22 +87,22 @@ impl<'a> Prioritized<'a> {
         Prioritized { barriers, direction, kind, size, shut: DeviceSet::EMPTY }
     }
 
-    /// Whether it neither gives way nor is given way to.
+    /// Returns whether the copy takes no turns.
     pub(crate) fn is_alone(&self) -> bool {
         matches!(self.kind, Kind::Alone)
     }
 
-    /// Whether it gives way.
+    /// Returns whether the copy yields to others.
     pub(crate) fn is_background(&self) -> bool {
         matches!(self.kind, Kind::Background { .. })
     }
 
-    /// Whether others give way to it.
+    /// Returns whether others yield to the copy.
     pub(crate) fn is_foreground(&self) -> bool {
         matches!(self.kind, Kind::Foreground)
     }
 
-    /// What is enqueued at a time at most.
+    /// Returns the maximum size of one driver copy.
     pub(crate) fn slice(&self) -> Bytes {
         match self.kind {
             Kind::Background { slice, .. } => slice,
@@ -110,7 +110,7 @@ impl<'a> Prioritized<'a> {
         }
     }
 
-    /// Shuts the barriers of links now: of a copy that nothing keeps from running.
+    /// Closes the barriers of links immediately, for a copy that nothing delays.
     pub(crate) fn shut_now(&mut self, links: impl Iterator<Item = DeviceId>) {
         if let (Some(barriers), Kind::Foreground) = (self.barriers, self.kind) {
             for link in links {
@@ -120,7 +120,7 @@ impl<'a> Prioritized<'a> {
         }
     }
 
-    /// Before a part, or a slice of one, is enqueued on a stream of a link.
+    /// Waits for the copy's turn before a part or slice is enqueued on a stream of a link.
     ///
     /// # Errors
     /// The driver's: the slice must not be enqueued here.
@@ -144,7 +144,7 @@ impl<'a> Prioritized<'a> {
         Ok(())
     }
 
-    /// All of this copy's work on a stream of a link is enqueued.
+    /// Opens the copy's barrier after its last work on a stream of a link.
     pub(crate) fn after(&mut self, on: StreamRef<'_>) {
         if let Some(barriers) = self.barriers.filter(|_| self.shut.contains(on.device())) {
             barriers.open_on(self.direction, on);
@@ -152,7 +152,7 @@ impl<'a> Prioritized<'a> {
         }
     }
 
-    /// The copy is enqueued, and ends where its stream is now.
+    /// Records the end of the copy at the current end of its stream.
     pub(crate) fn end(&mut self, on: StreamRef<'_>) {
         if let (Some(barriers), Kind::Background { ticket, .. }) = (self.barriers, &mut self.kind)
             && let Some(ticket) = ticket.take()

@@ -1,19 +1,22 @@
-//! What makes background copies give way: a barrier before each of their slices, which other copies shut while they run.
+//! Barriers in front of the slices of background copies. Other copies close them while they run.
 //!
 //! ```text
 //!   background  ──fork──┤barrier│slice├┤barrier│slice├┤barrier ················· │slice├──join──
 //!   another                           ──fork──┤shut│ its share │open├──join──
 //! ```
 //!
-//! A barrier is a word of pinned memory for a link and a direction, [`OPEN`] or not. Slices of a background copy are enqueued at the
-//! call, as everything is that the user's stream waits for: work that a thread enqueued later could be kept from it for ever,
-//! by a driver call that waits for the device with a lock held, or by a queue of the hardware that two streams share.
+//! A barrier is a word of pinned memory for a link and a direction, [`OPEN`] or closed. All slices of a background copy are enqueued by its
+//! call, because the user's stream waits for them: enqueuing them later from a thread could be blocked indefinitely by a driver call that
+//! waits
+//! for the device while it holds a lock, or by a hardware queue that two streams share.
 //!
 //! Invariants:
-//! - A barrier that was shut is opened by work that is enqueued with what shut it; where that work itself stands behind a slice
-//!   that waits, in a shared queue, by the watch.
-//! - The watch makes no driver call, so that nothing keeps it from opening. It sleeps while no background copy is under way and no barrier is
-//!   to be shut that nothing enqueued opens.
+//! - Every closed barrier is opened by work enqueued together with the work that closed it. If that work is stuck behind a waiting slice in
+//! a
+//!   shared queue, the watch thread opens it.
+//! - The watch makes no driver call, so that it cannot be blocked. It sleeps while no background copy is in flight and every closed barrier
+//! is
+//!   opened by enqueued work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,33 +31,33 @@ use tracing::debug;
 
 use crate::Result;
 use crate::paths::{Direction, MOST_GPUS};
-use crate::schedule::urgent_calls::{UrgentCall, UrgentCalls};
+use crate::traffic::urgent_calls::{UrgentCall, UrgentCalls};
 
-/// The value of an open barrier.
+/// Value of an open barrier.
 const OPEN: u32 = 0;
-/// The value of a shut barrier says which copy shut it, from this bit on, and below how many looks the watch grants it beyond
-/// [`LOOKS_BEFORE_OPENING`], and one: so it is told where streams shut barriers too.
+/// Lowest bit of the serial number in the value of a closed barrier. The bits below hold the number of additional looks, beyond
+/// [`LOOKS_BEFORE_OPENING`], that the watch grants the copy, plus one. They are part of the value because streams close barriers too.
 const SERIAL: u32 = 12;
 const MOST_LOOKS: u32 = (1 << SERIAL) - 1;
-/// How many background copies are counted at a time; others take no notice of further ones.
+/// Maximum number of tracked background copies. Other copies close no barriers for further ones.
 const TICKETS: u32 = 32;
-/// For so long after the last background copy ended, the next one is expected; and after another copy, the next of these.
+/// Time after the end of a background or other copy during which another one is expected.
 const LINGER: Duration = Duration::from_millis(100);
-/// How often the watch looks while background copies are under way.
+/// Interval of the watch while background copies are in flight.
 const LOOK: Duration = Duration::from_millis(10);
-/// A barrier that is found shut by one copy in so many looks in a row, and in those that its bytes need, is opened.
+/// Number of consecutive looks at which a barrier closed by the same copy is forced open, in addition to the looks granted for its bytes.
 const LOOKS_BEFORE_OPENING: u32 = 20;
-/// How many bytes of a copy are granted one look: 4 GB/s, less than any link gives that is worth lending.
+/// Bytes of a copy per additional look: 4 GB/s, less than any link worth lending.
 const BYTES_A_LOOK: u64 = 40_000_000;
 
-/// The barriers of all links.
+/// Barriers of all links.
 #[derive(Debug)]
 pub(crate) struct Barriers {
     shared: Arc<Shared>,
     watch: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A background copy that is counted.
+/// Tracked background copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     place: usize,
@@ -63,14 +66,14 @@ pub(crate) struct Ticket {
 
 #[derive(Debug)]
 struct Shared {
-    /// Two a device, by direction.
+    /// Two barriers per device, indexed by direction.
     barriers: Vec<Flag>,
-    /// The generation of the last copy of each place that has ended.
+    /// Generation of the last copy of each slot that has ended.
     ends: Vec<Flag>,
-    /// Whether background copies are under way or expected, as last seen.
+    /// Whether background copies are in flight or expected, as of the last look.
     needed: AtomicBool,
     urgent_calls: UrgentCalls,
-    /// How often barriers were shut.
+    /// Number of times a barrier was closed.
     shut: AtomicU32,
     state: Mutex<State>,
     wake: Condvar,
@@ -78,17 +81,17 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// The generation of the copy at each place, and whether it was last seen under way.
+    /// Generation of the copy in each slot, and whether it was in flight at the last look.
     places: Vec<(u32, bool)>,
-    /// When the last background copy was seen ended.
+    /// Time at which the end of the last background copy was detected.
     last: Option<Instant>,
-    /// Barriers that a stream may still shut, and the watch is to open: a call that should have opened them failed.
+    /// Bit set of barriers that a stream may still close and the watch must open, because the call that should open them failed.
     owed: u64,
     stopped: bool,
 }
 
 impl Barriers {
-    /// Barriers that are open. Pins memory.
+    /// Creates open barriers in pinned memory.
     pub(crate) fn new(completion_events: &Arc<CompletionEvents>) -> Result<Barriers> {
         let count = u32::try_from(2 * MOST_GPUS).unwrap_or(u32::MAX);
         let mut barriers = Flag::several(completion_events, count + TICKETS)?;
@@ -107,8 +110,8 @@ impl Barriers {
         Ok(Barriers { shared: Arc::new(shared), watch: Mutex::default() })
     }
 
-    /// A background copy is about to be enqueued. `None` where it is not counted: too many are under way, the system gives no
-    /// thread for the watch, or the engine has stopped.
+    /// Registers a background copy that is about to be enqueued. `None` if it is not tracked: there are too many, the watch thread cannot
+    /// start, or the engine has stopped.
     pub(crate) fn begin_background(&self) -> Option<Ticket> {
         if !self.is_watched() {
             return None;
@@ -128,7 +131,7 @@ impl Barriers {
         Some(ticket)
     }
 
-    /// The background copy has ended where the stream is now. A copy whose end cannot be told counts as ended.
+    /// Records the end of a background copy at the current end of a stream. If that fails, the copy counts as ended.
     pub(crate) fn end_background_on(&self, ticket: Ticket, on: StreamRef<'_>) {
         let Some(end) = self.shared.ends.get(ticket.place) else { return };
         let tell = || end.set_on(on, ticket.generation);
@@ -138,7 +141,7 @@ impl Barriers {
         }
     }
 
-    /// The background copy was not enqueued, or its end is not told by a stream.
+    /// Ends a background copy that was not enqueued or whose end no stream reports.
     pub(crate) fn end_background(&self, ticket: Ticket) {
         if let Some(end) = self.shared.ends.get(ticket.place) {
             end.set(ticket.generation);
@@ -153,7 +156,7 @@ impl Barriers {
         }
     }
 
-    /// Whether background copies are under way or expected, so that others shut barriers. Where none ever were, this is one load.
+    /// Returns whether background copies are in flight or expected, so that other copies close barriers. One load if there never were any.
     pub(crate) fn is_needed(&self) -> bool {
         if !self.shared.needed.load(Ordering::Relaxed) {
             return false;
@@ -167,38 +170,38 @@ impl Barriers {
         needed
     }
 
-    /// A copy that background copies give way to is about to be enqueued; `None` where there are none, as last seen.
+    /// Announces a copy with priority over background copies; `None` if there were none at the last look.
     pub(crate) fn urgent_call(&self) -> Option<UrgentCall<'_>> {
         self.shared.needed.load(Ordering::Relaxed).then(|| self.shared.urgent_calls.begin())
     }
 
-    /// Whether copies that background ones give way to come again and again.
+    /// Returns whether copies with priority over background ones arrive continually.
     pub(crate) fn have_urgent_calls(&self) -> bool {
         self.shared.urgent_calls.were_here(LINGER)
     }
 
-    /// Before a driver call of a background copy.
+    /// Yields to urgent calls before a driver call of a background copy.
     pub(crate) fn yield_to_urgent(&self) {
         self.shared.urgent_calls.yield_to_them();
     }
 
-    /// Shuts the barrier of a link, now, for a copy with so many bytes there at most: only for work that nothing keeps from running, and
-    /// from opening it.
+    /// Closes the barrier of a link immediately, for a copy of at most `size` bytes there. Only for work that cannot be delayed and that
+    /// opens the barrier.
     pub(crate) fn shut(&self, link: DeviceId, direction: Direction, size: Bytes) {
         if let Some(barrier) = self.shared.barrier(link, direction) {
             barrier.set(self.shared.shut_by(size));
         }
     }
 
-    /// Opens it, now.
+    /// Opens a barrier immediately.
     pub(crate) fn open(&self, link: DeviceId, direction: Direction) {
         if let Some(barrier) = self.shared.barrier(link, direction) {
             barrier.set(OPEN);
         }
     }
 
-    /// Shuts the barrier of a link once a stream has come to here, for a copy with so many bytes there at most; whoever shuts it opens
-    /// it.
+    /// Closes the barrier of a link at the current end of a stream, for a copy of at most `size` bytes there. The caller must open it
+    /// again.
     pub(crate) fn shut_on(
         &self,
         direction: Direction,
@@ -211,7 +214,7 @@ impl Barriers {
         }
     }
 
-    /// Opens the barrier of a link once a stream has come to here; now, where that cannot be enqueued. If it is shut after that,
+    /// Opens the barrier of a link at the current end of a stream, or immediately if that cannot be enqueued. If it is closed afterwards,
     /// the watch opens it.
     pub(crate) fn open_on(&self, direction: Direction, on: StreamRef<'_>) {
         let Some(barrier) = self.shared.barrier(on.device(), direction) else { return };
@@ -222,7 +225,7 @@ impl Barriers {
         }
     }
 
-    /// Has the watch open the barrier of a link once a stream has shut it.
+    /// Makes the watch open the barrier of a link after a stream has closed it.
     fn owe(&self, link: DeviceId, direction: Direction) {
         if let Some(index) = self.shared.index(link, direction)
             && self.is_watched()
@@ -232,7 +235,7 @@ impl Barriers {
         }
     }
 
-    /// Ends the watch. Background copies that are under way go on, and the watch with them; no barrier is shut by later copies.
+    /// Stops the watch once background copies in flight have ended. Later copies close no barriers.
     pub(crate) fn stop(&self) {
         let idle = {
             let mut state = self.shared.state.lock();
@@ -248,7 +251,7 @@ impl Barriers {
         }
     }
 
-    /// Whether the watch runs; the first call starts it.
+    /// Returns whether the watch runs, and starts it on the first call.
     fn is_watched(&self) -> bool {
         let mut watch = self.watch.lock();
         if watch.is_none() && !self.shared.state.lock().stopped {
@@ -261,7 +264,7 @@ impl Barriers {
 }
 
 impl State {
-    /// Whether no background copy is under way.
+    /// Returns whether no background copy is in flight.
     fn is_idle(&self) -> bool {
         !self.places.iter().any(|(_, under_way)| *under_way)
     }
@@ -283,14 +286,14 @@ impl Shared {
         (index < self.barriers.len()).then_some(index)
     }
 
-    /// The value of a barrier that a copy shuts: never that of an open one, and another for each of many copies.
+    /// Returns the value of a barrier closed by a copy, distinct from an open one and among many copies.
     fn shut_by(&self, size: Bytes) -> u32 {
         let looks = u32::try_from(size.get() / BYTES_A_LOOK).unwrap_or(u32::MAX);
         let looks = looks.saturating_add(1).min(MOST_LOOKS);
         self.shut.fetch_add(1, Ordering::Relaxed) << SERIAL | looks
     }
 
-    /// Notes which copies have ended.
+    /// Records which copies have ended.
     fn look(&self, state: &mut State) {
         let mut ended = false;
         for ((generation, under_way), end) in state.places.iter_mut().zip(&self.ends) {
@@ -370,7 +373,7 @@ mod tests {
             self.sim.enqueue_kernel(GPU, stream.id(), &[], &[], Duration::from_micros(10), |_| {}).unwrap();
         }
 
-        /// How long it takes until the background's event has passed.
+        /// Waits for the background's event and returns the elapsed time.
         fn until_passed(&self) -> Duration {
             let since = Instant::now();
             while !self.passed.is_passed().unwrap() {
@@ -431,7 +434,7 @@ mod tests {
         assert!(fixture.until_passed() >= LOOK * (LOOKS_BEFORE_OPENING - 1));
     }
 
-    /// What stands on no stream: the copy's end could not be told, so that it counts as ended, and what shuts the barrier comes late.
+    /// Work on no stream: the copy's end cannot be recorded, so that it counts as ended, and the barrier closes late.
     #[test]
     fn a_barrier_is_opened_for_copies_that_do_not_count() {
         let fixture = fixture();
@@ -450,7 +453,7 @@ mod tests {
         fixture.until_passed();
     }
 
-    /// How long a barrier stays shut that a copy of so many bytes shut, and nobody opens.
+    /// Returns how long a barrier closed for a copy of `size` stays closed if no work opens it.
     fn shut_for(fixture: &Fixture, size: Bytes) -> Duration {
         let ticket = fixture.barriers.begin_background().unwrap();
         fixture.barriers.shut(GPU, Direction::ToGpu, size);

@@ -1,0 +1,103 @@
+//! Private pools that leave: with owners, and what is left of them once these have given them up.
+
+use super::*;
+
+const POOL: PoolId = PoolId(4, 0);
+const TAG: &str = "graph (4, 0)";
+
+/// Blocks in a pool of tensors: one that is freed, one that is not.
+fn pooled(process: &Process) -> (Written, Written) {
+    process.pools().create(0, POOL).unwrap();
+    process.pools().begin(0, POOL, None).unwrap();
+    let blocks = (process.written(0, mib(5), 1), process.written(0, mib(7), 2));
+    process.pools().end(0, POOL).unwrap();
+    // What `begin` added.
+    process.pools().release(0, POOL).unwrap();
+    blocks
+}
+
+/// Whoever restores a checkpoint touches the pool's memory, as an allocation does.
+#[test]
+fn a_checkpoint_is_restored_while_its_pool_is_away() {
+    let process = started("");
+    process.pools().begin(0, POOL, None).unwrap();
+    let blocks = [process.written(0, mib(5), 1), process.written(0, mib(7), 2)];
+    process.pools().end(0, POOL).unwrap();
+    let checkpoint = process.pools().checkpoint(0, POOL).unwrap();
+    process.free(blocks[1].address).unwrap();
+    process.regions().shrink(&Shrink::default()).unwrap();
+    process.restore(&checkpoint).unwrap();
+    // A graph's bytes are kept, those of what was free too.
+    blocks.iter().for_each(|block| process.check(block));
+    process.pools().release(0, POOL).unwrap();
+    process.end(blocks);
+}
+
+#[test]
+fn a_pool_that_is_given_up_keeps_nothing_from_leaving() {
+    for is_away in [false, true] {
+        let process = started("");
+        let outside = process.written(0, mib(9), 3);
+        let (freed, lives) = pooled(&process);
+        process.free(freed.address).unwrap();
+        if is_away {
+            process.regions().shrink(&Shrink::default()).unwrap();
+        }
+        process.pools().release(0, POOL).unwrap();
+        for _ in 0..2 {
+            let report = process.regions().shrink(&Shrink::default()).unwrap();
+            assert_eq!((report.resident, process.reserved(0)), (Bytes::ZERO, Bytes::ZERO));
+            assert_eq!(process.view(TAG, 0).live, mib(7));
+            process.regions().refill(&Refill::default()).unwrap();
+            process.check(&lives);
+            process.check(&outside);
+        }
+        process.regions().shrink(&Shrink::default()).unwrap();
+        process.free(lives.address).unwrap();
+        process.regions().refill(&Refill::default()).unwrap();
+        process.check(&outside);
+        process.end([outside]);
+    }
+}
+
+#[test]
+fn a_pool_without_live_blocks_is_given_back_by_the_next_shrink_and_forgotten() {
+    let process = started("");
+    for _ in 0..3 {
+        let (one, other) = pooled(&process);
+        process.free(one.address).unwrap();
+        process.free(other.address).unwrap();
+        // Looked for while it is there.
+        assert_eq!(process.view(TAG, 0).live, Bytes::ZERO);
+        process.pools().release(0, POOL).unwrap();
+        assert!(process.reserved(0) >= mib(12));
+        let report = process.regions().shrink(&Shrink::default()).unwrap();
+        assert_eq!((report.resident, process.reserved(0)), (Bytes::ZERO, Bytes::ZERO));
+        process.regions().refill(&Refill::default()).unwrap();
+        let tags: Vec<String> = process.regions().views().unwrap().into_iter().map(|view| view.tag).collect();
+        assert_eq!(tags, ["default"], "nothing is left of it");
+    }
+    process.end([]);
+}
+
+/// What one region meets keeps none of the others from leaving.
+#[test]
+fn a_region_that_cannot_leave_keeps_no_other_from_it() {
+    let process = started("tiers.host_budget = \"16MiB\"");
+    process.regions().define(RegionOptions::of("large")).unwrap();
+    let large: Vec<Written> = (0..8).map(|seed| process.written_in("large", 0, mib(4), seed)).collect();
+    let (freed, other) = pooled(&process);
+    process.free(freed.address).unwrap();
+    process.free(other.address).unwrap();
+    process.pools().release(0, POOL).unwrap();
+    let cached = process.written(0, mib(20), 9);
+    process.free(cached.address).unwrap();
+    for _ in 0..2 {
+        let error = process.regions().shrink(&Shrink::default()).unwrap_err();
+        assert!(error.to_string().contains("raise the budget"), "{error}");
+        assert_eq!(process.reserved(0), mib(16), "what has no copy to make is gone");
+    }
+    process.regions().refill(&Refill::default()).unwrap();
+    large.iter().for_each(|block| process.check(block));
+    process.end(large);
+}
