@@ -146,6 +146,14 @@ impl Program {
                 }
             }
         }
+        // One in four: all want memory at once, and none reaches a safe point.
+        if seed % 4 == 1 {
+            for model in &mut models {
+                model.listed.get_or_insert([12, 4]);
+                let kind = [Spin::Brief, Spin::Overlapping][rng.usize(..2)];
+                model.lives[0].steps.insert(0, Step::Spin { kind });
+            }
+        }
         let mut after = 0;
         let incidents = (0..rng.u64(0..3)).map(|_| {
             after += rng.u64(1..8);
