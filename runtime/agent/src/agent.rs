@@ -263,6 +263,10 @@ impl Agent {
         worker.activity = page;
         worker.idle_since =
             seen.filter(|seen| seen.activity.uses == 0).map(|seen| now.saturating_sub(seen.idle_for));
+        let is_making = known.zip(page).is_some_and(|(before, after)| before.made != after.made);
+        if is_making && matches!(self.arbiter.state(id), Some("refilling")) {
+            self.step(Event::Progress { worker: id });
+        }
         let same = |before: Activity, after: Activity| {
             let told =
                 |of: Activity| (of.uses.min(1), of.begun.min(1), of.parks, of.captures, of.idle_since_ns);
@@ -287,7 +291,7 @@ impl Agent {
 
     /// Whether somebody waits, so that what others do matters.
     pub fn is_anybody_waiting(&self) -> bool {
-        self.arbiter.waiting() > 0
+        self.arbiter.is_anybody_waiting()
     }
 
     /// A worker's connection is over.

@@ -22,6 +22,7 @@ pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding])
                 fixed: told.fixed,
                 evicted: told.evicted,
                 room: told.room,
+                growth: told.growth,
                 dirty: told.dirty,
                 discardable: told.discardable,
                 hosted: told.hosted,
@@ -31,7 +32,7 @@ pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding])
 }
 
 /// What a worker does. One that holds memory and was never seen to begin a use may be using it all the time; uses that
-/// never met a safe point cannot be stopped.
+/// never met a safe point end by themselves.
 pub(crate) fn activity(page: Option<wire::Activity>, resident: Bytes) -> Activity {
     let Some(page) = page else { return Activity::Capturing };
     match page {
@@ -39,7 +40,7 @@ pub(crate) fn activity(page: Option<wire::Activity>, resident: Bytes) -> Activit
         _ if page.begun == 0 && !resident.is_zero() => Activity::Capturing,
         _ if page.uses == 0 => Activity::Idle,
         _ if page.parks => Activity::Busy,
-        _ => Activity::Capturing,
+        _ => Activity::Running,
     }
 }
 
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(activity(Some(page), some), Activity::Idle);
         assert_eq!(activity(Some(wire::Activity { begun: 0, ..page }), some), Activity::Capturing);
         assert_eq!(activity(Some(wire::Activity { begun: 0, ..page }), none), Activity::Idle);
-        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page }), some), Activity::Capturing);
+        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page }), some), Activity::Running);
         assert_eq!(activity(Some(wire::Activity { uses: 2, parks: true, ..page }), some), Activity::Busy);
         assert_eq!(activity(Some(wire::Activity { captures: true, ..page }), some), Activity::Capturing);
     }

@@ -5,6 +5,7 @@ mod commands;
 mod faults;
 mod grants;
 mod joins;
+mod neighbours;
 mod restarts;
 mod scenario;
 mod served;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A real agent, on a thread of this process.
-fn real_agent(folder: &TempDir, node: &str) -> (PathBuf, String) {
+pub(super) fn real_agent(folder: &TempDir, node: &str) -> (PathBuf, String) {
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let (gpus, socket) = (folder.path().join("gpus"), folder.path().join("agent.sock"));
     std::fs::create_dir_all(&gpus).unwrap();
