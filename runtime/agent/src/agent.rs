@@ -261,6 +261,10 @@ impl Agent {
         let known = std::mem::replace(&mut worker.activity, page);
         worker.idle_since =
             seen.filter(|seen| seen.activity.uses == 0).map(|seen| now.saturating_sub(seen.idle_for));
+        let is_making = known.zip(page).is_some_and(|(before, after)| before.made != after.made);
+        if is_making && matches!(self.arbiter.state(id), Some("refilling")) {
+            self.step(Event::Progress { worker: id });
+        }
         let holdings = held(self);
         if holdings != before {
             self.step(Event::Changed { worker: id, holdings });
@@ -283,7 +287,7 @@ impl Agent {
 
     /// Whether somebody waits, so that what others do matters.
     pub fn is_anybody_waiting(&self) -> bool {
-        self.arbiter.waiting() > 0
+        self.arbiter.is_anybody_waiting()
     }
 
     /// A worker's connection is over.

@@ -458,7 +458,8 @@ impl Server {
                 () = async { match next { Some(at) => sleep_until(at).await, None => pending().await } } => {}
             }
             let now = Instant::now();
-            if waiting {
+            // Also before something is late: who goes on is not.
+            if waiting || deadline.is_some_and(|at| at <= now) {
                 self.look();
             }
             for (id, peer) in self.tell_quietly(Agent::take_unheard) {

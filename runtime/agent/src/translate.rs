@@ -28,6 +28,7 @@ pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding])
                 fixed: told.fixed,
                 evicted: told.evicted,
                 room: told.room,
+                growth: told.growth,
                 dirty: told.dirty.saturating_add(grown),
                 discardable: told.discardable,
                 unknown: if worker.is_as_told(told) { Bytes::ZERO } else { unused },
@@ -37,15 +38,15 @@ pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding])
         .collect()
 }
 
-/// What a worker does. One without a page, or that loads, may be using its memory all the time; uses that never met a
-/// safe point cannot be stopped.
+/// What a worker does. One without a page, or that loads, may be using its memory all the time; uses that never met a safe point end by
+/// themselves.
 pub(crate) fn activity(page: Option<wire::Activity>) -> Activity {
     let Some(page) = page else { return Activity::Capturing };
     match page {
         _ if page.captures || page.begun == 0 => Activity::Capturing,
         _ if page.uses == 0 => Activity::Idle,
         _ if page.parks => Activity::Busy,
-        _ => Activity::Capturing,
+        _ => Activity::Running,
     }
 }
 
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(activity(None), Activity::Capturing);
         assert_eq!(activity(Some(page)), Activity::Idle);
         assert_eq!(activity(Some(wire::Activity { begun: 0, ..page })), Activity::Capturing);
-        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page })), Activity::Capturing);
+        assert_eq!(activity(Some(wire::Activity { uses: 2, ..page })), Activity::Running);
         assert_eq!(activity(Some(wire::Activity { uses: 2, parks: true, ..page })), Activity::Busy);
         assert_eq!(activity(Some(wire::Activity { captures: true, ..page })), Activity::Capturing);
     }

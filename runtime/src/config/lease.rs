@@ -12,8 +12,9 @@ knobs! {
         [lease]
         /// How much more than what comes back is asked for when memory comes back.
         ///
-        /// Growth up to that waits for nobody. 0: every new extent above what came back is asked for by itself. Larger, where a worker's
-        /// requests make much new memory; it is kept from others as long as this worker is awake.
+        /// Under an agent it comes from free memory alone: nothing of others is evicted for it. Growth up to what was granted waits for
+        /// nobody. 0: every new extent above what came back is asked for by itself. Larger, where a worker's requests make much new
+        /// memory; it is kept from others as long as this worker is awake.
         growth: Bytes = Bytes::gib(1), SIZE;
         /// How long an allocation above the lease waits for a grant.
         ///

@@ -16,6 +16,7 @@ mod pool_queries;
 mod pool_streams;
 mod pool_threads;
 mod pool_ticker;
+mod pool_uses;
 mod region_links;
 mod replay;
 mod transfer_order;

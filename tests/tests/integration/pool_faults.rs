@@ -69,6 +69,15 @@ impl Scene {
         self.fixture.pool.free(stamp.block.address).unwrap();
     }
 
+    /// Frees a block that another stream still reads and that was recorded on it.
+    fn free_recorded(&mut self, index: usize) {
+        let stamp = self.live.remove(index);
+        self.two.follows(&self.one);
+        stamp.verify(&self.two, Duration::from_millis(1), &self.verdicts).unwrap();
+        assert!(self.fixture.pool.record_stream(stamp.block.address, self.two.pool));
+        self.fixture.pool.free(stamp.block.address).unwrap();
+    }
+
     /// A kernel is under way that keeps completion points from passing.
     fn busy(&self) {
         self.two.busy(Duration::from_millis(1));
@@ -218,6 +227,16 @@ const CASES: &[Case] = &[
         },
         ask: |scene| scene.malloc(Bytes::mib(8), &scene.one),
         needs: &[Verb::EventRecordContext, Verb::EventQuery, Verb::StreamWaitEvent],
+        late: true,
+    },
+    Case {
+        name: "a recorded block",
+        ready: |scene| {
+            scene.holes(8, 0);
+            scene.free_recorded(3);
+        },
+        ask: |scene| scene.malloc(Bytes::mib(8), &scene.one),
+        needs: &[Verb::EventRecordContext, Verb::EventQuery, Verb::EventSynchronize],
         late: true,
     },
     Case {

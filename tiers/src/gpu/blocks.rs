@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariant: a hit that needs no order of streams takes the allocator's lock and no other, calls no driver and allocates nothing. A
-//! free does as much, but for the first one after a pause, which wakes tickers, where blocks are exported or evicted, and where more
-//! pieces of one size are free than there ever were.
+//! free does as much, but for the first one after a pause, which wakes tickers, where blocks are exported, evicted or recorded on other
+//! streams, and where more pieces of one size are free than there ever were.
 
 use std::sync::Arc;
 
@@ -107,18 +107,26 @@ impl Blocks {
     #[inline]
     pub(super) fn free(&self, address: Address) -> Result<Bytes> {
         let offset = self.core.offset(address)?;
-        let (freed, emptied) = self.core.free(offset);
-        if !emptied.is_empty() {
-            self.records.drop_emptied(&emptied);
-        }
+        let freed = self.core.free(offset);
         let freed = freed.map_err(|_| PoolError::UnknownAddress { device: self.core.device(), address })?;
+        if !freed.emptied.is_empty() {
+            self.records.drop_emptied(&freed.emptied);
+        }
+        if !freed.uses.is_empty() {
+            self.core.mark_uses(&freed.uses);
+        }
         self.clock.note_freed();
-        Ok(freed)
+        Ok(freed.size)
     }
 
     /// Work of another stream uses a block.
     pub(super) fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
-        self.core.offset(address).is_ok_and(|offset| self.core.lock().record_stream(offset, stream.key))
+        let Ok(offset) = self.core.offset(address) else { return false };
+        let is_block = self.core.lock().record_stream(offset, stream.key);
+        if is_block && self.core.uses().know(stream) {
+            self.clock.know(stream.raw);
+        }
+        is_block
     }
 
     fn handed_out(&self, grant: &Grant) -> Block {

@@ -74,7 +74,7 @@ impl Checkpoints<'_> {
     fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         // No plan holds memory of the domain meanwhile.
         let _quiet = self.growth.lock()?;
-        let restored = {
+        let (restored, uses) = {
             let mut core = self.core.lock();
             let restored = core.restore(domain, &checkpoint.claims);
             if let Ok(glake_stitch::Restored { freed, claimed }) = &restored {
@@ -83,8 +83,9 @@ impl Checkpoints<'_> {
                 let gone = freed.iter().filter(|block| !stays.contains(&(block.offset, block.size)));
                 gone.for_each(|block| self.core.end_block(block.offset));
             }
-            restored
+            (restored, core.take_uses())
         };
+        self.core.mark_uses(&uses);
         self.clock.note_freed();
         let restored = restored.map_err(|source| self.core.refused(source))?;
         let told = |blocks: Vec<_>| blocks.into_iter().map(|block| self.live_block(block)).collect();

@@ -85,7 +85,8 @@ impl CompletionClock {
         self.poll(&mut state).map_err(|error| self.core.failed(error))?;
         drop(state);
         self.waits.poll();
-        self.core.poll_holds().map_err(|error| self.core.failed(error))
+        let polled = self.core.poll_holds().and_then(|()| self.core.poll_uses());
+        polled.map_err(|error| self.core.failed(error))
     }
 
     /// Waits until everything that was freed before this call may be taken by anyone.
@@ -272,7 +273,7 @@ mod tests {
         let parts = Parts::new();
         let clock = parts.clock();
         let offset = parts.grow(Bytes::mib(4));
-        parts.core.free(offset).0.unwrap();
+        parts.core.free(offset).unwrap();
         clock.note_freed();
         (parts, clock)
     }

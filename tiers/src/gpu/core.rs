@@ -9,6 +9,7 @@ use glake_device::owned::{CompletionEvents, Reservation, Span};
 use glake_device::{Address, DeviceId, Driver, DriverError};
 use glake_stitch::{
     Allocator, ExtentId, Grant, HomeRange, Outcome, Plan, Request, Settings, StitchError, StreamKey,
+    StreamUse,
 };
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
@@ -17,19 +18,31 @@ use super::holds::HoldEvents;
 use super::live_ranges::{Kept, LiveRanges};
 use super::lives::Lives;
 use super::owed::OwedEdges;
+use super::uses::UseEvents;
 use super::{PoolError, Result};
+
+/// A block that was taken back.
+#[derive(Debug)]
+pub(super) struct Freed {
+    pub(super) size: Bytes,
+    /// The evicted extents that lost their last live block.
+    pub(super) emptied: Vec<ExtentId>,
+    /// The uses of other streams that may go on.
+    pub(super) uses: Vec<StreamUse>,
+}
 
 /// The core of one GPU's pool.
 #[derive(Debug)]
 pub(crate) struct Core {
     device: DeviceId,
-    driver: Arc<dyn Driver>,
+    completion_events: Arc<CompletionEvents>,
     reservation: Arc<Reservation>,
     allocator: Mutex<Allocator>,
     owed: OwedEdges,
     lives: Lives,
     live_ranges: LiveRanges,
     holds: HoldEvents,
+    uses: UseEvents,
     /// Taken for each plan's driver calls, and for each read of an extent that stays.
     layout: Mutex<()>,
     poison: OnceLock<String>,
@@ -46,13 +59,14 @@ impl Core {
         let reservation = Arc::new(Reservation::new(completion_events, device, allocator.address_space())?);
         Ok(Core {
             device,
-            driver: completion_events.driver().clone(),
+            completion_events: completion_events.clone(),
             reservation,
             allocator: Mutex::new(allocator),
             owed: OwedEdges::default(),
             lives: Lives::default(),
             live_ranges: LiveRanges::default(),
             holds: HoldEvents::default(),
+            uses: UseEvents::default(),
             layout: Mutex::new(()),
             poison: OnceLock::new(),
         })
@@ -64,7 +78,12 @@ impl Core {
     }
 
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
+        self.completion_events.driver()
+    }
+
+    /// The clock of the driver's completions.
+    pub(super) fn completion_events(&self) -> &CompletionEvents {
+        &self.completion_events
     }
 
     pub(super) fn reservation(&self) -> &Arc<Reservation> {
@@ -115,15 +134,13 @@ impl Core {
         allocator.commit(plan.id).map(|grant| self.owed.owe(grant, stream))
     }
 
-    /// Takes a block back; returns its size, and the evicted extents that lost their last live block.
+    /// Takes a block back.
     #[inline]
-    pub(super) fn free(&self, offset: Bytes) -> (std::result::Result<Bytes, StitchError>, Vec<ExtentId>) {
+    pub(super) fn free(&self, offset: Bytes) -> std::result::Result<Freed, StitchError> {
         let mut allocator = self.allocator.lock();
-        let freed = allocator.free(offset);
-        if freed.is_ok() {
-            self.end_block(offset);
-        }
-        (freed, allocator.take_emptied())
+        let size = allocator.free(offset)?;
+        self.end_block(offset);
+        Ok(Freed { size, emptied: allocator.take_emptied(), uses: allocator.take_uses() })
     }
 
     /// The edges that grants were promised and that are not made.
@@ -144,6 +161,11 @@ impl Core {
     /// The events of holds: to be changed under the allocator's lock.
     pub(super) fn holds(&self) -> &HoldEvents {
         &self.holds
+    }
+
+    /// The events of uses.
+    pub(super) fn uses(&self) -> &UseEvents {
+        &self.uses
     }
 
     /// A block is live no more: under the allocator's lock.

@@ -140,7 +140,7 @@ mod tests {
         let offset = parts.grow(Bytes::mib(4));
         let address = parts.core.address(offset);
         fixed.fix(domain, address).unwrap();
-        parts.core.free(offset).0.unwrap();
+        parts.core.free(offset).unwrap();
         assert!(fixed.extents(domain).is_empty());
         let unknown = fixed.fix(domain, address).unwrap_err();
         assert!(matches!(unknown, PoolError::UnknownAddress { .. }), "{unknown}");

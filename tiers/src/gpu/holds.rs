@@ -12,7 +12,8 @@
 //! Events of one stream pass in the order in which they were recorded. So of many of them few are asked for: the oldest, then one further
 //! and further ahead, then halves of what is left between.
 //!
-//! Invariants: a hold that the allocator has pending has its event here; both change under the allocator's lock, an event's passing too.
+//! Invariants: a read hold that the allocator has pending has its event here; both change under the allocator's lock, an event's passing
+//! too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,8 +45,11 @@ pub struct BlockId {
 /// So many holds at least are not asked for while nothing is freed.
 const LEAST: usize = 32;
 
-/// Holds of one stream, the oldest first.
-type Line = VecDeque<(HoldId, Arc<OwnedEvent>)>;
+/// A hold and the event with which it passes.
+pub(super) type HoldEvent = (HoldId, Arc<OwnedEvent>);
+
+/// Holds of one stream, the oldest first: the event of each covers what those before it are for.
+type Line = VecDeque<HoldEvent>;
 
 /// The events of holds.
 #[derive(Debug, Default)]
@@ -64,9 +68,10 @@ impl HoldEvents {
     }
 
     /// Returns whether there are twice as many now as when they were asked for last.
-    fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>, on: StreamId) -> bool {
+    pub(super) fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>, on: StreamId) -> bool {
         let mut lines = self.lines.lock();
-        lines.entry(on).or_default().push_back((hold, event.clone()));
+        let line = lines.entry(on).or_default();
+        line.insert(line.partition_point(|(other, _)| *other < hold), (hold, event.clone()));
         count(&lines) > self.left.load(Relaxed).max(LEAST) * 2
     }
 
@@ -75,11 +80,11 @@ impl HoldEvents {
     }
 
     /// The hold of a stream with so many before it.
-    fn after(&self, on: StreamId, before: usize) -> Option<(HoldId, Arc<OwnedEvent>)> {
+    fn after(&self, on: StreamId, before: usize) -> Option<HoldEvent> {
         self.lines.lock().get(&on)?.get(before).cloned()
     }
 
-    fn remove(&self, hold: HoldId) {
+    pub(super) fn remove(&self, hold: HoldId) {
         let mut lines = self.lines.lock();
         lines.retain(|_, line| {
             if let Some(place) = place_of(line, hold) {
@@ -90,18 +95,18 @@ impl HoldEvents {
     }
 
     /// Those of a stream up to one of them, which are no more here.
-    fn take_until(&self, on: StreamId, last: HoldId) -> Vec<HoldId> {
+    fn take_until(&self, on: StreamId, last: HoldId) -> Vec<HoldEvent> {
         let mut lines = self.lines.lock();
         let Some(line) = lines.get_mut(&on) else { return Vec::new() };
         let passed = line.partition_point(|(hold, _)| *hold <= last);
-        let passed = line.drain(..passed).map(|(hold, _)| hold).collect();
+        let passed = line.drain(..passed).collect();
         if line.is_empty() {
             lines.remove(&on);
         }
         passed
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         count(&self.lines.lock())
     }
 }
@@ -115,27 +120,43 @@ fn place_of(line: &Line, hold: HoldId) -> Option<usize> {
 }
 
 impl Core {
-    /// Tells the allocator which holds have passed.
+    /// Tells the allocator which read holds have passed.
     pub(super) fn poll_holds(&self) -> std::result::Result<(), DriverError> {
-        for on in self.holds().streams() {
-            if let Some(last) = self.last_passed(on)? {
-                let mut allocator = self.lock();
-                self.holds().take_until(on, last).into_iter().for_each(|hold| allocator.pass_hold(hold));
-            }
-        }
-        self.holds().left.store(self.holds().count(), Relaxed);
-        Ok(())
+        self.poll_events(self.holds()).map(|_| ()).map_err(|(_, error)| error)
     }
 
+    /// Tells the allocator which holds have passed; returns them.
+    ///
+    /// # Errors
+    /// What the driver answers when it is asked for the event of one.
+    pub(super) fn poll_events(
+        &self,
+        events: &HoldEvents,
+    ) -> std::result::Result<Vec<HoldEvent>, (HoldId, DriverError)> {
+        let mut all = Vec::new();
+        for on in events.streams() {
+            if let Some(last) = events.last_passed(on)? {
+                let mut allocator = self.lock();
+                let passed = events.take_until(on, last);
+                passed.iter().for_each(|(hold, _)| allocator.pass_hold(*hold));
+                all.extend(passed);
+            }
+        }
+        events.left.store(events.count(), Relaxed);
+        Ok(all)
+    }
+}
+
+impl HoldEvents {
     /// The last hold of a stream whose event has passed. Others may end holds meanwhile: what is found then is one further behind.
-    fn last_passed(&self, on: StreamId) -> std::result::Result<Option<HoldId>, DriverError> {
+    fn last_passed(&self, on: StreamId) -> std::result::Result<Option<HoldId>, (HoldId, DriverError)> {
         let mut last = None;
         // How many are known to have passed; where one has not; how much further the next one is.
         let (mut passed, mut not, mut ahead) = (0, usize::MAX, 1);
         while passed < not {
             let next = if not == usize::MAX { passed + ahead - 1 } else { usize::midpoint(passed, not) };
-            match self.holds().after(on, next) {
-                Some((hold, event)) if retry(|| event.is_passed())? => {
+            match self.after(on, next) {
+                Some((hold, event)) if retry(|| event.is_passed()).map_err(|error| (hold, error))? => {
                     (last, passed, ahead) = (last.max(Some(hold)), next + 1, ahead * 2);
                 }
                 Some(_) => not = next,

@@ -1,7 +1,7 @@
 //! A request that no free list answers: planned, executed, or refused.
 
 use glake_device::{CaptureState, DriverError};
-use glake_stitch::{Grant, Outcome, Plan, Request, StitchError};
+use glake_stitch::{Grant, Outcome, Plan, PointNumber, Request, StitchError};
 
 use super::clock::CompletionClock;
 use super::core::Core;
@@ -57,7 +57,7 @@ impl Miss<'_> {
                 // What is waited for may need memory of another thread first.
                 Outcome::Wait(point) => {
                     drop(growing);
-                    match self.clock.wait(point) {
+                    match self.wait(point) {
                         Err(PoolError::Driver(DriverError::Capturing { .. })) => {
                             if let Some(short) = short.filter(|_| !grow) {
                                 let device = self.core.device();
@@ -71,6 +71,15 @@ impl Miss<'_> {
                     growing = self.growth.lock()?;
                 }
             }
+        }
+    }
+
+    /// Waits on the host for what a completion point is behind, or only for a use of the stream's own bytes where that will do: the point
+    /// may be behind work that has nothing to do with them.
+    fn wait(&self, point: PointNumber) -> Result<()> {
+        match self.core.first_use(self.request, point) {
+            Some(used) => self.core.wait_use(used).map_err(|error| self.core.failed(error)),
+            None => self.clock.wait(point),
         }
     }
 

@@ -4,6 +4,7 @@
 //! GpuPool ─► Blocks ─► Core        hits and frees: one short lock
 //!              ├► Miss ─► Growth ─► Execution        plans, one at a time: reserve, execute, commit or abort
 //!              └► StreamOrder ─► WaitTimer, ReadHolds     streams put behind what their new bytes were last used by
+//!              └► UseEvents                           when other streams are done with what was freed
 //!         ─► CompletionClock                         completion points, recorded and polled; Drain: every device of the process
 //!         ─► Evictions, Refills ─► ExtentRecords     extents that leave and come back; FixedBlocks stay; Protection
 //!         ─► PeerAccess ─► Reach, PeerBlocks         other GPUs
@@ -25,8 +26,8 @@
 //! | allocator | `Core` | no: it is held for pure work only |
 //! | owed edges, lives, live ranges, holds | `Core`, under the allocator's | no |
 //!
-//! Leaves, under which no other is taken: the locks of `Reach` and of `Lease`; that of the clock's sleepers; those of `WaitTimer` and of
-//! the event in `StreamOrder`, under which the driver is called for events.
+//! Leaves, under which no other is taken: the locks of `Reach`, `Lease` and `UseEvents`; that of the clock's sleepers; those of
+//! `WaitTimer` and of the event in `StreamOrder`, under which the driver is called for events.
 
 mod block_range;
 mod blocks;
@@ -68,6 +69,7 @@ mod refill;
 mod report;
 mod retry;
 mod stream;
+mod uses;
 mod waits;
 
 use std::ops::Range;
@@ -207,7 +209,8 @@ impl GpuPool {
         self.blocks.malloc(domain, size, stream)
     }
 
-    /// Takes a block back; returns its size. Its stream may have its bytes at once, others when its completion point has passed.
+    /// Takes a block back; returns its size. Its stream may have its bytes at once, or when other streams that were recorded are done,
+    /// others when its completion point has passed.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`]; nothing changes then.
@@ -215,7 +218,8 @@ impl GpuPool {
         self.blocks.free(address)
     }
 
-    /// Says that work of another stream uses a block; returns whether a block of this pool begins there.
+    /// Says that work of another stream uses a block, up to its free; returns whether a block of this pool begins there. The block's own
+    /// stream has its bytes again when the streams that were recorded have done what was enqueued on them before the free.
     pub fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
         self.blocks.record_stream(address, stream)
     }

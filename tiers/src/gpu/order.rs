@@ -17,9 +17,6 @@ use super::retry::retry;
 use super::waits::WaitTimer;
 use super::{PoolStream, Result};
 
-/// No stream's key: work that nobody knows.
-const UNKNOWN: StreamKey = StreamKey(u64::MAX);
-
 fn lender(wait: &Wait) -> Option<StreamKey> {
     if let Wait::Stream(stream) = wait { Some(*stream) } else { None }
 }
@@ -105,7 +102,7 @@ impl StreamOrder {
     /// Takes a block back that is not ordered: nobody may have its bytes before their completion point, its stream neither.
     fn withhold(&self, grant: &Grant) {
         let mut core = self.core.lock();
-        core.record_stream(grant.offset, UNKNOWN);
+        core.record_stream(grant.offset, StreamKey::UNKNOWN);
         let freed = core.free(grant.offset);
         drop(core);
         debug_assert!(freed.is_ok(), "it was just handed out");

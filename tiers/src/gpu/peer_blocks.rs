@@ -19,8 +19,6 @@ use super::{PoolStream, Result};
 const EXTENT: Bytes = Bytes::mib(256);
 /// At most such a part of the device's memory.
 const PART: u64 = 4;
-/// A stream that nobody has: what it is said to have used waits for a completion point.
-const NOBODY: PoolStream = PoolStream { raw: Stream::LEGACY, key: StreamKey(u64::MAX) };
 
 /// The peer blocks in one pool.
 #[derive(Debug)]
@@ -51,7 +49,7 @@ impl PeerBlocks<'_> {
 
     /// Takes it back.
     pub(crate) fn free(&self, address: Address) -> Result<Bytes> {
-        self.blocks.record_stream(address, NOBODY);
+        self.core.lock().record_stream(self.core.offset(address)?, StreamKey::UNKNOWN);
         self.blocks.free(address)
     }
 

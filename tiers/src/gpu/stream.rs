@@ -14,8 +14,8 @@ pub struct PoolStream {
 }
 
 impl PoolStream {
-    /// A stream that cannot be told from others: none that owns blocks, and none to record events on.
-    pub const UNKNOWN: PoolStream = PoolStream { raw: Stream(0), key: StreamKey(u64::MAX) };
+    /// Stream of unknown identity: it owns no blocks, and no events are recorded on it.
+    pub const UNKNOWN: PoolStream = PoolStream { raw: Stream(0), key: StreamKey::UNKNOWN };
 
     /// Asks the driver which stream a handle means.
     ///

@@ -23,6 +23,7 @@ use crate::domain::DomainOptions;
 use crate::error::StitchError;
 use crate::evictions::Evictions;
 use crate::heap::{Heap, Pending, Placement};
+use crate::holds::StreamUse;
 use crate::ids::{DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
 use crate::live::Live;
 use crate::plan::{Grant, Outcome, Plan, Request};
@@ -160,7 +161,8 @@ impl Allocator {
         self.heap.take(request)
     }
 
-    /// Takes a block back. Its own stream may have its bytes at once, others after the open completion point has passed.
+    /// Takes a block back. Its own stream may have its bytes at once, or after its holds have passed, others after the open completion point
+    /// has.
     ///
     /// Returns the block's size.
     ///
@@ -171,8 +173,12 @@ impl Allocator {
         let live =
             home.live.remove(offset.get(), &home.pieces).ok_or(StitchError::UnknownBlock { offset })?;
         self.heap.points.uncover();
-        if !self.heap.holds.knows_none() {
-            return Ok(self.free_known(offset, live));
+        let recorded = match live {
+            Live::Piece(id) => home.pieces[id].recorded,
+            Live::Stitched(index) => self.aliases.blocks[index as usize].recorded,
+        };
+        if recorded || !self.heap.holds.knows_none() {
+            return Ok(self.free_known(offset, live, recorded));
         }
         match live {
             Live::Piece(id) => Ok(self.heap.free_piece(id, &[])),
@@ -182,12 +188,17 @@ impl Allocator {
 
     /// As [`Allocator::free`], of a block that something may hold.
     #[cold]
-    fn free_known(&mut self, offset: Bytes, live: Live) -> Bytes {
-        let holds = self.heap.holds.end_block(offset.get());
-        match live {
+    fn free_known(&mut self, offset: Bytes, live: Live, recorded: bool) -> Bytes {
+        let mut holds = self.heap.holds.end_block(offset.get());
+        if recorded {
+            self.heap.holds.end_recorded(offset.get(), &mut holds);
+        }
+        let size = match live {
             Live::Piece(id) => self.heap.free_piece(id, &holds),
             Live::Stitched(index) => self.aliases.free(index, &holds, &mut self.heap),
-        }
+        };
+        self.heap.holds.forget_idle(&holds);
+        size
     }
 
     /// A number for the life of the block that begins there: the same until it is freed, and no other block's ever. `None`: no live
@@ -212,10 +223,12 @@ impl Allocator {
 
     /// Free bytes that holds keep from their stream.
     pub fn held_bytes(&self) -> Bytes {
-        Bytes::new(self.heap.holds.bytes())
+        Bytes::new(self.heap.held_bytes())
     }
 
-    /// Another stream uses a block. A block that begins nowhere is ignored, as torch does with foreign pointers.
+    /// Another stream uses a block, until the event that is recorded on it after the free ([`Allocator::take_uses`]), or until the
+    /// completion point: then the block's own stream may have its bytes again. A block that begins nowhere is ignored, as torch does with
+    /// foreign pointers.
     ///
     /// Returns whether there was such a block.
     pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
@@ -228,8 +241,26 @@ impl Allocator {
                 (block.list, &mut block.recorded)
             }
         };
-        *recorded |= home.lists[list].stream() != Some(stream);
+        if home.lists[list].stream() != Some(stream) {
+            *recorded = true;
+            self.heap.holds.record(offset.get(), stream);
+        }
         true
+    }
+
+    /// The uses of blocks by other streams that frees have left behind since the last call. A use whose event the caller cannot record
+    /// ends with the completion point.
+    #[inline]
+    pub fn take_uses(&mut self) -> Vec<StreamUse> {
+        self.heap.holds.take_uses()
+    }
+
+    /// The holds that keep bytes from everybody which the request's stream would have again without them, where these were freed up to a
+    /// completion point.
+    pub fn withheld_by(&self, request: &Request, upto: PointNumber) -> Vec<HoldId> {
+        let lists =
+            self.heap.home.domains.get(request.domain).and_then(|domain| domain.lists_of(request.stream));
+        lists.map_or_else(Vec::new, |lists| self.heap.withheld_by(&lists, request.domain, upto).into_vec())
     }
 
     /// Says how a request that is no hit can be served: at once after all, with driver work, after a wait, or not.

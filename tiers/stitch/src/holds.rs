@@ -1,22 +1,37 @@
 //! Holds: which work still uses blocks though their stream is behind it no more, and where those bytes are once they are free.
 //!
 //! ```text
-//! block:   live, held ──free──► held piece ──the hold passes, or the completion point──► the stream's own
-//!                                   └── handed out to its stream, behind a wait for the hold
+//! block:   live, held ──free──► held piece ──the holds pass, or the completion point──► the stream's own
+//!                                   └── handed out to its stream, behind a wait for the holds
+//!          recorded on streams ──free──► withheld piece ──the holds pass, or the completion point──► the stream's own
 //! ```
 //!
+//! A *read hold* is put on a live block. A *use hold* comes into being when a recorded block is freed, one for each stream that the block
+//! was recorded on. No stream ever waits for a use hold: the work behind it may itself wait for later work of that stream.
+//!
 //! Invariants: a number is given once, to a hold and to a block's generation. The ranges of holds on different blocks are disjoint, those
-//! of holds on one block are the same, and together they are what lies in the free lists of held pieces, and what plans took from these.
+//! of holds on one block are the same, and together they are what lies in the free lists of held pieces, what plans took from these, and
+//! the withheld pieces that wait for holds.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ids::HoldId;
+use crate::ids::{HoldId, StreamKey};
 
 /// Several holds.
 pub(crate) type HoldIds = SmallVec<[HoldId; 2]>;
+
+/// A freed block that another stream may still use. The caller records an event on the stream after it got this, and passes the hold
+/// with the event. That event also covers every use of the stream with a lower number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamUse {
+    /// The hold on the block's bytes.
+    pub hold: HoldId,
+    /// The stream that the block was recorded on.
+    pub stream: StreamKey,
+}
 
 /// What is known of a live block that was asked about.
 #[derive(Debug)]
@@ -34,6 +49,10 @@ pub(crate) struct Holds {
     pending: FxHashMap<HoldId, SmallVec<[u64; 1]>>,
     /// Those ranges, by where they begin; where they end.
     ranges: BTreeMap<(u64, HoldId), u64>,
+    /// The streams that live blocks were recorded on, by where the blocks begin.
+    recorded: FxHashMap<u64, SmallVec<[StreamKey; 2]>>,
+    /// Use holds that the caller was not told of.
+    uses: Vec<StreamUse>,
     /// The last number that was given.
     given: u64,
 }
@@ -76,12 +95,58 @@ impl Holds {
         holds
     }
 
+    /// Notes that a stream uses the live block that begins there.
+    pub(crate) fn record(&mut self, block: u64, stream: StreamKey) {
+        let streams = self.recorded.entry(block).or_default();
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+
+    /// Ends a recorded block: adds a use hold for each stream that it was recorded on to the block's holds. Where one of the streams is
+    /// unknown, nothing tells of the block's end but its completion point, and it has no holds.
+    pub(crate) fn end_recorded(&mut self, block: u64, holds: &mut HoldIds) {
+        let streams = self.recorded.remove(&block).unwrap_or_default();
+        debug_assert!(!streams.is_empty(), "a recorded block was recorded on a stream");
+        if streams.contains(&StreamKey::UNKNOWN) {
+            holds.clear();
+            return;
+        }
+        for stream in streams {
+            self.given += 1;
+            let hold = HoldId(self.given);
+            holds.push(hold);
+            self.pending.insert(hold, SmallVec::new());
+            self.uses.push(StreamUse { hold, stream });
+        }
+    }
+
+    /// The use holds that have come into being since the last call.
+    #[inline]
+    pub(crate) fn take_uses(&mut self) -> Vec<StreamUse> {
+        std::mem::take(&mut self.uses)
+    }
+
+    /// The live blocks that are recorded.
+    pub(crate) fn recorded(&self) -> impl Iterator<Item = u64> + '_ {
+        self.recorded.keys().copied()
+    }
+
     /// Freed bytes that these hold.
     pub(crate) fn cover(&mut self, holds: &[HoldId], start: u64, end: u64) {
         for &id in holds {
             if let Some(starts) = self.pending.get_mut(&id) {
                 starts.push(start);
                 self.ranges.insert((start, id), end);
+            }
+        }
+    }
+
+    /// Forgets those of a freed block's holds that hold none of its bytes: these are not there.
+    pub(crate) fn forget_idle(&mut self, holds: &[HoldId]) {
+        for id in holds {
+            if self.pending.get(id).is_some_and(|starts| starts.is_empty()) {
+                self.pending.remove(id);
             }
         }
     }
@@ -100,6 +165,9 @@ impl Holds {
             for (from, to) in [(from, start), (end, to)].into_iter().filter(|(from, to)| from < to) {
                 starts.push(from);
                 self.ranges.insert((from, id), to);
+            }
+            if starts.is_empty() {
+                self.pending.remove(&id);
             }
             if !holds.contains(&id) {
                 holds.push(id);
@@ -120,7 +188,7 @@ impl Holds {
         starts.iter().filter_map(|&start| self.ranges.remove(&(start, id)).map(|end| (start, end))).collect()
     }
 
-    /// How many have not passed.
+    /// How many there are: those of live blocks, and those that hold free bytes.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.pending.len()

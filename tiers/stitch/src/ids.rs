@@ -90,6 +90,11 @@ impl PointNumber {
     }
 }
 
+impl StreamKey {
+    /// The key of no stream: unknown work, which is known to have completed once a completion point has passed.
+    pub const UNKNOWN: StreamKey = StreamKey(u64::MAX);
+}
+
 macro_rules! indexes {
     ($($id:ident),+) => {$(
         impl $id {

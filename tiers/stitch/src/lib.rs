@@ -77,6 +77,7 @@ pub use error::{Obstacle, StitchError};
 pub use evictions::Evictions;
 pub use extent::ExtentState;
 pub use heap::SMALL_LIMIT;
+pub use holds::StreamUse;
 pub use ids::{AliasId, DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
 pub use plan::{Grant, Outcome, Plan, Request, Step, Stitch, Wait};
 pub use settings::{Borrow, Settings};

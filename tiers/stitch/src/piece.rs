@@ -50,7 +50,7 @@ pub(crate) struct Piece {
     pub(crate) state: State,
     /// Free: the last time that some of its bytes were used at another address than home's.
     pub(crate) moved: Move,
-    /// Live: other streams use it, so that its completion point decides whoever takes it next.
+    /// Live: other streams use it.
     pub(crate) recorded: bool,
 }
 

@@ -113,6 +113,7 @@ impl Arbiter {
         gang.sum_up();
         if gang.members.is_empty() {
             self.server.gangs.remove(&id);
+            self.server.call_off(id);
             self.server.absent.remove(&id);
             self.server.log.ended(id, Outcome::Died);
             return self.server.note(id);

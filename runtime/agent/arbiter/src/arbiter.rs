@@ -18,12 +18,16 @@ use crate::growth::Growth;
 use crate::ledger::Gpu;
 use crate::log::{Decision, Outcome};
 use crate::planner::Planner;
+use crate::predictions::over;
 use crate::server::{AGAIN, Server};
 use crate::want::Want;
 use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
 
 /// After a lie of so much more than is leased a worker is not counted on.
 const SLACK: Bytes = Bytes::mib(64);
+
+/// A refill over several links is at most so much faster than one link is said to be.
+const FASTEST: u32 = 4;
 
 /// How long a gang is not asked again for copies that it did not move.
 const DEMOTE_AGAIN: Duration = Duration::from_secs(60);
@@ -131,6 +135,11 @@ impl Arbiter {
         self.gang(worker).is_some_and(|gang| matches!(gang.state, State::Shrinking { by: None, .. }))
     }
 
+    /// Whether a want or a growth is open, so that what others do matters.
+    pub fn is_anybody_waiting(&self) -> bool {
+        self.waiting() > 0 || !self.server.growths.is_empty()
+    }
+
     /// How many wants are open.
     pub fn waiting(&self) -> usize {
         self.server.gangs.values().filter(|gang| gang.want.is_some()).count()
@@ -176,6 +185,7 @@ impl Arbiter {
             Event::Want { worker, deadline } => self.wants(worker, deadline),
             Event::Cancelled { worker } => self.cancelled(worker),
             Event::Grow { worker, gpu, bytes, within } => self.server.grow(worker, gpu, bytes, within),
+            Event::Progress { worker } => self.progresses(worker),
             Event::Parked { worker } => self.parked(worker),
             Event::Returned { worker, gpu, bytes } => {
                 if let Some(&id) = self.server.gang_of.get(&worker) {
@@ -185,6 +195,7 @@ impl Arbiter {
                             (held.lease.saturating_sub(bytes), held.resident.saturating_sub(bytes));
                     });
                     self.server.came(id, gpu);
+                    self.server.goes_on(id);
                 }
             }
             Event::Shrunk { worker, holdings } => {
@@ -320,11 +331,23 @@ impl Arbiter {
         if !complete {
             return self.server.deny(id, Denied::Incomplete, Some(AGAIN));
         }
-        let least = self.server.least_wait(id);
-        if now + least > deadline
-            && self.server.gangs.get(&id).is_some_and(|gang| gang.is_resting() && !gang.is_resident())
+        let Some(gang) = self.server.gangs.get(&id) else { return };
+        // Predictions may be wrong, and wants before it may end: only what no link could do is denied before its time.
+        let fastest = over(gang.copied().0, self.server.settings.link) / FASTEST;
+        if now + fastest > deadline && gang.is_resting() && !gang.is_resident() {
+            let least = self.server.least_wait(id).max(AGAIN);
+            self.server.refuse(id, Denied::Deadline, Some(least));
+        }
+    }
+
+    /// A refill that goes on has as long again.
+    fn progresses(&mut self, worker: WorkerId) {
+        let now = self.server.now;
+        let Some((_, gang)) = self.gang_mut(worker) else { return };
+        if let State::Refilling(refill) = &mut gang.state
+            && refill.admitted.is_some()
         {
-            self.server.refuse(id, Denied::Deadline, Some(least.max(AGAIN)));
+            refill.by = refill.by.max(now + refill.patience);
         }
     }
 
@@ -350,7 +373,7 @@ impl Arbiter {
         if gang.activity == Activity::Idle {
             self.server.shrink(id, &takes)
         } else {
-            self.server.park(id, takes)
+            self.server.park(id, takes, None)
         }
     }
 
@@ -391,8 +414,13 @@ impl Arbiter {
             State::Parking { since, by, .. } if *by <= now => {
                 let waited = now.saturating_sub(*since);
                 gang.predictions.saw_park(waited, longest);
+                // Uses without safe points end when they do: it has done what it was asked to.
+                let is_late = gang.activity != Activity::Running;
+                gang.distrust.back_off(now, waited);
                 self.server.unpark(id);
-                self.server.distrust(id, short);
+                if is_late {
+                    self.server.distrust(id, short);
+                }
             }
             State::Shrinking { by, .. } if by.is_some_and(|by| by <= now) => {
                 *by = None;

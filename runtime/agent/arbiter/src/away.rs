@@ -251,8 +251,8 @@ impl Server {
         }
     }
 
-    /// Takes of idle workers what a gang's absent floors and growths are short of, where that is enough. Says whether
-    /// something leaves.
+    /// Takes of others what a gang's absent floors and growths are short of, where that is enough. Says whether something
+    /// leaves.
     fn make_room(&mut self, id: GangId) -> bool {
         let Some(gang) = self.gangs.get(&id) else { return false };
         let growths = self.growths.iter().filter(|growth| growth.gang == id).map(|growth| growth.gpu);
@@ -274,13 +274,13 @@ impl Server {
             let needed = floors.saturating_add(growths.map(|growth| growth.bytes).sum());
             let needed = needed.max(room_to_restore(gang, gpu));
             let short = needed.saturating_sub(self.free_beside_restores(gpu));
-            let found = self.choose(gpu, short, None, Some(id));
+            let found = self.choose(gpu, short, Some(i64::from(gang.profile.priority)), Some(id));
             if !found.short.is_zero() {
                 return false;
             }
             takes.extend(found.takes);
         }
-        self.take(&takes);
+        self.take(&takes, Some(id));
         !takes.is_empty()
     }
 

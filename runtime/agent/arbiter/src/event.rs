@@ -61,7 +61,7 @@ pub enum Event {
         /// Who.
         worker: WorkerId,
     },
-    /// A use that runs needs more memory, and waits for nobody that runs.
+    /// A use that runs needs more memory.
     Grow {
         /// Who.
         worker: WorkerId,
@@ -99,6 +99,11 @@ pub enum Event {
         worker: WorkerId,
         /// What it holds now.
         holdings: Vec<Holding>,
+    },
+    /// Memory of a worker was made since its page was read last: a refill that is under way is not late.
+    Progress {
+        /// The worker.
+        worker: WorkerId,
     },
     /// A command could not be carried out. What was given back before counts.
     Failed {
@@ -166,8 +171,10 @@ pub enum Activity {
     /// No use runs.
     #[default]
     Idle,
-    /// Uses run.
+    /// Uses run, and meet safe points.
     Busy,
+    /// Uses run that meet no safe point: memory leaves once those that run have ended and no other has begun.
+    Running,
     /// Uses run that cannot be stopped, as the capture of a graph.
     Capturing,
 }
@@ -222,7 +229,7 @@ pub enum Preempt {
     Never,
     /// While no use runs.
     Idle,
-    /// Between two steps of its uses.
+    /// Between two steps of its uses, or between two uses where they have no steps.
     #[default]
     Step,
 }
@@ -242,8 +249,10 @@ pub struct Holding {
     pub fixed: Bytes,
     /// What is evicted and is copied back before a use.
     pub evicted: Bytes,
-    /// What a use needs beside, without a copy: memory whose content was discarded, and room to grow.
+    /// What a use needs beside, without a copy: memory whose content was discarded; of a worker that starts, all it will hold.
     pub room: Bytes,
+    /// Room to grow for a use whose memory comes back: granted from free bytes that nobody waits for.
+    pub growth: Bytes,
     /// What would have to be copied out if all left now.
     pub dirty: Bytes,
     /// What could leave and come back without any copy.
@@ -263,7 +272,8 @@ impl Holding {
     /// What a worker says, as far as it can be.
     pub(crate) fn possible(self) -> Self {
         let most = Holding::at_most;
-        Holding { floor: most(self.floor), lease: most(self.lease), resident: most(self.resident), ..self }
+        let (floor, lease) = (most(self.floor), most(self.lease));
+        Holding { floor, lease, resident: most(self.resident), growth: most(self.growth), ..self }
     }
 
     /// Nothing but a floor.
@@ -277,6 +287,7 @@ impl Holding {
             fixed: zero,
             evicted: zero,
             room: zero,
+            growth: zero,
             dirty: zero,
             discardable: zero,
             unknown: zero,

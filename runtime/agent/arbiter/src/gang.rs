@@ -84,8 +84,15 @@ pub(crate) type ShareKey = (WorkerId, GpuId);
 pub(crate) enum State {
     /// Nothing.
     Resting,
-    /// Its uses are to wait at safe points, so that `takes` can leave.
-    Parking { waits: BTreeSet<WorkerId>, since: Duration, by: Duration, takes: Vec<(ShareKey, Bytes)> },
+    /// Its uses are to wait at safe points, or to end, so that `takes` can leave for a request of `whom`; the operator's
+    /// without one.
+    Parking {
+        waits: BTreeSet<WorkerId>,
+        since: Duration,
+        by: Duration,
+        takes: Vec<(ShareKey, Bytes)>,
+        whom: Option<GangId>,
+    },
     /// Bytes leave. Without a time: it was late, and is waited for without counting on it.
     Shrinking {
         waits: BTreeSet<WorkerId>,
@@ -134,6 +141,12 @@ impl Member {
 }
 
 impl Distrust {
+    /// Its uses waited in vain for so long: they are left alone for as long at least, doubled each time up to 8 times.
+    pub(crate) fn back_off(&mut self, now: Duration, waited: Duration) {
+        self.until = self.until.max(now + waited * (1 << self.strikes.min(3)));
+        self.strikes += 1;
+    }
+
     /// Doubled each time, up to 64 times.
     pub(crate) fn strike(&mut self, now: Duration, length: Duration) {
         self.until = self.until.max(now + length * (1 << self.strikes.min(6)));
@@ -162,6 +175,22 @@ impl Share {
         let missing = self.holding.evicted.saturating_add(self.holding.room);
         let all = if missing.is_zero() { missing } else { missing.saturating_add(self.holding.resident) };
         all.max(self.start).saturating_sub(self.holding.lease)
+    }
+
+    /// Room to grow that is not leased, beside what a use needs; none where nothing comes back.
+    pub(crate) fn growth(&self) -> Bytes {
+        let missing = self.holding.evicted.saturating_add(self.holding.room);
+        if missing.is_zero() {
+            return missing;
+        }
+        let all = missing.saturating_add(self.holding.resident).saturating_add(self.holding.growth);
+        all.saturating_sub(self.holding.lease).min(self.holding.growth)
+    }
+
+    /// What could leave without a copy, while no use runs: what is leased and not made, and what is discardable.
+    pub(crate) fn uncopied(&self) -> Bytes {
+        let unused = self.holding.lease.saturating_sub(self.holding.resident);
+        unused.saturating_add(self.holding.discardable).min(self.evictable())
     }
 
     pub(crate) fn key(&self) -> ShareKey {
@@ -217,11 +246,8 @@ impl Gang {
     pub(crate) fn sum_up(&mut self) {
         let before = self.activity;
         let any = |activity| self.members.values().any(|member| member.activity == activity);
-        self.activity = match (any(Activity::Capturing), any(Activity::Busy)) {
-            (true, _) => Activity::Capturing,
-            (false, true) => Activity::Busy,
-            (false, false) => Activity::Idle,
-        };
+        let most = [Activity::Capturing, Activity::Running, Activity::Busy].into_iter().find(|one| any(*one));
+        self.activity = most.unwrap_or_default();
         if self.activity == Activity::Idle {
             let last = self.members.values().map(|member| member.idle_since).max();
             self.idle_since = last.unwrap_or(self.idle_since);

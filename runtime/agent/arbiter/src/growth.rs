@@ -1,4 +1,10 @@
 //! A use that runs asks for more memory.
+//!
+//! ```text
+//! grow ─► enough is free ─► granted
+//!           └► waits: for what leaves or refills ─► for others' memory, idle workers' first ─► its time is over: denied
+//!           └► no holder could ever give it: denied
+//! ```
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,68 +12,82 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::gang::{Gang, State};
+use crate::ledger::Gpu;
 use crate::server::Server;
 use crate::{Action, GangId, GpuId, WorkerId};
 
-/// Answered from free bytes and idle victims only, so that no use that runs waits for another one; and soon.
+/// A request of a use, which waits for as long as it says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Growth {
     pub(crate) gang: GangId,
     pub(crate) worker: WorkerId,
     pub(crate) gpu: GpuId,
     pub(crate) bytes: Bytes,
+    /// End of the request's own time.
     pub(crate) by: Duration,
-    /// Who gives the bytes, and when that is late; nobody, where its gang is absent.
+    /// Gangs that were asked for the bytes; none, where its gang is absent.
     pub(crate) victims: BTreeSet<GangId>,
+    /// Time after which others are asked too.
     pub(crate) late_at: Duration,
     /// How long each part of the bytes may take.
     pub(crate) patience: Duration,
 }
 
 impl Server {
-    /// Somebody's use grows, for so long at most.
+    /// Takes in the request of a use that waits for `within`.
     pub(crate) fn grow(&mut self, worker: WorkerId, gpu: GpuId, bytes: Bytes, within: Duration) {
-        let by = self.now + within;
+        let (by, late_at) = (self.now + within, self.now);
         let Some(&gang) = self.gang_of.get(&worker) else {
             return self.actions.push(Action::DenyGrowth { worker, gpu, bytes });
         };
         self.add_share(gang, (worker, gpu));
         let (victims, patience) = (BTreeSet::new(), Duration::ZERO);
-        let growth = Growth { gang, worker, gpu, bytes, by, victims, late_at: by, patience };
+        let growth = Growth { gang, worker, gpu, bytes, by, victims, late_at, patience };
         if let Some(gang) = self.gangs.get_mut(&gang) {
             gang.growing += 1;
         }
         if self.gangs.get(&gang).is_some_and(|gang| gang.away.is_lost()) {
             self.deny_growth(&growth);
-        } else if self.absent.contains(&gang) {
-            self.growths.push(growth);
-        } else if self.free_beside_restores(gpu) >= bytes {
-            self.give(&growth);
         } else {
-            self.take_for(growth);
+            self.pay_growth(growth);
         }
     }
 
-    /// Free bytes go to those that grow; whose victims gave what they had, or are late, gets others.
-    pub(crate) fn pay_growths(&mut self) {
-        for growth in std::mem::take(&mut self.growths) {
-            if self.absent.contains(&growth.gang) {
-                self.growths.push(growth);
-            } else if self.free_beside_restores(growth.gpu) >= growth.bytes {
-                self.give(&growth);
-            } else if self.is_to_come(&growth) {
-                self.growths.push(growth);
-            } else {
-                self.take_for(growth);
-            }
+    /// Free bytes go to those that grow, and others are asked for what is missing. Returns the time at which somebody can be
+    /// asked who cannot be now.
+    pub(crate) fn pay_growths(&mut self) -> Option<Duration> {
+        let growths = std::mem::take(&mut self.growths).into_iter();
+        growths.filter_map(|growth| self.pay_growth(growth)).min()
+    }
+
+    fn pay_growth(&mut self, growth: Growth) -> Option<Duration> {
+        if self.absent.contains(&growth.gang) {
+            self.growths.push(growth);
+        } else if self.free_beside_restores(growth.gpu) >= growth.bytes {
+            self.grant(growth.gang, (growth.worker, growth.gpu), growth.bytes);
+            self.end_growth(&growth);
+        } else if self.is_hopeless(&growth) {
+            self.deny_growth(&growth);
+        } else if self.is_to_come(&growth) || self.is_starting(growth.gpu, growth.gang) {
+            self.growths.push(growth);
+        } else {
+            return self.take_for(growth);
         }
+        None
+    }
+
+    /// Whether no time would help: not even all that others could give is enough, and no stranger's memory is in the way.
+    fn is_hopeless(&self, growth: &Growth) -> bool {
+        let is_curtailed = self.gpus.get(&growth.gpu).is_some_and(Gpu::is_curtailed);
+        !is_curtailed && self.reachable(growth.gpu, growth.gang) < growth.bytes
     }
 
     /// Whether bytes that it can have are on their way: somebody's who leaves or has died, or those of a refill, which had its
     /// victims'.
     fn is_to_come(&self, growth: &Growth) -> bool {
         let gives = |gang: &Gang| {
-            matches!(gang.state, State::Shrinking { by: Some(_), .. }) && gang.on(growth.gpu).next().is_some()
+            matches!(gang.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. })
+                && gang.on(growth.gpu).next().is_some()
         };
         let died = self.gpus.get(&growth.gpu).is_some_and(|gpu| gpu.measure_at().is_some());
         let leaves = died || self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(gives);
@@ -92,29 +112,35 @@ impl Server {
         self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(refills)
     }
 
-    /// Has idle workers give what is short, or denies it.
-    fn take_for(&mut self, mut growth: Growth) {
-        let Growth { gang, gpu, bytes, .. } = growth;
-        let short = bytes.saturating_sub(self.free_beside_restores(gpu));
-        // Nothing leaves beside the start of another.
-        let starting = |gang: &Gang| {
+    /// Returns whether another gang's start is under way on a GPU: no memory leaves beside it.
+    fn is_starting(&self, gpu: GpuId, asker: GangId) -> bool {
+        let starts = |gang: &Gang| {
             matches!(gang.state, State::Refilling(_)) && gang.starting && gang.on(gpu).next().is_some()
         };
-        let others = self.under_way.iter().filter(|id| **id != gang);
-        let starts = others.filter_map(|id| self.gangs.get(id)).any(starting);
-        let found = self.choose(gpu, short, None, Some(gang));
-        if starts || !found.short.is_zero() {
-            return self.deny_growth(&growth);
-        }
-        let (victims, first) = self.take(&found.takes);
-        let patience = self.late(first);
-        (growth.victims, growth.late_at, growth.patience) = (victims, self.now + patience, patience);
-        self.growths.push(growth);
+        let others = self.under_way.iter().filter(|id| **id != asker);
+        others.filter_map(|id| self.gangs.get(id)).any(starts)
     }
 
-    fn give(&mut self, growth: &Growth) {
-        self.grant(growth.gang, (growth.worker, growth.gpu), growth.bytes);
-        self.end_growth(growth);
+    /// Has others give what is short: idle workers alone, while those that were asked before have their time.
+    fn take_for(&mut self, mut growth: Growth) -> Option<Duration> {
+        let Growth { gang, gpu, bytes, by, .. } = growth;
+        let short = bytes.saturating_sub(self.free_beside_restores(gpu));
+        let in_time = self.in_time(&growth.victims);
+        let class = self.gangs.get(&gang).map(|gang| i64::from(gang.profile.priority));
+        let found = self.choose(gpu, short, class.filter(|_| in_time.is_none()), Some(gang));
+        let mut next = found.next.into_iter().chain(in_time).min();
+        if found.short.is_zero() {
+            // Others give it.
+            self.call_off(gang);
+            let asked = self.take(&found.takes, Some(gang));
+            growth.victims.extend(asked.victims);
+            // Half of the request's time is left for others.
+            growth.patience = asked.patience.min(by.saturating_sub(self.now) / 2);
+            growth.late_at = self.now + growth.patience;
+            next = None;
+        }
+        self.growths.push(growth);
+        next
     }
 
     pub(crate) fn deny_growth(&mut self, growth: &Growth) {
@@ -127,5 +153,6 @@ impl Server {
         if let Some(gang) = self.gangs.get_mut(&growth.gang) {
             gang.growing -= 1;
         }
+        self.call_off(growth.gang);
     }
 }

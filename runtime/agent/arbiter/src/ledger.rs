@@ -37,6 +37,11 @@ impl Gpu {
         self.budget.min(self.total.saturating_sub(self.unmanaged))
     }
 
+    /// Returns whether unmanaged processes hold some of the memory that workers might have.
+    pub(crate) fn is_curtailed(&self) -> bool {
+        self.limit() < self.budget || !self.reclaiming.is_zero()
+    }
+
     /// Limit of workers if they alone used the GPU.
     pub(crate) fn most(&self) -> Bytes {
         self.budget.min(self.total)

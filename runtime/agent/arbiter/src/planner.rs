@@ -13,8 +13,9 @@ use crate::away::{short, wanted};
 use crate::gang::{Gang, Refill, Share, State};
 use crate::ledger::Gpu;
 use crate::log::Outcome;
-use crate::server::{AGAIN, Server};
+use crate::server::{AGAIN, Asked, Server};
 use crate::victims::Take;
+use crate::want::Order;
 use crate::{Denied, GangId, GpuId, WorkerId};
 
 /// Decides over a server once.
@@ -66,9 +67,22 @@ impl Planner<'_> {
                 (came, self.server.gangs.get_mut(&id))
             {
                 refill.by = now + refill.patience;
+            } else if self.has_nobody_left(id) {
+                self.look_elsewhere(id);
             }
         }
-        self.server.pay_growths();
+        let next = self.server.pay_growths();
+        self.retry_at = next.into_iter().chain(self.retry_at).min();
+    }
+
+    /// Whether all victims of a refill have done what they can, and no dead worker's memory is on its way.
+    fn has_nobody_left(&self, id: GangId) -> bool {
+        let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id) else {
+            return false;
+        };
+        let mut gpus = shares.iter().filter_map(|share| self.server.gpus.get(&share.holding.gpu));
+        let is_dying = gpus.any(|gpu| gpu.measure_at().is_some());
+        !refill.victims.is_empty() && !is_dying && self.server.in_time(&refill.victims).is_none()
     }
 
     /// Plans each GPU's first want.
@@ -146,10 +160,7 @@ impl Planner<'_> {
                 return false;
             }
             missing = true;
-            let now = self.server.now;
-            let trusted =
-                self.server.gangs.values().map(|gang| gang.distrust.until).filter(|until| *until > now);
-            self.retry_at = trusted.chain(found.next).chain(self.retry_at).min();
+            self.retry_at = found.next.into_iter().chain(self.retry_at).min();
         }
         if missing {
             return false;
@@ -159,8 +170,7 @@ impl Planner<'_> {
     }
 
     fn begin(&mut self, id: GangId, takes: &[Take]) {
-        let (victims, first) = self.server.take(takes);
-        let patience = self.server.late(first);
+        let Asked { victims, first, patience } = self.server.take(takes, Some(id));
         let now = self.server.now;
         let Some(gang) = self.server.gangs.get(&id) else { return };
         let copied = gang.copied().0;
@@ -192,11 +202,12 @@ impl Planner<'_> {
             }
             let found = self.server.choose(gpu, excess, None, None);
             self.retry_at = found.next.into_iter().chain(self.retry_at).min();
-            self.server.take(&found.takes);
+            self.server.take(&found.takes, None);
         }
     }
 
-    /// A refill's bytes are late: other victims, or it gives back what it has.
+    /// A refill's bytes are late: idle workers are asked for them too; once its victims have had their time, whoever may be. It
+    /// gives back what it has where nobody is left.
     pub(crate) fn look_elsewhere(&mut self, id: GangId) {
         let now = self.server.now;
         let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
@@ -204,19 +215,16 @@ impl Planner<'_> {
         else {
             return;
         };
-        let (late, class) = (refill.victims.clone(), want.map(|want| want.class(profile.priority, now)));
+        let in_time = self.server.in_time(&refill.victims);
+        let class = want.map(|want| want.class(profile.priority, now)).filter(|_| in_time.is_none());
+        let patience = refill.patience;
+        if self.is_overtaken(id) {
+            return self.server.give_back(id, Outcome::Returned);
+        }
         let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
         for share in shares {
             let sum = owed.entry(share.holding.gpu).or_default();
             *sum = sum.saturating_add(share.owed).saturating_add(share.absent_floor());
-        }
-        for victim in late {
-            match self.server.gangs.get(&victim).map(|gang| &gang.state) {
-                Some(State::Parking { .. }) => self.server.unpark(victim),
-                Some(State::Shrinking { .. }) => {}
-                _ => continue,
-            }
-            self.server.distrust(victim, self.server.settings.least_quantum);
         }
         let mut takes = Vec::new();
         for (gpu, owed) in owed {
@@ -224,15 +232,35 @@ impl Planner<'_> {
             let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
             let found = self.server.choose(gpu, short.saturating_sub(self.server.free(gpu)), class, Some(id));
             if !found.short.is_zero() {
-                return self.server.give_back(id, Outcome::Returned);
+                let Some(late) = in_time else { return self.server.give_back(id, Outcome::Returned) };
+                if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
+                    let again = found.next.filter(|next| *next > now).unwrap_or(now + patience);
+                    refill.by = late.min(again).min(now + patience);
+                }
+                return;
             }
             takes.extend(found.takes);
         }
-        let (victims, first) = self.server.take(&takes);
-        let patience = self.server.late(first);
+        // Others give it.
+        self.server.call_off(id);
+        let asked = self.server.take(&takes, Some(id));
         if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
-            refill.victims.extend(victims);
-            (refill.by, refill.patience) = (now + patience, patience);
+            refill.victims.extend(asked.victims);
+            (refill.by, refill.patience) = (now + asked.patience, asked.patience);
         }
+    }
+
+    /// Whether a refill whose bytes are late keeps a want of a higher class waiting.
+    fn is_overtaken(&self, id: GangId) -> bool {
+        let (now, settings) = (self.server.now, &self.server.settings);
+        let order = |id: GangId| self.server.gangs.get(&id).and_then(|gang| gang.order(id, now, settings));
+        let Some(gang) = self.server.gangs.get(&id) else { return false };
+        let gpus: BTreeSet<GpuId> = gang.shares.iter().map(|share| share.holding.gpu).collect();
+        let class = |order: Option<Order>| order.map(|(Reverse(class), ..)| class);
+        self.server.under_way.iter().filter(|other| **other != id).any(|&other| {
+            let waits = self.server.gangs.get(&other).filter(|gang| gang.is_resting());
+            waits.is_some_and(|gang| !gang.needs_gpus().is_disjoint(&gpus))
+                && class(order(other)) > class(order(id))
+        })
     }
 }

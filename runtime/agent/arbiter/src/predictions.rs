@@ -15,11 +15,12 @@ pub(crate) struct Predictions {
     refill: u32,
     shrink: u32,
     park: Duration,
+    has_shrunk: bool,
 }
 
 impl Default for Predictions {
     fn default() -> Self {
-        Predictions { refill: 1000, shrink: 1000, park: Duration::from_millis(30) }
+        Predictions { refill: 1000, shrink: 1000, park: Duration::from_millis(30), has_shrunk: false }
     }
 }
 
@@ -46,6 +47,12 @@ impl Predictions {
     pub(crate) fn saw_shrink(&mut self, leaving: Bytes, dirty: Bytes, link: Bytes, took: Duration) {
         let plain = Predictions { shrink: 1000, ..*self }.shrink(leaving, dirty, link);
         self.shrink = corrected(self.shrink, plain, took);
+        self.has_shrunk = true;
+    }
+
+    /// Whether a shrink has ended: the first one may take longer than any after it.
+    pub(crate) fn has_shrunk(&self) -> bool {
+        self.has_shrunk
     }
 
     /// Parking took `took`, or was not over by then: each time that it is not, it is waited for longer. More than

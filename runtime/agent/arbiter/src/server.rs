@@ -25,6 +25,16 @@ pub(crate) const AGAIN: Duration = Duration::from_secs(1);
 /// How long copies may take to go from host memory to files.
 const DEMOTION: Duration = Duration::from_secs(30);
 
+/// Victims of a request that were given a command.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) victims: BTreeSet<GangId>,
+    /// Predicted time until the first bytes come.
+    pub(crate) first: Duration,
+    /// Time after which the first bytes are asked of others too.
+    pub(crate) patience: Duration,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Server {
     pub(crate) settings: Settings,
@@ -136,11 +146,10 @@ impl Server {
         let class = Some(i64::from(gang.profile.priority));
         for (gpu, grown) in more.into_iter().filter(|(_, grown)| !grown.is_zero()) {
             let found = self.choose(gpu, grown.saturating_sub(self.free(gpu)), class, Some(id));
-            let (victims, first) = self.take(&found.takes);
-            let patience = self.late(first);
+            let asked = self.take(&found.takes, Some(id));
             if let Some(Gang { state: State::Refilling(refill), .. }) = self.gangs.get_mut(&id) {
-                refill.victims.extend(victims);
-                refill.by = refill.by.max(now + patience);
+                refill.victims.extend(asked.victims);
+                refill.by = refill.by.max(now + asked.patience);
             }
         }
     }
@@ -211,10 +220,10 @@ impl Server {
         .choose(short)
     }
 
-    /// Commands what was chosen. Says who, and how long the first bytes are predicted to take.
-    pub(crate) fn take(&mut self, takes: &[Take]) -> (BTreeSet<GangId>, Duration) {
+    /// Commands what was chosen for a request of `whom`.
+    pub(crate) fn take(&mut self, takes: &[Take], whom: Option<GangId>) -> Asked {
         let victims: BTreeSet<GangId> = takes.iter().map(|take| take.gang).collect();
-        let mut first = Duration::ZERO;
+        let (mut first, mut patience) = (Duration::ZERO, self.settings.least_late);
         for &victim in &victims {
             let takes: Vec<_> = takes
                 .iter()
@@ -228,15 +237,17 @@ impl Server {
                 dirty.max().unwrap_or_default().min(CREDIT),
                 self.settings.link,
             );
+            let park = if gang.activity == Activity::Idle { Duration::ZERO } else { gang.predictions.park() };
+            let least = if gang.predictions.has_shrunk() { Duration::ZERO } else { self.settings.first_late };
+            first = first.max(credit + park);
+            patience = patience.max(self.late(first)).max(least);
             if gang.activity == Activity::Idle {
-                first = first.max(credit);
                 self.shrink(victim, &takes);
             } else {
-                first = first.max(credit + gang.predictions.park());
-                self.park(victim, takes);
+                self.park(victim, takes, whom);
             }
         }
-        (victims, first)
+        Asked { victims, first, patience }
     }
 
     /// When what is predicted to take so long is late.
@@ -244,12 +255,46 @@ impl Server {
         predicted.saturating_mul(self.settings.late).max(self.settings.least_late)
     }
 
-    pub(crate) fn park(&mut self, id: GangId, takes: Vec<(ShareKey, Bytes)>) {
+    /// Has the uses of a gang wait at safe points. Where they meet none, uses that run end by themselves and others wait to
+    /// begin, for no longer than the gang's uses may pause.
+    pub(crate) fn park(&mut self, id: GangId, takes: Vec<(ShareKey, Bytes)>, whom: Option<GangId>) {
         let Some(gang) = self.gangs.get(&id) else { return };
-        let by = self.now + self.late(gang.predictions.park());
+        let longest = match gang.activity {
+            Activity::Running => gang.profile.max_pause.unwrap_or(Duration::MAX).min(self.settings.drain),
+            _ => self.late(gang.predictions.park()).max(self.settings.first_late).min(self.settings.drain),
+        };
+        let by = self.now + longest.max(self.settings.least_late);
         let waits: BTreeSet<WorkerId> = gang.members.keys().copied().collect();
         self.actions.extend(waits.iter().map(|&worker| Action::Park { worker, by }));
-        self.set_state(id, State::Parking { waits, since: self.now, by, takes });
+        self.set_state(id, State::Parking { waits, since: self.now, by, takes, whom });
+    }
+
+    /// Lets those go on that are still to park for a request of `whom`, which has ended or gets its bytes of others.
+    pub(crate) fn call_off(&mut self, whom: GangId) {
+        let parks = |id: &GangId| {
+            let state = self.gangs.get(id).map(|gang| &gang.state);
+            matches!(state, Some(State::Parking { whom: Some(of), .. }) if *of == whom)
+        };
+        for id in self.under_way.iter().copied().filter(parks).collect::<Vec<_>>() {
+            self.unpark(id);
+        }
+    }
+
+    /// Bytes of a shrink came: the next ones may take as long as uses may take to end.
+    pub(crate) fn goes_on(&mut self, id: GangId) {
+        let by = self.now + self.settings.drain;
+        if let Some(Gang { state: State::Shrinking { by: Some(late), .. }, .. }) = self.gangs.get_mut(&id) {
+            *late = by.max(*late);
+        }
+    }
+
+    /// Those of these that are still in time, and when the first of them is late.
+    pub(crate) fn in_time(&self, victims: &BTreeSet<GangId>) -> Option<Duration> {
+        let by = |id: &GangId| match self.gangs.get(id)?.state {
+            State::Parking { by, .. } | State::Shrinking { by: Some(by), .. } => Some(by),
+            _ => None,
+        };
+        victims.iter().filter_map(by).filter(|by| *by > self.now).min()
     }
 
     pub(crate) fn unpark(&mut self, id: GangId) {
@@ -373,8 +418,25 @@ impl Server {
         self.note(id);
     }
 
+    /// Room to grow beside a want's memory, where nobody else waits for free bytes.
+    fn grant_growth(&mut self, id: GangId) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        for (key, growth) in gang.shares.iter().map(|share| (share.key(), share.growth())).collect::<Vec<_>>()
+        {
+            let waits = |(other, gang): (&GangId, &Gang)| {
+                *other != id && gang.want.is_some() && gang.on(key.1).next().is_some()
+            };
+            let grows = self.growths.iter().any(|growth| growth.gpu == key.1);
+            if !grows && !self.gangs.iter().any(waits) {
+                self.grant(id, key, growth.min(self.free_beside_restores(key.1)));
+            }
+        }
+    }
+
     /// All of a want's bytes are there.
     pub(crate) fn admit(&mut self, id: GangId) {
+        self.grant_growth(id);
+        self.call_off(id);
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         gang.want = None;
         if gang.is_resting() {
@@ -388,7 +450,8 @@ impl Server {
         if let State::Refilling(refill) = &mut gang.state {
             let predicted = predictions.refill(refill.copied, self.settings.link);
             let start = if refill.starts { self.settings.start } else { Duration::from_secs(1) };
-            refill.by = self.now + predicted.saturating_mul(late).max(least) + start;
+            refill.patience = predicted.saturating_mul(late).max(least) + start;
+            refill.by = self.now + refill.patience;
             refill.admitted = Some(self.now);
         }
         self.note(id);
@@ -441,6 +504,7 @@ impl Server {
         let Some(gang) = self.gangs.get(&id) else { return };
         let granted = gang.shares.iter().map(|share| (share.key(), share.granted));
         let granted: Vec<_> = granted.filter(|(_, bytes)| !bytes.is_zero()).collect();
+        self.call_off(id);
         self.log.ended(id, outcome);
         self.rest(id);
         if !granted.is_empty() {

@@ -1,9 +1,10 @@
 //! Whose memory leaves. Pure.
 //!
 //! From what could leave without a copy of idle workers; then from idle workers, in the order of: the tenant has more
-//! than its share, low priority, nothing to copy, longest idle. Then from busy ones that can be parked, if the want is
-//! of no lower class and they have been resident for a quantum, the longest first. Never from who starts, refills,
-//! shrinks, grows, captures or is not counted on; never what is fixed.
+//! than its share, low priority, nothing to copy, longest idle. Then from busy ones that may be parked, if whoever asks is
+//! of no lower class and they have been resident for a quantum: those that meet safe points, then those whose uses have
+//! to end, the longest resident first. Never from who starts, refills, shrinks, grows, captures or is not counted on;
+//! never what is fixed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -21,7 +22,7 @@ use crate::{Activity, GangId, GpuId, Preempt, Settings};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Why {
-    /// They can leave without a copy, and nobody uses them.
+    /// They can leave without a copy, or were leased and never made, and nobody uses them.
     Discardable,
     /// Nobody uses them.
     Idle,
@@ -46,7 +47,7 @@ pub(crate) struct Chooser<'a> {
     pub(crate) now: Duration,
     pub(crate) gpu: GpuId,
     pub(crate) limit: Bytes,
-    /// Of what class the want is; without one nobody is parked.
+    /// The class of the request; without one nobody is parked.
     pub(crate) class: Option<i64>,
     pub(crate) whom: Option<GangId>,
 }
@@ -76,9 +77,13 @@ impl Chooser<'_> {
                 if share.evictable().is_zero() || !self.may_ask(id, gang) {
                     continue;
                 }
+                if gang.distrust.until > self.now {
+                    found.again(gang.distrust.until);
+                    continue;
+                }
                 match gang.activity {
                     Activity::Idle => idle.push((gang, id, share)),
-                    Activity::Busy => busy.push((gang, id, share)),
+                    Activity::Busy | Activity::Running => busy.push((gang, id, share)),
                     Activity::Capturing => {}
                 }
             }
@@ -95,12 +100,11 @@ impl Chooser<'_> {
             let under = tenants.get(&gang.profile.tenant).is_none_or(|held| held.get() <= equal);
             let rank = (under, gang.profile.priority, !share.holding.dirty.is_zero(), gang.idle_since);
             ranked.push(Reverse((rank, id, share.key())));
-            if self.settings.partial && !share.holding.discardable.is_zero() {
+            if self.settings.partial && !share.uncopied().is_zero() {
                 discardable.push(Reverse((rank, id, share.key())));
             }
         }
-        let part = |share: &Share| share.holding.discardable.min(share.evictable());
-        self.take(&mut found, discardable, Why::Discardable, part);
+        self.take(&mut found, discardable, Why::Discardable, Share::uncopied);
         self.take(&mut found, ranked, Why::Idle, Share::evictable);
         if found.short.is_zero() {
             return found;
@@ -114,7 +118,8 @@ impl Chooser<'_> {
                 // Whoever asks is of a higher class by and by.
                 found.again(self.now + AGAIN);
             } else {
-                ranked.push(Reverse((gang.resident_since, id, share.key())));
+                let rank = (gang.activity == Activity::Running, gang.resident_since);
+                ranked.push(Reverse((rank, id, share.key())));
             }
         }
         self.take(&mut found, ranked, Why::Quantum, Share::evictable);
@@ -138,7 +143,6 @@ impl Chooser<'_> {
             && !gang.silent
             && gang.away.is_present()
             && gang.growing == 0
-            && gang.distrust.until <= self.now
             && gang.profile.preempt.min(self.settings.preempt) != Preempt::Never
     }
 
@@ -154,8 +158,8 @@ impl Chooser<'_> {
         !is_higher && gang.profile.max_pause.is_some_and(|most| self.pause(gang) > most)
     }
 
-    /// How long the uses of a gang would be parked: its memory is copied out, whoever asks is refilled or starts, and has its
-    /// quantum, then its own memory is copied back.
+    /// How long the uses of a gang would be parked: until the last of them is, while its memory is copied out, whoever asks is
+    /// refilled or starts, and has its quantum, and until its own memory is copied back.
     fn pause(&self, gang: &Gang) -> Duration {
         let link = self.settings.link;
         // Newer wants may go first for so long.
@@ -167,7 +171,8 @@ impl Chooser<'_> {
         let turn = self.whom.and_then(|whom| self.gangs.get(&whom)).map_or(Duration::ZERO, turn);
         let largest = gang.on(self.gpu).map(|share| (share.evictable(), share.holding.dirty)).max();
         let (leaving, dirty) = largest.unwrap_or_default();
-        gang.predictions.shrink(leaving, dirty, link) + turn + gang.predictions.refill(gang.copied().1, link)
+        let (park, shrink) = (gang.predictions.park(), gang.predictions.shrink(leaving, dirty, link));
+        park + shrink + turn + gang.predictions.refill(gang.copied().1, link)
     }
 
     /// Who waits for this GPU.

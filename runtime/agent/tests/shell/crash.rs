@@ -169,7 +169,8 @@ fn a_stopped_worker_holds_nobody_up_and_is_healed() {
     workers[2].hear("resident").unwrap();
     workers[1].hear("shrunk").unwrap();
     node.check();
-    assert!(node.metrics().of("glake_distrusted_total") >= 1.0);
+    // It may be slow, and its time is not over: others gave memory instead.
+    assert_eq!(node.metrics().of("glake_distrusted_total"), 0.0);
     workers[0].signal(Signal::CONT);
     workers[0].hear("shrunk").unwrap();
     workers[0].tell("want");

@@ -194,8 +194,10 @@ pub struct Holding {
     pub fixed: Bytes,
     /// What is evicted and is copied back before a use.
     pub evicted: Bytes,
-    /// What a use needs beside, without a copy: memory whose content was discarded, and room to grow.
+    /// What a use needs beside, without a copy: memory whose content was discarded.
     pub room: Bytes,
+    /// Room to grow for a use whose memory comes back (`lease.growth`), granted from free bytes; 0 where nothing is evicted.
+    pub growth: Bytes,
     /// What would have to be copied out if all left now.
     pub dirty: Bytes,
     /// What could leave and come back without any copy.

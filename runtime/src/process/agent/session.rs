@@ -374,6 +374,7 @@ impl Session {
                 fixed: held.fixed,
                 evicted: held.evicted,
                 room: held.room,
+                growth: held.growth,
                 dirty: held.dirty,
                 discardable: held.discardable,
                 hosted: held.hosted,
@@ -493,7 +494,8 @@ impl Session {
         // All that is evicted there: several may wait, each for a part of it.
         let missing = |held: &Holding| {
             let device = DeviceId(held.device);
-            let all = held.resident.saturating_add(held.evicted).saturating_add(held.room);
+            let comes_back = held.evicted.saturating_add(held.room).saturating_add(held.growth);
+            let all = held.resident.saturating_add(comes_back);
             let missing = all.saturating_sub(self.port.lock().ledger.lease(device));
             (wanting.contains(&device) && !missing.is_zero()).then_some((device, missing))
         };

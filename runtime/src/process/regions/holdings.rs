@@ -16,8 +16,10 @@ pub(in super::super) struct DeviceHolding {
     pub(in super::super) fixed: Bytes,
     /// What is evicted and is copied back before a use.
     pub(in super::super) evicted: Bytes,
-    /// What comes back beside, without a copy, and what is asked for with it.
+    /// What comes back beside, without a copy.
     pub(in super::super) room: Bytes,
+    /// Room to grow that is asked for with it.
+    pub(in super::super) growth: Bytes,
     /// What would have to be copied out if all left now.
     pub(in super::super) dirty: Bytes,
     /// What could leave and come back without any copy.
@@ -51,11 +53,11 @@ impl RegionSet {
         if memory.started().is_none() {
             return held;
         }
-        let (mut of_regions, mut discarded) = (Bytes::ZERO, Bytes::ZERO);
+        let mut of_regions = Bytes::ZERO;
         for (policy, holding) in self.region_holdings(memory.id()) {
             let RegionHolding { resident, evicted, fixed, discardable, dirty, unused, hosted } = holding;
             add(&mut of_regions, resident);
-            let comes_back = if policy == Policy::Discard { &mut discarded } else { &mut held.evicted };
+            let comes_back = if policy == Policy::Discard { &mut held.room } else { &mut held.evicted };
             add(comes_back, evicted);
             add(&mut held.fixed, fixed);
             add(&mut held.discardable, discardable);
@@ -66,8 +68,8 @@ impl RegionSet {
         // Copies of other GPUs' memory, and what pools that were given up still hold: no shrink takes it.
         add(&mut held.fixed, made.saturating_sub(of_regions));
         // Memory that comes back asks for room to grow beside it; where nothing does, nothing is asked for.
-        if !held.evicted.is_zero() || !discarded.is_zero() {
-            held.room = discarded.saturating_add(memory.lease.growth());
+        if !held.evicted.is_zero() || !held.room.is_zero() {
+            held.growth = memory.lease.growth();
         }
         held
     }

@@ -48,6 +48,38 @@ class Streams(unittest.TestCase):
             fixture.new(64 * MIB)
         self.assertEqual(torch.cuda.memory_reserved(), before)
 
+    def use_recorded(self, seen, value):
+        """A block of one stream that another one reads and that is freed."""
+        with torch.cuda.stream(self.one):
+            block = torch.empty_like(seen).fill_(value)
+        self.other.wait_stream(self.one)
+        with torch.cuda.stream(self.other):
+            seen.copy_(block)
+        block.record_stream(self.other)
+        del block
+        self.other.synchronize()
+        self.assertEqual(int(seen[-1]), value)
+
+    def test_a_long_kernel_elsewhere_keeps_no_recorded_block(self):
+        for size in SIZES[1:]:
+            with self.subTest(size):
+                seen, long, ended = fixture.new(size), torch.cuda.Stream(), torch.cuda.Event()
+                self.use_recorded(seen, 0)  # loads the kernels, which may wait for the GPU
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                before = torch.cuda.memory_reserved()
+                self.use_recorded(seen, 1)
+                one = torch.cuda.memory_reserved() - before
+                with torch.cuda.stream(long):
+                    torch.cuda._sleep(2_000_000_000)
+                    ended.record()
+                for step in range(120):
+                    self.use_recorded(seen, step)
+                reserved = torch.cuda.memory_reserved() - before
+                self.assertFalse(ended.query(), "the long kernel is over: nothing was measured")
+                self.assertLessEqual(reserved, 2 * one)
+                torch.cuda.synchronize()
+
     def test_many_streams_at_random(self):
         rng, streams = random.Random(1), [torch.cuda.Stream() for _ in range(6)]
         live = []

@@ -18,13 +18,14 @@ impl Heap {
         let (start, end) = (piece.start, piece.end());
         let apart = self.home.extents.is_apart(start, end);
         let held = !holds.is_empty();
-        // What is in a slab, or not all there, waits for its completion point, which is behind every hold.
-        let recorded = recorded || held && (small || apart);
-        self.tallies.freed(small, size, requested, recorded && !apart);
+        // No stream waits for what is in a slab, or not all there.
+        let withheld = recorded || held && (small || apart);
+        self.tallies.freed(small, size, requested, withheld && !apart);
         if apart {
-            let withheld = self.home.give_apart(id, recorded.then_some(1));
-            self.tallies.withheld(small, u64::from(withheld > 0), withheld);
-        } else if recorded {
+            let waiting = self.home.give_apart(id, withheld.then_some(1));
+            self.withhold_apart(small, &waiting, holds);
+        } else if withheld {
+            self.holds.cover(holds, start, end);
             self.home.withhold(id, 1);
         } else if held {
             self.hold_back(id, holds);
@@ -42,31 +43,38 @@ impl Heap {
             home.extents.is_apart(piece.start, piece.end())
         });
         let held = !holds.is_empty();
-        let recorded = block.recorded || held && apart;
-        self.tallies.freed(false, block.size, block.requested, recorded && !apart);
+        let withheld = block.recorded || held && apart;
+        self.tallies.freed(false, block.size, block.requested, withheld && !apart);
         self.moves = self.moves.next();
-        let (mut blocks, mut withheld) = (1, 0);
+        let (mut blocks, mut waiting) = (1, Vec::new());
         for part in block.parts {
             let piece = &mut home.pieces[part];
             piece.point = self.points.open();
             piece.moved = self.moves;
             piece.list = if piece.start < home.slab_zone { block.list } else { block.slabs };
+            let (start, end) = (piece.start, piece.end());
             if apart {
-                let own = home.give_apart(part, recorded.then_some(blocks));
-                blocks = if own > 0 { 0 } else { blocks };
-                withheld += own;
-            } else if recorded {
+                waiting.extend(home.give_apart(part, withheld.then_some(blocks)));
+                blocks = u64::from(waiting.is_empty());
+            } else if withheld {
+                self.holds.cover(holds, start, end);
                 home.withhold(part, std::mem::take(&mut blocks));
             } else if held {
-                let (start, end) = (home.pieces[part].start, home.pieces[part].end());
                 self.holds.cover(holds, start, end);
                 home.hold_back(part);
             } else {
                 home.give(part);
             }
         }
-        self.tallies.withheld(false, u64::from(withheld > 0), withheld);
+        self.withhold_apart(false, &waiting, holds);
         Bytes::new(block.size)
+    }
+
+    /// Counts the withheld ranges of a block that is not all there.
+    fn withhold_apart(&mut self, small: bool, ranges: &[(u64, u64)], holds: &[HoldId]) {
+        ranges.iter().for_each(|&(start, end)| self.holds.cover(holds, start, end));
+        let bytes = ranges.iter().map(|(start, end)| end - start).sum();
+        self.tallies.withheld(small, u64::from(!ranges.is_empty()), bytes);
     }
 
     /// All work enqueued before this completion point was closed has completed: what it held back is free for more.
@@ -88,18 +96,12 @@ impl Heap {
         let streams = domain.streams.clone();
         self.settle_held(id);
         let (lend, passed) = (self.is_lending(id), self.points.passed());
-        let home = &mut self.home;
         for limbo in limbos {
-            while let Some(piece) = home.lists[limbo].next_passed(limbo, &home.pieces, passed) {
-                home.lists[limbo].remove(&mut home.pieces, piece);
-                let withheld = &mut home.pieces[piece];
-                withheld.list = withheld.returns_to;
-                let (small, blocks, size) =
-                    (withheld.slab != PieceId::NONE, withheld.requested, withheld.size);
-                self.tallies.completed(small, blocks, size);
-                home.give(piece);
+            while let Some(piece) = self.home.lists[limbo].next_passed(limbo, &self.home.pieces, passed) {
+                self.let_go(piece);
             }
         }
+        let home = &mut self.home;
         if !lend {
             return;
         }

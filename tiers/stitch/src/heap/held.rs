@@ -1,9 +1,11 @@
-//! Freed bytes that holds keep from their stream: how they become its own.
+//! Freed bytes that holds keep from their stream, or from everybody: how they become the stream's own.
 
 use super::Heap;
+use crate::domain::StreamLists;
 use crate::free_list::Owner;
+use crate::holds::HoldIds;
 use crate::home::Carved;
-use crate::ids::{DomainId, HoldId, PieceId};
+use crate::ids::{DomainId, HoldId, PieceId, PointNumber};
 use crate::run::{self, Run};
 use crate::want::{Runs, Want};
 
@@ -18,41 +20,66 @@ impl Heap {
     /// What a hold names has completed: what nothing else holds is its stream's.
     pub(crate) fn pass_hold(&mut self, hold: HoldId) {
         for (start, end) in self.holds.pass(hold) {
-            self.let_go(start, end);
+            self.let_go_unheld(start, end);
         }
+    }
+
+    /// The holds that keep bytes from everybody which a stream's blocks had, where these were freed up to a completion point.
+    pub(crate) fn withheld_by(&self, lists: &StreamLists, domain: DomainId, upto: PointNumber) -> HoldIds {
+        let (home, domain) = (&self.home, &self.home.domains[domain]);
+        let own = [lists.large, lists.slabs, lists.small];
+        let withheld = [domain.limbo_large, domain.limbo_small];
+        let withheld = withheld.iter().flat_map(|&limbo| home.lists[limbo].bins.iter());
+        let own = withheld.map(|id| &home.pieces[id]).filter(|piece| own.contains(&piece.returns_to));
+        let due = own.filter(|piece| piece.point <= upto);
+        due.flat_map(|piece| self.holds.on(piece.start, piece.end())).collect()
     }
 
     /// Puts a carved range back as it was; holds on it may have passed meanwhile, and completion points.
     pub(crate) fn put_back(&mut self, carved: Carved) {
         let (start, end) = (self.home.pieces[carved.piece].start, self.home.pieces[carved.piece].end());
         self.home.put_back(carved);
-        self.let_go(start, end);
+        self.let_go_unheld(start, end);
     }
 
     /// Gives what lies in a range and is held no more to its stream.
-    fn let_go(&mut self, start: u64, end: u64) {
+    fn let_go_unheld(&mut self, start: u64, end: u64) {
         for id in self.home.free_in(start, end) {
-            let (start, end) = (self.home.pieces[id].start, self.home.pieces[id].end());
-            let is_pending = self.points.is_pending(self.home.pieces[id].point);
-            let is_held = matches!(self.home.lists.owner_of(&self.home.pieces, id), Owner::Held(_));
-            if is_held && !(is_pending && self.holds.on(start, end).next().is_some()) {
-                self.holds.take(start, end);
-                self.home.let_go(id);
+            let piece = &self.home.pieces[id];
+            let is_held = self.points.is_pending(piece.point)
+                && self.holds.on(piece.start, piece.end()).next().is_some();
+            let owner = self.home.lists.owner_of(&self.home.pieces, id);
+            if matches!(owner, Owner::Held(_) | Owner::Nobody) && !is_held {
+                self.let_go(id);
             }
         }
+    }
+
+    /// Gives a held or withheld piece to its stream.
+    pub(super) fn let_go(&mut self, id: PieceId) {
+        let piece = &self.home.pieces[id];
+        self.holds.take(piece.start, piece.end());
+        if self.home.lists.owner_of(&self.home.pieces, id) == Owner::Nobody {
+            self.tallies.completed(piece.slab != PieceId::NONE, piece.requested, piece.size);
+        }
+        self.home.let_go(id);
     }
 
     /// Gives what is held in a domain, and has passed, to its stream: a completion point is behind every hold.
     pub(super) fn settle_held(&mut self, id: DomainId) {
         let passed = self.points.passed();
-        let home = &mut self.home;
-        let lists: smallvec::SmallVec<[_; 4]> = home.domains[id].held_lists().collect();
+        let lists: smallvec::SmallVec<[_; 4]> = self.home.domains[id].held_lists().collect();
         for list in lists {
-            while let Some(piece) = home.lists[list].next_passed(list, &home.pieces, passed) {
-                self.holds.take(home.pieces[piece].start, home.pieces[piece].end());
-                home.let_go(piece);
+            while let Some(piece) = self.home.lists[list].next_passed(list, &self.home.pieces, passed) {
+                self.let_go(piece);
             }
         }
+    }
+
+    /// Freed bytes that holds keep from their stream.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let held = self.home.domains.iter().flat_map(|(_, domain)| domain.held_lists());
+        held.map(|list| self.home.lists[list].bytes).sum()
     }
 
     /// Of what is held for the stream, the piece that fits best, and of those the one held longest.

@@ -11,7 +11,7 @@ use crate::claim::Claim;
 use crate::domain::StreamLists;
 use crate::error::{Obstacle, StitchError};
 use crate::free_list::Owner;
-use crate::ids::{DomainId, FreeListId, Move, PieceId};
+use crate::ids::{DomainId, FreeListId, Move, PieceId, StreamKey};
 use crate::piece::State;
 
 /// Whether a slab is opened over bytes that another stream may still use.
@@ -152,7 +152,8 @@ impl<'a> Placement<'a> {
         let (mut id, mut whole) = (first, PieceId::NONE);
         loop {
             let owner = home.lists.owner_of(&home.pieces, id);
-            let (withheld, held) = (owner == Owner::Nobody, matches!(owner, Owner::Held(_)));
+            let withheld = owner == Owner::Nobody;
+            let held = withheld || matches!(owner, Owner::Held(_));
             id = home.cut_out(id, from, to);
             let piece = &mut home.pieces[id];
             piece.state = State::Part;
@@ -177,6 +178,9 @@ impl<'a> Placement<'a> {
         let piece = self.extract(first, self.from, self.to);
         self.heap.home.pieces[piece].moved = Move::default();
         self.heap.hand_out(piece, State::Live, list, self.claim.requested.get());
-        self.heap.home.pieces[piece].recorded = shared;
+        if shared {
+            self.heap.home.pieces[piece].recorded = true;
+            self.heap.holds.record(self.from, StreamKey::UNKNOWN);
+        }
     }
 }

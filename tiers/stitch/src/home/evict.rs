@@ -44,20 +44,20 @@ impl Home {
     }
 
     /// Frees a piece that is in no free list, part by part: what lies in extents that are resident goes into the free list that it
-    /// names, the rest is kept for when they are back. Where other streams `recorded` that they use its block, what is resident waits for
-    /// them, and so many blocks are complete with its first part; returns how many bytes wait.
+    /// names, the rest is kept for when they are back. Where it is `withheld`, what is resident waits for others' work, and so many blocks are
+    /// complete with its first part; returns the ranges that wait.
     #[cold]
-    pub(crate) fn give_apart(&mut self, id: PieceId, mut recorded: Option<u64>) -> u64 {
-        let (mut next, mut withheld) = (Some(id), 0);
+    pub(crate) fn give_apart(&mut self, id: PieceId, mut withheld: Option<u64>) -> Vec<(u64, u64)> {
+        let (mut next, mut waiting) = (Some(id), Vec::new());
         while let Some(id) = next {
             let (start, end) = (self.pieces[id].start, self.pieces[id].end());
             let extent = self.extents.at(start);
             let cut = self.extents[extent].end();
             next = (cut < end).then(|| self.pieces.split(id, cut - start));
             if self.extents[extent].state == ExtentState::Resident {
-                match &mut recorded {
+                match &mut withheld {
                     Some(blocks) => {
-                        withheld += cut.min(end) - start;
+                        waiting.push((start, cut.min(end)));
                         self.withhold(id, std::mem::take(blocks));
                     }
                     None => self.give(id),
@@ -68,7 +68,7 @@ impl Home {
             let keeps_all = self.domains[self.extents[extent].domain].is_held();
             self.extents.freed_apart(extent, cut.min(end) - start, keeps_all);
         }
-        withheld
+        waiting
     }
 
     /// Puts a piece that is in no free list among the evicted, for the free list that it names.

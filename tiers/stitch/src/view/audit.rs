@@ -57,11 +57,14 @@ impl Audit<'_> {
                 let passed =
                     list.owner != Owner::Anyone || released || !self.heap.points.is_pending(piece.point);
                 hold(passed, "what anyone may take has passed", piece.start)?;
-                if matches!(list.owner, Owner::Held(_)) {
-                    let (start, end) = (piece.start, piece.end());
-                    let holds = self.heap.holds.on(start, end).next().is_some();
-                    hold(holds, "something holds what is held", start)?;
-                    hold(self.heap.points.is_pending(piece.point), "what is held is pending", start)?;
+                let is_held = self.heap.holds.on(piece.start, piece.end()).next().is_some();
+                match list.owner {
+                    Owner::Held(_) => hold(is_held, "something holds what is held", piece.start)?,
+                    Owner::Nobody => {}
+                    _ => hold(!is_held, "nothing holds what may be taken", piece.start)?,
+                }
+                if is_held {
+                    hold(self.heap.points.is_pending(piece.point), "what is held is pending", piece.start)?;
                     held += piece.size;
                 }
                 bytes += piece.size;
@@ -69,7 +72,9 @@ impl Audit<'_> {
             hold(bytes == list.bytes, "a list knows its bytes", 0)?;
         }
         let all_held = held == self.heap.holds.bytes();
-        hold(all_held || !self.plans.is_empty(), "what holds cover is in the lists of what is held", 0)?;
+        hold(all_held || !self.plans.is_empty(), "what holds cover is held, or withheld", 0)?;
+        let live = |block: &u64| self.heap.home.live.get(*block, &self.heap.home.pieces).is_some();
+        hold(self.heap.holds.recorded().all(|block| live(&block)), "what is recorded is live", 0)?;
         let mut covered = 0;
         let mut free = 0;
         for first in self.heap.home.segments.begins() {

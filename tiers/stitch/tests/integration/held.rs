@@ -198,17 +198,21 @@ fn what_else_uses_a_block_decides_with_its_completion_point() {
     assert!(ask(&mut core, &request(8, 1)).is_none(), "recorded on another stream");
     core.pass_hold(held);
     assert!(ask(&mut core, &request(8, 1)).is_none());
+    let [used] = core.take_uses()[..] else { panic!("one stream") };
+    core.pass_hold(used.hold);
+    assert_eq!(core.take(&request(8, 1)).map(|again| again.offset), Some(grant.offset));
 }
 
 #[test]
-fn small_blocks_wait_for_their_completion_point() {
+fn a_small_block_is_its_stream_s_again_when_its_holds_have_passed() {
     let mut core = core(1);
     let small = Request { size: Bytes::kib(512), ..request(0, 1) };
     let grant = ask(&mut core, &small).unwrap();
-    hold(&mut core, &grant);
+    let held = hold(&mut core, &grant);
     core.free(grant.offset).unwrap();
-    assert!(core.take(&small).is_some_and(|again| again.offset != grant.offset));
-    let point = core.close_point();
-    core.pass_point(point);
+    let other = core.take(&small).unwrap();
+    assert!(other.offset != grant.offset && other.waits.is_empty(), "no stream waits for parts of slabs");
+    core.pass_hold(held);
     assert!(core.take(&small).is_some_and(|again| again.offset == grant.offset));
+    core.check().unwrap();
 }

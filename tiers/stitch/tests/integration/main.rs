@@ -5,4 +5,5 @@ mod model;
 mod released;
 mod scale;
 mod streams;
+mod uses;
 mod withheld;

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use glake_stitch::{
     Allocator, Borrow, Claim, DomainId, DomainOptions, ExtentId, ExtentState, Grant, HoldId, LiveBlock,
-    Outcome, Plan, PointNumber, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, Wait,
+    Outcome, Plan, PointNumber, Request, SMALL_LIMIT, Settings, Step, StitchError, StreamKey, StreamUse,
+    Wait,
 };
 use glake_units::Bytes;
 use proptest::prelude::*;
@@ -117,7 +118,7 @@ fn op() -> impl Strategy<Value = Op> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     live: bool,
-    /// The last use: stream, completion point of the free, whether other streams used it, the address, when.
+    /// The last use: stream, completion point of the free, what else used it, the address, when.
     last: Option<Last>,
 }
 
@@ -125,8 +126,7 @@ struct Cell {
 struct Last {
     stream: u64,
     point: PointNumber,
-    recorded: bool,
-    /// Which of the model's frees it was, where its holds are; none where it was not there.
+    /// Which of the model's frees it was; none where it was not there.
     free: Option<usize>,
     address: u64,
     at: usize,
@@ -145,10 +145,25 @@ struct Checkpoint {
 struct Block {
     grant: Grant,
     stream: u64,
-    recorded: bool,
-    holds: Vec<HoldId>,
+    /// What else uses it.
+    others: Others,
     /// What it was given.
     cells: Vec<(ExtentId, u64, u64)>,
+}
+
+/// What uses a block beside its stream.
+#[derive(Clone, Debug, Default)]
+struct Others {
+    /// Until these have passed.
+    holds: Vec<HoldId>,
+    /// Other streams that it was recorded on.
+    recorded: Vec<u64>,
+    /// Once it is freed: until these have passed too.
+    uses: Vec<HoldId>,
+    /// It was claimed: the core may know of uses that nothing tells the end of.
+    claimed: bool,
+    /// There are such uses: the completion point tells.
+    unknown: bool,
 }
 
 /// What domains keep.
@@ -176,10 +191,12 @@ struct Model {
     checkpoint: Option<Checkpoint>,
     /// Blocks that were freed: where, how many cells, the stream.
     gone: Vec<(Bytes, Bytes, u64)>,
-    /// What held each block that was freed.
-    holds: Vec<Vec<HoldId>>,
-    /// Holds that have not passed.
+    /// What used each block that was freed.
+    frees: Vec<Others>,
+    /// Holds that have not passed, those of uses too.
     holding: Vec<HoldId>,
+    /// Of those of uses, the ones that no event was recorded for: they never pass.
+    lost: Vec<HoldId>,
     /// When each stream last passed a completion edge.
     edges: Vec<usize>,
     open: PointNumber,
@@ -305,10 +322,12 @@ impl Model {
             if let Some(last) = cell.last
                 && last.point > self.passed
             {
-                assert!(!last.recorded, "a recorded block was reused before its completion point");
+                let (none, holding) = (Others::default(), |hold: &&HoldId| self.holding.contains(hold));
+                let others = last.free.map_or(&none, |free| &self.frees[free]);
+                assert!(!others.unknown, "reused before the completion point of unknown uses");
+                assert_eq!(others.uses.iter().find(holding), None, "reused before a recorded stream's event");
                 let waited = grant.waits.contains(&Wait::Stream(StreamKey(last.stream)));
-                let holds = last.free.map_or(&[][..], |free| &self.holds[free]);
-                let mut holds = holds.iter().filter(|hold| self.holding.contains(hold));
+                let mut holds = others.holds.iter().filter(holding);
                 let held = holds.clone().next().is_some();
                 assert!(!held || last.stream == stream, "held bytes are their stream's alone");
                 assert!(
@@ -323,7 +342,7 @@ impl Model {
                 assert!(covered, "bytes moved to another address without a completion edge");
             }
         }
-        self.blocks.push(Block { grant, stream, recorded: false, holds: Vec::new(), cells: given });
+        self.blocks.push(Block { grant, stream, others: Others::default(), cells: given });
     }
 
     /// Whether a block was handed out at the cell of this address.
@@ -350,7 +369,7 @@ impl Model {
     /// Takes a block that was claimed: who else may still use its cells decides when they may be taken after it.
     fn claim(&mut self, offset: Bytes, size: Bytes, stream: u64) {
         let grant = Grant { offset, size, edge: false, waits: Default::default() };
-        let mut recorded = false;
+        let mut unknown = false;
         let given = self.cells(&grant);
         for &(extent, index, address) in &given {
             assert!(!self.elsewhere.contains_key(&extent), "memory that is not there is claimed");
@@ -358,10 +377,15 @@ impl Model {
             assert!(!cell.live, "two live blocks share a byte");
             cell.live = true;
             let pending = cell.last.filter(|last| last.point > self.passed);
-            recorded |=
-                pending.is_some_and(|last| last.recorded || last.stream != stream || last.address != address);
+            let in_use = |last: Last| {
+                last.free.is_some_and(|free| self.frees[free].is_pending(&self.holding))
+                    || last.stream != stream
+                    || last.address != address
+            };
+            unknown |= pending.is_some_and(in_use);
         }
-        self.blocks.push(Block { grant, stream, recorded, holds: Vec::new(), cells: given });
+        let others = Others { claimed: true, unknown, ..Others::default() };
+        self.blocks.push(Block { grant, stream, others, cells: given });
     }
 
     /// An extent that is moving, or one that is evicted.
@@ -374,7 +398,7 @@ impl Model {
     fn free(&mut self, index: usize) -> Grant {
         let block = self.blocks.swap_remove(index);
         self.gone.push((block.grant.offset, block.grant.size, block.stream));
-        self.holds.push(block.holds);
+        self.frees.push(block.others);
         for (extent, index, address) in block.cells {
             // Nothing uses what is not there; what is may be used by other streams, whatever else of the block is gone.
             let apart = self.elsewhere.contains_key(&extent);
@@ -383,13 +407,45 @@ impl Model {
             cell.last = Some(Last {
                 stream: block.stream,
                 point: self.open,
-                recorded: block.recorded && !apart,
-                free: (!apart).then_some(self.holds.len() - 1),
+                free: (!apart).then_some(self.frees.len() - 1),
                 address,
                 at: self.now,
             });
         }
         block.grant
+    }
+
+    /// The uses of the last block that was freed, of those that the core tells of: each has an event, or else none was recorded.
+    fn end_uses(&mut self, uses: &mut impl Iterator<Item = StreamUse>) {
+        let others = self.frees.last_mut().expect("one was freed");
+        let uses: Vec<StreamUse> = uses.take(others.recorded.len()).collect();
+        let told: Vec<u64> = uses.iter().map(|used| used.stream.0).collect();
+        assert!(told == others.recorded || told.is_empty() && others.claimed, "{told:?} of {others:?}");
+        assert!(told.is_empty() || !others.unknown, "uses of which not all are known");
+        others.unknown |= told.len() < others.recorded.len();
+        for used in uses {
+            others.uses.push(used.hold);
+            self.holding.push(used.hold);
+            if used.stream.0 % 7 == 3 {
+                self.lost.push(used.hold);
+            }
+        }
+    }
+
+    /// A hold that can pass, which has then.
+    fn pass_hold(&mut self, which: usize) -> Option<HoldId> {
+        let can_pass: Vec<HoldId> =
+            self.holding.iter().copied().filter(|hold| !self.lost.contains(hold)).collect();
+        let hold = *can_pass.get(which % can_pass.len().max(1))?;
+        self.holding.retain(|other| *other != hold);
+        Some(hold)
+    }
+}
+
+impl Others {
+    /// Whether anything of it may still use the block.
+    fn is_pending(&self, holding: &[HoldId]) -> bool {
+        self.unknown || self.holds.iter().chain(&self.uses).any(|hold| holding.contains(hold))
     }
 }
 
@@ -552,12 +608,17 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             let grant = model.free(which % model.blocks.len());
             assert_eq!(core.free(grant.offset), Ok(grant.size));
             assert!(core.free(grant.offset).is_err(), "a double free is refused");
+            let mut uses = core.take_uses().into_iter();
+            model.end_uses(&mut uses);
+            assert_eq!(uses.next(), None);
             emptied(core, model);
         }
         Quick::Record { which, stream } if !model.blocks.is_empty() => {
             let index = which % model.blocks.len();
             let block = &mut model.blocks[index];
-            block.recorded |= block.stream != stream;
+            if block.stream != stream && !block.others.recorded.contains(&stream) {
+                block.others.recorded.push(stream);
+            }
             assert!(core.record_stream(block.grant.offset, StreamKey(stream)));
         }
         Quick::Hold { which } if !model.blocks.is_empty() => {
@@ -566,12 +627,13 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             let generation = core.generation(offset).expect("it is live");
             assert_eq!(core.hold(offset, generation + 1), None, "another block's");
             let hold = core.hold(offset, generation).expect("it is live");
-            model.blocks[index].holds.push(hold);
+            model.blocks[index].others.holds.push(hold);
             model.holding.push(hold);
         }
-        Quick::PassHold { which } if !model.holding.is_empty() => {
-            let hold = model.holding.remove(which % model.holding.len());
-            core.pass_hold(hold);
+        Quick::PassHold { which } => {
+            if let Some(hold) = model.pass_hold(which) {
+                core.pass_hold(hold);
+            }
         }
         Quick::Close => {
             model.open = PointNumber(core.close_point().0 + 1);
@@ -593,11 +655,7 @@ fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
             model.checkpoint.take_if(|checkpoint| checkpoint.domain == domain);
             assert!(core.release_domain(domain).is_err());
         }
-        Quick::Free { .. }
-        | Quick::Record { .. }
-        | Quick::Hold { .. }
-        | Quick::PassHold { .. }
-        | Quick::Release { .. } => {}
+        Quick::Free { .. } | Quick::Record { .. } | Quick::Hold { .. } | Quick::Release { .. } => {}
     }
 }
 
@@ -692,10 +750,26 @@ fn restore(core: &mut Allocator, model: &mut Model) {
             let stays = |claim: &Claim, block: &LiveBlock| {
                 (claim.offset, claim.requested, claim.stream) == (block.offset, block.requested, block.stream)
             };
-            for block in before.iter().filter(|block| !claims.iter().any(|claim| stays(claim, block))) {
-                let index = model.blocks.iter().position(|known| known.grant.offset == block.offset);
+            let gone: Vec<Bytes> = before
+                .iter()
+                .filter(|block| !claims.iter().any(|claim| stays(claim, block)))
+                .map(|block| block.offset)
+                .collect();
+            let mut freed = model.blocks.iter().filter(|block| gone.contains(&block.grant.offset));
+            // Of claimed blocks the core may know no uses: then none is known to be which block's, and none passes.
+            let told = !freed.any(|block| block.others.claimed && !block.others.recorded.is_empty());
+            let mut uses = core.take_uses().into_iter();
+            for offset in gone {
+                let index = model.blocks.iter().position(|known| known.grant.offset == offset);
                 model.free(index.expect("what was freed was live"));
+                if told {
+                    model.end_uses(&mut uses);
+                } else {
+                    let others = model.frees.last_mut().expect("one was freed");
+                    others.unknown |= !others.recorded.is_empty();
+                }
             }
+            assert!(!told || uses.next().is_none());
             for block in restored.claimed.iter().filter(|block| !before.contains(block)) {
                 model.claim(block.offset, block.size, block.stream.0);
             }
@@ -707,6 +781,8 @@ fn restore(core: &mut Allocator, model: &mut Model) {
         Err(error) => {
             assert!(!owned, "the domain still has its memory: {error}");
             assert_eq!(core.blocks().of(domain), before, "a failure leaves what was live");
+            core.take_uses();
+            model.blocks.iter_mut().for_each(|block| block.others.claimed = true);
             model.given_up = Some(model.open);
         }
     }

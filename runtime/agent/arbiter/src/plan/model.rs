@@ -226,17 +226,11 @@ impl Held {
     fn holding(&self, floor: Bytes, copies_out: bool) -> Holding {
         let here = if copies_out { (self.weights, self.weights_out) } else { (self.kv, self.kv_out) };
         Holding {
-            gpu: self.gpu,
-            floor,
             lease: self.lease,
             resident: self.resident(),
-            fixed: Bytes::ZERO,
             evicted: self.weights_out.saturating_add(self.kv_out),
-            room: Bytes::ZERO,
             dirty: here.0.saturating_sub(here.1),
-            discardable: Bytes::ZERO,
-            unknown: Bytes::ZERO,
-            hosted: Bytes::ZERO,
+            ..Holding::nothing(self.gpu, floor)
         }
     }
 }

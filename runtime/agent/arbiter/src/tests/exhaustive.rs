@@ -34,7 +34,9 @@ fn successors(world: &World) -> Vec<World> {
             then(&|world| world.answer(id));
             then(&|world| world.fail(id));
         }
-        let other = if worker.activity == Activity::Idle { Activity::Busy } else { Activity::Idle };
+        // The second one meets no safe points.
+        let runs = if id == WorkerId(1) { Activity::Running } else { Activity::Busy };
+        let other = if worker.activity == Activity::Idle { runs } else { Activity::Idle };
         if other == Activity::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
             then(&|world| world.does(id, other));
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Action, Activity, Contexts, Event, GpuId, Holding, Settings, WorkerId};
+use crate::{Action, Activity, Contexts, Event, GpuId, Holding, Profile, Settings, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -15,7 +15,7 @@ fn grow(id: u64, bytes: Bytes) -> Event {
 }
 
 /// Workers of so many GiB, resident one after the other, all but the first `busy` of them idle; nothing is free.
-fn full(gib: &[u64], busy: u64, budget: u64) -> World {
+pub(super) fn full(gib: &[u64], busy: u64, budget: u64) -> World {
     let mut world = World::new(Settings::default(), &[(budget, 200)]);
     for (id, gib) in (0..).zip(gib) {
         world.join_asleep(id, Bytes::gib(*gib));
@@ -131,4 +131,153 @@ fn a_worker_that_is_restored_waits_for_what_leaves_for_it() {
     let present = Event::Contexts { worker: WorkerId(0), contexts: Contexts::Present };
     let actions = step(&mut world, present, MS(20));
     assert!(!granted(&actions, 0), "{actions:?}");
+}
+
+fn denied(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::DenyGrowth { .. }))
+}
+
+pub(super) fn is_marked(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. }))
+}
+
+/// Lets all deadlines pass up to a time, and answers what was decided meanwhile.
+pub(super) fn until(world: &mut World, end: Duration) -> Vec<Action> {
+    let mut actions = Vec::new();
+    while let Some(next) = world.arbiter.next_deadline().filter(|next| *next <= end) {
+        world.now = world.now.max(next);
+        actions.extend(world.tell(Event::Tick));
+    }
+    world.now = end;
+    actions.extend(world.tell(Event::Tick));
+    actions
+}
+
+#[test]
+fn a_victim_whose_first_bytes_take_long_is_waited_for_as_long_as_the_asker_waits() {
+    let mut world = full(&[8, 8], 1, 20);
+    let begin = world.now;
+    assert!(matches!(world.tell(grow(0, Bytes::gib(6)))[..], [Action::Shrink { .. }]));
+    // It pins host memory first.
+    let actions = until(&mut world, begin + MS(29_000));
+    assert!(!denied(&actions) && !is_marked(&actions), "{actions:?}");
+    assert!(granted(&gives(&mut world, 1), 0));
+}
+
+#[test]
+fn growth_is_denied_when_its_own_time_is_over() {
+    let mut world = full(&[8, 8], 1, 20);
+    let begin = world.now;
+    world.tell(grow(0, Bytes::gib(6)));
+    assert!(!denied(&until(&mut world, begin + MS(29_999))));
+    assert!(denied(&until(&mut world, begin + MS(30_000))));
+}
+
+#[test]
+fn growth_beside_a_refill_is_answered_from_what_is_idle_after_it() {
+    let mut world = full(&[8, 8], 1, 20);
+    world.tell(Event::Shrink { worker: WorkerId(1) });
+    world.answer(WorkerId(1));
+    world.want(WorkerId(1), None);
+    assert_eq!(world.arbiter.state(WorkerId(1)), Some("refilling"));
+    let asked = world.tell(grow(0, Bytes::gib(6)));
+    assert!(!denied(&asked), "{asked:?}");
+    world.pass(MS(300));
+    world.answer(WorkerId(1));
+    // Whoever was refilled just now may not have said yet that it runs.
+    let now = world.now;
+    let actions = until(&mut world, now + MS(300));
+    assert!(actions.iter().any(|action| matches!(action, Action::Shrink { .. })), "{actions:?}");
+    assert!(granted(&gives(&mut world, 1), 0));
+}
+
+#[test]
+fn growth_beside_a_start_is_answered_after_it() {
+    let mut world = full(&[8, 8], 1, 20);
+    world.tell(Event::Shrink { worker: WorkerId(1) });
+    world.answer(WorkerId(1));
+    let starts = Holding { room: Bytes::gib(2), ..Holding::nothing(GPU, FLOOR) };
+    world.join_as(2, 2, 1, Profile::default(), vec![starts], true);
+    world.want(WorkerId(2), None);
+    assert_eq!(world.arbiter.state(WorkerId(2)), Some("starting"));
+    let asked = world.tell(grow(0, Bytes::gib(7)));
+    assert!(!denied(&asked), "{asked:?}");
+    world.pass(MS(300));
+    // It needs no more than half of what the file says.
+    let worker = world.workers.get_mut(&WorkerId(2)).unwrap();
+    worker.held[0] =
+        Holding { resident: Bytes::gib(1), lease: Bytes::gib(2), ..Holding::nothing(GPU, FLOOR) };
+    world.answer(WorkerId(2));
+    let now = world.now;
+    let actions = until(&mut world, now + MS(300));
+    assert!(actions.iter().any(|action| matches!(action, Action::Shrink { .. })), "{actions:?}");
+    assert!(granted(&gives(&mut world, 2), 0));
+}
+
+#[test]
+fn growth_that_no_time_could_give_is_denied_at_once() {
+    let mut world = full(&[8, 8], 1, 20);
+    let actions = world.tell(grow(0, Bytes::gib(9)));
+    assert!(denied(&actions), "{actions:?}");
+}
+
+fn lease(world: &World, id: u64) -> Bytes {
+    world.workers[&WorkerId(id)].held[0].lease
+}
+
+/// Three workers of 8 GiB and 1 GiB of room to grow: one resident and idle, two asleep; 8.1 GiB are free.
+fn with_room_to_grow() -> World {
+    let mut world = World::new(Settings::default(), &[(18, 140)]);
+    let profile = Profile::default;
+    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    world.join(0, 0, 1, profile(), vec![held]);
+    for id in 1..3 {
+        let held = Holding { evicted: Bytes::gib(8), growth: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+        world.join(id, id, 1, profile(), vec![held]);
+    }
+    world.pass(MS(1_000));
+    world
+}
+
+#[test]
+fn room_to_grow_comes_from_free_bytes() {
+    let mut world = with_room_to_grow();
+    let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
+    world.want(WorkerId(1), None);
+    assert!(!world.open.contains(&WorkerId(1)) && lease(&world, 1) == free, "{}", lease(&world, 1));
+    assert!(world.workers[&WorkerId(0)].queue.is_empty(), "it would have fitted");
+}
+
+#[test]
+fn room_to_grow_is_kept_from_nobody_who_waits() {
+    let mut world = with_room_to_grow();
+    world.does(WorkerId(0), Activity::Capturing);
+    let held = |gib| Holding {
+        evicted: Bytes::gib(gib),
+        growth: Bytes::gib(1),
+        ..Holding::nothing(GPU, Bytes::ZERO)
+    };
+    world.join(3, 3, 1, Profile::default(), vec![held(9)]);
+    world.join(4, 4, 1, Profile { priority: 1, ..Profile::default() }, vec![held(4)]);
+    world.want(WorkerId(3), None);
+    world.want(WorkerId(4), None);
+    assert!(world.open.contains(&WorkerId(3)));
+    assert_eq!(lease(&world, 4), Bytes::gib(4));
+}
+
+#[test]
+fn what_was_leased_to_grow_and_never_made_goes_back_first() {
+    let mut world = with_room_to_grow();
+    world.want(WorkerId(1), None);
+    world.answer(WorkerId(1));
+    let unused = lease(&world, 1).saturating_sub(Bytes::gib(8));
+    let small = Holding { evicted: unused, ..Holding::nothing(GPU, Bytes::ZERO) };
+    world.join(3, 3, 1, Profile::default(), vec![small]);
+    world.pass(MS(1_000));
+    world.want(WorkerId(3), None);
+    let taken: Vec<_> =
+        world.arbiter.decisions().last().unwrap().taken.iter().map(|of| (of.gang.0, of.bytes)).collect();
+    assert!(!unused.is_zero() && taken == [(1, unused)], "{taken:?}");
+    world.answer(WorkerId(1));
+    assert!(world.workers[&WorkerId(1)].held[0].evicted.is_zero() && !world.open.contains(&WorkerId(3)));
 }

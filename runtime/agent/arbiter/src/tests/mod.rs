@@ -1,6 +1,8 @@
 //! What holds at every step, whatever workers do.
 
 mod away;
+mod deadlines;
+mod drains;
 mod exhaustive;
 mod growths;
 mod invariants;

@@ -34,7 +34,12 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let who = || 0..8_u64;
-    let activity = prop_oneof![Just(Activity::Idle), Just(Activity::Busy), Just(Activity::Capturing)];
+    let activity = prop_oneof![
+        Just(Activity::Idle),
+        Just(Activity::Busy),
+        Just(Activity::Running),
+        Just(Activity::Capturing)
+    ];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
     let most = proptest::option::weighted(0.2, (0..2_000_u64).prop_map(Duration::from_millis));
     let profile = (-1..2, 0..2_u32, preempt, most)
@@ -77,7 +82,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             let (bytes, asleep) = (Bytes::gib(gib), asleep || room < Bytes::gib(gib + 1));
             let nothing = Holding { discardable: Bytes::mib(300), ..Holding::nothing(gpu, FLOOR) };
             let held = match asleep {
-                true => Holding { evicted: bytes, room: Bytes::mib(200), ..nothing },
+                true => Holding { evicted: bytes, room: Bytes::mib(200), growth: Bytes::mib(700), ..nothing },
                 false => Holding { lease: bytes, resident: bytes, dirty: Bytes::mib(100 * gib), ..nothing },
             };
             // Two that follow each other are ranks of one gang.
@@ -108,7 +113,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
         }
         Op::Grow(who, gib) => {
             let Some(worker) = of(who) else { return };
-            let (gpu, within) = (world.workers[&worker].held[0].gpu, Duration::from_millis(200));
+            let (gpu, within) = (world.workers[&worker].held[0].gpu, Duration::from_millis(200 + 900 * gib));
             world.tell(Event::Grow { worker, gpu, bytes: Bytes::gib(gib), within });
         }
         Op::Shrink(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Shrink { worker })),

@@ -302,6 +302,7 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
     assert!(matches!(world.workers[&WorkerId(1)].queue[0], Action::Park { .. }), "{actions:?}");
     world.workers.get_mut(&WorkerId(1)).unwrap().stopped = true;
+    world.does(WorkerId(0), Activity::Capturing);
     let by = world.arbiter.next_deadline().unwrap();
     world.now = by;
     let actions = world.tell(Event::Tick);
@@ -346,7 +347,7 @@ fn a_new_agent_decides_over_who_is_back_and_takes_nothing_of_who_is_silent() {
 }
 
 #[test]
-fn growth_waits_for_nobody_who_runs() {
+fn growth_parks_whoever_is_past_its_quantum_and_waits_for_others_until_then() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
@@ -354,16 +355,24 @@ fn growth_waits_for_nobody_who_runs() {
     let grow = |gib| Event::Grow { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(gib), within: MS(200) };
     let actions = world.tell(grow(5));
     assert!(matches!(actions[..], [Action::Grant { .. }]));
-    assert!(matches!(world.tell(grow(5))[..], [Action::DenyGrowth { .. }]), "worker 1 runs");
+    assert!(matches!(world.tell(grow(5))[..], [Action::Park { worker: WorkerId(1), .. }]));
+    world.pass(MS(199));
+    let actions = world.tell(Event::Tick);
+    assert!(actions.is_empty(), "{actions:?}");
+    world.now += MS(1);
+    let actions = world.tell(Event::Tick);
+    let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5) };
+    assert_eq!(actions, [denied, Action::Unpark { worker: WorkerId(1) }], "nobody waits for it any more");
     world.does(WorkerId(1), Activity::Idle);
     assert!(matches!(world.tell(grow(5))[..], [Action::Shrink { worker: WorkerId(1), .. }]));
+    world.workers.get_mut(&WorkerId(1)).unwrap().queue.pop_front();
     world.pass(MS(200));
     world.answer(WorkerId(1));
     assert!(matches!(world.tell(grow(5))[..], [Action::Grant { .. }]), "late bytes are free");
 }
 
 #[test]
-fn growth_gets_other_victims_where_one_is_late_and_is_denied_where_nobody_is_left() {
+fn growth_gets_other_victims_where_one_is_late_and_waits_for_all_of_them() {
     let mut world = World::new(Settings::default(), &[(30, 140)]);
     (0..3).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
     world.pass(MS(1_000));
@@ -381,10 +390,9 @@ fn growth_gets_other_victims_where_one_is_late_and_is_denied_where_nobody_is_lef
     let actions = world.tell(Event::Tick);
     assert!(matches!(actions[..], [Action::Shrink { worker: WorkerId(2), .. }]), "{actions:?}");
     world.does(WorkerId(2), Activity::Busy);
-    world.now = world.arbiter.next_deadline().unwrap();
-    assert!(world.now < MS(10_000));
-    let actions = world.tell(Event::Tick);
-    assert!(matches!(actions[..], [Action::DenyGrowth { worker: WorkerId(0), .. }]), "{actions:?}");
+    world.pass(MS(10_000));
+    world.answer(WorkerId(1));
+    assert_eq!(world.workers[&WorkerId(0)].held[0].lease, Bytes::gib(14));
 }
 
 #[test]

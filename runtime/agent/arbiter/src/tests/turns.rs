@@ -196,7 +196,9 @@ fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
     world.want(WorkerId(0), None);
     world.pass(MS(100));
     world.want(WorkerId(3), None);
-    world.pass(MS(100));
+    // It could not be parked.
+    world.fail(WorkerId(2));
+    world.pass(MS(400));
     // Enough for the one that was parked, and not for the newer one.
     world.does(WorkerId(2), Activity::Idle);
     assert!(world.arbiter.next_deadline().unwrap() <= since + MS(1_000));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Action, Activity, Arbiter, Contexts, Event, GangId, GpuId, Holding, Joined, Preempt, Profile, Settings,
-    Task, WorkerId,
+    Action, Activity, Arbiter, Contexts, Denied, Event, GangId, GpuId, Holding, Joined, Preempt, Profile,
+    Settings, Task, WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
@@ -42,6 +42,8 @@ pub(super) struct World {
     /// What the dead had, which the meter still shows.
     pub(super) dead: BTreeMap<GpuId, Bytes>,
     pub(super) open: BTreeSet<WorkerId>,
+    /// Growths that are not answered, and the end of their time.
+    pub(super) growths: Vec<(WorkerId, GpuId, Bytes, Duration)>,
     pub(super) now: Duration,
     /// Somebody lied, or joined with more than there is.
     pub(super) liars: bool,
@@ -60,6 +62,7 @@ impl World {
             capacity,
             dead: empty.1,
             open: empty.2,
+            growths: Vec::new(),
             now: Duration::ZERO,
             liars: false,
         };
@@ -88,11 +91,26 @@ impl World {
             ) || matches!(event, Event::Shrunk { .. } | Event::Refilled { .. } | Event::Failed { .. });
         match &event {
             Event::Want { worker, .. } => _ = self.open.insert(*worker),
-            Event::Cancelled { worker } | Event::Died { worker } => _ = self.open.remove(worker),
+            Event::Cancelled { worker } => _ = self.open.remove(worker),
+            Event::Died { worker } => {
+                self.open.remove(worker);
+                self.growths.retain(|growth| growth.0 != *worker);
+            }
+            Event::Grow { worker, gpu, bytes, within } => {
+                self.growths.push((*worker, *gpu, *bytes, self.now + *within))
+            }
             _ => {}
         }
+        let asked = match event {
+            Event::Want { deadline, .. } => deadline,
+            _ => None,
+        };
+        let wants = self.arbiter.server.gangs.iter();
+        let wants: BTreeMap<GangId, Duration> =
+            wants.filter_map(|(id, gang)| Some((*id, gang.want?.deadline))).collect();
         let actions = self.arbiter.step(event, self.now);
         self.arbiter.check();
+        actions.iter().for_each(|action| self.is_answered_in_time(action, &wants, asked));
         for action in &actions {
             self.carry(action);
         }
@@ -113,6 +131,45 @@ impl World {
         let waiting = self.open.len();
         assert!(waiting == 0 || self.arbiter.next_deadline().is_some(), "{waiting} wait for ever");
         actions
+    }
+
+    /// Nothing is denied before its own time is over, but what no time would help.
+    fn is_answered_in_time(
+        &mut self,
+        action: &Action,
+        wants: &BTreeMap<GangId, Duration>,
+        asked: Option<Duration>,
+    ) {
+        let server = &self.arbiter.server;
+        let growth = |worker, gpu, bytes| {
+            self.growths.iter().position(|of| (of.0, of.1, of.2) == (worker, gpu, bytes))
+        };
+        match *action {
+            Action::DenyGrowth { worker, gpu, bytes } => {
+                let Some(at) = growth(worker, gpu, bytes) else { return };
+                let (.., by) = self.growths.remove(at);
+                let Some(gang) = server.gang_of.get(&worker) else { return };
+                let is_hopeless = server.reachable(gpu, *gang) < bytes || server.gangs[gang].away.is_lost();
+                assert!(by <= self.now || is_hopeless, "{action:?} at {:?}, before {by:?}", self.now);
+            }
+            Action::Grant { worker, gpu, bytes } => {
+                if let Some(at) = growth(worker, gpu, bytes) {
+                    self.growths.remove(at);
+                }
+            }
+            Action::Deny { worker, why: Denied::Deadline, .. } => {
+                let by = server.gang_of.get(&worker).and_then(|gang| wants.get(gang));
+                // No link brings 9 GiB back sooner, and it may want again shortly before its time is over.
+                let least = Duration::from_millis(100);
+                let ends = by.copied().into_iter().chain(asked.map(|deadline| self.now + deadline));
+                assert!(
+                    ends.min().is_some_and(|end| end <= self.now + least),
+                    "{action:?} at {:?}",
+                    self.now
+                );
+            }
+            _ => {}
+        }
     }
 
     fn carry(&mut self, action: &Action) {
@@ -331,6 +388,7 @@ impl World {
     pub(super) fn restart(&mut self, journal: impl Fn(u64) -> bool, back: impl Fn(u64) -> bool) {
         self.arbiter = Arbiter::new(self.settings.clone());
         self.open.clear();
+        self.growths.clear();
         let ids: Vec<_> = self.workers.keys().copied().collect();
         self.workers.values_mut().for_each(|worker| (worker.queue.clear(), worker.told = false).0);
         self.tell_capacity();

@@ -7,6 +7,7 @@ mod grants;
 mod growing;
 mod joins;
 mod loading;
+mod neighbours;
 mod restarts;
 mod scenario;
 mod served;

@@ -23,19 +23,19 @@ fn a_worker_joins_wants_is_granted_and_shrinks() {
     agent.shrink(mib(8));
     let (held, returned) = agent.shrunk();
     assert_eq!((held.lease, held.resident, held.evicted, returned), (mib(4), mib(4), mib(8), mib(8)));
-    assert_eq!((held.room, held.hosted), (mib(16), mib(8)));
+    assert_eq!((held.room, held.growth, held.hosted), (mib(0), mib(16), mib(8)));
     assert_eq!(process.lease(), Some(mib(4)));
 
     std::thread::scope(|scope| {
         let used = scope.spawn(|| process.regions().begin_use(&Tags::All, WhenClosed::Refill, None));
         let held = agent.wanted();
-        assert_eq!((held.evicted, held.room), (mib(8), mib(16)));
+        assert_eq!((held.evicted, held.room, held.growth), (mib(8), mib(0), mib(16)));
         for _ in 0..6 {
             agent.grant(mib(4));
         }
         agent.say(ToWorker::Admit);
         let held = agent.refilled();
-        assert_eq!((held.resident, held.evicted, held.room), (mib(12), mib(0), mib(0)));
+        assert_eq!((held.resident, held.evicted, held.growth), (mib(12), mib(0), mib(0)));
         // It has what it needs before all that is granted may have come; the shrink below counts all.
         assert!((mib(16)..=mib(28)).contains(&held.lease), "{}", held.lease);
         let id = used.join().unwrap().unwrap();

@@ -23,7 +23,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use super::{DeviceSet, OwnedEvent};
-use crate::{CaptureState, DeviceId, Driver, DriverError, EventKind, Result, Stream, Verb};
+use crate::{
+    Address, CaptureState, DeviceId, Driver, DriverError, EventKind, Refusal, Result, Stream, StreamId, Verb,
+};
 use cell::{Cell, Events, Quiet};
 use hold::Holds;
 pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
@@ -154,6 +156,22 @@ impl CompletionEvents {
         Ok(point)
     }
 
+    /// Records an event on a stream, which a handle may name no more.
+    ///
+    /// # Errors
+    /// [`DriverError::Capturing`] while a capture is open or about to begin; [`DriverError::is_gone`] where the handle names no stream, or
+    /// another one; what the driver answers.
+    pub fn record_event(&self, event: &OwnedEvent, stream: Stream, id: StreamId) -> Result<()> {
+        let verb = Verb::EventRecord;
+        let _none = self.unheld(verb)?;
+        if self.driver.stream_id(event.device(), stream)? != id {
+            let reason = Refusal::UnknownHandle;
+            return Err(DriverError::Refused { verb, address: Address(0), reason });
+        }
+        self.check_uncaptured(event.device(), stream)?;
+        event.record(stream)
+    }
+
     /// Gives up the driver's hold on a device's context, with all events of this clock there, when its work is done.
     ///
     /// # Errors
@@ -281,9 +299,7 @@ impl CompletionEvents {
     }
 
     fn record_stream(&self, device: DeviceId, stream: Stream, pending: &mut Vec<Arc<Cell>>) -> Result<()> {
-        if self.driver.capture_state(device, stream)? != CaptureState::None {
-            return Err(DriverError::Capturing { verb: Verb::EventRecord, code: DriverError::CAPTURING });
-        }
+        self.check_uncaptured(device, stream)?;
         let cell = self.cell(device)?;
         match cell.with(|event| event.record(stream)) {
             Ok(()) => {
@@ -294,6 +310,13 @@ impl CompletionEvents {
                 self.give_back(cell);
                 Err(error)
             }
+        }
+    }
+
+    fn check_uncaptured(&self, device: DeviceId, stream: Stream) -> Result<()> {
+        match self.driver.capture_state(device, stream)? {
+            CaptureState::None => Ok(()),
+            _ => Err(DriverError::Capturing { verb: Verb::EventRecord, code: DriverError::CAPTURING }),
         }
     }
 

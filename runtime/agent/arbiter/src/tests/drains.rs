@@ -1,0 +1,261 @@
+//! Workers whose uses meet no safe point: the gate is closed for them, and uses that run end by themselves.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use super::scenarios::{last_victims, six, wake};
+use super::world::{FLOOR, World};
+use crate::{Action, Activity, Event, GpuId, Holding, Preempt, Profile, Settings, Why, WorkerId};
+
+const GPU: GpuId = GpuId(0);
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// Two of 8 GiB whose uses run without safe points, and a third one that has nothing.
+fn busy(profile: &Profile) -> World {
+    let mut world = six(0);
+    for id in 0..3 {
+        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+        let profile = if id < 2 { profile.clone() } else { Profile::default() };
+        world.join(id, id, 1, profile, vec![held]);
+    }
+    world.pass(MS(1_000));
+    for id in 0..2 {
+        wake(&mut world, id);
+        world.does(WorkerId(id), Activity::Running);
+        world.pass(MS(2_000));
+    }
+    world
+}
+
+fn command(world: &World, id: u64) -> Option<&Action> {
+    world.workers[&WorkerId(id)].queue.front()
+}
+
+fn ticks(world: &mut World, end: Duration) -> Vec<Action> {
+    let mut actions = Vec::new();
+    while let Some(next) = world.arbiter.next_deadline().filter(|next| *next <= end) {
+        world.now = world.now.max(next);
+        actions.extend(world.tell(Event::Tick));
+    }
+    world.now = end;
+    actions
+}
+
+#[test]
+fn uses_that_run_are_waited_for_as_long_as_a_drain_may_take() {
+    let mut world = busy(&Profile::default());
+    let begin = world.now;
+    world.want(WorkerId(2), None);
+    assert_eq!(last_victims(&world), [(0, Why::Quantum)]);
+    assert!(matches!(command(&world, 0), Some(Action::Park { by, .. }) if *by == begin + MS(30_000)));
+    // Longer than any step, and nobody else is asked, nor marked.
+    let actions = ticks(&mut world, begin + MS(20_000));
+    assert_eq!(actions, []);
+    (0..2).for_each(|_| world.answer(WorkerId(0)));
+    assert!(!world.open.contains(&WorkerId(2)));
+}
+
+#[test]
+fn a_worker_that_meets_safe_points_is_parked_before_one_that_does_not() {
+    let mut world = busy(&Profile::default());
+    world.does(WorkerId(1), Activity::Busy);
+    world.want(WorkerId(2), None);
+    assert_eq!(last_victims(&world), [(1, Why::Quantum)]);
+}
+
+#[test]
+fn an_idle_worker_is_asked_while_uses_of_another_are_waited_for() {
+    let mut world = busy(&Profile::default());
+    let begin = world.now;
+    world.want(WorkerId(2), None);
+    world.does(WorkerId(1), Activity::Idle);
+    let actions = ticks(&mut world, begin + MS(3_000));
+    assert!(matches!(
+        actions[..],
+        [Action::Unpark { worker: WorkerId(0) }, Action::Shrink { worker: WorkerId(1), .. }]
+    ));
+}
+
+#[test]
+fn uses_that_do_not_end_go_on_and_their_worker_is_left_alone_for_as_long() {
+    let mut world = busy(&Profile::default());
+    world.does(WorkerId(1), Activity::Capturing);
+    let begin = world.now;
+    world.want(WorkerId(2), None);
+    let actions = ticks(&mut world, begin + MS(30_000));
+    assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. })), "{actions:?}");
+    assert!(world.open.contains(&WorkerId(2)));
+    // What it was granted goes back.
+    world.answer(WorkerId(2));
+    let is_park = |action: &Action| matches!(action, Action::Park { .. });
+    assert!(!ticks(&mut world, begin + MS(59_999)).iter().any(is_park));
+    assert!(ticks(&mut world, begin + MS(60_000)).iter().any(is_park), "it is asked again");
+}
+
+#[test]
+fn uses_wait_to_begin_for_no_longer_than_they_may_pause() {
+    let mut world = busy(&Profile { max_pause: Some(MS(2_500)), ..Profile::default() });
+    let begin = world.now;
+    world.want(WorkerId(2), None);
+    assert!(matches!(command(&world, 0), Some(Action::Park { by, .. }) if *by == begin + MS(2_500)));
+    let actions = ticks(&mut world, begin + MS(2_500));
+    let both =
+        [Action::Unpark { worker: WorkerId(0) }, Action::Park { worker: WorkerId(1), by: begin + MS(5_000) }];
+    assert_eq!(actions, both, "another one is tried");
+}
+
+#[test]
+fn a_drain_that_nobody_waits_for_any_more_is_called_off() {
+    let mut world = busy(&Profile::default());
+    world.want(WorkerId(2), None);
+    world.tell(Event::Cancelled { worker: WorkerId(2) });
+    let holdings = world.workers[&WorkerId(2)].held.clone();
+    let actions = world.tell(Event::Failed { worker: WorkerId(2), what: crate::Task::Refill, holdings });
+    assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
+
+    let mut world = busy(&Profile::default());
+    world.want(WorkerId(2), None);
+    world.die(WorkerId(2));
+    assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
+}
+
+#[test]
+fn who_may_not_be_preempted_is_not_drained() {
+    for profile in [
+        Profile { preempt: Preempt::Idle, ..Profile::default() },
+        Profile { preempt: Preempt::Never, ..Profile::default() },
+        Profile { priority: 1, ..Profile::default() },
+    ] {
+        let mut world = busy(&profile);
+        world.want(WorkerId(2), Some(MS(3_000)));
+        let end = world.now + MS(700);
+        ticks(&mut world, end);
+        assert!((0..2).all(|id| command(&world, id).is_none()), "{profile:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_has_just_come_in_runs_for_its_quantum() {
+    let mut world = six(3);
+    wake(&mut world, 0);
+    wake(&mut world, 1);
+    (0..2).for_each(|id| world.does(WorkerId(id), Activity::Running));
+    world.want(WorkerId(2), None);
+    assert!(command(&world, 0).is_none() && command(&world, 1).is_none());
+    let next = world.arbiter.next_deadline().unwrap();
+    assert!((MS(1_300)..MS(1_400)).contains(&next), "{next:?}");
+}
+
+#[test]
+fn a_refill_that_waits_for_a_drain_gives_way_to_a_higher_class() {
+    let mut world = busy(&Profile::default());
+    let held = Holding { evicted: Bytes::gib(2), ..Holding::nothing(GPU, FLOOR) };
+    world.join(9, 9, 1, Profile { priority: 9, ..Profile::default() }, vec![held]);
+    let begin = world.now;
+    world.want(WorkerId(2), None);
+    // There is room for it.
+    world.want(WorkerId(9), None);
+    ticks(&mut world, begin + MS(3_000));
+    world.answer(WorkerId(2));
+    assert!(!world.open.contains(&WorkerId(9)), "it waits for another one's victim");
+}
+
+/// How a worker holds memory that another one asks for.
+const HOLDERS: [Holder; 6] =
+    [Holder::Idle, Holder::Busy, Holder::Running, Holder::BackToBack, Holder::Suspected, Holder::Grows];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Holder {
+    Idle,
+    Busy,
+    Running,
+    /// It is idle for a moment now and then, and never when somebody looks for a victim.
+    BackToBack,
+    /// It could not be parked a moment ago.
+    Suspected,
+    Grows,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Request {
+    Want,
+    Growth,
+    Start,
+    Restore,
+}
+
+/// One holds all of a GPU, and another one asks for some of it: whether the holder is given a command within five seconds.
+fn has_a_way(holder: Holder, request: Request) -> bool {
+    let checkpoint_after = matches!(request, Request::Restore).then_some(MS(1_000));
+    let settings = Settings { checkpoint_after, ..Settings::default() };
+    let mut world = World::new(settings, &[(10, 140)]);
+    let (first, second) = (WorkerId(0), WorkerId(1));
+    match request {
+        Request::Want | Request::Restore => world.join_asleep(1, Bytes::gib(4)),
+        _ => {}
+    }
+    world.pass(MS(1_500));
+    if matches!(request, Request::Restore) {
+        world.drive(second, Some(true));
+    }
+    world.join_asleep(0, Bytes::gib(8));
+    wake(&mut world, 0);
+    let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
+    let keep = if matches!(request, Request::Growth | Request::Start) { FLOOR } else { Bytes::ZERO };
+    let grow = |worker, bytes, within| Event::Grow { worker, gpu: GPU, bytes, within };
+    world.tell(grow(first, free.saturating_sub(keep), MS(1_000)));
+    world.pass(MS(3_000));
+    match holder {
+        Holder::Idle => world.does(first, Activity::Idle),
+        Holder::Busy | Holder::Suspected => {}
+        Holder::Running | Holder::BackToBack => world.does(first, Activity::Running),
+        Holder::Grows => _ = world.tell(grow(first, Bytes::gib(1), MS(2_000))),
+    }
+    if holder == Holder::Suspected {
+        world.join_asleep(7, Bytes::gib(6));
+        world.want(WorkerId(7), None);
+        world.fail(first);
+        world.tell(Event::Cancelled { worker: WorkerId(7) });
+    }
+    world.pass(MS(1_000));
+    match request {
+        Request::Want => world.want(second, Some(MS(30_000))),
+        Request::Restore => _ = world.tell(Event::Refill { worker: second }),
+        Request::Growth => {
+            let held = Holding::nothing(GPU, FLOOR);
+            world.join(1, 1, 1, Profile::default(), vec![held]);
+            world.tell(grow(second, Bytes::gib(2), MS(30_000)));
+        }
+        Request::Start => {
+            let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+            world.join_as(1, 1, 1, Profile::default(), vec![starts], true);
+            world.want(second, None);
+        }
+    }
+    for round in 0..500 {
+        if world.workers[&first]
+            .queue
+            .iter()
+            .any(|of| matches!(of, Action::Park { .. } | Action::Shrink { .. }))
+        {
+            return true;
+        }
+        if holder == Holder::BackToBack && round % 20 == 19 {
+            world.does(first, Activity::Idle);
+            world.does(first, Activity::Running);
+        }
+        world.pass(MS(10));
+    }
+    false
+}
+
+#[test]
+fn every_request_has_a_way_to_every_holder_that_may_be_preempted() {
+    for request in [Request::Want, Request::Growth, Request::Start, Request::Restore] {
+        for holder in HOLDERS {
+            assert!(has_a_way(holder, request), "{request:?} of memory of one that is {holder:?}");
+        }
+    }
+}
