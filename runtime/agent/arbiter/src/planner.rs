@@ -218,7 +218,9 @@ impl Planner<'_> {
         let in_time = self.server.in_time(&refill.victims);
         let class = want.map(|want| want.class(profile.priority, now)).filter(|_| in_time.is_none());
         let patience = refill.patience;
-        if self.is_overtaken(id) {
+        // Nobody is asked anew for a want whose time is over.
+        let is_over = in_time.is_none() && want.is_some_and(|want| want.deadline <= now);
+        if is_over || self.is_overtaken(id) {
             return self.server.give_back(id, Outcome::Returned);
         }
         let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();

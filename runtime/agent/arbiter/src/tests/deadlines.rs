@@ -93,3 +93,21 @@ fn a_want_is_not_denied_for_what_a_prediction_says() {
     let actions = world.tell(Event::Want { worker: WorkerId(3), deadline: Some(MS(250)) });
     assert_eq!(actions, []);
 }
+
+#[test]
+fn a_want_whose_victims_never_answer_ends_once_they_have_had_their_time() {
+    let mut world = six(3);
+    for id in 0..2 {
+        super::scenarios::wake(&mut world, id);
+        world.does(WorkerId(id), Activity::Running);
+        world.pass(MS(2_000));
+    }
+    let begin = world.now;
+    world.want(WorkerId(2), Some(MS(10_000)));
+    until(&mut world, begin + MS(29_999));
+    assert!(world.open.contains(&WorkerId(2)), "its victim is in time");
+    until(&mut world, begin + MS(30_000));
+    world.answer(WorkerId(2));
+    assert!(!world.open.contains(&WorkerId(2)));
+    assert!(world.workers[&WorkerId(1)].queue.is_empty(), "nobody else is asked for it");
+}
