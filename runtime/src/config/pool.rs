@@ -29,9 +29,9 @@ knobs! {
         alias: bool = true, SWITCH;
         /// Free blocks below this are never stitched.
         ///
-        /// Absent or 0: one unit of growth, so that nothing is held back. A size above the device's
-        /// memory stitches nothing. Larger, if the log shows many stitches of small blocks.
-        fragment_limit: Option<Bytes> = None, SIZE, absent "one unit of growth" as "16MiB";
+        /// Absent or 0: one unit of growth, so that nothing is held back; with several streams one extent. A size above the
+        /// device's memory stitches nothing. Larger, if the log shows many stitches of small blocks.
+        fragment_limit: Option<Bytes> = None, SIZE, absent "one unit of growth, with several streams one extent" as "16MiB";
         /// An idle alias serves a request if its size is at most this many times the request.
         ///
         /// Below 1 (0 too) no idle alias is used again; `inf` takes one of any size. Smaller, if idle aliases should

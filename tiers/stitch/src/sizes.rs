@@ -22,6 +22,10 @@ const FULL_OWN: u64 = 4 << 30;
 /// Largest extent of a growth, in full sizes.
 const LARGEST: u64 = 4;
 
+/// Smallest request that is stitched in a domain of several streams, in units of growth. On sizes of a training run, with three streams that
+/// free and allocate at random, 100,000 pairs take 9 driver calls; with one unit they take 76,000.
+const SHARED: u64 = 4;
+
 impl Settings {
     /// The device's memory in whole granules.
     pub(crate) fn whole_memory(&self) -> u64 {
@@ -35,6 +39,13 @@ impl Settings {
         let whole = if own.is_some() { FULL_OWN } else { FULL };
         let share = held / (whole / full).max(1);
         (1 << share.max(1).ilog2()).max(self.extent_near_limit.get()).min(full)
+    }
+
+    /// Returns the size from which requests are stitched, in a domain that grows in units of `unit`. Free memory of several streams
+    /// changes hands all the time: stitched in smaller parts, it would be mapped again and again. Under a limit every byte counts.
+    pub(crate) fn stitched_from(&self, own: Option<Bytes>, unit: u64, streams: usize, reserved: u64) -> u64 {
+        let is_shared = streams > 1 && self.limit >= self.memory && reserved <= self.small_from();
+        if is_shared { (SHARED * unit).min(own.unwrap_or(self.extent).get()) } else { unit }
     }
 
     /// Returns the sizes of new extents for so many bytes of a domain, which holds so many, where so much is reserved in all. Near the

@@ -180,11 +180,12 @@ impl<'a> Story<'a> {
     }
 }
 
-/// The configured pool, as the story needs it: small, and with aliases.
+/// Returns the configured pool with the settings that the demo needs: small, and with aliases for large requests only, so that its own
+/// stage makes the first one.
 fn pool(config: &Config) -> config::Pool {
     config::Pool {
         alias: true,
-        fragment_limit: None,
+        fragment_limit: Some(config.pool.extent),
         memory_fraction: 1.0,
         limit: Some(LIMIT),
         ..config.pool.clone()

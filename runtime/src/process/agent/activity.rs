@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
@@ -23,8 +23,6 @@ pub(in super::super) struct ActivityWriter {
     /// What was written last.
     is_busy: AtomicBool,
     has_met_safe_point: AtomicBool,
-    /// 1 once the program has loaded: the page then counts that like a use that has begun, and a worker that loads shows 0.
-    loaded: AtomicU64,
     page: Mutex<Page>,
 }
 
@@ -81,9 +79,8 @@ impl ActivityWriter {
         self.is_busy.store(running > 0, Ordering::Relaxed);
         let mut idles = false;
         self.write(|activity| {
-            let loaded = self.loaded.load(Ordering::Relaxed);
             idles = activity.uses > 0 && running == 0;
-            (activity.uses, activity.begun) = (running, begun + loaded);
+            (activity.uses, activity.begun) = (running, activity.begun.max(begun));
             if idles {
                 activity.idle_since_ns = now_ns();
             }
@@ -101,7 +98,7 @@ impl ActivityWriter {
 
     /// Records that the program holds what it will, whether a use has begun or not.
     pub(super) fn has_loaded(&self) {
-        self.write(|activity| activity.begun += 1 - self.loaded.swap(1, Ordering::Relaxed));
+        self.write(|activity| activity.begun = activity.begun.max(1));
     }
 
     /// Whether uses run, as the page says.

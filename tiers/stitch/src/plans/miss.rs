@@ -83,12 +83,18 @@ impl<'a> Miss<'a> {
     ) -> Self {
         let domain = &heap.home.domains[request.domain];
         let unit = settings.unit(domain.options.extent, domain.held);
+        let stitched = settings.stitched_from(
+            domain.options.extent,
+            unit,
+            domain.streams.len(),
+            heap.tallies.committed(),
+        );
         let want = Want {
             size: packed(request.size),
             requested: request.size.get(),
             lists,
             domain: request.domain,
-            stitch_from: settings.fragment_limit.map_or(unit, Bytes::get),
+            stitch_from: settings.fragment_limit.map_or(stitched, Bytes::get),
         };
         Miss { heap, aliases, settings, want, unit, grow, waits: true }
     }

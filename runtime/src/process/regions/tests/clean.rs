@@ -224,12 +224,12 @@ fn host_memory_is_pinned_in_the_background_once_no_use_runs() {
     };
     let blocks = process.use_of("default", || {
         let blocks =
-            vec![process.written_in("weights", 0, mib(24), 1), process.written_in("more", 0, mib(24), 2)];
+            vec![process.written_in("weights", 0, mib(16), 1), process.written_in("more", 0, mib(16), 2)];
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(pinned(&process), Bytes::ZERO, "a use runs");
         blocks
     });
-    process.wait_until("it is pinned", |process| pinned(process) >= mib(48));
+    process.wait_until("it is pinned", |process| pinned(process) >= mib(32));
     let before = pinned(&process);
     process.regions().shrink(&Shrink::default()).unwrap();
     assert_eq!(pinned(&process), before, "the first shrink pins nothing");
