@@ -1,6 +1,6 @@
 //! A server in a folder: its GPU, its agent, the processes on it, and what is true of all of them at any time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -53,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) is_over: AtomicBool,
     /// All processes that were there, by id.
     pids: Mutex<Vec<u32>>,
+    /// Those that the test has started and not waited for, by id.
+    children: Mutex<BTreeMap<u32, Child>>,
 }
 
 /// How often each model was served, and whose program is over.
@@ -108,6 +110,7 @@ impl Node {
             first_failure: Mutex::new(None),
             is_over: AtomicBool::new(false),
             pids: Mutex::new(Vec::new()),
+            children: Mutex::default(),
         });
         let accepts = node.clone();
         std::thread::spawn(move || accepts.accept(&listener, &senders));
@@ -208,7 +211,7 @@ impl Node {
     }
 
     /// Starts a worker's process, whose agent is named in its environment where it joins by itself.
-    pub(crate) fn spawn(&self, name: &str, joins: bool) -> Child {
+    pub(crate) fn spawn(&self, name: &str, joins: bool) {
         let log = self.path().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(log).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -219,7 +222,8 @@ impl Node {
         if joins {
             command.env("GLAKE_AGENT", self.socket());
         }
-        command.spawn().unwrap()
+        let child = command.spawn().unwrap();
+        self.children.lock().unwrap().insert(child.id(), child);
     }
 
     /// The next process of a model, or of none, once it has said hello.
@@ -275,7 +279,8 @@ impl Node {
     /// Waits until a worker's process has ended.
     pub(crate) fn ended(&self, link: &Link, within: Duration) -> Outcome<()> {
         while self.receive(&link.lines, within, "its end")?.is_some() {}
-        Ok(())
+        let child = self.children.lock().unwrap().remove(&link.pid);
+        child.map_or(Ok(()), |mut child| child.wait().map(drop).map_err(|error| error.to_string()))
     }
 
     /// A model was served.
@@ -447,6 +452,10 @@ impl Node {
             if is_ours(pid, self.path()) {
                 signal(pid, libc::SIGKILL);
             }
+        }
+        for (_, mut child) in std::mem::take(&mut *self.children.lock().unwrap()) {
+            let _ = child.kill();
+            let _ = child.wait();
         }
         if let Ok(mut stream) = UnixStream::connect(self.path().join("control")) {
             let _ = writeln!(stream, "over");
