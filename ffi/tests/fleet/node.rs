@@ -19,12 +19,12 @@ use glake_units::Bytes;
 use glake_wire::{Answer, Ask, WorkerRow};
 use tempfile::TempDir;
 
-use crate::program::{By, GROWTH, MODELS, Program};
+use crate::program::{By, GROWTH, MODELS, Program, ROOM};
 
 /// Names the folder for what the test starts.
 pub(crate) const FOLDER: &str = "GLAKE_TEST_FLEET_FOLDER";
-/// A context's memory, the agent's floor for each worker.
-const CONTEXT: Bytes = Bytes::mib(640);
+/// A context's memory, the agent's floor for each worker: so little that a worker that is not there leaves no room for a model.
+const CONTEXT: Bytes = Bytes::mib(2);
 /// Time between two looks at leases and memory.
 const LOOK: Duration = Duration::from_millis(100);
 /// Lines that a failure shows of each log.
@@ -82,10 +82,11 @@ impl Node {
         let path = folder.path();
         // Sockets of others than this user's are not served.
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        let floors = u64::try_from(MODELS + 1).unwrap();
-        let budget = Bytes::mib(CONTEXT.get() / (1 << 20) * floors + program.room());
-        // A driver gives the memory of a process that has died back later, and each model may have one such.
-        let total = Bytes::mib(budget.get() / (1 << 20) * 2);
+        let of = |contexts: u64| Bytes::new(CONTEXT.get() * contexts);
+        let models = u64::try_from(MODELS).unwrap();
+        let budget = Bytes::mib(ROOM).saturating_add(of(models));
+        // Contexts of processes that join, of those whose memory the driver has not given back, of those without memory.
+        let total = budget.saturating_add(of(3 * models));
         fs::write(path.join("gpu.toml"), topology(total)).unwrap();
         fs::write(path.join("worker.toml"), settings()).unwrap();
         fs::write(path.join("node.toml"), file(&program, budget, path)).unwrap();
@@ -526,8 +527,9 @@ fn topology(memory: Bytes) -> String {
     format!(
         "name = \"small\"\n\
          gpus = [{{ name = \"Simulated H200\", memory = {}, link = {{ to_gpu = 55.5, from_gpu = 55.4 }}, \
-         local = 1980.0, latency = 7.0 }}]\n\
+         local = 1980.0, latency = 7.0, context = {} }}]\n\
          [host]\nread = 213.0\nwrite = 160.0\npageable_to_gpu = 9.5\npageable_from_gpu = 19.4\n",
-        memory.get()
+        memory.get(),
+        CONTEXT.get()
     )
 }
