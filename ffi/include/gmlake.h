@@ -418,7 +418,7 @@ int32_t glake_set_fraction(int32_t device,
 int32_t glake_fraction(int32_t device, double *fraction);
 
 // Gives the physical memory of `bytes` bytes from `pointer` on back to the driver, which lie in one live block: of the extents that lie
-// wholly in them (`tiers.extent` in a region, `pool.extent` outside of regions; up to four times as large in large blocks). The block keeps its addresses; the bytes are lost, and
+// wholly in them (of up to four times `tiers.extent` in a region, `pool.extent` outside of regions). The block keeps its addresses; the bytes are lost, and
 // until `glake_commit` nothing may touch them: a kernel that does faults, `glake_copy_*` refuses. No work on them may be enqueued from this
 // call on; what was enqueued before is waited for. What is fixed, or shared with other processes, stays. `decommitted`, which may be null,
 // is how much memory went; it is free for others at once, and stays leased until a shrink of everything gives back what is not made.

@@ -35,7 +35,7 @@ pub(crate) fn machine() -> (Arc<Simulator>, Arc<Faults>) {
 
 /// A pool's settings: one size of extents up to the limit.
 pub(crate) fn settings(extent: Bytes, limit: Bytes) -> Settings {
-    Settings { extent, limit, near_limit: 1.0, ..Settings::for_memory(MEMORY) }
+    Settings { extent, extent_near_limit: extent, limit, near_limit: 1.0, ..Settings::for_memory(MEMORY) }
 }
 
 /// Pinned memory in small pieces.

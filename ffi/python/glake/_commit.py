@@ -18,8 +18,8 @@ def decommit(tensor: Any) -> int:
         ...
         glake.commit(cache[: 16 << 30])         # there again, with any values
 
-    Memory goes in whole extents, those that lie wholly in the tensor: of ``tiers.extent`` in a region, of ``pool.extent`` outside, up to
-    four times as large in large tensors. The values are lost, and until ``commit`` nothing may touch them: a kernel that does faults, and
+    Memory goes in whole extents, those that lie wholly in the tensor: of up to four times ``tiers.extent`` in a region, ``pool.extent``
+    outside. The values are lost, and until ``commit`` nothing may touch them: a kernel that does faults, and
     ``glake.copy_`` raises. Waits for the work of all GPUs; none that uses the tensor may be enqueued meanwhile.
 
     Args:

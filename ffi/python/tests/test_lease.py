@@ -14,7 +14,7 @@ from glake import _library
 
 api = _library.api()
 MIB = 1 << 20
-EXTENT = 128 * MIB
+EXTENT = 16 * MIB
 told = []
 sent = bytes(range(256)) * (16 * MIB // 256)
 with glake.region("weights"):
@@ -84,7 +84,7 @@ class Lease(unittest.TestCase):
 
             glake.lease.watch(watch)
             first = api.alloc(0, 8 * MIB)
-            assert told == [("grow", 16 * MIB)], told
+            assert told == [("grow", 8 * MIB)], told
             text = raises(glake.OutOfMemoryError, api.alloc, 0, 64 * MIB)
             assert "lease" in text, text
             api.free(first)

@@ -277,7 +277,7 @@ mod tests {
             .unwrap()
             .pool;
             assert!(!pool.alias);
-            assert_eq!(pool.fragment_limit(), Bytes::mib(256));
+            assert_eq!(pool.fragment_limit, Some(Bytes::mib(256)));
             assert_eq!(pool.reuse_limit.to_bits(), 2.5_f64.to_bits());
             assert_eq!(pool.defragment_level, DefragmentLevel::WhenFull);
             assert_eq!(pool.auto_gc_limit, Bytes::gib(10_000));

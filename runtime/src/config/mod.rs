@@ -15,7 +15,7 @@
 //!
 //! let environment = Environment::from_iter([("fragLimit", "256MiB"), ("vmmDefragment", "1")]);
 //! let config = Sources { environment, ..Sources::default() }.load()?;
-//! assert_eq!(config.pool.fragment_limit(), Bytes::mib(256));
+//! assert_eq!(config.pool.fragment_limit, Some(Bytes::mib(256)));
 //! # Ok::<(), glake_runtime::config::ConfigError>(())
 //! ```
 

@@ -12,11 +12,14 @@ knobs! {
     /// How the pool of a GPU cuts, stitches, shares and limits memory.
     Pool as pool {
         [pool]
-        /// The unit of mapping, lending and release.
+        /// The full size of extents, the unit of mapping, lending and release.
+        ///
+        /// A pool of 16 GiB or more grows by extents of this size and multiples of it. A smaller one grows by a smaller unit, in
+        /// proportion to what it holds, from `expert.extent_near_limit` on: a small pool takes little, a large one few extents.
         ///
         /// A mapping costs by the extent and not by the byte. Larger: fewer mappings, coarser stitching. 32MiB costs
-        /// half to one point of utilization and halves the mappings, 8MiB gains up to half a point for half again to
-        /// twice as many (one-stream traces, `glake replay --extent`). Of one extent a device nothing could be lent or
+        /// up to half a point of utilization for a fifth to two fifths fewer mappings, 8MiB gains up to half a point for
+        /// half again as many (one-stream traces, `glake replay --extent`). Of one extent a device nothing could be lent or
         /// released.
         extent: Bytes = Bytes::mib(16), MAPPABLE, if is_mappable;
         /// Whether free memory that does not lie together is stitched.
@@ -26,9 +29,9 @@ knobs! {
         alias: bool = true, SWITCH;
         /// Free blocks below this are never stitched.
         ///
-        /// Absent or 0: one extent, the least that can be lent, so that nothing is held back. A size above the device's
+        /// Absent or 0: one unit of growth, so that nothing is held back. A size above the device's
         /// memory stitches nothing. Larger, if the log shows many stitches of small blocks.
-        fragment_limit: Option<Bytes> = None, SIZE, absent "one extent" as "16MiB";
+        fragment_limit: Option<Bytes> = None, SIZE, absent "one unit of growth" as "16MiB";
         /// An idle alias serves a request if its size is at most this many times the request.
         ///
         /// Below 1 (0 too) no idle alias is used again; `inf` takes one of any size. Smaller, if idle aliases should
@@ -78,11 +81,11 @@ knobs! {
         completion_interval_us: u64 = 500, "a whole number of microseconds";
 
         [expert]
-        /// The extent size above 90 % of the device's memory, or above 25 % of a limit that is below it; of a region, once
-        /// its own extents would pass the limit. At most `pool.extent`.
+        /// The smallest size of extents: of a pool that holds little, and of all above 90 % of the device's memory, or above
+        /// 25 % of a limit that is below it; of a region, once larger ones would pass the limit. At most `pool.extent`.
         ///
-        /// So the last bytes below a limit can be had. The same value as `pool.extent` turns the finer step off: less
-        /// driver work under a tight limit, and a little less fits.
+        /// So a small pool is small, and the last bytes below a limit can be had. The same value as `pool.extent` makes all
+        /// extents that large: less driver work under a tight limit, and a little less fits.
         extent_near_limit: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
         /// The size of a slab, which serves requests up to 1 MiB of one stream. At most `extent_near_limit`, and at most
         /// `pool.extent`.
@@ -125,12 +128,7 @@ pub enum DefragmentLevel {
     WhenFull,
 }
 
-impl Pool {
-    /// [`Pool::fragment_limit`], or one extent where it is absent.
-    pub fn fragment_limit(&self) -> Bytes {
-        self.fragment_limit.unwrap_or(self.extent)
-    }
-}
+impl Pool {}
 
 /// Text that is not a [`Borrow`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

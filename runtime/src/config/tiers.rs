@@ -30,10 +30,10 @@ knobs! {
         ///
         /// To find out whether bytes are lost on the way.
         verify: bool = false, SWITCH;
-        /// The size of regions' extents.
+        /// The full size of regions' extents, of a region of 4 GiB or more.
         ///
-        /// Smaller for many small regions, which then leave less unused; larger never: mapping costs by the extent, and
-        /// copies of one overlap with mapping the next.
+        /// A smaller region grows by a smaller unit, in proportion to what it holds. Smaller, where parts of blocks are
+        /// decommitted; larger never: mapping costs by the extent, and copies of one overlap with mapping the next.
         extent: Bytes = Bytes::mib(128), MAPPABLE, if is_mappable;
         /// How long a shrink waits for uses of what it takes to end, where the request does not say.
         ///

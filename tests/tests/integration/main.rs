@@ -13,6 +13,7 @@ mod pool_lease;
 mod pool_metrics;
 mod pool_programs;
 mod pool_queries;
+mod pool_sizes;
 mod pool_streams;
 mod pool_threads;
 mod pool_ticker;

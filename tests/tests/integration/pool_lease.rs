@@ -131,14 +131,14 @@ fn beyond_a_lease_is_asked_then_it_is_out_of_memory() {
     let begin = Instant::now();
     let refused = fixture.pool.malloc(Bytes::mib(6), lane.pool).unwrap_err();
     assert!(begin.elapsed() >= Duration::from_millis(30) && refused.is_out_of_memory());
-    assert_eq!(*agent.told.lock(), [(LeaseEvent::Grow, Bytes::mib(8))], "whole extents");
+    assert_eq!(*agent.told.lock(), [(LeaseEvent::Grow, Bytes::mib(6))], "whole extents");
     let text = refused.to_string();
     for part in
         ["lease of 8.00 MiB", "8.00 MiB are made", "granted more within", "glake.lease.grant", "lease.growth"]
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(matches!(refused, PoolError::Leased { short, .. } if short.wanted == Bytes::mib(8)));
+    assert!(matches!(refused, PoolError::Leased { short, .. } if short.wanted == Bytes::mib(6)));
     let view = lease.view();
     assert!(view.waits == 1 && view.waited >= Duration::from_millis(30), "{view:?}");
     assert_eq!(fixture.pool.report().largest().unwrap(), Bytes::ZERO);

@@ -14,7 +14,7 @@ pub struct DomainOptions {
     pub alias: bool,
     /// Whether a stream may take what another freed, once that has passed.
     pub lend: bool,
-    /// The size of its extents; `None`: the device's.
+    /// The full size of its extents; `None`: the device's.
     pub extent: Option<glake_units::Bytes>,
     /// Whether its free extents stay its own until it is released, or trimmed by name.
     pub keep: bool,
@@ -89,7 +89,8 @@ pub(crate) struct Domain {
     pub(crate) evicted_small: FreeListId,
     /// Plans for blocks of it that are neither committed nor aborted.
     pub(crate) plans: usize,
-    pub(crate) extents: usize,
+    /// Bytes of its extents, resident or not.
+    pub(crate) held: u64,
 }
 
 impl Domain {
@@ -110,7 +111,7 @@ impl Domain {
             released: None,
             plans: 0,
             sealed: false,
-            extents: 0,
+            held: 0,
         }
     }
 

@@ -22,9 +22,9 @@ pub struct Settings {
     pub memory: Bytes,
     /// The unit of extents and mappings (2 MiB on every GPU so far).
     pub granularity: Bytes,
-    /// The size of extents of the default domain.
+    /// The full size of extents, which domains reach that hold much.
     pub extent: Bytes,
-    /// The size of extents once reserved memory is near its limit, and of the last extents of a growth.
+    /// The smallest size of extents: of domains that hold little, and of all once reserved memory is near its limit.
     pub extent_near_limit: Bytes,
     /// The part of the device's memory above which extents are small.
     pub near_full: f64,

@@ -58,7 +58,39 @@ class Busy:
             raise self.errors[0]
 
 
+# Reserved bytes a graph, of two hundred graphs that each keep tensors of as many floats as the arguments say.
+SMALL = """
+import json, sys
+import torch, fixture
+
+fixture.enable()
+sizes, kept = [int(size) for size in sys.argv[1:]], []
+still = torch.ones(1, device="cuda")
+before = torch.cuda.memory_reserved()
+for _ in range(200):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [still.expand(size) + number for number, size in enumerate(sizes)]
+    kept.append((graph, results))
+reserved = torch.cuda.memory_reserved() - before
+for graph, _ in kept:
+    graph.replay()
+for _, results in kept:
+    for number, result in enumerate(results):
+        assert bool((result == 1 + number).all()), number
+print(json.dumps(reserved / len(kept)))
+"""
+
+
 class Graphs(unittest.TestCase):
+    @fixture.limit(120)
+    def test_two_hundred_small_graphs_take_no_more_than_under_torch(self):
+        for sizes in [(1024,), (1024, MIB)]:
+            with self.subTest(floats=sizes):
+                mine, native = (fixture.code(SMALL, *map(str, sizes), **env) for env in ({}, {"GLAKE_TEST_BACKEND": "native"}))
+                self.assertEqual((mine.code, native.code), (0, 0), mine.text() + native.text())
+                self.assertLessEqual(mine.json(), max(native.json(), 2.5 * MIB), f"{mine.json() / MIB:.2f} MiB, torch's {native.json() / MIB:.2f}")
+
     @fixture.limit(120)
     @torch.no_grad()
     def test_captured_once_replayed_a_thousand_times(self):

@@ -7,10 +7,10 @@ use super::*;
 use crate::region::refill::POISON;
 use crate::{Place, Residency};
 
-/// The extents of the block, which is large enough for larger ones.
-const PIECE: Bytes = Bytes::mib(4);
+/// The extents of the block, the largest that there are.
+const PIECE: Bytes = Bytes::mib(8);
 /// Of three extents in one block the second and the third, and some bytes before them.
-const PART: (Bytes, Bytes) = (Bytes::new((4 << 20) - 4096), Bytes::new((8 << 20) + 4096));
+const PART: (Bytes, Bytes) = (Bytes::new((8 << 20) - 4096), Bytes::new((16 << 20) + 4096));
 
 impl Fixture {
     pub(super) fn commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
@@ -40,7 +40,7 @@ fn at(block: Block, start: Bytes) -> Address {
 fn with_block() -> (Fixture, Block) {
     let mut fixture = fixture();
     fixture.add(EXTENT);
-    let block = fixture.add(Bytes::mib(12));
+    let block = fixture.add(Bytes::mib(24));
     fixture.add(Bytes::kib(40));
     (fixture, block)
 }
@@ -50,14 +50,14 @@ fn the_extents_that_lie_in_it_go_and_come_back_with_any_bytes() {
     let (fixture, block) = with_block();
     let before = fixture.used();
     let gone = fixture.region.decommit(at(block, PART.0), PART.1).unwrap();
-    assert_eq!((gone.freed, gone.skipped.len()), (Bytes::mib(8), 0));
-    assert_eq!(fixture.used(), before.saturating_sub(Bytes::mib(8)));
+    assert_eq!((gone.freed, gone.skipped.len()), (Bytes::mib(16), 0));
+    assert_eq!(fixture.used(), before.saturating_sub(Bytes::mib(16)));
     assert_eq!(fixture.region.sizes(), (fixture.used(), Bytes::ZERO), "nothing has to come back");
-    assert_eq!(fixture.region.decommitted(), Bytes::mib(8));
+    assert_eq!(fixture.region.decommitted(), Bytes::mib(16));
     assert!(fixture.region.is_whole() && fixture.region.is_usable());
-    assert!(fixture.pool.is_decommitted(at(block, Bytes::mib(8)), Bytes::new(1)));
-    assert!(!fixture.pool.is_decommitted(at(block, Bytes::ZERO), Bytes::mib(4)));
-    assert!(fixture.pool.read(at(block, Bytes::mib(4)), &mut [0]).is_err());
+    assert!(fixture.pool.is_decommitted(at(block, Bytes::mib(16)), Bytes::new(1)));
+    assert!(!fixture.pool.is_decommitted(at(block, Bytes::ZERO), Bytes::mib(8)));
+    assert!(fixture.pool.read(at(block, Bytes::mib(8)), &mut [0]).is_err());
     fixture.assert_around(fixture.live[1], PIECE, block.size);
     fixture.assert_sound();
     // Again: there is nothing left to give.
@@ -66,16 +66,16 @@ fn the_extents_that_lie_in_it_go_and_come_back_with_any_bytes() {
     let shrunk = fixture.shrink().unwrap();
     assert_eq!(
         (shrunk.copied, fixture.used()),
-        (fixture.live_bytes().saturating_sub(Bytes::mib(8)), Bytes::ZERO)
+        (fixture.live_bytes().saturating_sub(Bytes::mib(16)), Bytes::ZERO)
     );
     assert_eq!(fixture.region.places(), [(Place::Host, fixture.region.sizes().1)]);
     fixture.refill().unwrap();
-    assert_eq!(fixture.used(), before.saturating_sub(Bytes::mib(8)));
+    assert_eq!(fixture.used(), before.saturating_sub(Bytes::mib(16)));
     fixture.assert_around(fixture.live[1], PIECE, block.size);
     // A byte of an extent commits all of it, and no other.
-    assert_eq!(fixture.commit(at(block, Bytes::mib(5)), Bytes::new(1)).unwrap(), PIECE);
-    assert_eq!(fixture.commit(at(block, Bytes::mib(5)), Bytes::new(1)).unwrap(), Bytes::ZERO);
-    fixture.read(block, Bytes::mib(4), PIECE);
+    assert_eq!(fixture.commit(at(block, Bytes::mib(9)), Bytes::new(1)).unwrap(), PIECE);
+    assert_eq!(fixture.commit(at(block, Bytes::mib(9)), Bytes::new(1)).unwrap(), Bytes::ZERO);
+    fixture.read(block, Bytes::mib(8), PIECE);
     assert!(fixture.pool.is_decommitted(block.address, block.size));
     assert_eq!(fixture.commit(block.address, block.size).unwrap(), PIECE);
     assert_eq!((fixture.used(), fixture.region.decommitted()), (before, Bytes::ZERO));
@@ -91,10 +91,10 @@ fn what_is_evicted_is_decommitted_without_a_copy() {
     fixture.shrink().unwrap();
     let pinned = fixture.host.statistics().in_use;
     fixture.region.decommit(at(block, PART.0), PART.1).unwrap();
-    assert_eq!(fixture.host.statistics().in_use, pinned.saturating_sub(Bytes::mib(8)), "its copies go");
+    assert_eq!(fixture.host.statistics().in_use, pinned.saturating_sub(Bytes::mib(16)), "its copies go");
     assert!(!fixture.region.is_whole());
     let back = fixture.refill().unwrap();
-    assert_eq!(back.copied, fixture.live_bytes().saturating_sub(Bytes::mib(8)));
+    assert_eq!(back.copied, fixture.live_bytes().saturating_sub(Bytes::mib(16)));
     fixture.assert_around(fixture.live[1], PIECE, block.size);
     assert_eq!(fixture::wrong_bytes(&fixture.pool, &[fixture.live[0], fixture.live[2]]), 0);
     fixture.end();
@@ -231,24 +231,24 @@ fn without_memory_a_commit_stops_and_goes_on() {
     fixture.region.decommit(block.address, block.size).unwrap();
     // One extent more than there are, of 64 MiB.
     assert_eq!(fixture.used(), Bytes::mib(4));
-    fixture.pool.set_memory_fraction(8.0 / 64.0);
+    fixture.pool.set_memory_fraction(12.0 / 64.0);
     let full = fixture.commit(block.address, block.size).unwrap_err();
     assert!(matches!(full, RegionError::Pool(ref error) if error.is_out_of_memory()), "{full}");
     fixture.assert_sound();
     fixture.pool.set_memory_fraction(1.0);
-    assert_eq!(fixture.commit(block.address, block.size).unwrap(), Bytes::mib(8));
+    assert_eq!(fixture.commit(block.address, block.size).unwrap(), Bytes::mib(16));
     fixture.end();
 }
 
 #[test]
 fn what_is_committed_is_poisoned_where_bytes_are_checked() {
     let (fixture, block) = with_block();
-    fixture.region.decommit(at(block, Bytes::mib(4)), PIECE).unwrap();
+    fixture.region.decommit(at(block, Bytes::mib(8)), PIECE).unwrap();
     let digests = Digests::new(fixture.pool.completion_events(), GPU).unwrap();
     let context = TransferContext { mover: &fixture.mover, checks: Some(&digests) };
     fixture.region.commit(block.address, block.size, context, &NoWait).unwrap();
-    assert!(fixture.read(block, Bytes::mib(4), PIECE).iter().all(|byte| *byte == POISON));
-    fixture.assert_around(fixture.live[1], PIECE, Bytes::mib(8));
+    assert!(fixture.read(block, Bytes::mib(8), PIECE).iter().all(|byte| *byte == POISON));
+    fixture.assert_around(fixture.live[1], PIECE, Bytes::mib(16));
     drop(digests);
     fixture.end();
 }

@@ -117,7 +117,7 @@ impl Home {
         self.remove_piece(whole);
         let extent = self.extents.remove(id);
         self.zone(extent.class).give_back(start, end - start);
-        self.domains[extent.domain].extents -= 1;
+        self.domains[extent.domain].held -= end - start;
         self.drop_if_done(extent.domain);
     }
 }

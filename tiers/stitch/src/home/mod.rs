@@ -100,7 +100,7 @@ impl Home {
     /// Forgets a released domain that holds nothing any more.
     pub(crate) fn drop_if_done(&mut self, id: DomainId) {
         let domain = &self.domains[id];
-        if !domain.is_released() || domain.extents > 0 || domain.plans > 0 {
+        if !domain.is_released() || domain.held > 0 || domain.plans > 0 {
             return;
         }
         if let Some(domain) = self.domains.remove(id) {
@@ -191,7 +191,7 @@ mod tests {
         let domain = home.domains.add(DomainOptions::default(), &mut home.lists);
         let lists = home.lists_for(domain, STREAM);
         let extents = home.add_extents(0, &[8 * MIB; 2], domain, Class::Large);
-        home.domains[domain].extents = extents.len();
+        home.domains[domain].held = 16 * MIB;
         let piece = home.add_piece(0, 16 * MIB, domain, State::Part);
         home.pieces[piece].list = lists.large;
         home.give(piece);

@@ -51,7 +51,7 @@ impl Grown {
         if self.class == Class::Large {
             heap.home.live.reach(self.start + self.size);
         }
-        heap.home.domains[self.domain].extents += self.extents.len();
+        heap.home.domains[self.domain].held += self.size;
         heap.tallies.planned -= self.size;
         heap.tallies.add_extents(self.class == Class::Slabs, count, self.size);
         heap.tallies.add_mappings(count);

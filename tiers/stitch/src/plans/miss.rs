@@ -33,14 +33,14 @@ use crate::run;
 use crate::settings::{Borrow, Settings};
 use crate::want::{Runs, Want};
 
-/// So many extents of the free slabs are not stitched into large blocks.
-const KEPT_SLAB_EXTENTS: u64 = 2;
+/// So many units of the free slabs are not stitched into large blocks.
+const KEPT_SLAB_UNITS: u64 = 2;
 
 /// What is held is waited for before anything is mapped if it is longer than asked for by such a part at most: cut up, it would serve
 /// nothing of its size any more.
 const FITTING: u64 = 8;
 
-/// An alias completed by growth is worth its mappings if for each of them it saves so much of an extent: making one
+/// An alias completed by growth is worth its mappings if for each of them it saves so much of a unit: making one
 /// costs about as much as mapping one more time.
 const WORTH: (u64, u64) = (3, 4);
 
@@ -63,6 +63,8 @@ pub(crate) struct Miss<'a> {
     aliases: &'a mut Aliases,
     settings: &'a Settings,
     want: Want,
+    /// Unit of growth of the request's domain.
+    unit: u64,
     /// Whether the driver may be asked for new memory.
     grow: bool,
     /// Whether the stream can wait for what holds keep from it.
@@ -79,15 +81,16 @@ impl<'a> Miss<'a> {
         aliases: &'a mut Aliases,
         settings: &'a Settings,
     ) -> Self {
-        let extent = settings.extent_size(heap.home.domains[request.domain].options.extent);
+        let domain = &heap.home.domains[request.domain];
+        let unit = settings.unit(domain.options.extent, domain.held);
         let want = Want {
             size: packed(request.size),
             requested: request.size.get(),
             lists,
             domain: request.domain,
-            stitch_from: settings.fragment_limit.map_or(extent, Bytes::get),
+            stitch_from: settings.fragment_limit.map_or(unit, Bytes::get),
         };
-        Miss { heap, aliases, settings, want, grow, waits: true }
+        Miss { heap, aliases, settings, want, unit, grow, waits: true }
     }
 
     /// Goes down the ladder.
@@ -140,7 +143,7 @@ impl<'a> Miss<'a> {
     }
 
     fn runs(&self, borrow: bool) -> Runs {
-        self.heap.runs(&self.want, borrow, KEPT_SLAB_EXTENTS * self.settings.extent.get())
+        self.heap.runs(&self.want, borrow, KEPT_SLAB_UNITS * self.unit)
     }
 
     /// What a hit leaves undecided: an alias over the stream's own pieces comes before passed ones.
@@ -207,7 +210,7 @@ impl<'a> Miss<'a> {
         if let Some(run) = self.held_piece() {
             return Some(Answer::Ready(self.heap.take_run(&self.want, &run)));
         }
-        let all = self.heap.held_runs(&self.want, KEPT_SLAB_EXTENTS * self.settings.extent.get());
+        let all = self.heap.held_runs(&self.want, KEPT_SLAB_UNITS * self.unit);
         if let Some(grant) = self.take_from_runs(&all) {
             return Some(Answer::Ready(grant));
         }
@@ -249,8 +252,8 @@ impl<'a> Miss<'a> {
     }
 
     fn extent_sizes(&self, missing: u64) -> Vec<u64> {
-        let own = self.heap.home.domains[self.want.domain].options.extent;
-        self.settings.extent_sizes(missing, own, self.heap.tallies.committed())
+        let domain = &self.heap.home.domains[self.want.domain];
+        self.settings.extent_sizes(missing, domain.options.extent, domain.held, self.heap.tallies.committed())
     }
 
     fn fits(&self, sizes: &[u64]) -> bool {
@@ -278,8 +281,7 @@ impl<'a> Miss<'a> {
             let selection = Selection::of(want.size, &runs.all, &home.extents);
             let stitched: u64 = self.extent_sizes(selection.missing).iter().sum();
             let saved = total.saturating_sub(stitched);
-            let extent = self.settings.extent_size(home.domains[want.domain].options.extent);
-            let mapped = selection.touched(&home.extents) as u64 * extent;
+            let mapped = selection.touched(&home.extents) as u64 * self.unit;
             let worth = saved > 0 && saved * WORTH.1 >= mapped * WORTH.0;
             if !selection.ranges.is_empty() && (worth || !self.fits(&sizes)) {
                 return self.selected(runs, selection);

@@ -43,7 +43,7 @@ impl Release {
             let count = extents.len() as u64;
             heap.tallies.mappings -= count;
             heap.tallies.remove_extents(class == Class::Slabs, count, end - start);
-            home.domains[domain].extents -= extents.len();
+            home.domains[domain].held -= end - start;
             home.drop_if_done(domain);
         }
     }

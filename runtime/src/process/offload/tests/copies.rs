@@ -209,7 +209,7 @@ fn a_live_block_is_held_by_no_more_than_is_under_way() {
 /// Of each pack the copy, its fork, and its end: two events. Which copies are over is asked of few of them.
 #[test]
 fn a_pack_takes_few_calls_of_the_driver() {
-    let scene = Scene::of(Bytes::mib(256), |_| ());
+    let scene = Scene::of(Bytes::mib(256), |config| config.pool.extent_near_limit = config.pool.extent);
     let packs = || {
         let pack = |_| {
             let address = scene.malloc(Bytes::kib(256));
