@@ -85,8 +85,8 @@ impl Node {
         let of = |contexts: u64| Bytes::new(CONTEXT.get() * contexts);
         let models = u64::try_from(MODELS).unwrap();
         let budget = Bytes::mib(ROOM).saturating_add(of(models));
-        // Contexts of processes that join, of those whose memory the driver has not given back, of those without memory.
-        let total = budget.saturating_add(of(3 * models));
+        // Beside it there is memory of processes that have died, which the driver gives back later, and contexts of those that join.
+        let total = budget.saturating_add(budget);
         fs::write(path.join("gpu.toml"), topology(total)).unwrap();
         fs::write(path.join("worker.toml"), settings()).unwrap();
         fs::write(path.join("node.toml"), file(&program, budget, path)).unwrap();
@@ -366,30 +366,38 @@ impl Node {
 
     /// Looks at leases and memory until the program is over.
     pub(crate) fn watch(&self) {
+        let mut within = Instant::now();
         while !self.is_over.load(Ordering::SeqCst) && !self.has_failed() {
-            if let Err(why) = self.check() {
-                self.fail(why);
+            let now = Instant::now();
+            match self.check() {
+                Ok(false) if now > within + self.program.longest_wait() => {
+                    self.fail("leases and contexts are above the budget for good".to_owned());
+                }
+                Ok(false) => {}
+                Ok(true) => within = now,
+                Err(why) => self.fail(why),
             }
             std::thread::sleep(LOOK);
         }
     }
 
-    fn check(&self) -> Outcome<()> {
+    /// Whether contexts fit within the budget too: that of a process that joins is there before others have made room.
+    fn check(&self) -> Outcome<bool> {
         let memory = self.meter.read("0").map_err(|error| error.to_string())?;
         if memory.used > memory.total {
             return Err(format!("{} of {} are used", memory.used, memory.total));
         }
-        let Some(rows) = self.ps() else { return Ok(()) };
-        let joined = |row: &&WorkerRow| row.pid != 0 && row.note.is_none() && row.state != "stopping";
-        let counted: Bytes = rows
-            .iter()
-            .filter(joined)
-            .map(|row| row.leased.saturating_add(if row.gpus.is_empty() { Bytes::ZERO } else { CONTEXT }))
-            .sum();
-        match counted > self.budget {
-            true => Err(format!("leases and contexts of {counted} in a budget of {}: {rows:?}", self.budget)),
-            false => Ok(()),
+        // Of a worker that has not joined an agent that begins, the agent knows what it had at most.
+        let Some(rows) = self.ps().filter(|rows| rows.iter().all(|row| row.state != "silent")) else {
+            return Ok(true);
+        };
+        let leased: Bytes = rows.iter().map(|row| row.leased).sum();
+        if leased > self.budget {
+            return Err(format!("leases of {leased} in a budget of {}: {rows:?}", self.budget));
         }
+        let contexts = rows.iter().filter(|row| row.pid != 0 && row.note.is_none() && !row.gpus.is_empty());
+        let contexts = Bytes::new(CONTEXT.get() * u64::try_from(contexts.count()).unwrap());
+        Ok(leased.saturating_add(contexts) <= self.budget)
     }
 
     /// Waits until no process uses the GPU.
