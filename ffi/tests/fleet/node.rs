@@ -1,6 +1,6 @@
 //! A server in a folder: its GPU, its agent, the processes on it, and what is true of all of them at any time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,12 +19,12 @@ use glake_units::Bytes;
 use glake_wire::{Answer, Ask, WorkerRow};
 use tempfile::TempDir;
 
-use crate::program::{By, GROWTH, MODELS, Program};
+use crate::program::{By, GROWTH, MODELS, Program, ROOM};
 
 /// Names the folder for what the test starts.
 pub(crate) const FOLDER: &str = "GLAKE_TEST_FLEET_FOLDER";
-/// A context's memory, the agent's floor for each worker.
-const CONTEXT: Bytes = Bytes::mib(640);
+/// A context's memory, the agent's floor for each worker: so little that a worker that is not there leaves no room for a model.
+const CONTEXT: Bytes = Bytes::mib(2);
 /// Time between two looks at leases and memory.
 const LOOK: Duration = Duration::from_millis(100);
 /// Lines that a failure shows of each log.
@@ -53,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) is_over: AtomicBool,
     /// All processes that were there, by id.
     pids: Mutex<Vec<u32>>,
+    /// Those that the test has started and not waited for, by id.
+    children: Mutex<BTreeMap<u32, Child>>,
 }
 
 /// How often each model was served, and whose program is over.
@@ -80,10 +82,11 @@ impl Node {
         let path = folder.path();
         // Sockets of others than this user's are not served.
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        let floors = u64::try_from(MODELS + 1).unwrap();
-        let budget = Bytes::mib(CONTEXT.get() / (1 << 20) * floors + program.room());
-        // A driver gives the memory of a process that has died back later, and each model may have one such.
-        let total = Bytes::mib(budget.get() / (1 << 20) * 2);
+        let of = |contexts: u64| Bytes::new(CONTEXT.get() * contexts);
+        let models = u64::try_from(MODELS).unwrap();
+        let budget = Bytes::mib(ROOM).saturating_add(of(models));
+        // Beside it there is memory of processes that have died, which the driver gives back later, and contexts of those that join.
+        let total = budget.saturating_add(budget);
         fs::write(path.join("gpu.toml"), topology(total)).unwrap();
         fs::write(path.join("worker.toml"), settings()).unwrap();
         fs::write(path.join("node.toml"), file(&program, budget, path)).unwrap();
@@ -108,6 +111,7 @@ impl Node {
             first_failure: Mutex::new(None),
             is_over: AtomicBool::new(false),
             pids: Mutex::new(Vec::new()),
+            children: Mutex::default(),
         });
         let accepts = node.clone();
         std::thread::spawn(move || accepts.accept(&listener, &senders));
@@ -208,7 +212,7 @@ impl Node {
     }
 
     /// Starts a worker's process, whose agent is named in its environment where it joins by itself.
-    pub(crate) fn spawn(&self, name: &str, joins: bool) -> Child {
+    pub(crate) fn spawn(&self, name: &str, joins: bool) {
         let log = self.path().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(log).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -219,7 +223,8 @@ impl Node {
         if joins {
             command.env("GLAKE_AGENT", self.socket());
         }
-        command.spawn().unwrap()
+        let child = command.spawn().unwrap();
+        self.children.lock().unwrap().insert(child.id(), child);
     }
 
     /// The next process of a model, or of none, once it has said hello.
@@ -275,7 +280,8 @@ impl Node {
     /// Waits until a worker's process has ended.
     pub(crate) fn ended(&self, link: &Link, within: Duration) -> Outcome<()> {
         while self.receive(&link.lines, within, "its end")?.is_some() {}
-        Ok(())
+        let child = self.children.lock().unwrap().remove(&link.pid);
+        child.map_or(Ok(()), |mut child| child.wait().map(drop).map_err(|error| error.to_string()))
     }
 
     /// A model was served.
@@ -360,30 +366,38 @@ impl Node {
 
     /// Looks at leases and memory until the program is over.
     pub(crate) fn watch(&self) {
+        let mut within = Instant::now();
         while !self.is_over.load(Ordering::SeqCst) && !self.has_failed() {
-            if let Err(why) = self.check() {
-                self.fail(why);
+            let now = Instant::now();
+            match self.check() {
+                Ok(false) if now > within + self.program.longest_wait() => {
+                    self.fail("leases and contexts are above the budget for good".to_owned());
+                }
+                Ok(false) => {}
+                Ok(true) => within = now,
+                Err(why) => self.fail(why),
             }
             std::thread::sleep(LOOK);
         }
     }
 
-    fn check(&self) -> Outcome<()> {
+    /// Whether contexts fit within the budget too: that of a process that joins is there before others have made room.
+    fn check(&self) -> Outcome<bool> {
         let memory = self.meter.read("0").map_err(|error| error.to_string())?;
         if memory.used > memory.total {
             return Err(format!("{} of {} are used", memory.used, memory.total));
         }
-        let Some(rows) = self.ps() else { return Ok(()) };
-        let joined = |row: &&WorkerRow| row.pid != 0 && row.note.is_none() && row.state != "stopping";
-        let counted: Bytes = rows
-            .iter()
-            .filter(joined)
-            .map(|row| row.leased.saturating_add(if row.gpus.is_empty() { Bytes::ZERO } else { CONTEXT }))
-            .sum();
-        match counted > self.budget {
-            true => Err(format!("leases and contexts of {counted} in a budget of {}: {rows:?}", self.budget)),
-            false => Ok(()),
+        // Of a worker that has not joined an agent that begins, the agent knows what it had at most.
+        let Some(rows) = self.ps().filter(|rows| rows.iter().all(|row| row.state != "silent")) else {
+            return Ok(true);
+        };
+        let leased: Bytes = rows.iter().map(|row| row.leased).sum();
+        if leased > self.budget {
+            return Err(format!("leases of {leased} in a budget of {}: {rows:?}", self.budget));
         }
+        let contexts = rows.iter().filter(|row| row.pid != 0 && row.note.is_none() && !row.gpus.is_empty());
+        let contexts = Bytes::new(CONTEXT.get() * u64::try_from(contexts.count()).unwrap());
+        Ok(leased.saturating_add(contexts) <= self.budget)
     }
 
     /// Waits until no process uses the GPU.
@@ -447,6 +461,10 @@ impl Node {
             if is_ours(pid, self.path()) {
                 signal(pid, libc::SIGKILL);
             }
+        }
+        for (_, mut child) in std::mem::take(&mut *self.children.lock().unwrap()) {
+            let _ = child.kill();
+            let _ = child.wait();
         }
         if let Ok(mut stream) = UnixStream::connect(self.path().join("control")) {
             let _ = writeln!(stream, "over");
@@ -517,8 +535,9 @@ fn topology(memory: Bytes) -> String {
     format!(
         "name = \"small\"\n\
          gpus = [{{ name = \"Simulated H200\", memory = {}, link = {{ to_gpu = 55.5, from_gpu = 55.4 }}, \
-         local = 1980.0, latency = 7.0 }}]\n\
+         local = 1980.0, latency = 7.0, context = {} }}]\n\
          [host]\nread = 213.0\nwrite = 160.0\npageable_to_gpu = 9.5\npageable_from_gpu = 19.4\n",
-        memory.get()
+        memory.get(),
+        CONTEXT.get()
     )
 }

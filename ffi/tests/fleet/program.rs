@@ -10,6 +10,8 @@ use glake_arbiter::Settings;
 pub(crate) const MODELS: usize = 3;
 /// Memory beside what comes back that each refill asks for (`lease.growth`), in MiB.
 pub(crate) const GROWTH: u64 = 4;
+/// Memory beside contexts in MiB: two models that hold what they load fit, with their growth, and three do not.
+pub(crate) const ROOM: u64 = 2 * (16 + GROWTH);
 /// Longest time without a safe point.
 const LONGEST_USE: Duration = Duration::from_millis(200);
 /// Longer than a worker that makes no new memory was believed to load.
@@ -130,28 +132,27 @@ impl Program {
     pub(crate) fn of(seed: u64) -> Program {
         let mut rng = Rng::with_seed(seed);
         let mut models: Vec<Model> = (0..MODELS).map(|number| model(&mut rng, number)).collect();
-        // One in twenty, for it takes longer than the others do. The other models want memory all the time.
-        if seed.is_multiple_of(20) {
-            let loads = rng.usize(..MODELS);
+        // One in twenty has a long pause, for it takes longer than the others do; one in four has no safe points. In both all models
+        // want memory at once.
+        let loads = seed.is_multiple_of(20).then(|| rng.usize(..MODELS));
+        if loads.is_some() || seed % 4 == 1 {
             for (number, model) in models.iter_mut().enumerate() {
+                model.listed.get_or_insert([12, 4]);
                 let life = &mut model.lives[0];
                 if let End::KillLoading(_) = life.end {
                     life.end = End::Kill;
                 }
-                if number == loads {
+                if loads == Some(number) {
                     model.by = By::Hand;
                     life.parts.last_mut().unwrap().pause = LONG_PAUSE;
-                } else {
-                    life.steps.insert(0, Step::Spin { kind: spin(&mut rng) });
+                    continue;
                 }
-            }
-        }
-        // One in four: all want memory at once, and none reaches a safe point.
-        if seed % 4 == 1 {
-            for model in &mut models {
-                model.listed.get_or_insert([12, 4]);
-                let kind = [Spin::Brief, Spin::Overlapping][rng.usize(..2)];
-                model.lives[0].steps.insert(0, Step::Spin { kind });
+                let kind = if loads.is_some() {
+                    spin(&mut rng)
+                } else {
+                    [Spin::Brief, Spin::Overlapping][rng.usize(..2)]
+                };
+                life.steps.insert(0, Step::Spin { kind });
             }
         }
         let mut after = 0;
@@ -164,13 +165,6 @@ impl Program {
         });
         let incidents = incidents.collect();
         Program { seed, models, incidents }
-    }
-
-    /// Memory beside contexts in which the two largest models fit with what each may grow by without asking, in MiB.
-    pub(crate) fn room(&self) -> u64 {
-        let mut sizes: Vec<u64> = self.models.iter().map(Model::size).collect();
-        sizes.sort_unstable();
-        sizes[1..].iter().map(|size| size + GROWTH).sum()
     }
 
     /// Longest time that a request may wait for memory: each other model's turn, its load, and the agent's absence.
@@ -197,14 +191,6 @@ impl Program {
     }
 }
 
-impl Model {
-    /// Bytes that it is listed with, or loads, in MiB.
-    fn size(&self) -> u64 {
-        let loaded = self.lives.iter().map(|life| life.parts.iter().map(|part| part.mib).sum()).max();
-        self.listed.map_or(0, |[weights, kv]| weights + kv).max(loaded.unwrap_or_default())
-    }
-}
-
 fn model(rng: &mut Rng, number: usize) -> Model {
     let name = ["chat", "code", "search"][number];
     let by = match rng.u8(..8) {
@@ -216,7 +202,7 @@ fn model(rng: &mut Rng, number: usize) -> Model {
     let (weights, kv) = (rng.u64(5..=6) * 2, 4);
     let is_listed = matches!(by, By::Boot | By::Request) || rng.bool();
     let lives = rng.usize(1..=2);
-    let mut lives: Vec<Life> = (0..lives).map(|at| life(rng, by, weights, at + 1 == lives)).collect();
+    let mut lives: Vec<Life> = (0..lives).map(|at| life(rng, by, weights + kv, at + 1 == lives)).collect();
     // Of a process that has left, or has died as it loads, `glake start` says that it does not serve.
     for at in 1..lives.len() {
         lives[at].is_asked_for &= !matches!(lives[at - 1].end, End::Leave | End::KillLoading(_));
@@ -224,10 +210,10 @@ fn model(rng: &mut Rng, number: usize) -> Model {
     Model { name, by, listed: is_listed.then_some([weights, kv]), lives }
 }
 
-fn life(rng: &mut Rng, by: By, weights: u64, is_last: bool) -> Life {
+fn life(rng: &mut Rng, by: By, size: u64, is_last: bool) -> Life {
     // Now and then more than the file says.
     let more = if rng.u8(..3) == 0 { rng.u64(3..=4) * 2 } else { 0 };
-    let mut left = weights + more;
+    let mut left = size + more;
     let mut parts = Vec::new();
     while left > 0 {
         let mib = if parts.len() == 3 { left } else { (rng.u64(1..=4) * 2).min(left) };
@@ -276,7 +262,7 @@ fn spin(rng: &mut Rng) -> Spin {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {}: {} MiB beside contexts", self.seed, self.room())?;
+        writeln!(f, "seed {}: {ROOM} MiB beside contexts", self.seed)?;
         for model in &self.models {
             writeln!(f, "  {}, by {:?}, listed {:?}", model.name, model.by, model.listed)?;
             for life in &model.lives {

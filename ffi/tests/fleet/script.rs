@@ -1,6 +1,5 @@
 //! Runs programs: a thread a model, one for what happens to the server, one that looks at leases.
 
-use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -30,10 +29,10 @@ struct Script {
     begin: Instant,
 }
 
-/// A worker's process, and who started it.
+/// A worker's process, and whether the test has started it.
 struct Process {
     link: Link,
-    child: Option<Child>,
+    is_by_hand: bool,
 }
 
 /// `glake start`, under way on a thread.
@@ -96,12 +95,12 @@ impl Script {
                 IncidentKind::Context => {
                     let _starts = self.node.starts.read().unwrap();
                     let name = format!("beside-{}", beside.len());
-                    let child = self.node.spawn(&name, false);
+                    self.node.spawn(&name, false);
                     let mut link = self.node.link(None, self.wait)?;
                     let join = format!("join_first {}", self.node.socket().display());
                     self.node.tell(&mut link, &join, self.wait)?;
                     self.node.tell(&mut link, "context", self.wait)?;
-                    beside.push(Process { link, child: Some(child) });
+                    beside.push(Process { link, is_by_hand: true });
                 }
             }
         }
@@ -135,9 +134,9 @@ impl Script {
     fn start(&self, number: usize, model: &Model, life: &Life, at: usize) -> Outcome<(Process, Asked)> {
         match model.by {
             By::Hand | By::HandJoined => {
-                let child = self.node.spawn(model.name, model.by == By::Hand);
+                self.node.spawn(model.name, model.by == By::Hand);
                 let link = self.node.link(Some(number), self.start_limit())?;
-                Ok((Process { link, child: Some(child) }, None))
+                Ok((Process { link, is_by_hand: true }, None))
             }
             By::Boot | By::Request => {
                 // After its first start the agent starts it again by itself.
@@ -163,7 +162,7 @@ impl Script {
                     })
                 });
                 let link = self.node.link(Some(number), self.start_limit())?;
-                Ok((Process { link, child: None }, asked))
+                Ok((Process { link, is_by_hand: false }, asked))
             }
         }
     }
@@ -297,7 +296,7 @@ impl Script {
         is_last: bool,
     ) -> Outcome<()> {
         match life.end {
-            _ if is_last && process.child.is_none() => {
+            _ if is_last && !process.is_by_hand => {
                 let _agent = self.node.starts.read().unwrap();
                 let stopped = ask(&self.node.socket(), Ask::Stop { worker: model.name.to_owned() });
                 stopped.map_err(|error| format!("glake stop {}: {error}", model.name))?;
@@ -325,10 +324,6 @@ impl Script {
 
     /// Waits until a process has ended.
     fn gone(&self, process: Process) -> Outcome<()> {
-        self.node.ended(&process.link, self.wait)?;
-        if let Some(mut child) = process.child {
-            child.wait().map_err(|error| error.to_string())?;
-        }
-        Ok(())
+        self.node.ended(&process.link, self.wait)
     }
 }

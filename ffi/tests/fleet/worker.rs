@@ -354,7 +354,8 @@ unsafe extern "C" fn on_mapping(_: *mut c_void, _: i32, mapped: bool, address: u
     if mapped || !(is_loading || running > 0) {
         return;
     }
-    let (start, end) = (address as usize, address as usize + usize::try_from(size).unwrap_or_default());
+    let start = usize::try_from(address).unwrap_or_default();
+    let end = start + usize::try_from(size).unwrap_or_default();
     let blocks = GUARDED.blocks.lock().unwrap();
     if let Some(block) = blocks.iter().find(|block| block.address < end && start < block.address + block.size)
     {

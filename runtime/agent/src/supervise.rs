@@ -287,7 +287,7 @@ impl Server {
         let peer = starts.started().iter().find(|start| start.name == name).and_then(|start| start.peer);
         let is_zombie = |peer: Peer| ProcessStat::of(peer.pid).is_ok_and(|process| process.has_ended());
         let has_ended = |peer| has_ended(peer) || is_zombie(peer);
-        self.children.families.borrow().contains_key(name) && peer.is_some_and(has_ended)
+        self.children.families.borrow().contains_key(name) && peer.is_none_or(has_ended)
     }
 
     /// An operator ends a worker: answers when all of it has ended.

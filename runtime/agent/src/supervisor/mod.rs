@@ -50,7 +50,7 @@ struct Supervised {
     phase: Phase,
     /// How its last process ended, or why there was none.
     ended: Option<String>,
-    /// Its last process ended before it had joined, or there was none.
+    /// Its last process, which this agent has started, ended before it had joined; or there was none.
     has_failed: bool,
     /// How often in a row.
     ends: u32,
@@ -75,6 +75,8 @@ enum Phase {
 struct Up {
     pid: u32,
     since: Duration,
+    /// The agent before has started it.
+    is_adopted: bool,
     /// Its start is over, or takes too long for others to wait.
     is_started: bool,
     /// It was asked to end, and is killed then.
@@ -163,7 +165,8 @@ impl Supervisor {
     pub(crate) fn adopt(&mut self, name: &str, pid: u32, now: Duration) {
         if let Some(worker) = self.get(name) {
             worker.is_wanted = !worker.is_stopped;
-            worker.phase = Phase::Up(Up { pid, since: now, is_started: false, kill_at: None });
+            let up = Up { pid, since: now, is_adopted: true, is_started: false, kill_at: None };
+            worker.phase = Phase::Up(up);
         }
     }
 
@@ -242,7 +245,8 @@ impl Supervisor {
         let worker = self.get(name)?;
         match launched {
             Ok(pid) => {
-                worker.phase = Phase::Up(Up { pid, since: now, is_started: false, kill_at: None });
+                let up = Up { pid, since: now, is_adopted: false, is_started: false, kill_at: None };
+                worker.phase = Phase::Up(up);
                 // Ended while it was made.
                 if worker.is_wanted { None } else { self.stop(name, now).ok().flatten() }
             }
@@ -257,8 +261,10 @@ impl Supervisor {
     /// Its process has ended; what that left behind is being ended.
     pub(crate) fn exited(&mut self, name: &str, how: String, now: Duration) {
         if let Some(worker) = self.get(name) {
-            let (since, has_joined) =
-                if let Phase::Up(up) = worker.phase { (up.since, up.is_started) } else { (now, false) };
+            let (since, has_joined) = match worker.phase {
+                Phase::Up(up) => (up.since, up.is_started || up.is_adopted),
+                _ => (now, false),
+            };
             (worker.ended, worker.has_failed) = (Some(how), !has_joined);
             worker.phase = Phase::Ending { lived: now.saturating_sub(since) };
         }

@@ -265,6 +265,16 @@ fn the_next_agent_knows_who_runs_and_who_was_ended() {
 }
 
 #[test]
+fn one_of_the_agent_before_that_ends_is_no_start_that_failed() {
+    let mut world = World::new();
+    world.supervisor.adopt("asked", 8, world.now);
+    world.launches();
+    world.supervisor.ask("asked", world.now).unwrap();
+    world.ends("asked");
+    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+}
+
+#[test]
 fn one_that_was_ended_and_still_runs_is_not_started_again_by_the_next_agent() {
     let mut world = World::new();
     world.supervisor.keep_stopped("c");
