@@ -111,6 +111,8 @@ impl Extents {
 
     pub(crate) fn remove(&mut self, id: ExtentId) -> Extent {
         let extent = self.extents.remove(id.index());
+        // The next extent may have its number.
+        self.emptied.retain(|emptied| *emptied != id);
         let range = self.granules_of(&extent);
         self.granules[range].fill(0);
         self.not_resident -= usize::from(extent.state != ExtentState::Resident);
