@@ -734,8 +734,9 @@ int32_t glake_offload_release(uint64_t id);
 int32_t glake_offload_prepare(int32_t device,
                               uint64_t bytes);
 
-// Whether the live block that an address lies in is of a private pool: whoever owns that counts on its blocks, so that they are not
-// offloaded, and nothing may free, move or replace one in the owner's place. Of memory that is not this library's it is false.
+// Whether an owner counts on the memory at an address: it is a private pool's, or in no live block, as memory that a graph tree keeps
+// account of. Such memory is not offloaded, and nothing may free, move or replace it in the owner's place. Of memory that is not this
+// library's it is false.
 //
 // # Safety
 // `is_private` is null or may be written; null is refused.

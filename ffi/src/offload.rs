@@ -122,8 +122,9 @@ pub extern "C" fn glake_offload_prepare(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().prepare(device.into(), Bytes::new(bytes))?))
 }
 
-/// Whether the live block that an address lies in is of a private pool: whoever owns that counts on its blocks, so that they are not
-/// offloaded, and nothing may free, move or replace one in the owner's place. Of memory that is not this library's it is false.
+/// Whether an owner counts on the memory at an address: it is a private pool's, or in no live block, as memory that a graph tree keeps
+/// account of. Such memory is not offloaded, and nothing may free, move or replace it in the owner's place. Of memory that is not this
+/// library's it is false.
 ///
 /// # Safety
 /// `is_private` is null or may be written; null is refused.

@@ -136,10 +136,13 @@ impl Offload {
         self.copy_out(raw, address, size, None)
     }
 
-    /// Whether an owner counts on the block that an address lies in: it is of a private pool. Such bytes are not offloaded, and nothing
-    /// may free, move or replace them in their owner's place.
+    /// Returns whether an owner counts on the memory at an address: a private pool's, or memory of ours in no live block, whose owner (a
+    /// graph tree) keeps account of it. Such bytes are not offloaded, and nothing may free, move or replace them in their owner's place.
     pub fn is_private(&self, address: Address) -> bool {
-        self.private_pool(address).is_some()
+        let Ok(started) = self.device_of(address).and_then(|device| self.started(device)) else {
+            return false;
+        };
+        started.pool.find(address).is_none() || started.private.pool_at(&started.pool, address).is_some()
     }
 
     fn private_pool(&self, address: Address) -> Option<PoolId> {

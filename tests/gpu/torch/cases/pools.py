@@ -90,6 +90,9 @@ class Pools(unittest.TestCase):
             del kept
             glake.refill()
             self.assertEqual(fixture.wrong(outside, 4), 0)
+            # Forgotten once the free has surely completed.
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
             self.assertEqual([region["tag"] for region in glake.regions() if region["tag"].startswith("graph")], [])
 
     @fixture.only("compiled", WHY)

@@ -105,6 +105,7 @@ fn memory_of_a_private_pool_stays_until_the_last_of_it_is_freed() {
     }
     scene.check_on(scene.own, written, NONE);
     scene.free(block.address);
+    assert!(scene.offload.is_private(block.address), "its owner may still count on it");
     let own = scene.written(Bytes::mib(2), 6);
     assert!(!scene.offload.is_private(own.address) && !scene.offload.is_private(Address(64)));
     scene.free(own.address);

@@ -16,6 +16,10 @@ fn pooled(process: &Process) -> (Written, Written) {
     blocks
 }
 
+fn tags(process: &Process) -> Vec<String> {
+    process.regions().views().unwrap().into_iter().map(|view| view.tag).collect()
+}
+
 /// Whoever restores a checkpoint touches the pool's memory, as an allocation does.
 #[test]
 fn a_checkpoint_is_restored_while_its_pool_is_away() {
@@ -56,6 +60,7 @@ fn a_pool_that_is_given_up_keeps_nothing_from_leaving() {
         process.free(lives.address).unwrap();
         process.regions().refill(&Refill::default()).unwrap();
         process.check(&outside);
+        assert_eq!(tags(&process), ["default"], "nothing is left of it");
         process.end([outside]);
     }
 }
@@ -74,8 +79,7 @@ fn a_pool_without_live_blocks_is_given_back_by_the_next_shrink_and_forgotten() {
         let report = process.regions().shrink(&Shrink::default()).unwrap();
         assert_eq!((report.resident, process.reserved(0)), (Bytes::ZERO, Bytes::ZERO));
         process.regions().refill(&Refill::default()).unwrap();
-        let tags: Vec<String> = process.regions().views().unwrap().into_iter().map(|view| view.tag).collect();
-        assert_eq!(tags, ["default"], "nothing is left of it");
+        assert_eq!(tags(&process), ["default"], "nothing is left of it");
     }
     process.end([]);
 }
