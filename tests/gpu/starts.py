@@ -7,7 +7,7 @@ written.
 --size: GiB of a model; --budget: GiB for all three with their contexts. GLAKE names the command, else it is the one beside
 GLAKE_LIBRARY or in PATH. Prints a row a start, and ends with 1 if one failed."""
 
-import argparse, json, os, pathlib, random, shutil, signal, socket, subprocess, sys, tempfile, threading, time
+import argparse, json, os, pathlib, random, shutil, socket, subprocess, sys, tempfile, threading, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -147,8 +147,10 @@ class Server:
     def end_process(self, process, by_hand):
         """Kills it; one of the agent's is not started again."""
         if by_hand:
-            os.kill(process.pid, signal.SIGKILL)
-            self.children.pop().wait()
+            child = next(child for child in self.children if child.pid == process.pid)
+            self.children.remove(child)
+            child.kill()
+            child.wait()
         else:
             self.glake("stop", process.name)
         process.connection.close()
