@@ -7,8 +7,7 @@
 //! ```
 //!
 //! Invariant: a process checkpointed by this command has a record until it is known to run. Records of ended processes are removed by the
-//! next
-//! command that reads them.
+//! next command that reads them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

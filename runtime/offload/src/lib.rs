@@ -10,8 +10,7 @@
 //!
 //! A pass begins with its first pack and ends when no packed handle is alive, also with gradient accumulation, DPO or GRPO. No driver, I/O,
 //! thread or host clock: positions in the recorded order of packs and unpacks determine when copies begin, so that the memory limits of a
-//! plan
-//! hold however long copies take.
+//! plan hold however long copies take.
 //!
 //! ```
 //! use std::sync::Arc;

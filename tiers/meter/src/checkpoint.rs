@@ -9,8 +9,7 @@
 //! ```
 //!
 //! The caller needs no context. Both directions begin by querying the state, so that they can be repeated after an earlier caller was
-//! killed at
-//! any point: [`put_away`] and [`bring_back`] do that.
+//! killed at any point: [`put_away`] and [`bring_back`] do that.
 
 use std::time::Duration;
 

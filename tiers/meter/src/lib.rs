@@ -6,8 +6,7 @@
 //! ```
 //!
 //! A context costs a GPU hundreds of MiB, so a mere observer must not have one. A [`Meter`] returns a snapshot that may be outdated when it
-//! is read.
-//! [`checkpoint`] removes and restores another process's context.
+//! is read. [`checkpoint`] removes and restores another process's context.
 
 pub mod checkpoint;
 mod nvml;

@@ -21,7 +21,7 @@
 //!   stream order requires it. They access only GLake's GPU memory, and host memory only within one registration.
 //! - No work waits for resources held by a copy that its stream has not reached.
 //! - A copy owns the resources it uses until it ends. A relay is suspended, and its context destroyed, only when no copy owns anything
-//! there.
+//!   there.
 //! - A copy creates no resources except the thread for the first background copy. It takes its lane set's lock, and table locks briefly.
 //!   No driver call happens under a table lock, except for the branches of captures and for work that could not be joined.
 

@@ -1,8 +1,8 @@
 //! Work of GLake's streams that no program stream could be made to wait for. Later copies wait for it.
 //!
 //! A failed copy leaves such work if its end could neither be recorded, nor be waited for by a stream or by the host. The end is recorded
-//! once,
-//! as soon as the driver accepts it: an event that is recorded repeatedly may never be found complete. Work in a lost context is complete.
+//! once, as soon as the driver accepts it: an event that is recorded repeatedly may never be found complete. Work in a lost context is
+//! complete.
 
 use std::sync::Arc;
 

@@ -6,8 +6,7 @@
 //! ```
 //!
 //! Invariants: a file is written completely or not at all, and is accessible to its user only. Reading returns the graph of the requested
-//! key or
-//! nothing. An unusable file causes a warning that names it and then counts as absent.
+//! key or nothing. An unusable file causes a warning that names it and then counts as absent.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};

@@ -9,8 +9,7 @@
 //! ```
 //!
 //! Observations are ratios to the prediction, averaged with weights that halve about every 180 MiB. Time and bytes are arguments. Only
-//! copies
-//! that ran alone are meaningful: the caller leaves out the others.
+//! copies that ran alone are meaningful: the caller leaves out the others.
 
 use glake_device::DeviceId;
 use glake_units::{Bandwidth, Bytes, Micros};

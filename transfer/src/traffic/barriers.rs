@@ -7,16 +7,13 @@
 //!
 //! A barrier is a word of pinned memory for a link and a direction, [`OPEN`] or closed. All slices of a background copy are enqueued by its
 //! call, because the user's stream waits for them: enqueuing them later from a thread could be blocked indefinitely by a driver call that
-//! waits
-//! for the device while it holds a lock, or by a hardware queue that two streams share.
+//! waits for the device while it holds a lock, or by a hardware queue that two streams share.
 //!
 //! Invariants:
 //! - Every closed barrier is opened by work enqueued together with the work that closed it. If that work is stuck behind a waiting slice in
-//! a
-//!   shared queue, the watch thread opens it.
+//!   a shared queue, the watch thread opens it.
 //! - The watch makes no driver call, so that it cannot be blocked. It sleeps while no background copy is in flight and every closed barrier
-//! is
-//!   opened by enqueued work.
+//!   is opened by enqueued work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

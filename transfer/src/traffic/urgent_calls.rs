@@ -1,8 +1,7 @@
 //! Threads that are enqueuing copies with priority over background ones.
 //!
 //! The driver's locks favour the thread that calls most often, which is a background copy: it makes two calls per slice. Therefore it makes
-//! none
-//! while another copy is being enqueued.
+//! none while another copy is being enqueued.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

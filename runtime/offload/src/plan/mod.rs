@@ -10,8 +10,7 @@
 //! ```
 //!
 //! Invariants: a schedule holds by positions alone, whatever the copies take: time is estimated, memory is not. The same tape and request
-//! give
-//! the same plan.
+//! give the same plan.
 
 mod course;
 mod curve;

@@ -1,8 +1,7 @@
 //! Optimal verdicts by exhaustive enumeration of every verdict of every item and every position of every reload.
 //!
 //! Copies out are waited for only where memory runs out, which no earlier wait improves on; so verdicts and reloads determine everything.
-//! For tapes
-//! of a few items.
+//! For tapes of a few items.
 
 use super::course::{Course, NONE, signed};
 use super::curve::Curve;

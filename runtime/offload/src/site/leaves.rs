@@ -1,8 +1,7 @@
 //! Leaves of a pass and their outputs, stored or not, until their scope is replayed.
 //!
 //! A plan's verdict on an output must not change the record of the pass, or no later pass would match it. Therefore all outputs of a scope
-//! are
-//! unpacked when its replay begins, stored or not, and an output that is not stored counts as held by its scope until the replay ends.
+//! are unpacked when its replay begins, stored or not, and an output that is not stored counts as held by its scope until the replay ends.
 
 use crate::{ItemId, ScopeId, Verdict};
 
