@@ -154,7 +154,10 @@ static void a_pool_that_is_given_up_leaves_and_comes_back(void) {
         CHECK(lives[0] == 'l' && lives[3 * MIB - 1] == 'l');
     }
     OK(glake_free(lives));
+    // It is in no live block: its owner may count on it still.
     OK(glake_is_private(lives, &is_private));
+    CHECK(is_private);
+    OK(glake_is_private(&is_private, &is_private));
     CHECK(!is_private);
     CHECK(moved(glake_shrink(NULL)) && stats_of(0).all.reserved_bytes.current == 0);
     glake_string_free(glake_refill(NULL));
