@@ -43,7 +43,7 @@ pub(crate) struct Node {
     /// Held by each start until its worker has joined: an agent is not killed meanwhile, for a worker that finds none goes on
     /// without a lease.
     pub(crate) starts: RwLock<()>,
-    /// How often an agent has begun to serve.
+    /// Number of agents that have begun to serve.
     pub(crate) agents: AtomicU64,
     links: Vec<Mutex<Receiver<Link>>>,
     extra: Mutex<Receiver<Link>>,
@@ -53,18 +53,18 @@ pub(crate) struct Node {
     pub(crate) is_over: AtomicBool,
     /// All processes that were there, by id.
     pids: Mutex<Vec<u32>>,
-    /// Those that the test has started and not waited for, by id.
+    /// Processes that the test has started and not waited for, by id.
     children: Mutex<BTreeMap<u32, Child>>,
 }
 
-/// How often each model was served, and whose program is over.
+/// Number of served uses of each model, and the models whose programs have ended.
 #[derive(Debug, Default)]
 struct Served {
     times: [u64; MODELS],
     is_over: [bool; MODELS],
     /// Whether a model does something that keeps its memory.
     is_busy: [bool; MODELS],
-    /// How often that changed.
+    /// Number of times that `is_busy` has changed.
     turns: u64,
 }
 
@@ -233,7 +233,7 @@ impl Node {
         self.receive(&links, within, "a process that starts")?.ok_or_else(|| "the test ends".to_owned())
     }
 
-    /// What comes next; `None`: nothing comes any more.
+    /// Returns the next item; `None` if the sender has gone.
     fn receive<T>(&self, from: &Receiver<T>, within: Duration, what: &str) -> Outcome<Option<T>> {
         let end = Instant::now() + within;
         loop {
@@ -257,7 +257,7 @@ impl Node {
         self.hear(link, line, within)
     }
 
-    /// What a worker says next.
+    /// Returns the next message of a worker.
     pub(crate) fn hear(&self, link: &mut Link, what: &str, within: Duration) -> Outcome<String> {
         let said =
             self.receive(&link.lines, within, what).map_err(|why| format!("process {}: {why}", link.pid))?;
@@ -290,7 +290,7 @@ impl Node {
         self.changed.notify_all();
     }
 
-    /// How often each model was served.
+    /// Returns the number of served uses of each model.
     pub(crate) fn times_served(&self) -> [u64; MODELS] {
         self.served.lock().unwrap().times
     }
@@ -308,7 +308,7 @@ impl Node {
         served.turns += 1;
     }
 
-    /// What others do: how often that changed, and whether one keeps its memory.
+    /// Returns the number of changes of `is_busy`, and whether another model keeps its memory.
     pub(crate) fn others(&self, model: usize) -> (u64, bool) {
         let served = self.served.lock().unwrap();
         (served.turns, (0..MODELS).any(|other| other != model && served.is_busy[other]))
@@ -415,7 +415,7 @@ impl Node {
         }
     }
 
-    /// What can be told of a failure: workers, decisions, the last lines of all logs.
+    /// Describes a failure: workers, decisions, the last lines of all logs.
     pub(crate) fn report(&self) -> String {
         let mut text = String::new();
         for row in self.ps().into_iter().flatten() {

@@ -24,7 +24,7 @@ const BUSY_MACHINE: Duration = Duration::from_secs(15);
 pub(crate) struct Program {
     pub(crate) seed: u64,
     pub(crate) models: Vec<Model>,
-    /// What happens to the server, in order.
+    /// Events of the server, in order.
     pub(crate) incidents: Vec<Incident>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Model {
     pub(crate) lives: Vec<Life>,
 }
 
-/// What starts a model's processes.
+/// Origin of a model's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// The agent, as it begins to serve.
@@ -71,7 +71,7 @@ pub(crate) struct Part {
     pub(crate) pause: Duration,
 }
 
-/// What a loaded worker does.
+/// Step of a loaded worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     /// A use of that time, in so many steps with safe points between them.
@@ -110,7 +110,7 @@ pub(crate) enum End {
     KillLoading(usize),
 }
 
-/// What happens to the server.
+/// Event of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incident {
     /// Once models have been served so often.
@@ -118,7 +118,7 @@ pub(crate) struct Incident {
     pub(crate) kind: IncidentKind,
 }
 
-/// What happens to the server.
+/// Event of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IncidentKind {
     /// The agent is killed, and started again after that time.

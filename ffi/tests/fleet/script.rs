@@ -83,7 +83,7 @@ impl Script {
         }
     }
 
-    /// What happens to the server.
+    /// Event of the server.
     fn happens(&self, program: &Program) -> Outcome<()> {
         let mut beside = Vec::new();
         for incident in &program.incidents {
