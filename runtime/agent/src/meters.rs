@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use glake_arbiter::{GpuId, WorkerId};
 use glake_meter::{GpuMemory, Meter, MeterError};
@@ -19,7 +20,7 @@ pub(crate) struct Meters {
     /// GPUs whose meter is being read.
     reading: RefCell<HashMap<GpuId, Reading>>,
     /// When what is known of each was asked for.
-    read_at: RefCell<HashMap<GpuId, Instant>>,
+    read_at: RefCell<HashMap<GpuId, Duration>>,
     /// GPUs whose meter did not answer when it was read last.
     unanswered: RefCell<BTreeSet<GpuId>>,
 }
@@ -46,7 +47,7 @@ impl Meters {
         self.meter.read(gpu)
     }
 
-    fn is_old(&self, gpu: GpuId, at: Instant) -> bool {
+    fn is_old(&self, gpu: GpuId, at: Duration) -> bool {
         self.read_at.borrow().get(&gpu).is_none_or(|read| *read + MEASURE < at)
     }
 
@@ -60,7 +61,7 @@ impl Server {
     /// Reads meters that were read long ago, and waits for them: not for ever, of a driver that hangs. Others are heard
     /// meanwhile.
     pub(crate) async fn measure_old(self: &Rc<Self>, gpus: Vec<(GpuId, String)>) {
-        let asked = Instant::now();
+        let asked = self.now();
         let old =
             gpus.into_iter().filter(|(gpu, _)| self.meters.is_old(*gpu, asked) && !self.meters.hangs(*gpu));
         let old: Vec<_> = old.collect();
@@ -89,7 +90,7 @@ impl Server {
         let server = self.clone();
         spawn_local(async move {
             loop {
-                let (meter, asked, begun) = (server.meters.meter.clone(), name.clone(), Instant::now());
+                let (meter, asked, begun) = (server.meters.meter.clone(), name.clone(), server.now());
                 server.look();
                 server.wake();
                 let before = server.ask(|agent| agent.made(gpu));
@@ -121,14 +122,14 @@ impl Server {
     pub(crate) fn measured(
         &self,
         gpu: GpuId,
-        begun: Instant,
+        begun: Duration,
         read: Result<GpuMemory, String>,
         before: &BTreeMap<WorkerId, Bytes>,
     ) {
         self.meters.read_at.borrow_mut().insert(gpu, begun);
         let is_answer = read.is_ok();
         match read {
-            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, &memory, before, now)),
+            Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, begun, &memory, before, now)),
             Err(error) if self.meters.unanswered.borrow_mut().insert(gpu) => {
                 tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
             }

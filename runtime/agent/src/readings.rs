@@ -23,10 +23,11 @@ impl Agent {
         self.roster.workers().filter_map(|(id, worker)| Some((id, worker.made(name)?))).collect()
     }
 
-    /// The meter was read. `before`: what pages said before it was.
+    /// Takes a reading of the meter that began at `begun`. `before` is what the workers' pages said then.
     pub fn measured(
         &mut self,
         gpu: GpuId,
+        begun: Duration,
         memory: &GpuMemory,
         before: &BTreeMap<WorkerId, Bytes>,
         now: Duration,
@@ -54,7 +55,7 @@ impl Agent {
                 }
             }
         }
-        self.step(Event::Measured { gpu, used: memory.used, physical });
+        self.step(Event::Measured { gpu, begun, used: memory.used, physical });
     }
 
     /// The meter and the worker's page are not of one moment: what they show counts once they show it twice.
@@ -130,7 +131,7 @@ mod tests {
             processes: vec![ProcessMemory { pid: 100, used: has }],
         };
         for second in 1..4 {
-            agent.measured(GpuId(0), &memory, &BTreeMap::new(), at(second));
+            agent.measured(GpuId(0), at(second), &memory, &BTreeMap::new(), at(second));
         }
         let silent = agent.rows()[0].leased;
         // Another one wants 30 GiB of the budget of 40.
@@ -183,7 +184,7 @@ mod tests {
             ],
         };
         for second in 1..4 {
-            agent.measured(GpuId(0), &memory, &BTreeMap::new(), at(second));
+            agent.measured(GpuId(0), at(second), &memory, &BTreeMap::new(), at(second));
         }
         let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
         let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };

@@ -157,7 +157,7 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
         server.adopt();
         // Before anybody is granted anything.
         for (gpu, name) in server.ask(Agent::gpus) {
-            let (begun, read) = (Instant::now(), server.meters.read_now(&name));
+            let (begun, read) = (server.now(), server.meters.read_now(&name));
             server.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
         }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

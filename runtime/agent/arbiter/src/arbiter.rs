@@ -164,7 +164,7 @@ impl Arbiter {
             Event::Capacity { gpu, budget, total } => {
                 self.server.gpus.entry(gpu).or_default().set_capacity(budget, total);
             }
-            Event::Measured { gpu, used, physical } => self.measured(gpu, used, &physical),
+            Event::Measured { gpu, begun, used, physical } => self.measured(gpu, begun, used, &physical),
             Event::Expected(joined) => self.joined(joined, true),
             Event::Joined(joined) => self.joined(joined, false),
             Event::Changed { worker, holdings } => {
@@ -278,7 +278,7 @@ impl Arbiter {
         gang.sum_up();
     }
 
-    fn measured(&mut self, gpu: GpuId, used: Bytes, physical: &[(WorkerId, Bytes)]) {
+    fn measured(&mut self, gpu: GpuId, begun: Duration, used: Bytes, physical: &[(WorkerId, Bytes)]) {
         let mut living = Bytes::ZERO;
         let server = &mut self.server;
         let shares =
@@ -301,7 +301,7 @@ impl Arbiter {
             }
         }
         let now = server.now;
-        server.gpus.entry(gpu).or_default().measured(now, used.saturating_sub(living));
+        server.gpus.entry(gpu).or_default().measured(begun, now, used.saturating_sub(living));
     }
 
     fn wants(&mut self, worker: WorkerId, deadline: Option<Duration>) {

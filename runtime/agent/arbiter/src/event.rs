@@ -24,6 +24,8 @@ pub enum Event {
     Measured {
         /// Which.
         gpu: GpuId,
+        /// When the reading began. One that began before a worker died says nothing of that worker's memory.
+        begun: Duration,
         /// By all processes.
         used: Bytes,
         /// What workers' pools hold, as they said at that moment, in flight included; floors not.

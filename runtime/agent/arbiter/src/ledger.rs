@@ -64,8 +64,15 @@ impl Gpu {
         (self.budget, self.total) = (budget, total);
     }
 
-    /// `others` are used by no worker that lives: by nobody managed, and by the dead.
-    pub(crate) fn measured(&mut self, now: Duration, others: Bytes) {
+    /// Takes a reading of the meter that began at `begun`. `others` is the memory of everything but living workers:
+    /// unmanaged processes, and workers that died.
+    ///
+    /// A reading that began before a worker died is ignored: the worker may have grown after the meter looked at it.
+    /// The meter is read again after a death.
+    pub(crate) fn measured(&mut self, begun: Duration, now: Duration, others: Bytes) {
+        if !self.reclaiming.is_zero() && begun + RECLAIM < self.reclaimed_by {
+            return;
+        }
         let before = self.unmanaged_before.iter().copied();
         let steady = before.chain([self.unmanaged]).min().unwrap_or_default();
         let dead = if now < self.reclaimed_by { others.saturating_sub(steady) } else { Bytes::ZERO };
@@ -109,17 +116,29 @@ mod tests {
         let (gib, at) = (Bytes::gib, Duration::from_millis);
         let mut gpu = Gpu { counted: gib(20), ..Gpu::default() };
         gpu.set_capacity(gib(30), gib(40));
-        (0..=READINGS + 1).for_each(|_| gpu.measured(at(0), gib(15)));
+        (0..=READINGS + 1).for_each(|_| gpu.measured(at(0), at(0), gib(15)));
         assert_eq!((gpu.limit(), gpu.free()), (gib(25), gib(5)));
         gpu.died(at(0), gib(8));
         assert_eq!(gpu.free(), gib(5));
-        gpu.measured(at(100), gib(23));
+        gpu.measured(at(100), at(100), gib(23));
         assert_eq!(gpu.free(), gib(5));
-        gpu.measured(at(200), gib(16));
+        gpu.measured(at(200), at(200), gib(16));
         assert_eq!(gpu.free(), gib(12));
-        gpu.measured(at(300), gib(15));
+        gpu.measured(at(300), at(300), gib(15));
         assert_eq!((gpu.free(), gpu.measure_at()), (gib(13), None));
-        gpu.measured(at(400), gib(24));
+        gpu.measured(at(400), at(400), gib(24));
         assert_eq!((gpu.free(), gpu.limit()), (gib(4), gib(16)));
+    }
+    /// A worker grows and dies while the meter is read: the reading does not show what it had.
+    #[test]
+    fn a_reading_that_began_before_a_death_frees_nothing() {
+        let (gib, at) = (Bytes::gib, Duration::from_millis);
+        let mut gpu = Gpu { counted: gib(24), ..Gpu::default() };
+        gpu.set_capacity(gib(24), gib(80));
+        gpu.died(at(20), gib(3));
+        gpu.measured(at(10), at(30), Bytes::ZERO);
+        assert_eq!(gpu.free(), Bytes::ZERO);
+        gpu.measured(at(30), at(40), Bytes::ZERO);
+        assert_eq!(gpu.free(), gib(3));
     }
 }

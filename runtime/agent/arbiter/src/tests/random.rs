@@ -108,7 +108,8 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             let Some(id) = of(who) else { return };
             let gpu = world.workers[&id].held[0].gpu;
             let physical = vec![(id, Bytes::gib(gib))];
-            world.tell(Event::Measured { gpu, used: Bytes::gib(gib), physical });
+            let begun = world.now;
+            world.tell(Event::Measured { gpu, begun, used: Bytes::gib(gib), physical });
             world.tell(Event::Returned { worker: WorkerId(u64::MAX), gpu, bytes: Bytes::MAX });
         }
         Op::Grow(who, gib) => {

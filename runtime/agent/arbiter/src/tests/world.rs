@@ -381,7 +381,8 @@ impl World {
             worker.told.then_some((*id, held.resident))
         };
         let physical = self.workers.iter().filter_map(physical).collect();
-        self.tell(Event::Measured { gpu, used, physical });
+        let begun = self.now;
+        self.tell(Event::Measured { gpu, begun, used, physical });
     }
 
     /// A new agent: some workers are in the journal, some have joined again, some are in neither yet.
