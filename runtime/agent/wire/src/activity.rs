@@ -1,7 +1,7 @@
-//! The activity page: what a worker does, read without asking it.
+//! The activity page: the state of a worker that the agent reads without a request.
 //!
-//! A memfd of one page, whose size nobody can change. The worker writes it when its first use begins and when its last
-//! one ends; the agent reads it only when it must choose. A checksum tells a reader that met a writer to read again.
+//! A sealed memfd of one page. The worker writes it when its first use begins and when its last use ends; the agent reads it
+//! only when it chooses victims. A checksum lets a reader detect a concurrent write and retry.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,61 +11,61 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use xxhash_rust::xxh3::xxh3_64;
 
 const SIZE: u64 = 4096;
-/// So many of a worker's GPUs have their memory told here.
+/// Maximum number of a worker's GPUs whose memory the page lists.
 pub const PAGE_GPUS: usize = 16;
 const NUMBERS: usize = 5 + PAGE_GPUS;
 const FIELDS: usize = NUMBERS * size_of::<u64>();
 const RECORD: usize = FIELDS + size_of::<u64>();
-/// A reader meets a writer so often at most; a worker that wrote all the time would be busy.
+/// Maximum number of reads that collide with a write before the page is rejected.
 const TRIES: usize = 100;
 
-/// What a worker does.
+/// Activity of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Uses that run now, and do not wait at safe points.
+    /// Number of running uses, without those that wait at safe points.
     pub uses: u64,
-    /// Uses that have begun so far; 1 at least, once the program has said that it holds what it will. 0: it loads, and
-    /// its memory is in use.
+    /// Number of uses begun so far; at least 1 once the program has declared its initial memory complete. 0: it is loading, and its memory
+    /// is in use.
     pub begun: u64,
-    /// Uses have met safe points so far, so that more are to be expected.
+    /// Whether uses have reached safe points so far, so that more are expected.
     pub parks: bool,
-    /// Something runs that cannot be stopped, as the capture of a graph.
+    /// Whether an operation runs that cannot be paused, such as a graph capture.
     pub captures: bool,
-    /// When the last use ended, in nanoseconds of the monotonic clock.
+    /// End of the last use, in nanoseconds of the monotonic clock.
     pub idle_since_ns: u64,
-    /// What its pools hold of each GPU in bytes, in flight included, by the worker's own numbers of them.
+    /// Bytes that the worker's pools hold on each GPU, in flight included, indexed by the worker's own GPU numbers.
     pub made: [u64; PAGE_GPUS],
 }
 
-/// No page that can be trusted.
+/// Reason why an activity page cannot be trusted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
-    /// It is not of this size, or others may change its size.
+    /// The page has another size, or other processes may change its size.
     #[error("the activity page is no memfd of {SIZE} bytes that is sealed against shrinking and growing")]
     Unsealed,
-    /// Its bytes never agreed with their checksum.
+    /// The page's bytes never matched their checksum.
     #[error("the activity page holds no valid record")]
     Garbled,
-    /// The operating system's error.
+    /// Error of the operating system.
     #[error("the activity page: {0}")]
     Os(#[from] std::io::Error),
 }
 
-/// A worker's own page.
+/// Activity page of this process.
 #[derive(Debug)]
 pub struct ActivityPage {
     file: File,
 }
 
-/// Another process's page.
+/// Activity page of another process.
 #[derive(Debug)]
 pub struct ActivityView {
     file: File,
 }
 
 impl ActivityPage {
-    /// A new one, which says that nothing was done.
+    /// Creates a page without activity.
     ///
     /// # Errors
     /// [`PageError::Os`].
@@ -79,7 +79,7 @@ impl ActivityPage {
         Ok(page)
     }
 
-    /// Says what is done now: one system call.
+    /// Publishes the current activity with one system call.
     ///
     /// # Errors
     /// [`PageError::Os`].
@@ -95,10 +95,10 @@ impl AsFd for ActivityPage {
 }
 
 impl ActivityView {
-    /// One that came from elsewhere.
+    /// Takes a page that another process sent.
     ///
     /// # Errors
-    /// [`PageError::Unsealed`]: reading it could fail or wait at any time.
+    /// [`PageError::Unsealed`]: a read could fail or block at any time.
     pub fn new(page: OwnedFd) -> Result<Self, PageError> {
         let sealed = fcntl_get_seals(&page).is_ok_and(|seals| seals.contains(SEALS));
         let size = fstat(&page).map_err(std::io::Error::from)?.st_size;
@@ -108,7 +108,7 @@ impl ActivityView {
         Ok(ActivityView { file: File::from(page) })
     }
 
-    /// What is done now.
+    /// Reads the current activity.
     ///
     /// # Errors
     /// [`PageError`].

@@ -12,27 +12,27 @@ use serde::Serialize;
 
 use crate::frame::{Envelope, FrameError, VERSION, frame};
 
-/// What became of a message that came in.
+/// Classification of a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// It is the next: to be dealt with now.
+    /// Next message in order; the caller must handle it now.
     New,
-    /// It was received before, or has no number.
+    /// Duplicate of an earlier message, or a message without a number.
     Repeated,
-    /// One before it is missing: the connection cannot go on.
+    /// An earlier message is missing: the connection must be closed.
     Gap,
 }
 
-/// What one end has to say, and what it has heard.
+/// Outgoing messages of one end, and the number of the last message it received.
 #[derive(Clone, Debug)]
 pub struct Conversation<M> {
-    /// Not acknowledged yet; the first has the number `first`.
+    /// Messages that are not acknowledged yet; the first has the number `first`.
     kept: VecDeque<M>,
     first: u64,
-    /// How many of those were sent on this connection.
+    /// Number of `kept` messages that were sent on this connection.
     sent: usize,
     received: u64,
-    /// The last number that was acknowledged on this connection.
+    /// Number of the last message acknowledged on this connection.
     acknowledged: u64,
 }
 
@@ -43,30 +43,30 @@ impl<M> Default for Conversation<M> {
 }
 
 impl<M: Serialize + Clone> Conversation<M> {
-    /// To be said next.
+    /// Queues a message.
     pub fn push(&mut self, message: M) {
         self.kept.push_back(message);
     }
 
-    /// The number that the next message gets that is pushed: what `hello` tells is as of then.
+    /// Returns the number of the next message to be queued; a `hello` describes the state as of that number.
     pub fn position(&self) -> u64 {
         self.first + self.kept.len() as u64
     }
 
-    /// How many messages the other end has not acknowledged.
+    /// Returns the number of messages that the other end has not acknowledged.
     pub fn unacknowledged(&self) -> usize {
         self.kept.len()
     }
 
-    /// The last number that was received.
+    /// Returns the number of the last message received.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// A frame to be sent now; of what was received, `ack` is said where there is nothing else.
+    /// Returns the next frame to send. Without a message to send, `ack` carries the acknowledgement.
     ///
     /// # Errors
-    /// [`FrameError::TooLong`]: that message is given up.
+    /// [`FrameError::TooLong`]: that message is dropped.
     pub fn next(&mut self, ack: M) -> Result<Option<Vec<u8>>, FrameError> {
         let message = self.kept.get(self.sent).cloned();
         if message.is_none() && self.acknowledged == self.received {
@@ -88,7 +88,7 @@ impl<M: Serialize + Clone> Conversation<M> {
         framed.map(Some)
     }
 
-    /// Takes in the numbers of a frame that came.
+    /// Records the numbers of a received frame and classifies it.
     pub fn receive(&mut self, seq: u64, ack: u64) -> Received {
         self.forget(ack);
         if seq == 0 || seq <= self.received {
@@ -101,13 +101,13 @@ impl<M: Serialize + Clone> Conversation<M> {
         Received::New
     }
 
-    /// A connection has begun to the end that was spoken to before, which has received so much.
+    /// Resumes the conversation on a new connection to the same end, which has received messages up to `other_received`.
     pub fn resume(&mut self, other_received: u64) {
         self.forget(other_received);
         (self.sent, self.acknowledged) = (0, self.received);
     }
 
-    /// A connection has begun to an end that knows nothing but what `hello` told, at that [`Conversation::position`].
+    /// Restarts the conversation with an end that knows only a `hello` sent at [`Conversation::position`] `told`.
     pub fn restart(&mut self, told: u64) {
         self.forget(told.saturating_sub(1));
         *self = Conversation { kept: std::mem::take(&mut self.kept), ..Conversation::default() };
@@ -151,7 +151,7 @@ mod tests {
         assert!(speaker.next(ack()).unwrap().is_none());
     }
 
-    /// What comes out of the frames of one end.
+    /// Decodes all frames that one end sends.
     fn heard(speaker: &mut Conversation<ToAgent>) -> Vec<Envelope<ToAgent>> {
         let mut frames = Frames::default();
         std::iter::from_fn(|| {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is lost with a connection, each message arrives once and in order.
+        /// Each message arrives once and in order, whatever a lost connection drops.
         #[test]
         fn each_message_is_received_once(steps in prop::collection::vec((0_u8..4, 0_usize..5), 1..200)) {
             let (mut worker, mut agent) = (Conversation::default(), Conversation::<ToAgent>::default());

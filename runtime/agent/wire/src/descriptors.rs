@@ -1,4 +1,4 @@
-//! Bytes and descriptors over a Unix stream. Nothing waits.
+//! Bytes and file descriptors over a Unix stream. No call blocks.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,13 +10,13 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// So many descriptors come with bytes at most; the kernel closes what has no room.
+/// Maximum number of descriptors received with one read; the kernel closes the others.
 const MOST: usize = 4;
 
-/// Sends what fits now, and a descriptor with the first of it. Says how much that was.
+/// Sends as many bytes as fit now, and a descriptor with the first byte. Returns the number of bytes sent.
 ///
 /// # Errors
-/// What the kernel answers; [`Errno::AGAIN`]: nothing fits now.
+/// The error of `sendmsg`; [`Errno::AGAIN`]: nothing fits now.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -27,11 +27,11 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>)
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
 }
 
-/// Receives what is there now, and the first descriptor that came with it; others are closed. 0 bytes: the other end has
+/// Receives the bytes that have arrived, and the first descriptor sent with them; other descriptors are closed. 0 bytes: the other end has
 /// closed.
 ///
 /// # Errors
-/// What the kernel answers; [`Errno::AGAIN`]: nothing is there.
+/// The error of `recvmsg`; [`Errno::AGAIN`]: nothing has arrived.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -9,7 +9,7 @@ use crate::frame::{Envelope, Frames, MOST_BYTES, VERSION, frame};
 use crate::{Denied, Hello, Holder, Holding, Tier, ToAgent, ToWorker, Welcome};
 use glake_units::Bytes;
 
-/// One of each, by a worker.
+/// One frame of each kind, recorded from a worker.
 const SAID_TO_AGENT: &[&str] = &[
     r#"{"v":1,"seq":0,"ack":0,"op":"hello","name":"chat","peer":{"pid":4818,"start":338504},"build":"0.1.0","gang":null,"ranks":1,"epoch":0,"received":0,"starting":false,"wants":false,"holdings":[]}"#,
     r#"{"v":1,"seq":2,"ack":0,"op":"changed","holdings":[{"gpu":"0","device":0,"lease":0,"resident":0,"fixed":0,"evicted":0,"room":0,"dirty":0,"discardable":0,"hosted":0}]}"#,
@@ -23,7 +23,7 @@ const SAID_TO_AGENT: &[&str] = &[
     r#"{"v":1,"seq":14,"ack":8,"op":"failed","what":"shrink","why":"GPU 9 is none of this process's","holdings":[]}"#,
 ];
 
-/// One of each that was recorded, by an agent.
+/// One frame of each recorded kind, from an agent.
 const SAID_TO_WORKER: &[&str] = &[
     r#"{"v":1,"seq":0,"ack":0,"op":"welcome","epoch":1795915027020558,"received":0,"worker":1,"wait":false}"#,
     r#"{"v":1,"seq":1,"ack":1,"op":"grant","gpu":"0","bytes":33554432}"#,
@@ -37,7 +37,7 @@ const SAID_TO_WORKER: &[&str] = &[
     r#"{"v":1,"seq":0,"ack":0,"op":"refused","why":"the first frame is hello, or an operator's"}"#,
 ];
 
-/// What that release's worker makes of a frame.
+/// A frame as that release's worker decodes it.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 enum Heard {
@@ -134,7 +134,7 @@ fn frames_of_an_earlier_release_are_understood() {
     }
 }
 
-/// All that this release says. A variant that is added has its place here.
+/// Returns one message of each kind that this release sends. A new variant must be added here.
 fn said() -> Vec<ToWorker> {
     let (gpu, bytes) = (|| "0".to_owned(), Bytes::mib(1));
     let tiers = [Tier::Peer("1".to_owned()), Tier::Host, Tier::File];

@@ -1,59 +1,59 @@
-//! Frames: a length, and so many bytes of JSON.
+//! Frames: a length in bytes, then JSON of that length.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The version of the protocol that this speaks.
+/// Version of the protocol.
 pub const VERSION: u32 = 1;
 
-/// The most that one frame's JSON may take.
+/// Maximum size of the JSON of one frame.
 pub const MOST_BYTES: usize = 64 << 10;
 
 const LENGTH: usize = size_of::<u32>();
 
-/// What every frame carries around its message. Fields that are not known are passed over.
+/// Fields that every frame carries in addition to its message. Unknown fields are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Envelope<M> {
-    /// The version of the protocol.
+    /// Version of the protocol.
     pub v: u32,
-    /// The number of the message in its direction; 0: it has none, and is said at most once.
+    /// Number of the message in its direction. 0: the message is not numbered, and is sent at most once.
     pub seq: u64,
-    /// The last number that the sender has received.
+    /// Number of the last message that the sender has received.
     pub ack: u64,
-    /// What is said.
+    /// Payload of the frame.
     #[serde(flatten)]
     pub message: M,
 }
 
 impl<M> Envelope<M> {
-    /// A message without a number.
+    /// Wraps a message that is not numbered.
     pub fn unnumbered(message: M) -> Self {
         Envelope { v: VERSION, seq: 0, ack: 0, message }
     }
 }
 
-/// Bytes that are no frame; the connection cannot go on.
+/// Reason why bytes are not a frame; the connection must be closed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Longer than any is.
+    /// The frame is longer than [`MOST_BYTES`].
     #[error("a frame of {length} bytes: at most {MOST_BYTES} are allowed")]
     TooLong {
-        /// How long.
+        /// Length that the frame declares.
         length: usize,
     },
-    /// Not the JSON of a message.
+    /// The JSON is not a known message.
     #[error("a frame that is no message: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Of another version.
+    /// The frame has another protocol version.
     #[error("a frame of version {found} of the protocol: this speaks {VERSION}")]
     Version {
-        /// Which.
+        /// Version that the frame declares.
         found: u32,
     },
 }
 
-/// The bytes of a frame.
+/// Encodes a frame.
 ///
 /// # Errors
 /// [`FrameError::TooLong`].
@@ -68,22 +68,22 @@ pub fn frame<M: Serialize>(envelope: &Envelope<M>) -> Result<Vec<u8>, FrameError
     Ok(bytes)
 }
 
-/// Frames out of a stream, however its bytes are cut.
+/// Decoder of frames from a stream that may be split anywhere.
 #[derive(Debug, Default)]
 pub struct Frames {
     bytes: Vec<u8>,
-    /// How much of them was taken already.
+    /// Number of buffered bytes that were decoded already.
     taken: usize,
 }
 
 impl Frames {
-    /// Bytes that came next.
+    /// Appends the next bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..std::mem::take(&mut self.taken));
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, if all of it is there.
+    /// Returns the next complete frame, if any.
     ///
     /// # Errors
     /// [`FrameError`].
@@ -108,7 +108,7 @@ impl Frames {
         Ok(Some(envelope))
     }
 
-    /// Whether a frame has begun that has not ended.
+    /// Returns whether an incomplete frame is buffered.
     pub fn is_inside(&self) -> bool {
         self.taken < self.bytes.len()
     }

@@ -3,206 +3,206 @@
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// What a worker says.
+/// Message from a worker to the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ToAgent {
-    /// Who it is and what it holds: the first frame of every connection, without a number. The activity page comes with
-    /// its bytes, as a descriptor.
+    /// Identity and holdings of the worker: the first frame of every connection, not numbered. The activity page arrives with its bytes, as
+    /// a descriptor.
     Hello(Hello),
-    /// Uses wait for its memory.
+    /// Request for all evicted memory: uses are waiting for it.
     Want {
-        /// How long they wait at most.
+        /// Maximum wait.
         deadline_ms: Option<u64>,
     },
-    /// Nobody waits any more.
+    /// Cancels the open want.
     Cancel,
-    /// A use that runs needs more memory, and waits so long for it.
+    /// Request of a running use for memory above the lease.
     Grow {
-        /// Which.
+        /// GPU to grow on.
         gpu: String,
-        /// How much above the lease.
+        /// Bytes above the lease.
         bytes: Bytes,
-        /// How long it waits at most.
+        /// Maximum wait.
         within_ms: u64,
     },
-    /// Memory went back to the driver; the lease is lower by it.
+    /// Memory was returned to the driver; the lease shrinks by it.
     Returned {
-        /// Which.
+        /// GPU of the memory.
         gpu: String,
-        /// How much.
+        /// Bytes returned.
         bytes: Bytes,
     },
-    /// Answers `park`: all uses wait at safe points, or have ended.
+    /// Answer to `park`: all uses wait at safe points or have ended.
     Parked,
-    /// Answers `shrink`: it has ended.
+    /// Answer to `shrink`: the shrink has ended.
     Shrunk {
-        /// What it holds now.
+        /// Holdings after the shrink.
         holdings: Vec<Holding>,
     },
-    /// All that was wanted is resident; or a start is over.
+    /// All wanted memory is resident, or the start has ended.
     Refilled {
-        /// What it holds now.
+        /// Holdings after the refill.
         holdings: Vec<Holding>,
     },
-    /// A command, or a refill, could not be carried out. What was returned before counts.
+    /// A command or a refill failed. Memory returned before the failure counts.
     Failed {
-        /// Which command, or `refill`.
+        /// Name of the command, or `refill`.
         what: String,
-        /// Why.
+        /// Reason of the failure.
         why: String,
-        /// What it holds now.
+        /// Holdings after the failure.
         holdings: Vec<Holding>,
     },
-    /// What it holds is another than was said. Answers `demote` too.
+    /// Holdings have changed. Also the answer to `demote`.
     Changed {
-        /// What it holds now.
+        /// Current holdings.
         holdings: Vec<Holding>,
     },
-    /// It leaves the agent, and goes on without one.
+    /// The worker leaves the agent and continues without it.
     Bye,
-    /// Nothing but what was received.
+    /// Acknowledgement without content.
     Ack,
-    /// One of a later version.
+    /// Message of a later version.
     #[serde(other)]
     Unknown,
 }
 
-/// What the agent says.
+/// Message from the agent to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ToWorker {
-    /// Answers `hello`, without a number.
+    /// Answer to `hello`, not numbered.
     Welcome(Welcome),
-    /// Answers `hello`, without a number: it goes on without this agent.
+    /// Answer to `hello`, not numbered: the worker must run without this agent.
     Refused {
-        /// Why, and what to do.
+        /// Reason, and how to fix it.
         why: String,
-        /// Whether the reason may be gone when it says hello again.
+        /// Whether a later `hello` may be accepted.
         #[serde(default)]
         passes: bool,
     },
-    /// The lease is higher by so much.
+    /// Raises the lease.
     Grant {
-        /// Which.
+        /// GPU of the lease.
         gpu: String,
-        /// How much.
+        /// Bytes added to the lease.
         bytes: Bytes,
     },
-    /// All that was wanted has been granted.
+    /// The open want is granted completely.
     Admit,
-    /// All uses are to wait at safe points; answered by `parked`.
+    /// All uses must wait at safe points; answered by `parked`.
     Park {
-        /// When an answer is late; uses go on by themselves then.
+        /// Timeout of the answer; uses continue by themselves after it.
         within_ms: u64,
     },
-    /// They may go on.
+    /// Parked uses may continue.
     Unpark,
-    /// So much is to leave; answered by `shrunk`, with `returned` meanwhile.
+    /// Memory must leave the GPU; answered by `shrunk`, with `returned` in between.
     Shrink {
-        /// Which.
+        /// GPU to shrink.
         gpu: String,
-        /// How much.
+        /// Bytes to evict.
         bytes: Bytes,
-        /// Where copies go.
+        /// Destination of the copies.
         tier: Tier,
-        /// When an answer is late.
+        /// Timeout of the answer.
         within_ms: u64,
-        /// Another shrink of the same worker follows, of another GPU: what is parked stays so.
+        /// Whether another shrink of the same worker follows, on another GPU: parked uses stay parked.
         #[serde(default)]
         more: bool,
     },
-    /// Copies in host memory are to go to files, while nobody waits; answered by `changed`.
+    /// Copies in host memory must move to files while the worker is idle; answered by `changed`.
     Demote {
-        /// How much.
+        /// Bytes to move.
         bytes: Bytes,
     },
-    /// A want ends without memory.
+    /// The want ends without memory.
     Deny {
-        /// Why.
+        /// Reason of the denial.
         why: Denied,
-        /// When to ask again; never, where it would always be denied.
+        /// Delay before the next want. None: every later want would be denied too.
         retry_after_ms: Option<u64>,
     },
-    /// A growth ends without memory.
+    /// The growth ends without memory.
     DenyGrowth {
-        /// Which.
+        /// GPU of the growth.
         gpu: String,
-        /// What it asked for.
+        /// Bytes that were requested.
         bytes: Bytes,
-        /// Who holds the GPU, most first.
+        /// Workers with a lease on the GPU, the largest lease first.
         #[serde(default)]
         holders: Vec<Holder>,
     },
-    /// The operator wants its memory back: it says `want`, and `refilled` in the end.
+    /// A client requests the worker's memory back: the worker sends `want`, and `refilled` when it is complete.
     Refill,
-    /// Nothing but what was received.
+    /// Acknowledgement without content.
     Ack,
-    /// One of a later version.
+    /// Message of a later version.
     #[serde(other)]
     Unknown,
 }
 
-/// Who joins, and what it holds at this moment.
+/// Identity of a joining worker, and its holdings at that moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hello {
-    /// What it is called: 1 to 64 of `A-Z a-z 0-9 . _ -`, and for a rank `/` and its number.
+    /// Name of the worker: 1 to 64 of `A-Z a-z 0-9 . _ -`; for a rank followed by `/` and its number.
     pub name: String,
-    /// Its process id, as it knows it, and when it started, in the kernel's ticks since boot.
+    /// Process id and start time, as the worker sees them.
     pub peer: Peer,
-    /// The version of the library.
+    /// Version of the library.
     pub build: String,
-    /// The launcher's name for all ranks that run or do not run as a whole; none: it is alone.
+    /// Launcher's name for all ranks that must be resident together. None: the worker is alone.
     pub gang: Option<String>,
-    /// How many ranks those are.
+    /// Number of ranks in the gang.
     pub ranks: u32,
-    /// The agent that it heard last, and the last number it received from that one: 0, where it heard none.
+    /// Epoch of the agent that the worker was connected to last. 0: none.
     pub epoch: u64,
-    /// See `epoch`.
+    /// Number of the last message received from the agent of `epoch`.
     pub received: u64,
-    /// It has just begun to load what it will hold: `refilled` says when that is over.
+    /// Whether the worker has just begun to load its memory; `refilled` reports the end of the load.
     pub starting: bool,
-    /// Uses wait for its memory now.
+    /// Whether uses are waiting for the worker's memory.
     pub wants: bool,
-    /// What it holds, on each GPU that it uses.
+    /// Holdings on each GPU that the worker uses.
     pub holdings: Vec<Holding>,
 }
 
-/// A process.
+/// Identity of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Peer {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// When it started: with its number this tells it from every other process since boot.
+    /// Start time in the kernel's ticks since boot; distinguishes the process from others with the same id.
     pub start: u64,
 }
 
-/// What a worker holds of one GPU.
+/// Memory of a worker on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holding {
-    /// Which: its PCI address, or the number of a simulated one.
+    /// PCI address of the GPU, or the number of a simulated one.
     pub gpu: String,
-    /// The worker's own number of it: its place in the activity page.
+    /// The worker's own number of the GPU: its index in the activity page.
     pub device: u32,
-    /// What it may hold.
+    /// Maximum bytes that the worker may hold.
     pub lease: Bytes,
-    /// What its pools hold, in flight included.
+    /// Bytes that its pools hold, in flight included.
     pub resident: Bytes,
-    /// The part of it that cannot leave.
+    /// Part of `resident` that cannot be evicted.
     pub fixed: Bytes,
-    /// What is evicted and is copied back before a use.
+    /// Evicted bytes that are copied back before the next use.
     pub evicted: Bytes,
-    /// What a use needs beside, without a copy: memory whose content was discarded.
+    /// Bytes that the next use needs in addition, without a copy: memory whose content was discarded.
     pub room: Bytes,
-    /// Room to grow for a use whose memory comes back (`lease.growth`), granted from free bytes; 0 where nothing is evicted.
+    /// Room to grow for a use whose memory comes back (`lease.growth`), granted from free bytes. 0: nothing is evicted.
     pub growth: Bytes,
-    /// What would have to be copied out if all left now.
+    /// Bytes that a complete eviction would copy out now.
     pub dirty: Bytes,
-    /// What could leave and come back without any copy.
+    /// Bytes that could be evicted and restored without a copy.
     pub discardable: Bytes,
-    /// Pinned host memory that copies take.
+    /// Pinned host memory that holds copies.
     pub hosted: Bytes,
     /// The part of `resident` with no live bytes, which is copied out once it has some: a request may put a block there at any time. None:
     /// the worker is of a release that does not say.
@@ -212,64 +212,64 @@ pub struct Holding {
     pub as_of: Option<u64>,
 }
 
-/// A worker, and how much of a GPU it may hold.
+/// Worker with a lease on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// What it is called.
+    /// Name of the worker.
     pub name: String,
-    /// Its lease.
+    /// Lease of the worker on that GPU.
     pub lease: Bytes,
 }
 
-/// The agent's answer to `hello`.
+/// Answer of the agent to `hello`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Welcome {
-    /// The number of this conversation: another one where the agent was started since, or has given the worker up.
+    /// Number of this conversation. It changes if the agent was restarted or has removed the worker.
     pub epoch: u64,
-    /// The last number that it received from this worker; 0: none.
+    /// Number of the last message received from this worker. 0: none.
     pub received: u64,
-    /// The worker's number.
+    /// Number that the agent assigned to the worker.
     pub worker: u64,
-    /// A worker that starts is to wait for `admit` before it makes memory.
+    /// Whether a starting worker must wait for `admit` before it allocates.
     pub wait: bool,
 }
 
-/// Where stored copies go.
+/// Destination of evicted copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// Another GPU's memory, which was granted for it.
+    /// Memory of another GPU, which was granted for the copies.
     Peer(String),
     /// Pinned host memory.
     Host,
-    /// Files.
+    /// Files on a disk.
     File,
 }
 
-/// Why a want was denied.
+/// Reason of a denied want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Denied {
-    /// More than its GPU could ever give.
+    /// The want exceeds the capacity of its GPU.
     TooLarge,
-    /// Its deadline would pass, or passed, before its turn.
+    /// The deadline has passed, or would pass before the memory arrives.
     Deadline,
-    /// A rank of its gang has not joined, or died.
+    /// A rank of the gang has not joined, or died.
     Incomplete,
-    /// The driver does not restore it: it has to be started again.
+    /// The driver cannot restore the worker: it must be started again.
     Lost,
 }
 
 impl ToWorker {
-    /// Whether it says nothing but what was received.
+    /// Returns whether the message only acknowledges.
     pub fn is_ack(&self) -> bool {
         matches!(self, ToWorker::Ack)
     }
 }
 
 impl ToAgent {
-    /// Whether it says nothing but what was received.
+    /// Returns whether the message only acknowledges.
     pub fn is_ack(&self) -> bool {
         matches!(self, ToAgent::Ack)
     }

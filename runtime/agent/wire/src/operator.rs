@@ -1,38 +1,38 @@
-//! What an operator's command asks the agent over the same socket, and what it is answered: one `ask`, then `row` and
-//! `decision` frames, then `end` or `error`. None of them has a number.
+//! Requests of clients (`glake ps`, `shrink`, ...) over the same socket, and the agent's answers: one `ask`, then `row` and
+//! `decision` frames, then `end` or `error`. These frames are not numbered.
 
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// The first and only frame of an operator's connection.
+/// Request of a client: the first and only frame of its connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask {
-    /// All workers.
+    /// Lists all workers.
     Ps,
-    /// A worker's memory is to leave its GPUs; the answer comes when it has.
+    /// Evicts a worker's memory from its GPUs; answered when the eviction has ended.
     Shrink {
-        /// Its name.
+        /// Name of the worker.
         worker: String,
     },
-    /// A worker's memory is to come back; the answer comes when it has.
+    /// Restores a worker's memory; answered when the refill has ended.
     Refill {
-        /// Its name.
+        /// Name of the worker.
         worker: String,
     },
-    /// A worker of the file is to be started; the answer comes when it has joined.
+    /// Starts a worker of the node file; answered when the worker has joined.
     Start {
-        /// Its name.
+        /// Name of the worker.
         worker: String,
     },
-    /// A worker that the agent has started is to end, and is not started again; the answer comes when it has.
+    /// Stops a worker that the agent started, and does not start it again; answered when the process has ended.
     Stop {
-        /// Its name.
+        /// Name of the worker.
         worker: String,
     },
-    /// The last decisions.
+    /// Lists the last decisions.
     Explain,
-    /// The agent's metrics, as Prometheus reads them.
+    /// Returns the agent's metrics in Prometheus' text format.
     Metrics,
 }
 
@@ -40,91 +40,91 @@ pub enum Ask {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Answer {
-    /// A worker.
+    /// State of one worker.
     Row(WorkerRow),
-    /// A decision.
+    /// Record of one decision.
     Decision(DecisionRow),
-    /// A part of a text.
+    /// Part of a text.
     Text {
-        /// It.
+        /// Content of the part.
         text: String,
     },
-    /// That was all, and it is done.
+    /// End of a successful answer.
     End,
-    /// Whoever asks is not answered at all.
+    /// The agent does not serve this client.
     Refused {
-        /// Why.
+        /// Reason of the refusal.
         why: String,
     },
-    /// It is not done.
+    /// The request failed.
     Error {
-        /// What was asked, what was found, what to do.
+        /// The request, the state found, and how to fix it.
         why: String,
     },
 }
 
-/// A worker, as `glake ps` shows it.
+/// State of a worker, as `glake ps` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerRow {
-    /// What it is called.
+    /// Name of the worker.
     pub worker: String,
-    /// Its process.
+    /// Process id of the worker.
     pub pid: u32,
-    /// Whose it is.
+    /// Tenant that owns the worker.
     pub tenant: String,
-    /// Which GPUs it uses.
+    /// GPUs that the worker uses.
     pub gpus: Vec<String>,
-    /// What it does: idle, busy, or what is under way with it.
+    /// State: idle, busy, or the operation in progress.
     pub state: String,
-    /// What it may hold.
+    /// Sum of the worker's leases.
     pub leased: Bytes,
-    /// What it holds.
+    /// Bytes that the worker's pools hold.
     pub resident: Bytes,
-    /// What is evicted.
+    /// Bytes that are evicted.
     pub evicted: Bytes,
-    /// How long no use has run; none: one runs.
+    /// Seconds since the last use ended. None: a use is running.
     pub idle_s: Option<f64>,
-    /// How long its memory would take to come back.
+    /// Predicted seconds to restore the worker's memory.
     pub predicted_wake_s: f64,
-    /// Of one that the agent starts and that has not joined: how it ended, and what is waited for.
+    /// For a worker that the agent starts and that has not joined: how its last run ended, and the awaited event.
     pub note: Option<String>,
 }
 
-/// A decision, as `glake explain` shows it.
+/// Record of a decision, as `glake explain` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DecisionRow {
-    /// How long ago.
+    /// Seconds since the decision.
     pub ago_s: f64,
-    /// Who waited.
+    /// Name of the worker whose want was decided.
     pub worker: String,
-    /// Of which class it was by then.
+    /// Priority class of the want at the decision.
     pub class: i64,
-    /// How long.
+    /// Seconds that the want had waited.
     pub waited_s: f64,
-    /// For how much.
+    /// Bytes that the want needed.
     pub needed: Bytes,
-    /// Who was chosen.
+    /// Victims of the decision.
     pub taken: Vec<TakenRow>,
-    /// How long it was to take.
+    /// Predicted seconds until the want is granted.
     pub predicted_s: f64,
-    /// How long it took; none: it is not over, or was not granted.
+    /// Actual seconds until the grant. None: the want is pending, or was not granted.
     pub real_s: Option<f64>,
-    /// What came of it.
+    /// Outcome of the want.
     pub outcome: String,
 }
 
-/// What was taken of a worker.
+/// Memory taken from one victim.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TakenRow {
-    /// Of whom.
+    /// Name of the victim.
     pub worker: String,
-    /// Of which GPU.
+    /// GPU of the memory.
     pub gpu: String,
-    /// How much.
+    /// Bytes taken.
     pub bytes: Bytes,
-    /// Why of them.
+    /// Reason for the choice of this victim.
     pub why: String,
 }

@@ -1,4 +1,4 @@
-//! Where the agent's socket is, and whether whoever made it can be trusted.
+//! Path of the agent's socket, and the checks that its owner can be trusted.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -9,55 +9,55 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::process::geteuid;
 
-/// The socket in a folder of a user's sockets.
+/// Path of the socket inside a user's folder for sockets.
 const SOCKET: &str = "glake/agent.sock";
 
-/// A socket that is not used.
+/// Reason why a socket is not used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// There is no folder for it.
+    /// No folder for the socket exists.
     #[error(
         "there is no private folder for the agent's socket: XDG_RUNTIME_DIR is not set and {} {why}; name the \
          socket (glake serve --socket PATH, GLAKE_AGENT=PATH)",
         .folder.display()
     )]
     NoFolder {
-        /// Which was looked at.
+        /// Folder that was checked.
         folder: PathBuf,
-        /// What is wrong with it.
+        /// Fault of the folder.
         why: String,
     },
-    /// Not from the root.
+    /// The path is not absolute.
     #[error("the agent's socket {} is no absolute path: give it from the root", .path.display())]
     Relative {
-        /// Which.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// Something that others may change.
+    /// Other users may change the socket or its folder.
     #[error("the agent's socket {} is not used: {} {why}", .path.display(), .what.display())]
     Untrusted {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// It, or its folder.
+        /// Path that is not safe: the socket or its folder.
         what: PathBuf,
-        /// Why.
+        /// Reason of the distrust.
         why: String,
     },
-    /// Of another user.
+    /// The server runs as another user.
     #[error("the agent's socket {} is served by user {uid}: only this user ({}) and root are trusted", .path.display(), geteuid().as_raw())]
     Server {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Whose.
+        /// User id of the server.
         uid: u32,
     },
-    /// The operating system's error.
+    /// Error of the operating system.
     #[error("the agent's socket {}: {source}", .path.display())]
     Os {
-        /// Which.
+        /// Path of the failed operation.
         path: PathBuf,
-        /// Its error.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
@@ -99,20 +99,20 @@ pub fn find_socket(runtime_dir: Option<&Path>) -> Result<PathBuf, SocketError> {
     }
 }
 
-/// Where an agent of a user may listen that was given no path, whatever its environment says.
+/// Returns the places where an agent of a user may listen without an explicit path, whatever its environment.
 fn default_places(runtime_dir: Option<&Path>, uid: u32) -> Vec<PathBuf> {
     let own = runtime_dir.filter(|folder| folder.is_absolute()).map(Path::to_owned);
     let root = (uid == 0).then(|| PathBuf::from("/run"));
     own.into_iter().chain(root).chain([of_user(uid)]).map(|folder| folder.join(SOCKET)).collect()
 }
 
-/// The folder that a login gives a user for sockets.
+/// Returns the folder that a login creates for a user's sockets.
 fn of_user(uid: u32) -> PathBuf {
     PathBuf::from(format!("/run/user/{uid}"))
 }
 
-/// Whether a socket's path can be trusted: absolute, no link, a socket, in a folder that this user or root owns and nobody
-/// else may write to.
+/// Checks that a socket's path can be trusted: absolute, no link, a socket, in a folder that this user or root owns and
+/// that only its owner may write to.
 ///
 /// # Errors
 /// [`SocketError`].
@@ -147,7 +147,7 @@ pub fn check_folder(path: &Path) -> Result<(), SocketError> {
     Ok(())
 }
 
-/// Whether whoever serves a connected socket can be trusted: it runs as this user, or as root.
+/// Checks that the server of a connected socket can be trusted: it runs as this user, or as root.
 ///
 /// # Errors
 /// [`SocketError::Server`].
@@ -195,7 +195,7 @@ mod tests {
         assert!(refused(&path).contains("may be written by others"));
     }
 
-    /// One has `XDG_RUNTIME_DIR` and the other has not.
+    /// Both ends find the same default path if only one of them has `XDG_RUNTIME_DIR`.
     #[test]
     fn both_ends_find_the_same_default_whatever_their_environments_say() {
         for uid in [0, 1000] {
