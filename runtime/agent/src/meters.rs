@@ -19,7 +19,7 @@ pub(crate) struct Meters {
     meter: Arc<dyn Meter>,
     /// GPUs whose meter is being read.
     reading: RefCell<HashMap<GpuId, Reading>>,
-    /// When what is known of each was asked for.
+    /// Begin of the last reading of each GPU's meter.
     read_at: RefCell<HashMap<GpuId, Duration>>,
     /// GPUs whose meter did not answer when it was read last.
     unanswered: RefCell<BTreeSet<GpuId>>,
@@ -118,7 +118,7 @@ impl Server {
         });
     }
 
-    /// What a meter answered that was asked at `begun`.
+    /// Passes a reading that began at `begun` to the agent, or records that the meter did not answer.
     pub(crate) fn measured(
         &self,
         gpu: GpuId,

@@ -111,7 +111,7 @@ impl Extents {
 
     pub(crate) fn remove(&mut self, id: ExtentId) -> Extent {
         let extent = self.extents.remove(id.index());
-        // The next extent may have its number.
+        // Ids are reused: the next extent may have this one.
         self.emptied.retain(|emptied| *emptied != id);
         let range = self.granules_of(&extent);
         self.granules[range].fill(0);

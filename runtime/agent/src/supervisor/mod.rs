@@ -50,7 +50,7 @@ struct Supervised {
     phase: Phase,
     /// How its last process ended, or why there was none.
     ended: Option<String>,
-    /// Its last process, which this agent has started, ended before it had joined; or there was none.
+    /// Whether the last process that this agent started ended before it joined, or none was started.
     has_failed: bool,
     /// How often in a row.
     ends: u32,
@@ -75,7 +75,7 @@ enum Phase {
 struct Up {
     pid: u32,
     since: Duration,
-    /// The agent before has started it.
+    /// Whether the previous agent started the process.
     is_adopted: bool,
     /// Its start is over, or takes too long for others to wait.
     is_started: bool,

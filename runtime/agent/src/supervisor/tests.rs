@@ -265,7 +265,7 @@ fn the_next_agent_knows_who_runs_and_who_was_ended() {
 }
 
 #[test]
-fn one_of_the_agent_before_that_ends_is_no_start_that_failed() {
+fn end_of_an_adopted_process_is_not_a_failed_start() {
     let mut world = World::new();
     world.supervisor.adopt("asked", 8, world.now);
     world.launches();

@@ -136,8 +136,8 @@ impl Offload {
         self.copy_out(raw, address, size, None)
     }
 
-    /// Returns whether an owner counts on the memory at an address: a private pool's, or memory of ours in no live block, whose owner (a
-    /// graph tree) keeps account of it. Such bytes are not offloaded, and nothing may free, move or replace them in their owner's place.
+    /// Returns whether an owner counts on the memory at an address: memory of a private pool, or GLake's memory in no live
+    /// block, which a graph tree may keep account of. Such bytes are not offloaded, and nothing may free, move or replace them in their owner's place.
     pub fn is_private(&self, address: Address) -> bool {
         let Ok(started) = self.device_of(address).and_then(|device| self.started(device)) else {
             return false;
