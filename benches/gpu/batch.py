@@ -102,7 +102,7 @@ def main():
             log.say(f"{alloc}: given up: {error}")
 
     def least_and_most(alloc):
-        """What is known of a search that did not end."""
+        """Describes the bounds of a search that did not end."""
         fits, not_fits = known[alloc]["fits"], known[alloc]["out of memory"]
         return f"unknown: {max(fits, default=0)} fits, {min(not_fits) if not_fits else 'nothing seen so far'} does not"
 

@@ -50,7 +50,7 @@ def seconds(work):
 
 
 def pinned(size):
-    """Of bytes that repeat after 16 MiB, which are what sizes are multiples of."""
+    """Returns pinned memory whose bytes repeat every 16 MiB; sizes are multiples of that."""
     import torch
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     host.view(-1, 16 * MIB).copy_(torch.randint(0, 255, (16 * MIB,), dtype=torch.uint8))
@@ -96,7 +96,7 @@ def first(report):
 
 @scenario("pulls", 2)
 def pulls(report):
-    """All GPUs at once, then half of them with the others idle."""
+    """Measures pulls of all GPUs at once, then of half of them while the others are idle."""
     import torch
     gpus = torch.cuda.device_count()
     for count, least in ((gpus, 0.98), (gpus // 2, 1.7)):

@@ -152,7 +152,7 @@ class Copier:
             self.glake.done("glake_copy_async", to, source, size, self.stream, 0, None)
 
     def once(self, memory, size, direction, host):
-        """One copy and its wait, in microseconds."""
+        """Returns the time of a copy and its wait, in microseconds."""
         into = direction == "h2d"
         ends = (memory, host) if into else (host, memory)
         begin = time.perf_counter_ns()
@@ -175,7 +175,7 @@ class Copier:
         return {"ready": ready is not None, "seconds": round(time.time() - begin, 1), "stats": self.stats()}
 
     def stats(self):
-        """What the statistics say of relays."""
+        """Returns what relays carried and cost, from the statistics."""
         said = self.glake.stats() if self.role != "native" else {}
         relayed = sum(path["bytes"] for path in said.get("paths", []) if path["relay"] != path["target"])
         return {"relays": said.get("relays"), "relay_costs": said.get("relay_costs"), "relay_bytes": relayed}
@@ -284,7 +284,7 @@ def count_of(size):
 
 
 def bars(rates, memory, size):
-    """What is measured by what: (name, value, least)."""
+    """Returns the figures of a size with their bars: (name, value, least)."""
     new, old, native, shared = (rates.get(role) for role in ("new", "old", "native", "shared"))
     of_malloc = {16 * MIB: 0.80, 64 * MIB: 0.85}.get(size, 0.95 if size >= 256 * MIB else None)
     least = {"pool": 0.98, "malloc": of_malloc}.get(memory)

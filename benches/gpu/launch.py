@@ -1,4 +1,4 @@
-"""One measured process a run: starts harness.py, takes its JSON line, and shares the GPUs out among the runs.
+"""Starts harness.py once for each run, takes its JSON line, and shares the GPUs out among the runs.
 
 A *round* is a list of runs that go one after another on one GPU (the allocators, interleaved); rounds go side by side on as
 many GPUs as are visible. A run that hangs is ended after its time limit and counts as failed.
@@ -90,7 +90,7 @@ def call(command, visible, timeout, more=None, heard=lambda row: None):
 
 
 def harness(workload, alloc, visible, timeout, extra=()):
-    """One run of the harness; a dict in any case, with "error" where it failed."""
+    """Runs the harness once and returns a dict, with "error" if it failed."""
     command = [str(HERE / "harness.py"), "--alloc", alloc, "--workload", workload, *extra]
     if workload.startswith("fsdp_"):
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(visible)), *command]
@@ -117,7 +117,7 @@ class Clock:
 
 
 def asked(command):
-    """What a command prints; nothing where it fails."""
+    """Returns the output of a command, or an empty text if it fails."""
     try:
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
         return done.stdout.strip() if done.returncode == 0 else ""

@@ -28,7 +28,7 @@ KINDS = {
 
 
 def bars(row, four):
-    """What a copy's row is measured by: (what, value, least)."""
+    """Returns the figures of a copy's row with their bars: (what, value, least)."""
     of_native, of_limit = row["native_us"] / row["engine_us"], row["limit_us"] / row["engine_us"]
     size, memory, out = row["bytes"], row["memory"], row["direction"] == "d2h"
     least = {("pool", 4 * MIB): 1.8, ("pool", 16 * MIB): 2.8, ("foreign", 16 * MIB): 2.2, ("pageable", GIB): 3 if out else 5, ("broadcast", 4 * GIB): 3}

@@ -112,7 +112,7 @@ class Runs:
             self._run(name, *self._needs(name))
 
     def rows(self):
-        """Of parts: an earlier call's file has its bars and its machine too."""
+        """Returns the rows of successful parts; an earlier call's file also has rows of bars and of the machine."""
         done = [row for row in self.before + self.log.rows if "run" in row]
         return [row for row in done if "error" not in row and "skipped" not in row]
 
@@ -121,7 +121,7 @@ class Runs:
         return min((row["most_bytes"] for row in self.rows() if row["run"] in names), default=0)
 
     def _least_of_inputs(self):
-        """That of others who offload the inputs of recomputed layers; without them what is asked for of long sequences."""
+        """Returns the least memory of baselines that offload the inputs of recomputed layers, else the target for long sequences."""
         part = 0.74 if self.a.tokens >= 131072 else 1.0
         return self._least("trl-inputs", "hf-offload") or part * self._of("checkpoint").get("most_bytes", 0)
 

@@ -1,4 +1,4 @@
-"""What a safe point costs, and a busy program that is parked: how fast its memory is given away, and whether its tokens change.
+"""Measures the cost of a safe point, and parks a busy program: how fast its memory leaves, and whether its tokens change.
 
     python benches/gpu/park.py [--only call,busy] [--parks 60] [--streams 32] [--out DIR]
 

@@ -1,4 +1,4 @@
-"""What the preload library adds to a copy below 1 MiB: the hooked cudaMemcpyAsync and the real one in turns, in one process.
+"""Measures what the preload library adds to a copy below 1 MiB: the hooked cudaMemcpyAsync and the real one in turns.
 
     python benches/gpu/preload.py [--pairs 1000] [--cudart FILE] [--library FILE] [--out DIR]
 

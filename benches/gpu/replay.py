@@ -1,4 +1,4 @@
-"""What recorded runs reserve under GLake and under models of other allocators: `glake replay` of all traces, as rows. Needs no GPU.
+"""Replays all traces under GLake and under models of other allocators and compares reserved memory. Needs no GPU.
 
     python benches/gpu/replay.py [--device sim] [--lags 0,20,100,500] [--out DIR]
 

@@ -84,7 +84,7 @@ def arguments():
 
 
 def density(a, log):
-    """What a plan says of how many workers one GPU could serve; by calibrated speeds where DIR has some."""
+    """Plans how many workers one GPU could serve, with calibrated speeds where DIR has them."""
     rows, folder = [], pathlib.Path(a.out)
     node = '[node]\nbudget = "65GiB"\n[[worker]]\nname = "w01"\nweights = "12GiB"\nkv = "2GiB"\n'
     workers = text(folder / "density.toml", node)

@@ -73,7 +73,7 @@ class Engine:
 
 
 def engine(alloc, sleep, eager):
-    """One engine; prints its figures as a line of JSON."""
+    """Runs one engine and prints its figures as a line of JSON."""
     import torch
 
     one = Engine(alloc, sleep, eager)

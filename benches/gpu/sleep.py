@@ -20,7 +20,7 @@ BAR = 0.9  # of the link
 
 
 def engine(name, cycles, eager):
-    """One engine; prints its figures as a line of JSON."""
+    """Runs one engine and prints its figures as a line of JSON."""
     one = serving.Engine("glake" if name == "glake" else "native", name == "vllm", eager)
     one.answer()
     one.answer()
@@ -42,7 +42,7 @@ def engine(name, cycles, eager):
 
 
 def bars(rows):
-    """What the engines' figures come to, as rows with bars: of the last row of each engine."""
+    """Returns rows with bars, from the last row of each engine."""
     last = {row["engine"]: row for row in rows if "engine" in row and "error" not in row}
     def bar(what, value, bar=None, most=False, **more):
         return {"what": what, "value": value, "bar": bar, "most": most, **more}

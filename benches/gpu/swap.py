@@ -495,7 +495,7 @@ PARTS = {"links": links, "tensors": tensors, "saver": saver, "start": start, "bu
 
 
 def everything(a):
-    """What is asked for, beside one pair of ours; a part that fails does not keep the others from being measured."""
+    """Runs the requested parts beside one pair of GLake's; a part that fails does not stop the others."""
     failed = []
     with Pair("glake", a.capacity) as ours:
         alone = idle(a, ours)
