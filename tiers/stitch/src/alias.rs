@@ -1,13 +1,13 @@
-//! Stitched address ranges: extents of free pieces mapped side by side, kept mapped for the next request.
+//! Stitched address ranges: extents with free memory, mapped side by side a second time and kept mapped for later requests.
 //!
 //! ```text
 //! home:   [ e0 |  e1  ]   [ e2 ]      [ e3 |   e4 ]
-//!             ▀▀▀▀▀▀▀      ▀▀▀▀        ▀▀▀▀▀▀▀              what is free
+//!             ▀▀▀▀▀▀▀      ▀▀▀▀        ▀▀▀▀▀▀▀              free bytes
 //! alias:  [ e0 |  e1  | e2 | e3 | e4 ]                      whole extents, one address range
 //!             ^block                ^end                    begins in a free suffix, ends in a free prefix
 //! ```
 //!
-//! An alias owns no bytes: what is free is asked of home. It is idle while no block was handed out through it.
+//! An alias owns no bytes: home keeps the record of free memory. An alias is idle while no live block was handed out through it.
 
 use glake_units::Bytes;
 
@@ -19,7 +19,7 @@ use crate::run::Run;
 /// Consecutive alias addresses that are consecutive at home too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// From the start of the alias.
+    /// Offset from the start of the alias.
     pub(crate) offset: u64,
     pub(crate) home: u64,
     pub(crate) size: u64,
@@ -32,15 +32,15 @@ pub(crate) struct Alias {
     pub(crate) domain: DomainId,
     pub(crate) extents: Vec<ExtentId>,
     pub(crate) spans: Vec<Span>,
-    /// Blocks handed out through it.
+    /// Number of live blocks that were handed out through the alias.
     pub(crate) blocks: u32,
-    /// Covers its last use.
+    /// Completion point that covers the last use of the alias.
     pub(crate) point: PointNumber,
-    /// Grows with every use: the order in which idle aliases are collected.
+    /// Sequence number of the last use; idle aliases are collected in this order.
     pub(crate) used: u64,
 }
 
-/// Free bytes of an alias that are side by side.
+/// Contiguous free bytes of an alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) offset: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Window {
 }
 
 impl Alias {
-    /// An alias at `start` over extents in this order, which no block uses yet.
+    /// Creates an idle alias at `start` over `extents` in this order.
     pub(crate) fn new(start: u64, domain: DomainId, extents: Vec<ExtentId>, all: &Extents) -> Self {
         let mut spans: Vec<Span> = Vec::new();
         let mut offset = 0;
@@ -63,7 +63,7 @@ impl Alias {
         Alias { start, size: offset, domain, extents, spans, blocks: 0, point: PointNumber(0), used: 0 }
     }
 
-    /// The steps that map it.
+    /// Appends the steps that map the alias.
     pub(crate) fn map(&self, all: &Extents, steps: &mut Vec<Step>) {
         let mut at = self.start;
         for &extent in &self.extents {
@@ -75,7 +75,7 @@ impl Alias {
         steps.push(Step::Access { offset, size, domain: self.domain });
     }
 
-    /// The steps that unmap it: one for each run of extents that are mapped.
+    /// Appends the steps that unmap the alias: one step for each run of mapped extents.
     pub(crate) fn unmap(&self, all: &Extents, steps: &mut Vec<Step>) {
         let mut at = self.start;
         let is_evicted = |id: ExtentId| all[id].state == ExtentState::Evicted;
@@ -89,30 +89,30 @@ impl Alias {
         }
     }
 
-    /// How many extents are mapped in it: those that are evicted are not.
+    /// Returns the number of extents mapped in the alias; evicted extents are not mapped.
     pub(crate) fn mapped(&self, all: &Extents) -> u64 {
         let mapped = self.extents.iter().filter(|&&id| all[id].state != ExtentState::Evicted);
         mapped.count() as u64
     }
 
-    /// Where it maps one of its extents.
+    /// Returns the address at which the alias maps one of its extents.
     pub(crate) fn address_of(&self, extent: ExtentId, all: &Extents) -> u64 {
         let before = self.extents.iter().take_while(|&&other| other != extent);
         self.start + before.map(|&other| all[other].size).sum::<u64>()
     }
 
-    /// Whether it can be unmapped: nothing can use it, and none of its extents is on its way out or back.
+    /// Returns whether the alias can be unmapped: no work can use it, and none of its extents is being evicted or refilled.
     pub(crate) fn is_done(&self, all: &Extents, passed: PointNumber) -> bool {
         let is_moving = |&extent: &ExtentId| all[extent].state == ExtentState::Moving;
         self.is_idle() && self.point <= passed && !self.extents.iter().any(is_moving)
     }
 
-    /// Whether its addresses hold an offset.
+    /// Returns whether an offset lies in the address range of the alias.
     pub(crate) fn contains(&self, offset: u64) -> bool {
         (self.start..self.start + self.size).contains(&offset)
     }
 
-    /// The smallest window of at least `size` free bytes, where `runs` (sorted, disjoint) are what is free at home.
+    /// Returns the smallest window of at least `size` free bytes. `runs` are the free runs at home, sorted and disjoint.
     pub(crate) fn best_window(&self, runs: &[Run], size: u64) -> Option<Window> {
         let mut best: Option<Window> = None;
         let mut open = Window { offset: 0, size: 0 };
@@ -138,7 +138,7 @@ impl Alias {
         best
     }
 
-    /// The home ranges behind a range of the alias, in alias order.
+    /// Returns the home ranges behind a range of the alias, in alias order.
     pub(crate) fn home_of(&self, window: Window) -> impl Iterator<Item = (u64, u64)> + '_ {
         let (from, to) = (window.offset, window.offset + window.size);
         self.spans.iter().filter_map(move |span| {
@@ -161,7 +161,7 @@ mod tests {
 
     const SIZE: u64 = 8 << 20;
 
-    /// An alias at 1 GiB over the second, the third and the first of three extents.
+    /// Creates an alias at 1 GiB over the second, the third and the first of three extents.
     fn alias() -> (Extents, Vec<ExtentId>, Alias) {
         let mut all = Extents::new(2 << 20);
         let extent = |start| Extent {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_side_by_side_at_home_is_one_span() {
+    fn extents_side_by_side_at_home_are_one_span() {
         let (all, ids, alias) = alias();
         assert_eq!((alias.size, alias.spans.len()), (3 * SIZE, 2));
         assert_eq!(alias.address_of(ids[0], &all), (1 << 30) + 2 * SIZE);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_mapped_is_unmapped() {
+    fn only_mapped_extents_are_unmapped() {
         let (mut all, ids, alias) = alias();
         let mut steps = Vec::new();
         alias.map(&all, &mut steps);

@@ -1,4 +1,4 @@
-//! All aliases of a device, their addresses, and the blocks that were handed out through them.
+//! The aliases of a device, their addresses, and the blocks that were handed out through them.
 //!
 //! Invariant: an alias maps only extents of its own domain, and each of these extents knows it.
 
@@ -21,11 +21,11 @@ use crate::zone::Zone;
 #[derive(Debug)]
 pub(crate) struct Aliases {
     table: Slab<Alias>,
-    /// Grows with every use of an alias.
+    /// Sequence number of the latest use of any alias.
     clock: u64,
-    /// The addresses that aliases are given.
+    /// Address zone of the aliases.
     pub(crate) zone: Zone,
-    /// The blocks that lie in them.
+    /// Live blocks whose addresses belong to an alias.
     pub(crate) blocks: Slab<Stitched>,
 }
 
@@ -38,7 +38,7 @@ impl std::ops::Index<AliasId> for Aliases {
 }
 
 impl Aliases {
-    /// None yet; their addresses will come from a zone.
+    /// Creates an empty set of aliases whose addresses will come from `zone`.
     pub(crate) fn new(zone: Zone) -> Self {
         Aliases { table: Slab::new(), clock: 0, zone, blocks: Slab::new() }
     }
@@ -51,7 +51,7 @@ impl Aliases {
         self.table.iter().map(|(index, alias)| (AliasId::at(index), alias))
     }
 
-    /// Makes an alias that is mapped one of its domain's, idle.
+    /// Registers a newly mapped alias, idle, with its domain and its extents.
     pub(crate) fn add(&mut self, alias: Alias, heap: &mut Heap) -> AliasId {
         let size = Bytes::new(alias.size);
         let id = AliasId::at(self.table.insert(alias));
@@ -67,7 +67,8 @@ impl Aliases {
         id
     }
 
-    /// Takes an idle alias out of use; its addresses stay taken until the driver has unmapped them.
+    /// Removes an idle alias from the index and appends the steps that unmap it. Its addresses stay reserved until the driver has unmapped
+    /// them.
     pub(crate) fn withdraw(&mut self, id: AliasId, heap: &mut Heap, steps: &mut Vec<Step>) -> Alias {
         let alias = self.table.remove(id.index());
         let home = &mut heap.home;
@@ -83,19 +84,19 @@ impl Aliases {
         alias
     }
 
-    /// The aliases of a domain count as used in a completion point.
+    /// Marks the aliases of a domain as used in a completion point.
     pub(crate) fn renew(&mut self, domain: DomainId, point: PointNumber) {
         let own = self.table.iter_mut().map(|(_, alias)| alias).filter(|alias| alias.domain == domain);
         own.for_each(|alias| alias.point = point);
     }
 
-    /// Whether all aliases of an extent can be unmapped.
+    /// Returns whether all aliases of an extent can be unmapped.
     pub(crate) fn are_done(&self, extent: &Extent, heap: &Heap) -> bool {
         let passed = heap.points.passed();
         extent.aliases.iter().all(|&alias| self[alias].is_done(&heap.home.extents, passed))
     }
 
-    /// Serves a request through an alias that is there and at most `longest`, with what is free in it.
+    /// Serves a request from free bytes of an existing alias whose size is at most `longest`.
     pub(crate) fn reuse(
         &mut self,
         heap: &mut Heap,
@@ -117,7 +118,7 @@ impl Aliases {
         Some(self.hand_out(heap, want, id, window.offset, carved))
     }
 
-    /// Hands out a block at `offset` of an alias, its home ranges carved.
+    /// Carves the home ranges behind `offset` of an alias and hands them out as one block.
     pub(crate) fn hand_out(
         &mut self,
         heap: &mut Heap,
@@ -158,7 +159,7 @@ impl Aliases {
         Grant { offset: Bytes::new(start), size: Bytes::new(want.size), edge, waits }
     }
 
-    /// Takes a block back that was handed out through an alias, and that these hold. Returns its size.
+    /// Frees a block that was handed out through an alias and is held by `holds`. Returns the block's size.
     pub(crate) fn free(&mut self, index: u32, holds: &[HoldId], heap: &mut Heap) -> Bytes {
         let block = self.blocks.remove(index as usize);
         let alias = &mut self.table[block.alias.index()];
@@ -170,7 +171,7 @@ impl Aliases {
         heap.free_parts(block, holds)
     }
 
-    /// The free lists that blocks go back to.
+    /// Returns the free lists that live blocks return to.
     pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         self.blocks.iter().flat_map(|(_, block)| [block.list, block.slabs])
     }

@@ -1,41 +1,41 @@
-//! An index of free pieces by size that answers best fit in a few nanoseconds.
+//! An index of free pieces by size that answers best-fit queries in a few nanoseconds.
 //!
 //! ```text
 //! size ─► bin: 64 bins a power of two, a bit a bin, a bit a word of bins ─► its entries (see bin.rs)
 //! ```
 //!
-//! The answer is exact: the smallest piece that is large enough, the lowest address among equals. Bins are that fine so
-//! that a few hundred free pieces leave a handful in each; only the bins that were ever used have entries, side by side.
-//! Bins keep their capacity, so that a steady state allocates nothing.
+//! The answer is exact: the smallest piece that is large enough, the lowest address among equals. The bins are fine enough that a few
+//! hundred free pieces leave a handful in each. Only bins in use have entries, side by side. Bins keep their capacity, so that a steady
+//! state allocates nothing.
 
 use crate::bin::{At, Bin, Entry, PLACES, Rooms};
 use crate::ids::PieceId;
 
-/// The unit of sizes and starts.
+/// Unit of sizes and starts, in bytes.
 pub(crate) const QUANTUM: u64 = 512;
 const SPLIT_BITS: u32 = 6;
 const SPLIT: usize = 1 << SPLIT_BITS;
-/// One word for each power of two up to 2^32 quanta; smaller ones than [`SPLIT`] share the first.
+/// Number of words of bins: one for each power of two up to 2^32 quanta; sizes below [`SPLIT`] share the first.
 const WORDS: usize = 33 - SPLIT_BITS as usize;
 const BINS: usize = WORDS * SPLIT;
-/// A bin that was never used.
+/// Marker of a bin that was never used.
 const UNUSED: u16 = u16::MAX;
 
-/// Free pieces by size.
+/// Free pieces indexed by size.
 #[derive(Debug)]
 pub(crate) struct Bins {
-    /// Those that were ever used.
+    /// Bins that have been used.
     bins: Vec<Bin>,
-    /// Which of them a size's bin is.
+    /// Index into `bins` for each bin number, or [`UNUSED`].
     used: Vec<u16>,
     rooms: Rooms,
     occupied: [u64; WORDS],
-    /// The words that are not 0.
+    /// Bit set of the words that are not 0.
     words: u32,
     len: usize,
 }
 
-/// Where a size of that many quanta belongs.
+/// Returns the bin number of a size in quanta.
 #[inline]
 fn bin_of(quanta: u64) -> usize {
     let log = quanta.ilog2();
@@ -46,7 +46,7 @@ fn bin_of(quanta: u64) -> usize {
     ((log - SPLIT_BITS + 1) as usize) * SPLIT + within
 }
 
-/// A number below [`BINS`], or whose low bits are all that counts.
+/// Converts a number below [`BINS`], or one of which only the low bits count, to an index.
 #[allow(clippy::cast_possible_truncation)]
 const fn as_index(number: u64) -> usize {
     number as usize
@@ -59,7 +59,7 @@ fn key(size: u64, start: u64) -> u64 {
 
 impl Bins {
     pub(crate) fn new() -> Self {
-        // Room for all of them: it costs addresses, and memory only where it is used, but no hit ever has to find it.
+        // Capacity for all bins: it costs addresses, and memory only once touched, and no hit ever reallocates.
         Bins {
             bins: Vec::with_capacity(BINS),
             used: vec![UNUSED; BINS],
@@ -70,9 +70,9 @@ impl Bins {
         }
     }
 
-    /// Makes room for what frees add until this is asked again.
+    /// Makes room for the entries that frees add until the next call.
     pub(crate) fn make_room(&mut self) {
-        // As long as all pieces find places in one bin, none needs a room.
+        // While all pieces fit in the places of one bin, no bin overflows.
         if self.len >= PLACES {
             self.rooms.make_room();
         }
@@ -85,7 +85,7 @@ impl Bins {
         self.len
     }
 
-    /// Adds a piece; its size and start are multiples of [`QUANTUM`] below 2^32 of them.
+    /// Adds a free piece. Size and start must be multiples of [`QUANTUM`] below 2^32 quanta.
     #[inline]
     pub(crate) fn insert(&mut self, size: u64, start: u64, piece: PieceId) {
         let bin = bin_of(size / QUANTUM);
@@ -109,7 +109,7 @@ impl Bins {
         slot
     }
 
-    /// Takes a piece out that was added with this size and start.
+    /// Removes the piece that was added with this size and start.
     #[inline]
     pub(crate) fn remove(&mut self, size: u64, start: u64) {
         let bin = bin_of(size / QUANTUM);
@@ -125,7 +125,7 @@ impl Bins {
     fn take_at(&mut self, bin: usize, at: At) -> Entry {
         let entries = &mut self.bins[usize::from(self.used[bin])];
         let entry = entries.take(at, &mut self.rooms);
-        // Without a branch: whether a bin becomes empty is a toss-up.
+        // Branch-free: whether the bin becomes empty is unpredictable.
         let word = &mut self.occupied[bin / SPLIT];
         *word &= !(u64::from(entries.is_empty()) << (bin % SPLIT));
         self.words &= !(u32::from(*word == 0) << (bin / SPLIT));
@@ -133,7 +133,7 @@ impl Bins {
         entry
     }
 
-    /// Takes out the smallest piece of at least `size`, the lowest among equals; says how large it is too.
+    /// Removes the smallest piece of at least `size` bytes, the lowest address among equals. Returns the piece and its size.
     #[inline]
     pub(crate) fn take_best(&mut self, size: u64) -> Option<(PieceId, u64)> {
         let (bin, at) = self.best(size)?;
@@ -166,13 +166,13 @@ impl Bins {
         Some(word * SPLIT + self.occupied.get(word)?.trailing_zeros() as usize)
     }
 
-    /// Every piece, smallest first.
+    /// Iterates over the pieces, smallest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = PieceId> + '_ {
         let used = self.used.iter().filter(|&&slot| slot != UNUSED);
         used.flat_map(|&slot| self.bins[usize::from(slot)].sorted())
     }
 
-    /// Every piece, in no order.
+    /// Iterates over the pieces in no particular order.
     pub(crate) fn unsorted(&self) -> impl Iterator<Item = PieceId> + '_ {
         self.bins.iter().flat_map(Bin::iter)
     }
@@ -187,8 +187,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The bins answer what an ordered set of (size, start) answers, whatever was added and removed before: with few
-        /// pieces a bin, and with more than fit in its places.
+        /// The bins agree with an ordered set of (size, start) after any additions and removals, with few pieces a bin and with overflow.
         #[test]
         fn best_fit_is_exact(
             few in any::<bool>(),

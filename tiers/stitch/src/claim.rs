@@ -1,4 +1,4 @@
-//! Blocks made live again at an address of before: what a private pool's checkpoint is restored with.
+//! Blocks made live again at their earlier addresses: the restore of a private pool's checkpoint.
 //!
 //! ```text
 //! checkpoint:  [ a ][ b ]      [ c ]          live then
@@ -12,32 +12,32 @@ use rustc_hash::FxHashMap;
 use crate::ids::StreamKey;
 use crate::view::LiveBlock;
 
-/// A block to be made live at home, at one place and no other.
+/// Request to make a block live at one fixed place of home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Where it shall begin, from the start of the reservation.
+    /// Start of the block, from the start of the reservation.
     pub offset: Bytes,
-    /// How long it shall be: a multiple of 512.
+    /// Size of the block: a multiple of 512 bytes.
     pub size: Bytes,
-    /// What it is asked for: not more.
+    /// Requested size; at most `size`.
     pub requested: Bytes,
-    /// The stream that it shall go back to.
+    /// Stream that the block returns to when freed.
     pub stream: StreamKey,
-    /// Small blocks: where the slab begins that is opened for it, if that is known.
+    /// Start of the slab to open for a small block, if known.
     pub slab: Option<Bytes>,
 }
 
-/// What a restore has done. A block that was live then and is live now stays, and is in both lists.
+/// Result of a restore. A block that is live both before and after is in both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Live before.
+    /// Blocks that were live before the restore.
     pub freed: Vec<LiveBlock>,
-    /// Live after.
+    /// Blocks that are live after the restore.
     pub claimed: Vec<LiveBlock>,
 }
 
 impl Claim {
-    /// Of what is live now, what is not in a checkpoint; and of the checkpoint, what is not live now.
+    /// Returns the blocks to free (live now, not in the checkpoint) and the blocks to claim (in the checkpoint, not live now).
     pub(crate) fn differences(now: &[Claim], then: &[Claim]) -> (Vec<Claim>, Vec<Claim>) {
         let without = |these: &[Claim], those: &[Claim]| {
             let those: FxHashMap<Bytes, &Claim> = those.iter().map(|claim| (claim.offset, claim)).collect();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_differs_goes_and_comes() {
+    fn a_restore_changes_only_the_differences() {
         let claim = |at: u64, stream| Claim {
             offset: Bytes::new(at),
             size: Bytes::kib(1),

@@ -1,4 +1,4 @@
-//! Every domain by its name. A name is given once: who asks for one that is gone is told so, whatever took its place.
+//! Table of all domains. An id is given once: a lookup with the id of a removed domain fails even if its slot was reused.
 
 use std::ops::{Index, IndexMut};
 
@@ -12,12 +12,12 @@ use crate::ids::DomainId;
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     table: Slab<Domain>,
-    /// How many there were.
+    /// Number of domains created so far.
     made: u32,
 }
 
 impl Domains {
-    /// A new one, with free lists of its own.
+    /// Adds a domain with free lists of its own.
     pub(crate) fn add(&mut self, options: DomainOptions, lists: &mut FreeLists) -> DomainId {
         let entry = self.table.vacant_entry();
         let id = DomainId::new(self.made, entry.key());
@@ -30,7 +30,7 @@ impl Domains {
         self.table.get(id.place()).filter(|domain| domain.id == id)
     }
 
-    /// One that is there, and was not released.
+    /// Returns a domain that exists and was not released.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
@@ -45,7 +45,7 @@ impl Domains {
         self.table.get_mut(id.place()).filter(|domain| domain.id == id)
     }
 
-    /// Forgets one that is there.
+    /// Removes a domain from the table.
     pub(crate) fn remove(&mut self, id: DomainId) -> Option<Domain> {
         self.get(id)?;
         self.table.try_remove(id.place())
@@ -56,7 +56,7 @@ impl Domains {
     }
 }
 
-/// One that is there: what lies in memory names no other.
+/// Looks up a domain that must exist: pieces in memory only name live domains.
 impl Index<DomainId> for Domains {
     type Output = Domain;
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_given_once() {
+    fn an_id_is_given_once() {
         let (mut domains, mut lists) = (Domains::default(), FreeLists::default());
         let mut gone = Vec::new();
         for _ in 0..100 {

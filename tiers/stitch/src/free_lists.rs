@@ -1,4 +1,4 @@
-//! Every free list by its name.
+//! Table of the free lists of a device.
 
 use std::ops::{Index, IndexMut};
 
@@ -8,7 +8,7 @@ use crate::free_list::{FreeList, Owner};
 use crate::ids::{FreeListId, PieceId};
 use crate::piece::Pieces;
 
-/// All free lists of a device.
+/// Free lists of a device.
 #[derive(Debug, Default)]
 pub(crate) struct FreeLists(Slab<FreeList>);
 
@@ -29,17 +29,17 @@ impl IndexMut<FreeListId> for FreeLists {
 }
 
 impl FreeLists {
-    /// Adds an empty one.
+    /// Adds an empty free list.
     pub(crate) fn add(&mut self, list: FreeList) -> FreeListId {
         FreeListId::at(self.0.insert(list))
     }
 
-    /// Forgets one; its pieces were taken out before.
+    /// Removes a free list, which must be empty.
     pub(crate) fn forget(&mut self, id: FreeListId) {
         self.0.remove(id.index());
     }
 
-    /// One that may be gone.
+    /// Returns a free list that may have been removed.
     pub(crate) fn get(&self, id: FreeListId) -> Option<&FreeList> {
         self.0.get(id.index())
     }
@@ -48,7 +48,7 @@ impl FreeLists {
         self.0.iter().map(|(index, list)| (FreeListId::at(index), list))
     }
 
-    /// As [`FreeList::make_room`], for each.
+    /// Calls [`FreeList::make_room`] for each list.
     pub(crate) fn make_room(&mut self) {
         self.0.iter_mut().for_each(|(_, list)| list.make_room());
     }
@@ -58,12 +58,12 @@ impl FreeLists {
         self[pieces[piece].list].insert(pieces, piece);
     }
 
-    /// Takes a free piece out of the list that it is in.
+    /// Removes a free piece from its list.
     pub(crate) fn remove(&mut self, pieces: &mut Pieces, piece: PieceId) {
         self[pieces[piece].list].remove(pieces, piece);
     }
 
-    /// Whose the list is that a piece names.
+    /// Returns the owner of the list that a piece names.
     pub(crate) fn owner_of(&self, pieces: &Pieces, piece: PieceId) -> Owner {
         self[pieces[piece].list].owner
     }

@@ -14,12 +14,12 @@
 //!                   └──────────┴──────────┴──────────┘
 //! ```
 //!
-//! The allocator follows GMLake (Guo et al., ASPLOS 2024) in stitching free memory through virtual memory mappings, and
-//! differs in what is stitched: whole extents of 16 MiB instead of chunks of 2 MiB, so that it takes tens of mappings
-//! where GMLake takes thousands; bookkeeping is at home only, and an alias is nothing but another view of it.
+//! The allocator follows GMLake (Guo et al., ASPLOS 2024) in stitching free memory through virtual memory mappings. It stitches whole
+//! extents of 16 MiB instead of chunks of 2 MiB, and so needs tens of mappings where GMLake needs thousands. All bookkeeping is at home; an
+//! alias is only another view of it.
 //!
-//! A caller asks [`Allocator::take`]; where that is no hit, [`Allocator::plan`] answers with work for the driver, and
-//! [`Allocator::commit`] or [`Allocator::abort`] ends it:
+//! A caller first calls [`Allocator::take`]. On a miss, [`Allocator::plan`] returns work for the driver, and [`Allocator::commit`] or
+//! [`Allocator::abort`] ends it:
 //!
 //! ```
 //! use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};

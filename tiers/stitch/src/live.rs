@@ -1,13 +1,12 @@
-//! What was handed out, by the offset that it begins at.
+//! Index of the live blocks by their start offset.
 //!
 //! ```text
 //! home:  stretch of 1 MiB ─► a piece      a large block is longer than that, so at most one begins in a stretch
 //! slabs, aliases ──────────► hash table
 //! ```
 //!
-//! A table of stretches answers with one memory access and no hashing: most bytes, and most of a training run's calls, are
-//! in large blocks. It names pieces and not where they begin: whoever asks looks at the piece next, and a table half as
-//! large is twice as often in the cache.
+//! The table of stretches answers with one memory access and no hashing: most bytes, and most calls of a training run, are in large blocks.
+//! It stores pieces and not their starts: the caller reads the piece next anyway, and a table half as large is twice as often in the cache.
 
 use rustc_hash::FxHashMap;
 
@@ -16,20 +15,20 @@ use crate::ids::PieceId;
 use crate::piece::Pieces;
 use crate::room;
 
-/// What begins at an offset that was handed out.
+/// Kind of a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Live {
     Piece(PieceId),
-    /// Index among the stitched blocks.
+    /// Index of a stitched block.
     Stitched(u32),
 }
 
-/// All live blocks of a device.
+/// Live blocks of a device.
 #[derive(Debug)]
 pub(crate) struct LiveBlocks {
-    /// Offsets below are large blocks at home.
+    /// End of home; offsets below it are large blocks.
     home_end: u64,
-    /// By stretch: the piece of the block that begins in it, or none.
+    /// Piece of the block that begins in each stretch, or none.
     stretches: Vec<PieceId>,
     others: FxHashMap<u64, Live>,
     at_home: usize,
@@ -49,7 +48,7 @@ impl LiveBlocks {
         self.at_home + self.others.len()
     }
 
-    /// Home is mapped up to `end` now: makes room for the blocks that will begin there, so that no hit has to.
+    /// Makes room for blocks up to `end`, to which home is now mapped, so that no hit has to.
     pub(crate) fn reach(&mut self, end: u64) {
         let stretches = stretch_of(end.min(self.home_end)) + 1;
         if stretches > self.stretches.len() {
@@ -57,14 +56,14 @@ impl LiveBlocks {
         }
     }
 
-    /// Makes room for the small blocks that hits add until this is asked again.
+    /// Makes room for the small blocks that hits add until the next call.
     pub(crate) fn make_room(&mut self) {
         room::make(self.others.len(), self.others.capacity(), room::OF_DEVICE, |more| {
             self.others.reserve(more)
         });
     }
 
-    /// Adds a block.
+    /// Adds a live block.
     #[inline]
     pub(crate) fn insert(&mut self, offset: u64, live: Live) {
         match live {
@@ -104,15 +103,14 @@ impl LiveBlocks {
         begins_at(piece, offset, pieces).map(Live::Piece)
     }
 
-    /// The last large block at home that begins at or before an offset of home: walks back over stretches where none
-    /// begins.
+    /// Returns the last large block that begins at or before an offset of home; walks back over stretches without one.
     pub(crate) fn last_at_home(&self, offset: u64, pieces: &Pieces) -> Option<PieceId> {
         let upto = self.stretches.len().min(stretch_of(offset) + 1);
         let blocks = self.stretches[..upto].iter().rev().copied().filter(|&piece| piece != PieceId::NONE);
         blocks.into_iter().find(|&piece| pieces[piece].start <= offset)
     }
 
-    /// Every block, in no order.
+    /// Iterates over all live blocks in no particular order.
     pub(crate) fn iter<'a>(&'a self, pieces: &'a Pieces) -> impl Iterator<Item = (u64, Live)> + 'a {
         let home = self.stretches.iter().copied().filter(|&piece| piece != PieceId::NONE);
         let home = home.map(|piece| (pieces[piece].start, Live::Piece(piece)));
@@ -134,7 +132,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn finds_what_begins_exactly_there() {
+    fn finds_only_blocks_that_begin_at_the_offset() {
         let (mut live, mut pieces) = (LiveBlocks::new(1 << 30), Pieces::default());
         let offsets = [0, 2 * MIB - QUANTUM, 6 * MIB, 1 << 30, (1 << 30) + QUANTUM];
         let blocks = offsets.map(|offset| (offset, pieces.segment(offset, 2 * MIB, State::Live).1));

@@ -1,56 +1,56 @@
-//! Runs of bytes at home, linked in the order of their addresses.
+//! Pieces: runs of bytes at home, linked in the order of their addresses.
 //!
 //! ```text
 //! segment:  edge ⇄ live ⇄ free ⇄ live ⇄ free ⇄ edge          (extents of one domain, side by side)
 //! ```
 //!
-//! Invariants: the pieces of a segment cover it without gap or overlap; an edge has size 0 and never changes; so every
-//! other piece has two neighbours. A free piece is in exactly one free list.
+//! Invariants: the pieces of a segment cover it without gap or overlap. An edge has size 0 and never changes, so every other piece has two
+//! neighbours. A free piece is in exactly one free list.
 
 use crate::ids::{FreeListId, Move, PieceId, PointNumber};
 use crate::room;
 
-/// What a piece is at the moment.
+/// State of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The end of a segment: nothing lies beyond it.
+    /// End of a segment; no piece lies beyond it.
     Edge,
-    /// In its free list.
+    /// Free, in its free list.
     Free,
-    /// Handed out, whole, at home.
+    /// Live block at home.
     Live,
-    /// Handed out as a part of a stitched block, or reserved by a plan.
+    /// Part of a stitched block, or reserved by a plan.
     Part,
-    /// Handed out as a slab, which holds pieces of its own.
+    /// Open slab, which contains pieces of its own.
     Slab,
-    /// No piece: a name to be given again, in a list by `next`.
+    /// Unused table entry, linked by `next` into the list of vacant ids.
     Vacant,
 }
 
-/// One cache line: a malloc and a free touch half a dozen of these all over the table.
+/// A piece, in one cache line: a malloc and a free touch half a dozen of them across the table.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Piece {
     pub(crate) start: u64,
     pub(crate) size: u64,
-    /// Free: the completion point that covers its last use.
+    /// Completion point of the last use, if free.
     pub(crate) point: PointNumber,
-    /// Live: what was asked for. Free and nobody's: how many blocks it completes.
+    /// Requested size, if live; number of blocks that the piece completes, if free and withheld.
     pub(crate) requested: u64,
     pub(crate) prev: PieceId,
     pub(crate) next: PieceId,
-    /// Free: the free list that it is in. Live: the free list that it goes back to.
+    /// Free list that contains the piece, if free; that it returns to, if live.
     pub(crate) list: FreeListId,
-    /// Free and nobody's: the free list that it goes to once its completion point has passed.
+    /// Free list after the completion point has passed, if free and withheld.
     pub(crate) returns_to: FreeListId,
-    /// The slab that this is a piece of.
+    /// Slab that contains the piece.
     pub(crate) slab: PieceId,
-    /// Slab: the first edge of what lies in it.
+    /// First edge inside, if the piece is a slab.
     pub(crate) inside: PieceId,
     pub(crate) state: State,
-    /// Free: the last time that some of its bytes were used at another address than home's.
+    /// Last use of any byte at another address than home's, if free.
     pub(crate) moved: Move,
-    /// Live: other streams use it.
+    /// Whether other streams use the block, if live.
     pub(crate) recorded: bool,
 }
 
@@ -78,14 +78,14 @@ impl Piece {
     }
 }
 
-/// All pieces of a device. The table keeps its vacant names itself, so that an access checks one bound and no tag.
+/// Table of all pieces of a device. It links its vacant ids itself, so that an access checks one bound and no tag.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     table: Vec<Piece>,
-    /// The free list that each is in, or none. Beside the pieces: whether a freed one merges with its neighbours is then asked of
-    /// two words in a small table, and not of two cache lines that are seldom at hand.
+    /// Free list of each piece, or none. Kept beside the pieces: whether a freed piece merges with its neighbours is then decided by two
+    /// words of a small table instead of two cold cache lines.
     within: Vec<FreeListId>,
-    /// The name that was given back last.
+    /// Most recently vacated id.
     vacant: PieceId,
 }
 
@@ -112,7 +112,7 @@ impl std::ops::IndexMut<PieceId> for Pieces {
 }
 
 impl Pieces {
-    /// A segment of one piece between two edges; returns the first edge, the piece and the last edge.
+    /// Creates a segment of one piece between two edges; returns the first edge, the piece and the last edge.
     pub(crate) fn segment(&mut self, start: u64, size: u64, state: State) -> (PieceId, PieceId, PieceId) {
         let first = self.insert(Piece::blank(start, 0, State::Edge));
         let piece = self.insert(Piece::blank(start, size, state));
@@ -127,7 +127,7 @@ impl Pieces {
         self[right].prev = left;
     }
 
-    /// Cuts a piece that is in no free list after `size` bytes; the rest is a new piece with the same properties.
+    /// Splits a piece in no free list after `size` bytes; the rest is a new piece with the same properties.
     pub(crate) fn split(&mut self, id: PieceId, size: u64) -> PieceId {
         let piece = &mut self[id];
         let mut rest = piece.clone();
@@ -142,7 +142,7 @@ impl Pieces {
         rest
     }
 
-    /// Cuts `size` bytes off the front of a piece as a new piece with the same properties; the rest keeps its name.
+    /// Splits `size` bytes off the front of a piece as a new piece with the same properties; the rest keeps its id.
     #[inline]
     pub(crate) fn split_front(&mut self, id: PieceId, size: u64) -> PieceId {
         let piece = &mut self[id];
@@ -158,7 +158,7 @@ impl Pieces {
         front
     }
 
-    /// Makes room for the pieces that hits and frees add until this is asked again.
+    /// Makes room for the pieces that hits and frees add until the next call.
     pub(crate) fn make_room(&mut self) {
         room::make(self.table.len(), self.table.capacity(), room::OF_DEVICE, |more| self.table.reserve(more));
         room::make(self.within.len(), self.within.capacity(), room::OF_DEVICE, |more| {
@@ -179,25 +179,25 @@ impl Pieces {
         PieceId::at(self.table.len() - 1)
     }
 
-    /// A piece comes into the free list that it names.
+    /// Marks a piece as a member of the free list that it names.
     #[inline]
     pub(crate) fn add_to_list(&mut self, id: PieceId) {
         self.within[id.index()] = self[id].list;
     }
 
-    /// A piece is in no free list any more.
+    /// Marks a piece as a member of no free list.
     #[inline]
     pub(crate) fn take_from_list(&mut self, id: PieceId) {
         self.within[id.index()] = FreeListId::NONE;
     }
 
-    /// Whether a piece is free and in this free list.
+    /// Returns whether a piece is free and in this free list.
     #[inline]
     pub(crate) fn is_in(&self, id: PieceId, list: FreeListId) -> bool {
         self.within[id.index()] == list
     }
 
-    /// `into` was last used when either of the two was, and where.
+    /// Merges the last use of `from` into `into`: the later point, and the later move.
     #[inline]
     pub(crate) fn inherit(&mut self, into: PieceId, from: PieceId) {
         let (point, moved) = (self[from].point, self[from].moved);
@@ -206,7 +206,7 @@ impl Pieces {
         piece.moved = piece.moved.max(moved);
     }
 
-    /// Adds a piece to the one on its left, which covers both then; where there is none on the left, the piece is the first.
+    /// Appends a piece to its left neighbour, which then covers both; without one, the piece is the first.
     pub(crate) fn append(&mut self, left: PieceId, id: PieceId) -> PieceId {
         if left == PieceId::NONE {
             return id;
@@ -216,7 +216,7 @@ impl Pieces {
         left
     }
 
-    /// Makes `left` cover its right neighbour too, which is in no free list and goes.
+    /// Extends `left` over its right neighbour, which is in no free list and is removed.
     #[inline]
     pub(crate) fn absorb_next(&mut self, left: PieceId) {
         let right = self[left].next;
@@ -228,13 +228,13 @@ impl Pieces {
         self[next].prev = left;
     }
 
-    /// Every free list that a piece is in, goes back to, or goes to later.
+    /// Iterates over all free lists that pieces are in, return to, or go to later.
     pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         let there = self.table.iter().filter(|piece| piece.state != State::Vacant);
         there.flat_map(|piece| [piece.list, piece.returns_to])
     }
 
-    /// An edge at `at`, linked to nothing yet.
+    /// Creates an unlinked edge at `at`.
     pub(crate) fn edge(&mut self, at: u64) -> PieceId {
         self.insert(Piece::blank(at, 0, State::Edge))
     }

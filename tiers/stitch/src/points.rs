@@ -1,4 +1,4 @@
-//! Completion of work as the core sees it: the order of frees, and how far of it has passed.
+//! Completion points: the order of frees, and the last point whose work has completed.
 //!
 //! ```text
 //! passed ──── closed, its event recorded ──── open: frees belong to it now
@@ -11,9 +11,9 @@ use crate::ids::PointNumber;
 /// The completion points of one device.
 #[derive(Debug)]
 pub(crate) struct CompletionPoints {
-    /// Frees belong to this completion point; it closes when an event is recorded for it.
+    /// Completion point of the current frees; closed when an event is recorded for it.
     open: PointNumber,
-    /// Whether anything was freed in it.
+    /// Whether the open point has frees.
     uncovered: bool,
     passed: PointNumber,
 }
@@ -25,36 +25,36 @@ impl Default for CompletionPoints {
 }
 
 impl CompletionPoints {
-    /// The one that frees belong to now.
+    /// Returns the open completion point, to which frees belong.
     #[inline]
     pub(crate) fn open(&self) -> PointNumber {
         self.open
     }
 
-    /// The last one that has passed.
+    /// Returns the last completion point that has passed.
     #[inline]
     pub(crate) fn passed(&self) -> PointNumber {
         self.passed
     }
 
-    /// Whether work of a completion point may still run.
+    /// Returns whether work of a completion point may still run.
     #[inline]
     pub(crate) fn is_pending(&self, point: PointNumber) -> bool {
         point > self.passed
     }
 
-    /// The open completion point, where it has frees that no recorded event covers.
+    /// Returns the open completion point if it has frees that no recorded event covers.
     pub(crate) fn uncovered(&self) -> Option<PointNumber> {
         self.uncovered.then_some(self.open)
     }
 
-    /// Something was freed in the open completion point, or the event of the last one could not be recorded.
+    /// Marks the open completion point as in need of an event: a block was freed, or the last event could not be recorded.
     #[inline]
     pub(crate) fn uncover(&mut self) {
         self.uncovered = true;
     }
 
-    /// The event of the open completion point was recorded; returns that completion point.
+    /// Closes the open completion point, whose event was recorded, and returns it.
     pub(crate) fn close(&mut self) -> PointNumber {
         let closed = self.open;
         self.open = closed.next();
@@ -62,7 +62,7 @@ impl CompletionPoints {
         closed
     }
 
-    /// All work enqueued before this completion point was closed has completed.
+    /// Marks a completion point as passed.
     pub(crate) fn pass(&mut self, point: PointNumber) {
         debug_assert!(point < self.open, "a completion point passes after it was closed");
         self.passed = self.passed.max(point);

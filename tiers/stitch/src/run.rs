@@ -1,4 +1,4 @@
-//! Free bytes at home that one stream may take, side by side whichever free lists they are in.
+//! Runs: contiguous free bytes at home that one stream may take, across free lists.
 
 use crate::ids::PieceId;
 
@@ -7,7 +7,7 @@ use crate::ids::PieceId;
 pub(crate) struct Run {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// The piece that begins at `start`.
+    /// Piece that begins at `start`.
     pub(crate) first: PieceId,
 }
 
@@ -17,7 +17,7 @@ impl Run {
     }
 }
 
-/// Joins free ranges (start, end, piece) that touch into runs, in the order of addresses.
+/// Joins free ranges (start, end, piece) that touch into runs, in address order.
 pub(crate) fn join(mut ranges: Vec<Run>) -> Vec<Run> {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, run| {

@@ -1,10 +1,10 @@
-//! Where runs of extents of one domain begin and end at home.
+//! Index of the segments at home: runs of extents of one domain.
 
 use std::collections::BTreeMap;
 
 use crate::ids::PieceId;
 
-/// The edges of all segments, by offset.
+/// Edges of all segments, by offset.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     pub(crate) begins: BTreeMap<u64, PieceId>,
@@ -12,12 +12,12 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// The first edge of every segment, in the order of addresses.
+    /// Iterates over the first edge of every segment, in address order.
     pub(crate) fn begins(&self) -> impl Iterator<Item = PieceId> + '_ {
         self.begins.values().copied()
     }
 
-    /// The first edge of the last segment that begins at or before an offset.
+    /// Returns the first edge of the last segment that begins at or before an offset.
     pub(crate) fn last_at(&self, offset: u64) -> Option<PieceId> {
         self.begins.range(..=offset).next_back().map(|(_, &edge)| edge)
     }

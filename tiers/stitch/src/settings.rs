@@ -1,59 +1,59 @@
-//! What a user can tune.
+//! Settings of an allocator that users can tune.
 
 use glake_units::Bytes;
 
-/// How a block may be reused across streams.
+/// Policy for reusing memory across streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Borrow {
-    /// A stream reuses only what it freed itself.
+    /// A stream reuses only memory that it freed itself.
     Off,
-    /// Another stream's bytes can be taken once the completion point of their free has passed: no waits, no deadlock.
+    /// A stream may also reuse memory of other streams once the completion point of the free has passed: no waits, no deadlock.
     #[default]
     Completed,
-    /// As `Completed`, and before the completion point the owner may wait on the GPU for the stream that freed them: whole pieces or parts, the one
-    /// that fits best first, then several that touch or are stitched.
+    /// `Completed`, and before the completion point the new owner may wait on the GPU for the stream that freed the memory: whole pieces or
+    /// parts, the best fit first, then several that touch or are stitched.
     Wait,
 }
 
-/// The knobs of one device's allocator.
+/// The settings of one device's allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The device's memory: home is twice as long, and reserved memory never exceeds it.
+    /// Memory of the device: home is twice as long, and reserved memory never exceeds it.
     pub memory: Bytes,
-    /// The unit of extents and mappings (2 MiB on every GPU so far).
+    /// Unit of extents and mappings (2 MiB on every GPU so far).
     pub granularity: Bytes,
-    /// The full size of extents, which domains reach that hold much.
+    /// Full size of extents, used by domains that hold much memory.
     pub extent: Bytes,
-    /// The smallest size of extents: of domains that hold little, and of all once reserved memory is near its limit.
+    /// Smallest size of extents, used by domains that hold little, and by all once reserved memory is near its limit.
     pub extent_near_limit: Bytes,
-    /// The part of the device's memory above which extents are small.
+    /// Fraction of the device's memory above which extents are small.
     pub near_full: f64,
-    /// The part of a limit below the device's memory above which extents are small.
+    /// Fraction of a limit below the device's memory above which extents are small.
     pub near_limit: f64,
-    /// The size of the slabs that small requests are cut from.
+    /// Size of the slabs that serve small requests.
     pub slab: Bytes,
     /// Whether free pieces are stitched at all.
     pub alias: bool,
-    /// Requests below are never stitched; `None`: below one extent.
+    /// Smallest request that is stitched; `None`: one extent.
     pub fragment_limit: Option<Bytes>,
-    /// An idle alias serves a request if it is at most this many times as long.
+    /// Largest ratio of an idle alias's size to the request at which the alias is reused.
     pub reuse_limit: f64,
-    /// Stitch only where growing is not possible.
+    /// Whether to stitch only if growing is not possible.
     pub stitch_only_when_full: bool,
-    /// Idle aliases above this much are collected, the oldest first.
+    /// Limit of idle aliases, in bytes; above it the oldest are collected.
     pub idle_aliases: Bytes,
-    /// How many extents may be mapped at once, at home and in aliases together.
+    /// Maximum number of mapped extents, at home and in aliases together.
     pub max_mappings: u64,
-    /// Reserved memory stays at or below.
+    /// Limit of reserved memory.
     pub limit: Bytes,
-    /// Reserved memory stays at or below for requests, below the limit. It asks for no tight packing.
+    /// Limit of memory reserved by requests, below `limit`. It does not ask for tight packing.
     pub budget: Bytes,
-    /// Reuse across streams.
+    /// Policy for reuse across streams.
     pub borrow: Borrow,
 }
 
 impl Settings {
-    /// The defaults for a device with so much memory.
+    /// Returns the defaults for a device with `memory` bytes.
     pub fn for_memory(memory: Bytes) -> Self {
         Settings {
             memory,

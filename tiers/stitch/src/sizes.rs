@@ -1,7 +1,7 @@
-//! Sizes of new extents, and whether a limit allows them.
+//! Sizes of new extents within a limit.
 //!
-//! An extent costs the same whatever its size. So a growth takes few large extents, and rounds up to a unit that grows with the domain:
-//! a small domain has little unused, a large one few extents, however slowly it grew.
+//! An extent costs the same whatever its size. So a growth takes few large extents, and rounds up to a unit that grows with the domain: a
+//! small domain has little unused memory, a large one few extents, however slowly it grew.
 //!
 //! ```text
 //! holds      0 ────── 4 GiB ── 8 ── 16 ──       of a domain in extents of 16 MiB
@@ -14,26 +14,26 @@ use glake_units::Bytes;
 use crate::error::StitchError;
 use crate::settings::Settings;
 
-/// Bytes of a domain whose unit of growth is the full size: of one in extents of the device's size, and of one that moves as a whole,
-/// in larger extents of its own.
+/// Bytes at which a domain's unit of growth reaches the full size, for domains with extents of the device's size. Regions have larger
+/// extents of their own and reach theirs there too.
 const FULL: u64 = 16 << 30;
 const FULL_OWN: u64 = 4 << 30;
 
 /// Largest extent of a growth, in full sizes.
 const LARGEST: u64 = 4;
 
-/// Smallest request that is stitched in a domain of several streams, in units of growth. On sizes of a training run, with three streams that
-/// free and allocate at random, 100,000 pairs take 9 driver calls; with one unit they take 76,000.
+/// Smallest request that is stitched in a domain of several streams, in units of growth. On sizes of a training run, with three streams
+/// that free and allocate at random, 100,000 pairs take 9 driver calls; with one unit they take 76,000.
 const SHARED: u64 = 4;
 
 impl Settings {
-    /// The device's memory in whole granules.
+    /// Returns the device's memory in whole granules, in bytes.
     pub(crate) fn whole_memory(&self) -> u64 {
         self.memory.get().next_multiple_of(self.granularity.get())
     }
 
-    /// Returns the unit of growth of a domain that holds so many bytes: in proportion to them, rounded down to a power of two, from
-    /// the smallest size to the full one, which is the domain's `own` or else `extent`.
+    /// Returns the unit of growth of a domain that holds `held` bytes: proportional to them, rounded down to a power of two, from the
+    /// smallest size to the full one, which is the domain's `own` or else `extent`.
     pub(crate) fn unit(&self, own: Option<Bytes>, held: u64) -> u64 {
         let full = own.unwrap_or(self.extent).get();
         let whole = if own.is_some() { FULL_OWN } else { FULL };
@@ -41,15 +41,15 @@ impl Settings {
         (1 << share.max(1).ilog2()).max(self.extent_near_limit.get()).min(full)
     }
 
-    /// Returns the size from which requests are stitched, in a domain that grows in units of `unit`. Free memory of several streams
-    /// changes hands all the time: stitched in smaller parts, it would be mapped again and again. Under a limit every byte counts.
+    /// Returns the size from which requests are stitched, in a domain that grows in units of `unit`. Free memory of several streams changes
+    /// hands all the time: stitched in smaller parts, it would be mapped again and again. Near a limit every byte counts.
     pub(crate) fn stitched_from(&self, own: Option<Bytes>, unit: u64, streams: usize, reserved: u64) -> u64 {
         let is_shared = streams > 1 && self.limit >= self.memory && reserved <= self.small_from();
         if is_shared { (SHARED * unit).min(own.unwrap_or(self.extent).get()) } else { unit }
     }
 
-    /// Returns the sizes of new extents for so many bytes of a domain, which holds so many, where so much is reserved in all. Near the
-    /// limit all are of the smallest size; of a domain that has a size of its own only where they do not fit otherwise.
+    /// Returns the sizes of the new extents for a growth of a domain. Near the limit all are of the smallest size; in a domain with its own
+    /// extent size only if larger ones do not fit.
     pub(crate) fn extent_sizes(
         &self,
         missing: u64,
@@ -77,7 +77,8 @@ impl Settings {
         sizes
     }
 
-    /// Where extents become small: a limit that was set asks for tight packing long before the device itself does, or a budget.
+    /// Returns the reserved memory above which extents become small. A limit below the device's memory asks for tight packing long before
+    /// the device itself or a budget does.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn small_from(&self) -> u64 {
         let of = |whole: Bytes, part: f64| (whole.get() as f64 * part) as u64;
@@ -85,26 +86,26 @@ impl Settings {
         if self.budget < self.limit { near.min(of(self.budget, self.near_full)) } else { near }
     }
 
-    /// What requests may have at most.
+    /// Returns the most that requests may reserve.
     pub(crate) fn most(&self) -> Bytes {
         self.budget.min(self.limit)
     }
 
-    /// Whether the limit allows new extents, where so much is reserved.
+    /// Returns whether the limit allows new extents at the given reserved memory.
     pub(crate) fn allows(&self, sizes: &[u64], reserved: u64) -> bool {
         reserved + sizes.iter().sum::<u64>() <= self.most().get()
     }
 
-    /// The longest alias that a request of this size uses again.
+    /// Returns the size of the longest alias that a request of this size may reuse.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     pub(crate) fn longest_reused(&self, size: u64) -> u64 {
         (size as f64 * self.reuse_limit) as u64
     }
 
-    /// Refuses the first knob that makes no sense.
+    /// Checks the settings for consistency.
     ///
     /// # Errors
-    /// [`StitchError::BadSetting`].
+    /// [`StitchError::BadSetting`] for the first invalid setting.
     pub(crate) fn check(&self) -> Result<(), StitchError> {
         let granularity = self.granularity;
         let bad = |knob, value, allowed| Err(StitchError::BadSetting { knob, value, allowed });
@@ -139,7 +140,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Extents of any size, and a domain's own.
+    /// Generates settings with extents of any size, and optionally a domain's own.
     fn settings() -> impl Strategy<Value = (Settings, Option<Bytes>)> {
         let size = |granules: u64| Bytes::mib(2 * granules);
         (1..=40u64, 1..=4u64, prop::option::of(1..=100u64)).prop_map(move |(extent, small, own)| {
@@ -158,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_unit_is_a_share_of_what_is_held((settings, own) in settings(), held in 0..(1u64 << 37), more in 0..(1u64 << 37)) {
+        fn the_unit_is_proportional_to_the_held_bytes((settings, own) in settings(), held in 0..(1u64 << 37), more in 0..(1u64 << 37)) {
             let (full, small) = (full(&settings, own), small(&settings, own));
             let whole = if own.is_some() { FULL_OWN } else { FULL };
             let unit = settings.unit(own, held);
@@ -169,7 +170,7 @@ mod tests {
         }
 
         #[test]
-        fn a_growth_is_what_is_missing_up_to_a_unit(
+        fn a_growth_is_the_missing_bytes_rounded_up_to_a_unit(
             (settings, own) in settings(), missing in 1..(1u64 << 33), held in 0..(1u64 << 35), reserved in 0..(1u64 << 36),
         ) {
             let (full, small) = (full(&settings, own), small(&settings, own));
@@ -193,7 +194,7 @@ mod tests {
                 held += sizes.iter().sum::<u64>();
                 extents += sizes.len() as u64;
             }
-            // As many as the full size takes, and each smaller size at most as many as hold the bytes up to the next.
+            // Bound: the extents of full size, and of each smaller size at most as many as cover the bytes up to the next size.
             let doublings = u64::from((full / small(&settings, own)).ilog2()) + 2;
             let bound = held / full + 2 * doublings * (whole / full);
             prop_assert!(extents <= bound, "{extents} extents, bound {bound}");
@@ -214,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_was_set_makes_extents_small_early() {
+    fn a_configured_limit_makes_extents_small_early() {
         let settings = Settings { limit: Bytes::mib(512), ..Settings::for_memory(Bytes::gib(1)) };
         assert_eq!(settings.extent_sizes(MIB, None, FULL, 64 * MIB), [16 * MIB]);
         assert_eq!(settings.extent_sizes(MIB, None, FULL, 120 * MIB), [2 * MIB]);
     }
 
     #[test]
-    fn a_budget_makes_extents_small_near_its_end_alone() {
+    fn a_budget_makes_extents_small_only_near_its_end() {
         let settings = Settings { budget: Bytes::mib(512), ..Settings::for_memory(Bytes::gib(1)) };
         assert_eq!(settings.extent_sizes(MIB, None, FULL, 400 * MIB), [16 * MIB]);
         assert_eq!(settings.extent_sizes(MIB, None, FULL, 460 * MIB), [2 * MIB]);

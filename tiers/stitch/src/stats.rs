@@ -1,4 +1,4 @@
-//! Counters in the manner of torch's allocator, and the breakdown of what is reserved but not in use.
+//! Statistics in torch's scheme, and the breakdown of reserved memory that is not in use.
 
 use glake_units::Bytes;
 use serde::Serialize;
@@ -6,105 +6,105 @@ use serde::Serialize;
 /// A gauge with its peak and its totals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gauge {
-    /// Now.
+    /// Value at this time.
     pub current: u64,
-    /// The most since the last reset of peaks.
+    /// Maximum since the last reset of peaks.
     pub peak: u64,
-    /// All that was ever added.
+    /// Sum of all increases.
     pub allocated: u64,
-    /// All that was ever taken away.
+    /// Sum of all decreases.
     pub freed: u64,
 }
 
-/// One pool's gauges.
+/// Gauges of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PoolGauges {
-    /// Blocks handed out and not freed (torch: `allocation`).
+    /// Live blocks, not yet freed (torch: `allocation`).
     pub allocation: Gauge,
-    /// Their bytes, rounded up to 512 (torch: `allocated_bytes`).
+    /// Bytes of live blocks, rounded up to 512 (torch: `allocated_bytes`).
     pub allocated_bytes: Gauge,
-    /// Their bytes as asked for (torch: `requested_bytes`).
+    /// Bytes of live blocks as requested (torch: `requested_bytes`).
     pub requested_bytes: Gauge,
-    /// Blocks that are in use, freed ones that wait for other streams too (torch: `active`).
+    /// Blocks in use, including freed blocks that wait for other streams (torch: `active`).
     pub active: Gauge,
-    /// Their bytes (torch: `active_bytes`).
+    /// Bytes of blocks in use (torch: `active_bytes`).
     pub active_bytes: Gauge,
-    /// Extents held (torch's segments are runs of these).
+    /// Extents with memory; torch's segments are runs of these.
     pub extents: Gauge,
-    /// Physical bytes held (torch: `reserved_bytes`).
+    /// Physical bytes reserved (torch: `reserved_bytes`).
     pub reserved_bytes: Gauge,
 }
 
-/// What an allocator has done.
+/// Event counters of an allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// Aliases made.
+    /// Number of aliases made.
     pub stitches: u64,
-    /// Blocks handed out through an alias that was there.
+    /// Number of blocks handed out through an existing alias.
     pub alias_reuses: u64,
-    /// Extents mapped, at home and in aliases.
+    /// Number of extents mapped, at home and in aliases.
     pub extent_maps: u64,
-    /// Waits of one stream for another that the program did not ask for.
+    /// Number of waits of one stream for another that the program did not ask for.
     pub stream_waits: u64,
-    /// Waits of a stream for what holds memory that it freed.
+    /// Number of waits of a stream for holds on memory that it freed.
     pub hold_waits: u64,
-    /// Completion edges, because bytes changed their address.
+    /// Number of completion edges, because bytes changed their address.
     pub edges: u64,
-    /// Idle aliases unmapped.
+    /// Number of idle aliases unmapped.
     pub aliases_collected: u64,
-    /// Requests that had to take memory back first (torch: `num_alloc_retries`).
+    /// Number of requests that had to take memory back first (torch: `num_alloc_retries`).
     pub retries: u64,
-    /// Requests refused (torch: `num_ooms`).
+    /// Number of requests refused (torch: `num_ooms`).
     pub ooms: u64,
-    /// Times that a request had to wait on the host for a completion point, as the last rung (torch: `num_sync_all_streams`).
+    /// Number of waits of a request on the host for a completion point, the last way before a refusal (torch: `num_sync_all_streams`).
     pub host_waits: u64,
-    /// Extents made (torch: `num_device_alloc`).
+    /// Number of extents created (torch: `num_device_alloc`).
     pub extents_created: u64,
-    /// Extents given back (torch: `num_device_free`).
+    /// Number of extents released (torch: `num_device_free`).
     pub extents_released: u64,
 }
 
-/// Free ranges that share an extent with something in use (torch: `inactive_split`).
+/// Free ranges that share an extent with memory in use (torch: `inactive_split`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Inactive {
-    /// How many.
+    /// Number of such ranges.
     pub ranges: u64,
-    /// Their bytes outside of whole free extents.
+    /// Bytes of the ranges outside of whole free extents.
     pub bytes: Bytes,
 }
 
-/// Reserved memory that is not in use, by the reason why.
+/// Reserved memory that is not in use, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waste {
-    /// Free, but no whole extent.
+    /// Free bytes outside of whole free extents.
     pub hard: Bytes,
-    /// Whole free extents, not joined.
+    /// Bytes of whole free extents that are not joined.
     pub soft: Bytes,
-    /// Free, but pending on a stream.
+    /// Free bytes pending on a stream.
     pub stream: Bytes,
 }
 
-/// Everything that is counted for one device.
+/// Statistics of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Both pools.
+    /// Sum of both pools.
     pub all: PoolGauges,
-    /// Requests up to 1 MiB, in slabs.
+    /// Requests up to 1 MiB, served from slabs.
     pub small_pool: PoolGauges,
-    /// Larger requests.
+    /// Requests above 1 MiB.
     pub large_pool: PoolGauges,
-    /// What was done.
+    /// Event counters of the allocator.
     pub counters: Counters,
     /// Extents mapped now, at home and in aliases.
     pub mappings: u64,
-    /// Address ranges of aliases now.
+    /// Bytes of alias addresses now.
     pub alias_bytes: Bytes,
-    /// Of them, idle.
+    /// Bytes of idle aliases now.
     pub idle_alias_bytes: Bytes,
-    /// Reserved and not in use.
+    /// Reserved memory not in use.
     pub waste: Waste,
-    /// Of the small pool: what is free in slabs that are in use, and beside them.
+    /// Free ranges of the small pool, in slabs in use and beside them.
     pub inactive_small: Inactive,
-    /// Of the large pool.
+    /// Free ranges of the large pool.
     pub inactive_large: Inactive,
 }

@@ -1,8 +1,8 @@
-//! Blocks that lie in an alias: their bytes are pieces of home, their addresses are the alias's.
+//! Stitched blocks: their bytes are pieces of home, their addresses belong to an alias.
 
 use crate::ids::{AliasId, FreeListId, PieceId};
 
-/// A block that lies in an alias.
+/// A live block with addresses of an alias.
 #[derive(Clone, Debug)]
 pub(crate) struct Stitched {
     pub(crate) alias: AliasId,
@@ -10,10 +10,10 @@ pub(crate) struct Stitched {
     pub(crate) size: u64,
     pub(crate) requested: u64,
     pub(crate) list: FreeListId,
-    /// Where its parts that are slabs go back to.
+    /// Free list that its parts from slabs return to.
     pub(crate) slabs: FreeListId,
-    /// Other streams use it.
+    /// Whether other streams use it.
     pub(crate) recorded: bool,
-    /// Its bytes at home, in alias order.
+    /// Pieces at home behind the block, in alias order.
     pub(crate) parts: Vec<PieceId>,
 }

@@ -1,16 +1,16 @@
-//! The counting itself, on the hot path: as few additions as the statistics can be told from.
+//! Counting on the hot path, with the fewest additions from which the statistics can be derived.
 
 use glake_units::Bytes;
 
 use crate::stats::{Counters, Gauge, Inactive, PoolGauges, Stats, Waste};
 
-/// A gauge without what follows from the rest.
+/// A gauge reduced to the values that the others follow from.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     pub(crate) current: u64,
     peak: u64,
     added: u64,
-    /// What there was when the totals were last reset.
+    /// Value when the totals were last reset.
     base: u64,
 }
 
@@ -27,13 +27,13 @@ impl Count {
         self.current -= amount;
     }
 
-    /// A count that somebody else adds up: only its peak is kept here.
+    /// Sets a value that is added up elsewhere; only its peak is kept here.
     #[inline]
     fn set(&mut self, current: u64) {
         self.peak = self.peak.max(current);
     }
 
-    /// The sum of two, with the peak that it had.
+    /// Returns the sum of two counts, with the given peak.
     fn with(&self, other: &Count, peak: u64) -> Count {
         let Count { current, added, base, .. } = *other;
         Count { current: self.current + current, peak, added: self.added + added, base: self.base + base }
@@ -54,17 +54,17 @@ impl Count {
     }
 }
 
-/// Blocks that were freed and still count as active: other streams use them.
+/// Freed blocks that count as active because other streams use them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Withheld {
     blocks: u64,
     bytes: u64,
-    /// The peaks of handed out and withheld together, of the times when some were withheld.
+    /// Peak number of blocks, live and withheld together, while some were withheld.
     peak_blocks: u64,
     peak_bytes: u64,
 }
 
-/// One pool's counts.
+/// Counts of one pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     blocks: Count,
@@ -82,7 +82,7 @@ impl Tally {
         withheld.peak_bytes = withheld.peak_bytes.max(self.bytes.current + withheld.bytes);
     }
 
-    /// Bytes handed out, or freed and still in use.
+    /// Returns the bytes of live blocks and of freed blocks still in use.
     pub(crate) fn active_bytes(&self) -> u64 {
         self.bytes.current + self.withheld.bytes
     }
@@ -121,21 +121,20 @@ impl Tally {
     }
 }
 
-/// Everything that is counted while it happens.
+/// Values that are counted as events happen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tallies {
-    /// Of both pools together only what is not the sum of the two: the peaks of what was handed out, what is withheld, and
-    /// what is reserved.
+    /// Values of both pools together that are not the sum of the two: peaks of live blocks, withheld memory, and reserved memory.
     both: Tally,
     small: Tally,
     large: Tally,
     pub(crate) counters: Counters,
-    /// Bytes of new extents that plans have set aside and the driver has not made yet.
+    /// Bytes of new extents of pending plans, which the driver has not made yet.
     pub(crate) planned: u64,
     pub(crate) mappings: u64,
     pub(crate) alias_bytes: Bytes,
     pub(crate) idle_alias_bytes: Bytes,
-    /// The most that was active since it was taken last.
+    /// Maximum of active bytes since [`Tallies::take_most`].
     most: u64,
 }
 
@@ -145,7 +144,7 @@ impl Tallies {
         if small { &mut self.small } else { &mut self.large }
     }
 
-    /// Counts a block.
+    /// Counts a block that is handed out.
     #[inline]
     pub(crate) fn handed_out(&mut self, small: bool, size: u64, requested: u64) {
         let pool = self.pool(small);
@@ -163,14 +162,14 @@ impl Tallies {
         }
     }
 
-    /// What other streams still use of the freed is active, too: looked at only where there is some.
+    /// Updates the active peaks while freed memory is still in use by other streams.
     #[cold]
     fn peak_withheld(&mut self) {
         self.both = self.all();
         self.each(Tally::peak_withheld);
     }
 
-    /// A block is free; where other streams still use it, it stays active.
+    /// Counts a freed block; it stays active if `withheld`.
     #[inline]
     pub(crate) fn freed(&mut self, small: bool, size: u64, requested: u64, withheld: bool) {
         let pool = self.pool(small);
@@ -182,7 +181,7 @@ impl Tallies {
         }
     }
 
-    /// Freed bytes wait for other streams; `blocks` are complete with them.
+    /// Counts freed bytes that wait for other streams; `blocks` blocks complete with them.
     pub(crate) fn withheld(&mut self, small: bool, blocks: u64, size: u64) {
         for pool in self.pools(small) {
             pool.withheld.blocks += blocks;
@@ -190,7 +189,7 @@ impl Tallies {
         }
     }
 
-    /// Withheld bytes are free now; `blocks` are complete with them.
+    /// Counts withheld bytes that are free now; `blocks` blocks complete with them.
     pub(crate) fn completed(&mut self, small: bool, blocks: u64, size: u64) {
         for pool in self.pools(small) {
             pool.withheld.blocks -= blocks;
@@ -198,33 +197,33 @@ impl Tallies {
         }
     }
 
-    /// Bytes handed out, or freed and still in use.
+    /// Returns the bytes of live blocks and of freed blocks still in use.
     pub(crate) fn active(&self) -> u64 {
         self.small.active_bytes() + self.large.active_bytes()
     }
 
-    /// Bytes that are active now, and the most that were since this was asked last.
+    /// Returns the active bytes, and their maximum since the last call.
     pub(crate) fn take_most(&mut self) -> (u64, u64) {
         let now = self.active();
         (now, std::mem::replace(&mut self.most, now).max(now))
     }
 
-    /// Both tallies in which memory of a pool is reserved.
+    /// Returns the two tallies that count reserved memory of a pool.
     fn pools(&mut self, small: bool) -> [&mut Tally; 2] {
         [&mut self.both, if small { &mut self.small } else { &mut self.large }]
     }
 
-    /// Physical bytes held.
+    /// Returns the physical bytes reserved.
     pub(crate) fn reserved(&self) -> u64 {
         self.both.reserved.current
     }
 
-    /// Physical bytes held, and those that plans have set aside.
+    /// Returns the physical bytes reserved, including those of pending plans.
     pub(crate) fn committed(&self) -> u64 {
         self.reserved() + self.planned
     }
 
-    /// The driver has made extents.
+    /// Counts extents that the driver has made.
     pub(crate) fn add_extents(&mut self, small: bool, count: u64, bytes: u64) {
         for pool in self.pools(small) {
             pool.reserved.add(bytes);
@@ -233,7 +232,7 @@ impl Tallies {
         self.counters.extents_created += count;
     }
 
-    /// The driver has released extents.
+    /// Counts extents that the driver has released.
     pub(crate) fn remove_extents(&mut self, small: bool, count: u64, bytes: u64) {
         for pool in self.pools(small) {
             pool.reserved.sub(bytes);
@@ -242,29 +241,29 @@ impl Tallies {
         self.counters.extents_released += count;
     }
 
-    /// Extents were mapped.
+    /// Counts extents that were mapped.
     pub(crate) fn add_mappings(&mut self, count: u64) {
         self.mappings += count;
         self.counters.extent_maps += count;
     }
 
-    /// An alias has begun, or ceased, to be idle.
+    /// Counts an alias that became idle, or is in use again.
     pub(crate) fn set_idle(&mut self, idle: bool, size: Bytes) {
         let sum = self.idle_alias_bytes;
         self.idle_alias_bytes = if idle { sum.saturating_add(size) } else { sum.saturating_sub(size) };
     }
 
-    /// Bytes handed out.
+    /// Returns the bytes of live blocks.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.small.bytes.current + self.large.bytes.current
     }
 
-    /// Bytes handed out, or freed and still in use.
+    /// Returns the bytes of live blocks and of freed blocks still in use.
     pub(crate) fn active_bytes(&self) -> u64 {
         self.small.active_bytes() + self.large.active_bytes()
     }
 
-    /// The tally of both pools, whole.
+    /// Returns the full tally of both pools.
     fn all(&self) -> Tally {
         let sum = |of: fn(&Tally) -> &Count| of(&self.small).with(of(&self.large), of(&self.both).peak);
         Tally {
@@ -290,13 +289,13 @@ impl Tallies {
         }
     }
 
-    /// Starts the peaks from what is now.
+    /// Resets the peaks to the current values.
     pub(crate) fn reset_peaks(&mut self) {
         self.both = self.all();
         self.each(Tally::reset_peaks);
     }
 
-    /// Starts the totals from zero.
+    /// Resets the totals to zero.
     pub(crate) fn reset_totals(&mut self) {
         self.each(Tally::reset_totals);
         self.counters = Counters::default();
@@ -313,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    /// Every gauge of both pools together and of each, added up the long way: blocks, bytes, requested, active, active bytes.
+    /// Reference model with every gauge of both pools and of each, added up directly: blocks, bytes, requested, active, active bytes.
     #[derive(Default)]
     struct Model([[Gauge; 5]; 3]);
 
@@ -340,7 +339,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_counted_can_be_told_from_it(program in prop::collection::vec((0..8, any::<prop::sample::Index>(), 1u64..5000), 1..200)) {
+        fn all_gauges_follow_from_the_counts(program in prop::collection::vec((0..8, any::<prop::sample::Index>(), 1u64..5000), 1..200)) {
             let (mut tallies, mut model) = (Tallies::default(), Model::default());
             let (mut live, mut withheld) = (Vec::new(), Vec::new());
             for (step, which, requested) in program {

@@ -1,11 +1,11 @@
-//! Addresses set aside, and which of them hold something.
+//! Address zones: the reserved and the free ranges of addresses.
 //!
 //! ```text
 //! offset:  start ──── used ──── hole ──── used ──── end ──── (untouched) ──── limit
 //! ```
 //!
-//! Growth takes the lowest hole that is long enough, else the end: what has been given back is used again, so that a
-//! zone of finite length is enough for any number of cycles of trimming and growth.
+//! Growth takes the lowest hole that is long enough, else the end. Returned ranges are reused, so that a zone of finite length lasts for
+//! any number of cycles of trimming and growth.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Zone {
     end: u64,
     limit: u64,
-    /// Start to length; never adjacent to each other nor to `end`.
+    /// Holes, start to length; never adjacent to each other nor to `end`.
     holes: BTreeMap<u64, u64>,
 }
 
@@ -23,14 +23,14 @@ impl Zone {
         Zone { end: start, limit: start + length, holes: BTreeMap::new() }
     }
 
-    /// Takes `length` at the lowest place where they fit in one run.
+    /// Takes `length` at the lowest place where it fits in one run.
     pub(crate) fn take(&mut self, length: u64) -> Option<u64> {
         let hole = self.holes.iter().find(|(_, size)| **size >= length).map(|(start, _)| *start);
         let start = hole.unwrap_or(self.end);
         self.take_at(start, length).then_some(start)
     }
 
-    /// How much is untaken in one run from `start` on.
+    /// Returns the length of the free run at `start`.
     pub(crate) fn room_at(&self, start: u64) -> u64 {
         if start == self.end {
             return self.limit - self.end;
@@ -38,7 +38,7 @@ impl Zone {
         self.holes.get(&start).copied().unwrap_or(0)
     }
 
-    /// Takes `length` from `start` on, where a hole or the end begins there and is long enough.
+    /// Takes `length` at `start` if a hole or the end begins there and is long enough.
     pub(crate) fn take_at(&mut self, start: u64, length: u64) -> bool {
         if self.room_at(start) < length {
             return false;
@@ -54,7 +54,7 @@ impl Zone {
         true
     }
 
-    /// Gives a taken range back.
+    /// Returns a taken range.
     pub(crate) fn give_back(&mut self, start: u64, length: u64) {
         let (mut start, mut length) = (start, length);
         if let Some((&before, &size)) = self.holes.range(..start).next_back()
@@ -93,7 +93,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is taken never overlaps, and giving everything back leaves the zone as new.
+        /// Taken ranges never overlap, and returning everything leaves the zone as new.
         #[test]
         fn takes_are_disjoint(program in prop::collection::vec((any::<bool>(), 1u64..40), 1..200)) {
             let mut zone = Zone::new(7, 300);

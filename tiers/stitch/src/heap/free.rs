@@ -1,4 +1,4 @@
-//! What happens to a block's bytes after it is freed, and how they become another stream's.
+//! Frees of blocks, and the transfer of freed bytes to other streams.
 
 use glake_units::Bytes;
 
@@ -8,7 +8,7 @@ use crate::ids::{DomainId, HoldId, Move, PieceId, PointNumber};
 use crate::stitched::Stitched;
 
 impl Heap {
-    /// Takes a block back that is a piece of home, and that these hold. Returns its size.
+    /// Frees a block that is one piece of home and is held by `holds`. Returns the block's size.
     pub(crate) fn free_piece(&mut self, id: PieceId, holds: &[HoldId]) -> Bytes {
         let piece = &mut self.home.pieces[id];
         let (size, requested, recorded) = (piece.size, piece.requested, piece.recorded);
@@ -18,7 +18,7 @@ impl Heap {
         let (start, end) = (piece.start, piece.end());
         let apart = self.home.extents.is_apart(start, end);
         let held = !holds.is_empty();
-        // No stream waits for what is in a slab, or not all there.
+        // Streams never wait for held memory in slabs or in extents that are not resident.
         let withheld = recorded || held && (small || apart);
         self.tallies.freed(small, size, requested, withheld && !apart);
         if apart {
@@ -35,7 +35,7 @@ impl Heap {
         Bytes::new(size)
     }
 
-    /// Takes the parts of a stitched block back, which these hold. Returns the block's size.
+    /// Frees the parts of a stitched block that is held by `holds`. Returns the block's size.
     pub(crate) fn free_parts(&mut self, block: Stitched, holds: &[HoldId]) -> Bytes {
         let home = &mut self.home;
         let apart = block.parts.iter().any(|&part| {
@@ -70,14 +70,14 @@ impl Heap {
         Bytes::new(block.size)
     }
 
-    /// Counts the withheld ranges of a block that is not all there.
+    /// Counts the withheld ranges of a block of which some extents are not resident.
     fn withhold_apart(&mut self, small: bool, ranges: &[(u64, u64)], holds: &[HoldId]) {
         ranges.iter().for_each(|&(start, end)| self.holds.cover(holds, start, end));
         let bytes = ranges.iter().map(|(start, end)| end - start).sum();
         self.tallies.withheld(small, u64::from(!ranges.is_empty()), bytes);
     }
 
-    /// All work enqueued before this completion point was closed has completed: what it held back is free for more.
+    /// Marks a completion point as passed and makes the memory that waited for it available to more streams.
     pub(crate) fn pass(&mut self, point: PointNumber) {
         self.points.pass(point);
         let domains: smallvec::SmallVec<[DomainId; 4]> = self.home.domains.iter().map(|(id, _)| id).collect();
@@ -87,8 +87,7 @@ impl Heap {
         self.home.make_room();
     }
 
-    /// Moves what has passed to where more streams may take it: at once where it was nobody's, and where there is more
-    /// than one stream to take it.
+    /// Moves passed pieces to the list for any stream: those that no stream could take always, others if there is a second stream.
     pub(crate) fn settle(&mut self, id: DomainId) {
         let domain = &self.home.domains[id];
         let (limbos, passed_large, passed_slabs) =
@@ -119,8 +118,8 @@ impl Heap {
         }
     }
 
-    /// Gives a domain up: all that is free in it belongs to the open completion point now, wherever it lies, for a graph's replay may write
-    /// to whatever the domain had.
+    /// Gives a domain up. All its free memory now belongs to the open completion point, wherever it lies: a replay of its graph may still
+    /// write to it.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
@@ -137,7 +136,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Gives up the slabs that other streams keep open though all of each is free, and has passed; whether there was one.
+    /// Closes entirely free, passed slabs that other streams keep open. Returns whether there was one.
     pub(crate) fn take_idle_slabs(&mut self, id: DomainId) -> bool {
         if !self.is_lending(id) {
             return false;
@@ -152,7 +151,7 @@ impl Heap {
         !idle.is_empty()
     }
 
-    /// The oldest completion point that holds back bytes somebody could use.
+    /// Returns the oldest completion point that withholds usable bytes.
     pub(crate) fn oldest_pending(&self) -> Option<PointNumber> {
         let (home, passed) = (&self.home, self.points.passed());
         home.lists.iter().filter_map(|(_, list)| list.oldest_pending(&home.pieces, passed)).min()

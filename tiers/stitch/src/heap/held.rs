@@ -1,4 +1,4 @@
-//! Freed bytes that holds keep from their stream, or from everybody: how they become the stream's own.
+//! Freed bytes that holds keep from their stream, or from all streams, until the holds pass.
 
 use super::Heap;
 use crate::domain::StreamLists;
@@ -10,21 +10,21 @@ use crate::run::{self, Run};
 use crate::want::{Runs, Want};
 
 impl Heap {
-    /// Keeps a freed piece that these hold for its stream.
+    /// Keeps a freed piece for its stream until `holds` have passed.
     pub(crate) fn hold_back(&mut self, id: PieceId, holds: &[HoldId]) {
         let (start, end) = (self.home.pieces[id].start, self.home.pieces[id].end());
         self.holds.cover(holds, start, end);
         self.home.hold_back(id);
     }
 
-    /// What a hold names has completed: what nothing else holds is its stream's.
+    /// Marks a hold as passed; bytes without other holds return to their stream.
     pub(crate) fn pass_hold(&mut self, hold: HoldId) {
         for (start, end) in self.holds.pass(hold) {
             self.let_go_unheld(start, end);
         }
     }
 
-    /// The holds that keep bytes from everybody which a stream's blocks had, where these were freed up to a completion point.
+    /// Returns the holds that withhold bytes of a stream's blocks from all streams; only bytes freed up to a completion point count.
     pub(crate) fn withheld_by(&self, lists: &StreamLists, domain: DomainId, upto: PointNumber) -> HoldIds {
         let (home, domain) = (&self.home, &self.home.domains[domain]);
         let own = [lists.large, lists.slabs, lists.small];
@@ -35,14 +35,14 @@ impl Heap {
         due.flat_map(|piece| self.holds.on(piece.start, piece.end())).collect()
     }
 
-    /// Puts a carved range back as it was; holds on it may have passed meanwhile, and completion points.
+    /// Puts a carved range back. Holds and completion points on it may have passed meanwhile.
     pub(crate) fn put_back(&mut self, carved: Carved) {
         let (start, end) = (self.home.pieces[carved.piece].start, self.home.pieces[carved.piece].end());
         self.home.put_back(carved);
         self.let_go_unheld(start, end);
     }
 
-    /// Gives what lies in a range and is held no more to its stream.
+    /// Returns the pieces of a range that are no longer held to their stream.
     fn let_go_unheld(&mut self, start: u64, end: u64) {
         for id in self.home.free_in(start, end) {
             let piece = &self.home.pieces[id];
@@ -55,7 +55,7 @@ impl Heap {
         }
     }
 
-    /// Gives a held or withheld piece to its stream.
+    /// Returns a held or withheld piece to its stream.
     pub(super) fn let_go(&mut self, id: PieceId) {
         let piece = &self.home.pieces[id];
         self.holds.take(piece.start, piece.end());
@@ -65,7 +65,7 @@ impl Heap {
         self.home.let_go(id);
     }
 
-    /// Gives what is held in a domain, and has passed, to its stream: a completion point is behind every hold.
+    /// Returns held pieces of a domain whose completion point has passed to their stream: the completion point implies every hold.
     pub(super) fn settle_held(&mut self, id: DomainId) {
         let passed = self.points.passed();
         let lists: smallvec::SmallVec<[_; 4]> = self.home.domains[id].held_lists().collect();
@@ -76,13 +76,13 @@ impl Heap {
         }
     }
 
-    /// Freed bytes that holds keep from their stream.
+    /// Returns the free bytes that holds keep from their stream.
     pub(crate) fn held_bytes(&self) -> u64 {
         let held = self.home.domains.iter().flat_map(|(_, domain)| domain.held_lists());
         held.map(|list| self.home.lists[list].bytes).sum()
     }
 
-    /// Of what is held for the stream, the piece that fits best, and of those the one held longest.
+    /// Returns the held piece of the stream that fits best; among equals, the one held longest.
     pub(crate) fn held_piece(&self, want: &Want) -> Option<Run> {
         let home = &self.home;
         let at_home = |id: &PieceId| home.pieces[*id].start < home.slab_zone;
@@ -93,7 +93,7 @@ impl Heap {
         Some(home.run_of(chosen))
     }
 
-    /// What the stream may take with what is held for it.
+    /// Returns the runs that the stream may take, held pieces included.
     pub(crate) fn held_runs(&self, want: &Want, kept: u64) -> Runs {
         let mut all = self.runs(want, false, kept).all;
         all.extend(self.home.runs_in([want.lists.held].into_iter()));

@@ -1,9 +1,9 @@
-//! Blocks handed out of home, and taken back: the fast path, and what it counts.
+//! Allocation and free at home: the fast path and its counters.
 //!
-//! A hit finds a free piece that fits: no driver call, no heap allocation, nothing but arithmetic.
+//! A hit takes a free piece that fits: no driver call, no heap allocation, only arithmetic.
 //!
-//! Invariants: a live byte belongs to one live block; a piece is in a stream's free list only if that stream may take it now, and in
-//! `Anyone`'s only if its completion point has passed.
+//! Invariants: a live byte belongs to one live block; a piece is in a stream's free list only if that stream may take it now, and in the
+//! list of `Anyone` only if its completion point has passed.
 
 mod free;
 mod held;
@@ -28,10 +28,10 @@ use crate::tally::Tallies;
 
 pub(crate) use placement::{Pending, Placement};
 
-/// Requests up to here are cut from slabs.
+/// Largest request that is served from slabs.
 pub const SMALL_LIMIT: Bytes = Bytes::mib(1);
 
-/// A size as it is packed; 0 is given an address too, and what cannot be rounded up stays larger than any device.
+/// Returns the packed size of a request. Size 0 gets an address too; sizes that overflow when rounded stay larger than any device.
 pub(crate) fn packed(size: Bytes) -> u64 {
     size.get().clamp(1, u64::MAX - QUANTUM).next_multiple_of(QUANTUM)
 }
@@ -42,17 +42,17 @@ pub(crate) struct Heap {
     pub(crate) home: Home,
     pub(crate) points: CompletionPoints,
     pub(crate) holds: Holds,
-    /// Counts what changes its address: frees of stitched blocks.
+    /// Number of address changes so far: frees of stitched blocks.
     pub(crate) moves: Move,
     pub(crate) tallies: Tallies,
-    /// The size of a slab.
+    /// Size of a slab.
     pub(crate) slab: u64,
-    /// Whether a stream may take what another freed.
+    /// Whether a stream may take memory that another stream freed.
     borrow: bool,
 }
 
 impl Heap {
-    /// A heap with nothing reserved.
+    /// Creates a heap without reserved memory.
     pub(crate) fn new(settings: &Settings) -> Self {
         Heap {
             home: Home::new(settings.whole_memory(), settings.granularity.get()),
@@ -65,7 +65,7 @@ impl Heap {
         }
     }
 
-    /// Hands out a free piece that fits, or nothing.
+    /// Serves a request from one free piece; `None` on a miss.
     #[inline]
     pub(crate) fn take(&mut self, request: &Request) -> Option<Grant> {
         let domain =
@@ -79,7 +79,7 @@ impl Heap {
             let own = self.home.lists[lists.large].take_best(&mut self.home.pieces, size);
             let piece = match own {
                 Some(piece) => piece,
-                // An alias may hold enough of the stream's own: the slow path looks, before it takes what others could.
+                // An alias may serve the request from the stream's own memory: the slow path checks that before taking passed memory.
                 None if aliases && self.home.lists[lists.large].bytes >= size => return None,
                 None => self.home.lists[passed].take_best(&mut self.home.pieces, size)?,
             };
@@ -87,14 +87,14 @@ impl Heap {
         }
     }
 
-    /// A stream takes its own pieces first, then passed ones: what it could use itself it leaves to nobody else, and what
-    /// anyone could use it leaves to the others.
+    /// Takes from the stream's own pieces first, then from passed ones. Own pieces are available to no other stream; passed ones are better
+    /// left to the others.
     fn take_from(&mut self, own: FreeListId, passed: FreeListId, size: u64) -> Option<PieceId> {
         let found = self.home.lists[own].take_best(&mut self.home.pieces, size);
         found.or_else(|| self.home.lists[passed].take_best(&mut self.home.pieces, size))
     }
 
-    /// Hands out a piece of a slab; opens a slab where there is a free one.
+    /// Serves a small request from a slab; opens a slab if a free one exists.
     #[inline]
     pub(crate) fn take_small(
         &mut self,
@@ -131,8 +131,8 @@ impl Heap {
         Grant { offset: Bytes::new(start), size: Bytes::new(size), edge, waits: SmallVec::new() }
     }
 
-    /// Whether bytes that were last used at another address need a completion edge on the stream that takes them: not
-    /// where it has passed one since.
+    /// Returns whether bytes last used at another address need a completion edge on the stream that takes them, because the stream has
+    /// passed none since.
     fn needs_edge(&mut self, id: PieceId, list: FreeListId) -> bool {
         let list = &mut self.home.lists[list];
         let needs = self.home.pieces[id].moved.is_after(list.edge);
@@ -142,18 +142,18 @@ impl Heap {
         needs
     }
 
-    /// Whether streams of a domain may take what others freed, once that has passed.
+    /// Returns whether streams of a domain may take memory that others freed, once its completion point has passed.
     pub(crate) fn is_lending(&self, id: DomainId) -> bool {
         let domain = &self.home.domains[id];
         domain.options.lend && self.borrow && domain.streams.len() > 1
     }
 
-    /// Bytes held that no block uses.
+    /// Returns the reserved bytes that no block uses.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.tallies.reserved() + self.home.extents.live_evicted() - self.tallies.active_bytes()
     }
 
-    /// How memory stands, for a request that is refused.
+    /// Returns the out-of-memory error with the current figures.
     pub(crate) fn out_of_memory(&self, wanted: Bytes, limit: Bytes) -> StitchError {
         StitchError::OutOfMemory {
             wanted,
@@ -174,7 +174,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A heap whose stream 1 has so many MiB free, in one piece, and where stream 2 is known.
+    /// Creates a heap whose stream 1 has `free` MiB in one free piece and which also knows stream 2.
     fn heap(free: u64) -> Heap {
         let mut heap = Heap::new(&Settings::for_memory(Bytes::mib(64)));
         let home = &mut heap.home;
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_has_its_own_at_once_and_others_once_it_has_passed() {
+    fn a_stream_reuses_its_own_memory_at_once_and_others_after_the_completion_point() {
         let mut heap = heap(8);
         let grant = heap.take(&request(8, 1)).unwrap();
         assert_eq!(heap.free_bytes(), 0);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_streams_used_is_nobody_s_until_it_has_passed() {
+    fn memory_used_by_other_streams_is_unavailable_until_the_completion_point() {
         let mut heap = heap(8);
         let grant = heap.take(&request(4, 1)).unwrap();
         let live = heap.home.live.get(grant.offset.get(), &heap.home.pieces);

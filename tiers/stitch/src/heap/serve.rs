@@ -1,4 +1,4 @@
-//! Requests that no single free piece answers: what a stream may take in all, and blocks handed out of joined pieces.
+//! Requests that no single free piece can serve: all memory that a stream may take, and blocks of joined pieces.
 
 use smallvec::SmallVec;
 
@@ -13,8 +13,8 @@ use crate::run::Run;
 use crate::want::{Runs, Want};
 
 impl Heap {
-    /// What the stream may take, joined whichever free lists it is in; with `borrow`, also what is pending on others. The first
-    /// `kept` bytes of free slabs are left to small requests, which will soon want them.
+    /// Returns all memory that the stream may take, joined across free lists; with `borrow`, memory pending on other streams too. The first
+    /// `kept` bytes of free slabs are left to small requests, which will soon need them.
     pub(crate) fn runs(&self, want: &Want, borrow: bool, kept: u64) -> Runs {
         let domain = &self.home.domains[want.domain];
         let others = domain.streams.iter().filter(|lists| borrow && lists.stream != want.lists.stream);
@@ -34,20 +34,20 @@ impl Heap {
         Runs { all, home }
     }
 
-    /// Serves a request with one piece that anyone may take.
+    /// Serves a request from one piece that any stream may take.
     pub(crate) fn take_passed(&mut self, want: &Want) -> Option<Grant> {
         let passed = self.home.domains[want.domain].passed_large;
         let piece = self.home.lists[passed].take_best(&mut self.home.pieces, want.size)?;
         Some(self.hand_out(piece, State::Live, want.lists.large, want.requested))
     }
 
-    /// Serves a request with the front of a free run.
+    /// Serves a request from the front of a free run.
     pub(crate) fn take_run(&mut self, want: &Want, run: &Run) -> Grant {
         let carved = self.home.carve(run, run.start, run.start + want.size);
         self.hand_out_carved(want, carved)
     }
 
-    /// Hands out a carved home range; what others freed is waited for.
+    /// Hands out a carved home range, with waits for the streams that freed parts of it.
     pub(crate) fn hand_out_carved(&mut self, want: &Want, carved: Carved) -> Grant {
         let waits = self.waits(want, std::slice::from_ref(&carved));
         let mut grant = self.hand_out(carved.piece, State::Live, want.lists.large, want.requested);
@@ -55,7 +55,7 @@ impl Heap {
         grant
     }
 
-    /// What the owner of these pieces has to wait for: streams that freed them, and what holds them.
+    /// Returns the waits that the new owner of the pieces needs: for streams that freed them, and for holds on them.
     pub(crate) fn waits(&mut self, want: &Want, carved: &[Carved]) -> SmallVec<[Wait; 1]> {
         let mut waits = SmallVec::new();
         for range in carved {
@@ -82,7 +82,7 @@ impl Heap {
         waits
     }
 
-    /// Of what is pending on other streams, the piece that fits best, and of those the one freed longest ago.
+    /// Returns the piece pending on another stream that fits best; among equals, the one freed longest ago.
     pub(crate) fn lent_piece(&self, want: &Want) -> Option<Run> {
         let home = &self.home;
         let others = home.domains[want.domain].streams.iter().map(|lists| lists.large);

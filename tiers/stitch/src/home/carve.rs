@@ -1,4 +1,4 @@
-//! Ranges taken out of home's free lists for a plan or a block, and put back as they were.
+//! Carving: ranges taken out of home's free lists for a plan or a block, and put back unchanged.
 
 use smallvec::SmallVec;
 
@@ -8,14 +8,14 @@ use crate::ids::{FreeListId, Move, PieceId, PointNumber};
 use crate::piece::State;
 use crate::run::Run;
 
-/// What a reserved range was before.
+/// State of a piece before it was carved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Former {
     pub(crate) size: u64,
     pub(crate) list: FreeListId,
     pub(crate) point: PointNumber,
     pub(crate) moved: Move,
-    /// Of what was held: the free list that it goes to then.
+    /// Free list that a held or withheld piece goes to later.
     pub(crate) returns_to: FreeListId,
 }
 
@@ -23,12 +23,12 @@ pub(crate) struct Former {
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub(crate) piece: PieceId,
-    /// What it was made of, in order.
+    /// Earlier state of the pieces that it was made of, in order.
     pub(crate) former: SmallVec<[Former; 2]>,
 }
 
 impl Home {
-    /// Takes `from..to` out of a run as one piece that is in no free list.
+    /// Carves `from..to` out of a run as one piece in no free list.
     pub(crate) fn carve(&mut self, run: &Run, from: u64, to: u64) -> Carved {
         let mut id = run.first;
         while self.pieces[id].end() <= from {
@@ -56,8 +56,8 @@ impl Home {
         }
     }
 
-    /// Takes what a free piece has inside a range out of its free list, as a piece of its own; the rest stays there. Of a withheld
-    /// piece, a part that stays completes its blocks.
+    /// Takes the part of a free piece inside a range out of its free list as a piece of its own; the rest stays. If a withheld piece is
+    /// cut, the part that stays completes its blocks.
     pub(crate) fn cut_out(&mut self, id: PieceId, from: u64, to: u64) -> PieceId {
         let mut id = id;
         self.lists.remove(&mut self.pieces, id);
@@ -75,7 +75,7 @@ impl Home {
         id
     }
 
-    /// Carves several home ranges (start, size) out of the runs that they lie in.
+    /// Carves several home ranges (start, size) out of the runs that contain them.
     pub(crate) fn carve_all(&mut self, runs: &[Run], ranges: &[(u64, u64)]) -> Vec<Carved> {
         let carve = |&(start, size): &(u64, u64)| {
             let run = runs.get(runs.partition_point(|run| run.end <= start))?;
@@ -84,13 +84,13 @@ impl Home {
         ranges.iter().filter_map(carve).collect()
     }
 
-    /// Puts a carved range back as it was.
+    /// Puts a carved range back in its earlier state.
     pub(crate) fn put_back(&mut self, carved: Carved) {
         let mut id = carved.piece;
         let mut pieces = SmallVec::<[(PieceId, bool); 4]>::new();
         for former in &carved.former {
             let rest = (self.pieces[id].size > former.size).then(|| self.pieces.split(id, former.size));
-            // It may have been released meanwhile.
+            // The domain may have been released meanwhile.
             let released = self.domains[self.lists[former.list].domain].released;
             let is_held = matches!(self.lists[former.list].owner, Owner::Held(_));
             let piece = &mut self.pieces[id];

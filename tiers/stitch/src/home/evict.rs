@@ -1,4 +1,4 @@
-//! Free bytes in extents that are not resident: kept apart, and given back when their extent is.
+//! Free bytes in extents that are not resident: kept apart, and returned once the extent is resident again.
 
 use super::Home;
 use crate::error::StitchError;
@@ -8,10 +8,10 @@ use crate::ids::{ExtentId, FreeListId, PieceId};
 use crate::piece::State;
 
 impl Home {
-    /// Keeps all that is free in a resident extent from everybody; from now on the extent moves.
+    /// Takes all free bytes of a resident extent out of circulation; the extent is moving from now on.
     ///
     /// # Errors
-    /// [`StitchError::Withheld`] where blocks were freed in it that other streams may still use. Nothing has changed then.
+    /// [`StitchError::Withheld`] if other streams may still use blocks freed in the extent. Nothing has changed then.
     pub(crate) fn set_apart(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         let (start, end) = (self.extents[extent].start, self.extents[extent].end());
         let idle: Vec<PieceId> =
@@ -31,7 +31,7 @@ impl Home {
         Ok(())
     }
 
-    /// A moving extent is resident: what is free in it goes where it belongs.
+    /// Makes a moving extent resident and returns its free bytes to their lists.
     pub(crate) fn join_again(&mut self, extent: ExtentId) {
         let (start, end) = (self.extents[extent].start, self.extents[extent].end());
         self.extents.set_state(extent, ExtentState::Resident);
@@ -43,9 +43,9 @@ impl Home {
         }
     }
 
-    /// Frees a piece that is in no free list, part by part: what lies in extents that are resident goes into the free list that it
-    /// names, the rest is kept for when they are back. Where it is `withheld`, what is resident waits for others' work, and so many blocks are
-    /// complete with its first part; returns the ranges that wait.
+    /// Frees a piece in no free list, part by part. Resident parts go into the free list that the piece names; other parts wait for their
+    /// extent. With `withheld`, resident parts wait for other streams, and the given number of blocks completes with the first part.
+    /// Returns the waiting ranges.
     #[cold]
     pub(crate) fn give_apart(&mut self, id: PieceId, mut withheld: Option<u64>) -> Vec<(u64, u64)> {
         let (mut next, mut waiting) = (Some(id), Vec::new());
@@ -71,7 +71,7 @@ impl Home {
         waiting
     }
 
-    /// Puts a piece that is in no free list among the evicted, for the free list that it names.
+    /// Puts a piece in no free list among the evicted pieces of its domain.
     fn put_evicted(&mut self, id: PieceId) {
         let list = &self.lists[self.pieces[id].list];
         let domain = &self.domains[list.domain];
@@ -82,7 +82,7 @@ impl Home {
         self.lists[evicted].insert(&mut self.pieces, id);
     }
 
-    /// Whether an extent is evicted, and nothing at home is live in it to be refilled for.
+    /// Returns whether an extent is evicted and contains no live bytes that a refill would be for.
     pub(crate) fn is_forgettable(&self, id: ExtentId) -> bool {
         let extent = &self.extents[id];
         let whole = |&piece: &PieceId| {
@@ -94,7 +94,7 @@ impl Home {
             && self.outer_in(extent.start, extent.end()).iter().all(whole)
     }
 
-    /// Forgets an evicted extent that holds nothing live; its addresses can be taken again.
+    /// Forgets an evicted extent without live bytes; its addresses can be reused.
     pub(crate) fn forget_extent(&mut self, id: ExtentId) {
         let (start, end) = (self.extents[id].start, self.extents[id].end());
         for piece in self.free_in(start, end) {

@@ -1,6 +1,6 @@
-//! The bytes at home: which piece lies where, whose extents they are in, and in which free list what is free waits.
+//! The bytes at home: the position of every piece, the extents behind them, and the free lists.
 //!
-//! Home knows no time and counts nothing: a completion point is an argument, and who hands bytes out keeps the statistics.
+//! Home knows no time and counts nothing: a completion point is an argument, and the caller that hands bytes out keeps the statistics.
 //!
 //! Invariants:
 //! - the pieces cover every extent exactly once, and free neighbours of one free list are one piece;
@@ -38,16 +38,16 @@ pub(crate) struct Home {
     pub(crate) extents: Extents,
     pub(crate) segments: Segments,
     pub(crate) live: LiveBlocks,
-    /// Where extents of large blocks go.
+    /// Address zone for extents of large blocks.
     pub(crate) large: Zone,
-    /// Where extents of slabs go.
+    /// Address zone for extents of slabs.
     pub(crate) slabs: Zone,
-    /// Where the zone of slabs begins.
+    /// Start of the zone of slabs.
     pub(crate) slab_zone: u64,
 }
 
 impl Home {
-    /// A home with nothing in it, for a device with so much memory.
+    /// Creates an empty home for a device with `memory` bytes.
     pub(crate) fn new(memory: u64, granularity: u64) -> Self {
         Home {
             pieces: Pieces::default(),
@@ -62,7 +62,7 @@ impl Home {
         }
     }
 
-    /// Makes room for what hits and frees write to until this is asked again, so that none of them has to.
+    /// Makes room in all tables for what hits and frees write until the next call, so that these never allocate.
     pub(crate) fn make_room(&mut self) {
         self.pieces.make_room();
         self.live.make_room();
@@ -73,7 +73,7 @@ impl Home {
         if class == Class::Slabs { &mut self.slabs } else { &mut self.large }
     }
 
-    /// The free lists of a stream, made at first sight.
+    /// Returns the free lists of a stream; creates them on first use.
     pub(crate) fn lists_for(&mut self, id: DomainId, stream: StreamKey) -> StreamLists {
         if let Some(known) = self.domains[id].lists_of(stream) {
             return known;
@@ -81,8 +81,7 @@ impl Home {
         self.domains[id].add_stream(id, stream, &mut self.lists, &self.pieces)
     }
 
-    /// Forgets the streams of a domain of which nothing is left: no free piece, no live block that would come back to them, and
-    /// none of the free lists that are `held` by something else.
+    /// Forgets the streams of a domain without free pieces and live blocks, unless `held` contains one of their free lists.
     pub(crate) fn forget_streams(&mut self, id: DomainId, held: impl Iterator<Item = FreeListId>) {
         let mut used: FxHashSet<FreeListId> = self.pieces.lists().collect();
         used.extend(held);
@@ -97,7 +96,7 @@ impl Home {
         });
     }
 
-    /// Forgets a released domain that holds nothing any more.
+    /// Removes a released domain once it is empty.
     pub(crate) fn drop_if_done(&mut self, id: DomainId) {
         let domain = &self.domains[id];
         if !domain.is_released() || domain.held > 0 || domain.plans > 0 {
@@ -108,12 +107,12 @@ impl Home {
         }
     }
 
-    /// Puts a piece that is in no free list into the one it names, merged with its neighbours there.
+    /// Puts a piece into the free list that it names, merged with its neighbours there.
     pub(crate) fn give(&mut self, id: PieceId) {
         let piece = &mut self.pieces[id];
         piece.state = State::Free;
         let (list, prev, next) = (piece.list, piece.prev, piece.next);
-        // Both are read before the first branch on either: two cache misses at a time instead of one after the other.
+        // Read both before branching on either: the two cache misses overlap.
         let (behind, in_front) = (self.pieces.is_in(next, list), self.pieces.is_in(prev, list));
         if behind {
             self.lists[list].remove(&mut self.pieces, next);
@@ -133,7 +132,7 @@ impl Home {
         }
     }
 
-    /// Keeps a freed piece from everybody until its completion point has passed; `blocks` are complete with it.
+    /// Withholds a freed piece from all streams until its completion point has passed; `blocks` blocks complete with it.
     pub(crate) fn withhold(&mut self, id: PieceId, blocks: u64) {
         let list = &self.lists[self.pieces[id].list];
         let domain = &self.domains[list.domain];
@@ -145,7 +144,7 @@ impl Home {
         self.lists[limbo].insert(&mut self.pieces, id);
     }
 
-    /// Keeps a freed piece for its stream, which has to wait for what holds it.
+    /// Keeps a freed piece for its stream, which has to wait for the holds on it.
     pub(crate) fn hold_back(&mut self, id: PieceId) {
         let held = self.lists[self.pieces[id].list].held;
         let piece = &mut self.pieces[id];
@@ -154,7 +153,7 @@ impl Home {
         self.lists[held].insert(&mut self.pieces, id);
     }
 
-    /// Gives a piece to its stream that nothing holds any more.
+    /// Returns a piece without holds to its stream.
     pub(crate) fn let_go(&mut self, id: PieceId) {
         self.lists.remove(&mut self.pieces, id);
         let piece = &mut self.pieces[id];
@@ -162,7 +161,7 @@ impl Home {
         self.give(id);
     }
 
-    /// Gives every piece of a free list a completion point.
+    /// Sets the completion point of every piece of a free list.
     pub(crate) fn renew(&mut self, list: FreeListId, point: PointNumber) {
         let ids: Vec<PieceId> = self.lists[list].bins.iter().collect();
         for id in ids {
@@ -185,7 +184,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const STREAM: StreamKey = StreamKey(1);
 
-    /// A home with two extents of 8 MiB, all of it free for one stream, in one piece.
+    /// Creates a home with two extents of 8 MiB in one free piece of one stream.
     fn home() -> (Home, StreamLists, PieceId, Vec<ExtentId>) {
         let mut home = Home::new(64 * MIB, 2 * MIB);
         let domain = home.domains.add(DomainOptions::default(), &mut home.lists);
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_carved_and_put_back_is_one_piece_again() {
+    fn a_carved_range_put_back_is_one_piece_again() {
         let (mut home, lists, _, _) = home();
         let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
         let carved = home.carve(&whole, 4 * MIB, 12 * MIB);
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn free_bytes_of_an_evicted_extent_are_nobody_s_until_it_is_back() {
+    fn free_bytes_of_an_evicted_extent_are_unavailable_until_its_refill() {
         let (mut home, lists, _, extents) = home();
         home.set_apart(extents[1]).unwrap();
         assert!(home.extents.is_apart(12 * MIB, 13 * MIB) && !home.extents.is_apart(0, 8 * MIB));
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_in_an_evicted_extent_empties_it() {
+    fn freeing_the_last_block_of_an_evicted_extent_empties_it() {
         let (mut home, lists, _, extents) = home();
         let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
         let live = home.carve(&whole, 6 * MIB, 10 * MIB).piece;

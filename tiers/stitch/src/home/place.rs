@@ -1,4 +1,4 @@
-//! Extents coming to and going from home: how segments of pieces begin, join and end.
+//! Extents added to and removed from home: begin, join and end of segments.
 
 use super::Home;
 use crate::extent::{Extent, ExtentState};
@@ -7,7 +7,7 @@ use crate::ids::{DomainId, ExtentId, PieceId};
 use crate::piece::State;
 
 impl Home {
-    /// Names new extents of these sizes, side by side from `start` on, which the zone has already set aside.
+    /// Adds extents of these sizes side by side from `start` on, which the zone has already reserved.
     pub(crate) fn add_extents(
         &mut self,
         start: u64,
@@ -34,7 +34,7 @@ impl Home {
             .collect()
     }
 
-    /// Makes a mapped range a piece, joined to the segments of its domain on both sides.
+    /// Turns a mapped range into a piece, joined to the segments of its domain on both sides.
     pub(crate) fn add_piece(&mut self, start: u64, size: u64, domain: DomainId, state: State) -> PieceId {
         let (first, piece, last) = self.pieces.segment(start, size, state);
         match self.segments.ends.get(&start).copied().filter(|_| self.owner_of(start - 1) == domain) {
@@ -69,7 +69,7 @@ impl Home {
         self.extents[self.extents.at(offset)].domain
     }
 
-    /// Takes a piece of whole extents, which is in no free list, out of home; its segment ends before and begins after it.
+    /// Removes a piece of whole extents, in no free list, from home; its segment is split around it.
     pub(crate) fn remove_piece(&mut self, id: PieceId) {
         let (start, end) = (self.pieces[id].start, self.pieces[id].end());
         let (prev, next) = (self.pieces[id].prev, self.pieces[id].next);

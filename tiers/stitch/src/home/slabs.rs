@@ -1,4 +1,4 @@
-//! Slabs: pieces of home that hold the blocks of small requests, opened when one is needed and closed when all of it is free.
+//! Slabs: pieces of home that contain the blocks of small requests. A slab opens on demand and closes once it is entirely free.
 
 use super::Home;
 use crate::domain::StreamLists;
@@ -7,7 +7,7 @@ use crate::ids::{DomainId, PieceId};
 use crate::piece::State;
 
 impl Home {
-    /// Makes a slab of a piece: a segment of its own with one free piece.
+    /// Opens a slab in a piece: a segment of its own with one free piece.
     pub(crate) fn open_slab(&mut self, slab: PieceId, lists: StreamLists) {
         let outer = &mut self.pieces[slab];
         outer.state = State::Slab;
@@ -23,8 +23,8 @@ impl Home {
         self.lists[lists.small].insert(&mut self.pieces, inner);
     }
 
-    /// Gives a slab back to the stream's slabs where `id`, in no free list, is all of it; the last free one stays open, so
-    /// that a program which frees and asks again does not open one each time.
+    /// Closes a slab if `id`, in no free list, covers it. The stream's last free slab stays open, so that alternating frees and requests do
+    /// not open a slab each time.
     pub(super) fn close_slab(&mut self, id: PieceId) -> bool {
         let (size, slab, list) = (self.pieces[id].size, self.pieces[id].slab, self.pieces[id].list);
         let list = &self.lists[list];
@@ -36,7 +36,7 @@ impl Home {
         true
     }
 
-    /// Turns a slab whose one piece is free, and in no free list, back into a free piece of its zone.
+    /// Turns a slab with one free piece, in no free list, back into a free piece of its zone.
     fn dissolve_slab(&mut self, id: PieceId) {
         let (slab, point, moved) = (self.pieces[id].slab, self.pieces[id].point, self.pieces[id].moved);
         let (first, last) = (self.pieces[id].prev, self.pieces[id].next);
@@ -49,7 +49,7 @@ impl Home {
         self.give(slab);
     }
 
-    /// Gives slabs back whose one piece is free, and in a free list.
+    /// Closes slabs whose single piece is free and in a free list.
     pub(crate) fn dissolve_slabs(&mut self, idle: &[PieceId]) {
         for &id in idle {
             self.lists.remove(&mut self.pieces, id);
@@ -57,7 +57,7 @@ impl Home {
         }
     }
 
-    /// Gives slabs back that were kept open for their stream though all of them is free: of one domain, or of all.
+    /// Closes the entirely free slabs that were kept open for their stream: of one domain, or of all.
     pub(crate) fn dissolve_idle_slabs(&mut self, of: Option<DomainId>) {
         let small = self.lists.iter().map(|(_, list)| list).filter(|list| list.class == Class::Small);
         let small = small.filter(|list| of.is_none_or(|domain| list.domain == domain));
@@ -66,7 +66,7 @@ impl Home {
         self.dissolve_slabs(&idle);
     }
 
-    /// Whether a free piece is all of a slab, and somebody may take it.
+    /// Returns whether a free piece covers a slab and some stream may take it.
     pub(crate) fn is_idle_slab(&self, id: PieceId) -> bool {
         let piece = &self.pieces[id];
         let takes = !matches!(self.lists[piece.list].owner, Owner::Nobody | Owner::Evicted);

@@ -1,4 +1,4 @@
-//! New extents of a plan: named when the plan is made, mapped or given up when it ends.
+//! New extents of a plan: named when the plan is made, mapped or dropped when it ends.
 
 use glake_units::Bytes;
 
@@ -8,7 +8,7 @@ use crate::ids::{DomainId, ExtentId, PieceId};
 use crate::piece::State;
 use crate::plan::Step;
 
-/// Extents side by side at home.
+/// New extents side by side at home.
 #[derive(Debug)]
 pub(super) struct Grown {
     pub(super) start: u64,
@@ -16,12 +16,12 @@ pub(super) struct Grown {
     pub(super) extents: Vec<ExtentId>,
     pub(super) domain: DomainId,
     pub(super) class: Class,
-    /// How much of its start the block takes.
+    /// Bytes at the start that the block takes.
     pub(super) used: u64,
 }
 
 impl Grown {
-    /// Names new extents in a range that its zone has set aside.
+    /// Names new extents in a range that their zone has reserved.
     pub(super) fn new(heap: &mut Heap, start: u64, sizes: &[u64], domain: DomainId, class: Class) -> Self {
         let size: u64 = sizes.iter().sum();
         let extents = heap.home.add_extents(start, sizes, domain, class);
@@ -29,7 +29,7 @@ impl Grown {
         Grown { start, size, extents, domain, class, used: 0 }
     }
 
-    /// The steps that make it.
+    /// Returns the steps that create and map the extents.
     pub(super) fn steps(&self, heap: &Heap) -> Vec<Step> {
         let mut steps = Vec::with_capacity(2 * self.extents.len() + 1);
         for &extent in &self.extents {
@@ -42,10 +42,10 @@ impl Grown {
         steps
     }
 
-    /// They are mapped: they become one piece of home, in no free list.
+    /// Adds the mapped extents to home as one piece in no free list.
     pub(super) fn arrive(&self, heap: &mut Heap) -> PieceId {
         let piece = heap.home.add_piece(self.start, self.size, self.domain, State::Part);
-        // As everything of a domain that was released meanwhile.
+        // If the domain was released meanwhile, new memory waits for its completion point too.
         heap.home.pieces[piece].point = heap.home.domains[self.domain].released.unwrap_or_default();
         let count = self.extents.len() as u64;
         if self.class == Class::Large {
@@ -58,7 +58,7 @@ impl Grown {
         piece
     }
 
-    /// As [`Grown::arrive`], where what the block does not take is free for a stream.
+    /// Adds the mapped extents to home; the part that the block does not take becomes free for a stream.
     pub(super) fn arrive_for(&self, heap: &mut Heap, list: crate::ids::FreeListId) -> PieceId {
         let piece = self.arrive(heap);
         heap.home.pieces[piece].list = list;
@@ -69,7 +69,7 @@ impl Grown {
         piece
     }
 
-    /// They will not come.
+    /// Drops the extents, which could not be made.
     pub(super) fn depart(&self, heap: &mut Heap) {
         for extent in &self.extents {
             heap.home.extents.remove(*extent);

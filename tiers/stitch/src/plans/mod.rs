@@ -1,11 +1,11 @@
-//! Work for the driver: what a miss or a release asks of it, set aside until it ends.
+//! Plans: driver work for a miss or a release, with everything set aside until it ends.
 //!
 //! ```text
-//! Miss ─────► Draft ──add──► Plan ──► the driver ──► commit: a block, or memory gone
-//! Trim ─────►                                   └─► abort: all as before
+//! Miss ─────► Draft ──add──► Plan ──► the driver ──► commit: a block, or memory released
+//! Trim ─────►                                   └─► abort: state as before
 //! ```
 //!
-//! Invariant: a pending plan names its domain, which lives until the plan is over; everything that it needs is in no free list.
+//! Invariant: a pending plan names its domain, which lives until the plan ends; everything that the plan needs is in no free list.
 
 mod grown;
 mod miss;
@@ -25,7 +25,7 @@ use pending::Pending;
 pub(crate) use miss::{Answer, Miss};
 pub(crate) use trim::Trim;
 
-/// A plan that has no name yet.
+/// A plan without an id.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pending: Pending,
@@ -33,14 +33,14 @@ pub(crate) struct Draft {
     stitch: Option<Stitch>,
 }
 
-/// The plans that are neither committed nor aborted.
+/// Plans that are neither committed nor aborted.
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
     table: Slab<Pending>,
 }
 
 impl Plans {
-    /// Names a plan, which holds its domain.
+    /// Registers a plan under a new id; its domain stays until it ends.
     pub(crate) fn add(&mut self, draft: Draft, heap: &mut Heap) -> Plan {
         let Draft { pending, steps, stitch } = draft;
         if let Some(domain) = pending.domain() {
@@ -49,7 +49,7 @@ impl Plans {
         Plan { id: PlanId::at(self.table.insert(pending)), steps, stitch }
     }
 
-    /// The driver has done a plan's steps. A plan for a block returns it.
+    /// Applies a plan whose steps the driver has executed. Returns the block if the plan was for one.
     pub(crate) fn commit(&mut self, plan: PlanId, heap: &mut Heap, aliases: &mut Aliases) -> Option<Grant> {
         let pending = self.table.try_remove(plan.index())?;
         let domain = pending.domain();
@@ -59,7 +59,7 @@ impl Plans {
         grant
     }
 
-    /// The driver could not do a plan's steps.
+    /// Rolls back a plan that the driver could not execute.
     pub(crate) fn abort(&mut self, plan: PlanId, heap: &mut Heap, aliases: &mut Aliases) {
         let Some(pending) = self.table.try_remove(plan.index()) else { return };
         let domain = pending.domain();
@@ -71,13 +71,13 @@ impl Plans {
         self.table.is_empty()
     }
 
-    /// The free lists that pieces of plans come from or go to.
+    /// Iterates over the free lists that pieces of plans come from or go to.
     pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         self.table.iter().flat_map(|(_, pending)| pending.lists())
     }
 }
 
-/// A plan for a block of a domain is over: nothing more of it comes.
+/// Ends a plan's claim on its domain, which may go if it is released and empty.
 fn end(domain: Option<DomainId>, heap: &mut Heap) {
     if let Some(domain) = domain {
         heap.home.domains[domain].plans -= 1;

@@ -1,4 +1,4 @@
-//! What a plan has set aside while the driver executes its steps, and what its commit or abort makes of it.
+//! State that a plan sets aside while the driver executes its steps, and its commit or abort.
 
 use smallvec::SmallVec;
 
@@ -19,28 +19,28 @@ use crate::want::Want;
 pub(super) struct NewAlias {
     pub(super) want: Want,
     pub(super) alias: Alias,
-    /// Where the block begins in it.
+    /// Start of the block in the alias.
     pub(super) offset: u64,
     pub(super) carved: Vec<Carved>,
-    /// New memory, and its place among what is carved.
+    /// New memory, and its position among the carved ranges.
     pub(super) grown: Option<(usize, Grown)>,
 }
 
 /// A plan whose steps the driver is executing.
 #[derive(Debug)]
 pub(super) enum Pending {
-    /// A large block at home, begun by what is carved and continued by what is grown.
+    /// Large block at home: carved memory continued by new memory.
     Extended { want: Want, carved: Option<Carved>, grown: Grown },
-    /// A large block in a new alias.
+    /// Large block in a new alias.
     Stitched(NewAlias),
-    /// Slabs for a stream.
+    /// New slabs for a stream.
     Slabs { list: FreeListId, grown: Grown },
-    /// Extents and aliases going back to the driver.
+    /// Extents and aliases to be returned to the driver.
     Released(Release),
 }
 
 impl Pending {
-    /// Whose block it is for; what goes back to the driver is counted as its domain's until then.
+    /// Returns the domain of the block that the plan is for; `None` for a release, whose memory counts as its domain's until the commit.
     pub(super) fn domain(&self) -> Option<DomainId> {
         match self {
             Pending::Extended { want, .. } => Some(want.domain),
@@ -50,7 +50,7 @@ impl Pending {
         }
     }
 
-    /// The free lists that its pieces come from or go to.
+    /// Returns the free lists that its pieces come from or go to.
     pub(super) fn lists(&self) -> Vec<FreeListId> {
         match self {
             Pending::Extended { want, carved, .. } => of_block(want, carved.iter()),
@@ -60,7 +60,7 @@ impl Pending {
         }
     }
 
-    /// The driver has done its steps: makes it true. A plan for a block returns it.
+    /// Applies the plan after the driver has executed its steps. Returns the block if the plan was for one.
     pub(super) fn commit(self, heap: &mut Heap, aliases: &mut Aliases) -> Option<Grant> {
         match self {
             Pending::Extended { want, carved, grown } => {
@@ -83,7 +83,7 @@ impl Pending {
         }
     }
 
-    /// The driver could not do its steps, and has undone those that it did: everything is as before.
+    /// Rolls the plan back after the driver undid its steps.
     pub(super) fn abort(self, heap: &mut Heap, aliases: &mut Aliases) {
         match self {
             Pending::Extended { carved, grown, .. } => {

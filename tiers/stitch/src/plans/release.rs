@@ -1,4 +1,4 @@
-//! Home ranges and aliases on their way to the driver.
+//! Home ranges and aliases to be returned to the driver.
 
 use crate::alias::Alias;
 use crate::aliases::Aliases;
@@ -7,22 +7,22 @@ use crate::heap::Heap;
 use crate::home::Carved;
 use crate::ids::{ExtentId, FreeListId};
 
-/// What a plan gives back.
+/// Memory and mappings that a plan releases.
 #[derive(Debug, Default)]
 pub(super) struct Release {
     pub(super) ranges: Vec<Carved>,
     pub(super) aliases: Vec<Alias>,
-    /// Extents that are evicted and hold nothing live.
+    /// Evicted extents without live bytes.
     pub(super) forgotten: Vec<ExtentId>,
 }
 
 impl Release {
-    /// The free lists that its ranges were in.
+    /// Iterates over the free lists that its ranges came from.
     pub(super) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         self.ranges.iter().flat_map(|range| range.former.iter().map(|former| former.list))
     }
 
-    /// It has gone.
+    /// Removes the released memory from the books.
     pub(super) fn commit(self, heap: &mut Heap, aliases: &mut Aliases) {
         for alias in self.aliases {
             aliases.zone.give_back(alias.start, alias.size);
@@ -48,7 +48,7 @@ impl Release {
         }
     }
 
-    /// It stays.
+    /// Puts everything back in its earlier state.
     pub(super) fn abort(self, heap: &mut Heap, aliases: &mut Aliases) {
         self.ranges.into_iter().for_each(|range| heap.home.put_back(range));
         for alias in self.aliases {

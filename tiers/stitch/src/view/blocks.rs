@@ -1,4 +1,4 @@
-//! The blocks that are handed out: found by an offset or by their domain, with the physical memory behind them.
+//! Live blocks, found by an offset or by their domain, with the physical memory behind them.
 
 use glake_units::Bytes;
 
@@ -11,18 +11,18 @@ use crate::live::Live;
 use crate::piece::State;
 use crate::view::extents::HomeRange;
 
-/// A block that was handed out and not freed.
+/// Block that was handed out and not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Where it begins, from the start of the reservation.
+    /// Start, from the start of the reservation.
     pub offset: Bytes,
-    /// How long it is.
+    /// Size of the block in bytes.
     pub size: Bytes,
-    /// What was asked for.
+    /// Size of the request.
     pub requested: Bytes,
-    /// Whose memory it is.
+    /// Domain that owns the memory.
     pub domain: DomainId,
-    /// The stream that it goes back to.
+    /// Stream that the block returns to when freed.
     pub stream: StreamKey,
 }
 
@@ -32,16 +32,16 @@ impl LiveBlock {
     }
 }
 
-/// The extents that a block lies in.
+/// The extents behind a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// Where the first one is mapped for this block, from the start of the reservation: at or before the block.
+    /// Address of the first extent as mapped for this block, from the start of the reservation; at or before the block.
     pub start: Bytes,
-    /// In the order of the block's addresses, side by side from `start` on.
+    /// Extents in the order of the block's addresses, side by side from `start` on.
     pub extents: Vec<ExtentId>,
 }
 
-/// A look at what is handed out.
+/// A view of the live blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     pub(crate) heap: &'a Heap,
@@ -49,12 +49,12 @@ pub struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    /// How many blocks are live.
+    /// Returns the number of live blocks.
     pub fn count(&self) -> usize {
         self.heap.home.live.len()
     }
 
-    /// The block that begins at an offset: its size and what was asked for.
+    /// Returns the size and the requested size of the block that begins at an offset.
     pub fn at(&self, offset: Bytes) -> Option<(Bytes, Bytes)> {
         let (size, requested) = match self.live_at(offset)? {
             Live::Piece(id) => (self.heap.home.pieces[id].size, self.heap.home.pieces[id].requested),
@@ -66,8 +66,7 @@ impl Blocks<'_> {
         Some((Bytes::new(size), Bytes::new(requested)))
     }
 
-    /// The live block that an offset lies in: its first byte, or any other. Slower than [`Blocks::at`]: it walks the
-    /// slabs, or back over what lies before.
+    /// Returns the live block that contains an offset. Slower than [`Blocks::at`]: it walks the slab, or back over earlier pieces.
     pub fn find(&self, offset: Bytes) -> Option<LiveBlock> {
         let at = offset.get();
         let live = if at < self.heap.home.slab_zone {
@@ -86,7 +85,7 @@ impl Blocks<'_> {
         Some(self.live_block(live)).filter(|block| block.contains(at))
     }
 
-    /// The live blocks of a domain, in the order of their offsets.
+    /// Returns the live blocks of a domain, in the order of their offsets.
     pub fn of(&self, domain: DomainId) -> Vec<LiveBlock> {
         let all = self.heap.home.live.iter(&self.heap.home.pieces).map(|(_, live)| self.live_block(live));
         let mut blocks: Vec<LiveBlock> = all.filter(|block| block.domain == domain).collect();
@@ -94,7 +93,7 @@ impl Blocks<'_> {
         blocks
     }
 
-    /// The extents behind the block that begins at an offset.
+    /// Returns the extents behind the block that begins at an offset.
     pub fn backing(&self, offset: Bytes) -> Option<Backing> {
         let at = offset.get();
         match self.live_at(offset)? {
@@ -124,7 +123,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// The bytes at home of the block that begins at an offset, in the order of the block's own.
+    /// Returns the home ranges of the block that begins at an offset, in the order of the block's bytes.
     pub fn home_of(&self, offset: Bytes) -> Option<Vec<HomeRange>> {
         let range = |&id: &PieceId| {
             let piece = &self.heap.home.pieces[id];
@@ -136,10 +135,10 @@ impl Blocks<'_> {
         })
     }
 
-    /// The claim that brings a live block back.
+    /// Returns the claim that restores a live block.
     ///
     /// # Errors
-    /// [`StitchError::NotClaimable`] where it is stitched: such an address cannot be had back.
+    /// [`StitchError::NotClaimable`] if the block is stitched: its address cannot be restored.
     pub(crate) fn claim_of(&self, block: &LiveBlock) -> Result<Claim, StitchError> {
         let LiveBlock { offset, size, requested, stream, .. } = *block;
         let Some(Live::Piece(id)) = self.live_at(offset) else {
@@ -165,7 +164,7 @@ impl Blocks<'_> {
                 (block.start, block.size, block.requested, block.list)
             }
         };
-        // The free list of a live block is always a stream's.
+        // The free list of a live block always belongs to a stream.
         let list = &self.heap.home.lists[list];
         let (domain, stream) = (list.domain, list.stream().unwrap_or_default());
         LiveBlock {

@@ -1,4 +1,4 @@
-//! Single extents as their owner sees them: where they are mapped, what lies in them, and what of it has to be kept.
+//! Views of single extents: their addresses, their live blocks, and the bytes that an eviction has to keep.
 
 use glake_units::Bytes;
 
@@ -8,31 +8,31 @@ use crate::extent::ExtentState;
 use crate::heap::Heap;
 use crate::ids::{DomainId, ExtentId};
 
-/// An extent as its owner sees it.
+/// State of one extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentView {
-    /// Which.
+    /// Extent that is described.
     pub extent: ExtentId,
-    /// Where it lies at home, from the start of the reservation.
+    /// Start at home, from the start of the reservation.
     pub offset: Bytes,
-    /// How large it is.
+    /// Size of the extent in bytes.
     pub size: Bytes,
-    /// Bytes of it that are in live blocks.
+    /// Bytes of the extent in live blocks.
     pub live: Bytes,
-    /// Whether its memory is there.
+    /// Residency of the extent.
     pub state: ExtentState,
 }
 
 /// Consecutive bytes of home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HomeRange {
-    /// From the start of the reservation.
+    /// Start, from the start of the reservation.
     pub offset: Bytes,
-    /// How long.
+    /// Size of the range in bytes.
     pub size: Bytes,
 }
 
-/// A look at the extents of an allocator.
+/// A view of the extents of an allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct ExtentViews<'a> {
     pub(crate) heap: &'a Heap,
@@ -40,7 +40,7 @@ pub struct ExtentViews<'a> {
 }
 
 impl ExtentViews<'_> {
-    /// The extents of a domain, in the order of their addresses at home; of a released one, those that are left. Walks their
+    /// Returns the extents of a domain, or the remaining ones of a released domain, in the order of their home addresses. Walks their
     /// pieces.
     pub fn of(&self, domain: DomainId) -> Vec<ExtentView> {
         let own = self.heap.home.extents.iter().filter(|(_, extent)| extent.domain == domain);
@@ -57,24 +57,24 @@ impl ExtentViews<'_> {
         views
     }
 
-    /// Whether an extent's memory is there; `None`: there is no such extent.
+    /// Returns the residency of an extent; `None`: no such extent.
     pub fn state(&self, extent: ExtentId) -> Option<ExtentState> {
         self.heap.home.extents.state(extent)
     }
 
-    /// Whether all memory of a domain counts and stays, though nothing is live in it: a captured graph knows its addresses, and it
-    /// was not released.
+    /// Returns whether all memory of a domain counts and stays, live or not: a captured graph knows its addresses, and the domain was not
+    /// released.
     pub fn is_held(&self, domain: DomainId) -> bool {
         self.heap.home.domains.get(domain).is_some_and(Domain::is_held)
     }
 
-    /// How large an extent is, and whose; nothing, of the default domain, where there is none.
+    /// Returns an extent's size and domain; for an unknown extent, 0 and the default domain.
     pub fn size_and_domain(&self, extent: ExtentId) -> (Bytes, DomainId) {
         let found = self.heap.home.extents.get(extent);
         found.map_or((Bytes::ZERO, DomainId::DEFAULT), |found| (Bytes::new(found.size), found.domain))
     }
 
-    /// The extents that a range of home touches, in the order of their addresses, each as the range that it is.
+    /// Returns the extents that a range of home touches, in address order, each with the part of the range that it holds.
     pub fn touching(&self, range: HomeRange) -> Vec<(ExtentId, HomeRange)> {
         let (start, end) = (range.offset.get(), range.offset.get() + range.size.get());
         let home = |id: ExtentId| {
@@ -84,7 +84,7 @@ impl ExtentViews<'_> {
         self.heap.home.extents.touching(start, end).map(home).collect()
     }
 
-    /// Where an extent is mapped when it is resident: at home, then in each alias.
+    /// Returns the addresses of an extent when resident: at home, then in each alias.
     pub fn addresses_of(&self, extent: ExtentId) -> Vec<Bytes> {
         let Some(found) = self.heap.home.extents.get(extent) else { return Vec::new() };
         let aliases = found
@@ -94,8 +94,8 @@ impl ExtentViews<'_> {
         [found.start].into_iter().chain(aliases).map(Bytes::new).collect()
     }
 
-    /// The bytes of an extent that have to be kept: those in live blocks, joined where they touch; all of it where a captured
-    /// graph knows the addresses, until its pool is released.
+    /// Returns the bytes of an extent that an eviction has to keep: those in live blocks, joined where they touch. All bytes count if a
+    /// captured graph knows the addresses, until its pool is released.
     pub fn kept_ranges(&self, extent: ExtentId) -> Vec<HomeRange> {
         let Some(found) = self.heap.home.extents.get(extent) else { return Vec::new() };
         let (start, end) = (found.start, found.end());

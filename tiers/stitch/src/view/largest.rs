@@ -1,7 +1,7 @@
 //! The largest request that can be served.
 //!
-//! A request is refused only after everything free was waited for, stitched, or released and made anew. So what counts is
-//! the free memory itself and the room to grow, not who may take it at the moment.
+//! A request is refused only after all free memory was waited for, stitched, or released and made anew. So the result depends on the free
+//! memory and the room to grow, not on the streams that may take it now.
 
 use glake_units::Bytes;
 
@@ -13,7 +13,7 @@ use crate::ids::{DomainId, FreeListId, PieceId};
 use crate::run::{self, Run};
 use crate::settings::{Borrow, Settings};
 
-/// The largest request, where the driver has so much left.
+/// Search for the largest request, with `device_free` bytes left on the driver's side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Largest<'a> {
     pub(crate) heap: &'a Heap,
@@ -22,7 +22,7 @@ pub(crate) struct Largest<'a> {
 }
 
 impl Largest<'_> {
-    /// For a domain.
+    /// Returns the largest request for a domain.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
@@ -34,7 +34,7 @@ impl Largest<'_> {
         Ok(Bytes::new(if best > SMALL_LIMIT.get() { best } else { self.largest_small(domain) }))
     }
 
-    /// The longest free range of slabs, where there is no memory for a large block.
+    /// Returns the longest free range of slabs; used if no large block can be served.
     fn largest_small(&self, domain: &Domain) -> u64 {
         let lists = domain
             .lists()
@@ -46,7 +46,7 @@ impl Largest<'_> {
         usable.map(|piece| piece.size).max().unwrap_or(0).min(SMALL_LIMIT.get())
     }
 
-    /// The free lists of large pieces that each stream may take from once all has passed.
+    /// Returns the free lists of large pieces that each stream may take from once all completion points have passed.
     fn owners(&self, domain: &Domain) -> Vec<Vec<FreeListId>> {
         let shared = [domain.passed_large, domain.limbo_large];
         let own = domain.streams.iter().map(|lists| [lists.large, lists.held]);
@@ -62,7 +62,7 @@ impl Largest<'_> {
         let whole = |run: &Run| extents.whole_in(run.start, run.end);
         let mut runs = self.runs_at_home(lists.iter().copied());
         let returnable: u64 = self.heap.home.domains.iter().map(|(id, _)| self.returnable(id)).sum();
-        // What is used as it is cannot be given back as well.
+        // Memory that serves the request in place cannot be returned to the driver as well.
         let growth = |used: u64| self.growth_with(returnable.saturating_sub(used));
         let options = self.heap.home.domains[id].options;
         let given = |run: &Run| if options.keep { 0 } else { whole(run) };
@@ -75,7 +75,7 @@ impl Largest<'_> {
         plain.max(self.longest_alias(&runs) + growth(runs.iter().map(given).sum()))
     }
 
-    /// As long as an alias of free memory can be: whole extents, a suffix of one in front and a prefix of one behind.
+    /// Returns the size of the longest alias of free memory: whole extents, a suffix of one in front and a prefix of one behind.
     fn longest_alias(&self, runs: &[Run]) -> u64 {
         let (mut whole, mut head, mut tail) = (0, 0, 0);
         for run in runs {
@@ -89,7 +89,7 @@ impl Largest<'_> {
         whole + head + tail
     }
 
-    /// How much a domain would give back to the driver.
+    /// Returns the bytes that a domain would return to the driver.
     fn returnable(&self, id: DomainId) -> u64 {
         let domain = &self.heap.home.domains[id];
         if !domain.gives_back() {
@@ -104,7 +104,7 @@ impl Largest<'_> {
             .sum()
     }
 
-    /// Free runs of large pieces.
+    /// Returns the free runs of large pieces.
     fn runs_at_home(&self, lists: impl Iterator<Item = FreeListId>) -> Vec<Run> {
         let home = &self.heap.home;
         let pieces = lists.flat_map(|list| home.lists[list].bins.iter());
@@ -112,7 +112,7 @@ impl Largest<'_> {
         run::join(large.map(|id| home.run_of(id)).collect())
     }
 
-    /// How much new memory there can be, where so much is given back first.
+    /// Returns the most new memory there can be after `returned` bytes are returned to the driver.
     fn growth_with(&self, returned: u64) -> u64 {
         let limit = (self.settings.most().get() + returned).saturating_sub(self.heap.tallies.committed());
         let room = limit.min(self.device_free.get().saturating_add(returned));

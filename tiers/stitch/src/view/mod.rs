@@ -1,4 +1,4 @@
-//! Looks at an allocator that change nothing: each borrows the parts that it reads.
+//! Read-only views of an allocator: each borrows the parts that it reads.
 
 mod audit;
 mod blocks;

@@ -1,4 +1,4 @@
-//! What the allocator tells about itself: statistics, the kinds of waste, and a picture of its segments.
+//! Statistics, kinds of waste, and a picture of the segments.
 
 use glake_units::Bytes;
 use serde::Serialize;
@@ -11,59 +11,59 @@ use crate::ids::{AliasId, DomainId, ExtentId, PieceId, StreamKey};
 use crate::piece::{Piece, State};
 use crate::stats::{Inactive, Stats, Waste};
 
-/// What a segment is.
+/// Kind of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SegmentKind {
-    /// A mapped run at home, for large blocks.
+    /// Mapped run at home, for large blocks.
     Home,
-    /// A mapped run at home, for slabs.
+    /// Mapped run at home, for slabs.
     Slabs,
-    /// An alias: it reserves nothing of its own.
+    /// Alias, which reserves no memory of its own.
     Stitched,
 }
 
 /// A mapped address range.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
-    /// From the start of the reservation.
+    /// Start, from the start of the reservation.
     pub offset: Bytes,
-    /// How long.
+    /// Size of the segment in bytes.
     pub size: Bytes,
-    /// Of it, addresses that have no memory because it is elsewhere.
+    /// Bytes of addresses without memory because it is evicted.
     pub evicted: Bytes,
-    /// What it is.
+    /// Kind of the segment.
     pub kind: SegmentKind,
-    /// Whose.
+    /// Domain that owns the memory.
     #[serde(skip)]
     pub domain: DomainId,
-    /// What lies in it, in order, without gaps; of an alias only what was handed out through it.
+    /// Blocks and free ranges in order, without gaps; for an alias only the blocks handed out through it.
     pub blocks: Vec<BlockInfo>,
 }
 
 /// A run of bytes of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockInfo {
-    /// From the start of the reservation.
+    /// Start, from the start of the reservation.
     pub offset: Bytes,
-    /// How long.
+    /// Size of the run in bytes.
     pub size: Bytes,
-    /// As asked for; zero where free.
+    /// Requested size; 0 if free.
     pub requested: Bytes,
-    /// Handed out.
+    /// Whether the bytes belong to a live block.
     pub live: bool,
-    /// Part of a block that was handed out through an alias.
+    /// Whether the bytes are part of a block handed out through an alias.
     pub lent: bool,
-    /// Free, and what used it may still run: its own stream may have it, others not yet.
+    /// Whether the bytes are free but earlier work may still use them: reusable by their own stream, not by others.
     pub pending: bool,
-    /// Free, but nobody's yet, its own stream's neither: other streams were recorded on it.
+    /// Whether the bytes are free but withheld from every stream: other streams were recorded on them.
     pub withheld: bool,
-    /// The stream that it belongs to, where it belongs to one.
+    /// Stream that owns the bytes, if any.
     #[serde(skip)]
     pub stream: Option<StreamKey>,
 }
 
-/// A look at an allocator as a whole: walks what is there, changes nothing.
+/// A read-only view of the whole allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
     pub(crate) heap: &'a Heap,
@@ -71,17 +71,18 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Everything that is counted.
+    /// Returns all statistics of the device.
     pub fn stats(&self) -> Stats {
         self.heap.tallies.stats(self.waste(), [self.inactive(true), self.inactive(false)])
     }
 
-    /// How many free ranges there are, over all free lists.
+    /// Returns the number of free ranges over all free lists.
     pub fn free_ranges(&self) -> usize {
         self.heap.home.lists.iter().map(|(_, list)| list.bins.len()).sum()
     }
 
-    /// What is reserved and not in use: pending on a stream while others are there to use it, in whole extents, or not.
+    /// Returns the reserved memory that is not in use by kind: pending on a stream although other streams exist, in whole extents, or
+    /// neither.
     fn waste(&self) -> Waste {
         let home = &self.heap.home;
         let (mut stream, mut soft) = (0, 0);
@@ -99,7 +100,7 @@ impl Report<'_> {
         Waste { hard: Bytes::new(hard), soft: Bytes::new(soft), stream: Bytes::new(stream) }
     }
 
-    /// What is free of one pool and lies in extents that are not free as a whole.
+    /// Returns the free ranges of one pool in partly free extents.
     fn inactive(&self, small: bool) -> Inactive {
         let home = &self.heap.home;
         let of_pool = |list: &FreeList| (list.class != Class::Large) == small && list.owner != Owner::Evicted;
@@ -116,7 +117,7 @@ impl Report<'_> {
         inactive
     }
 
-    /// Every mapped range and what lies in it.
+    /// Returns every mapped range with its blocks.
     pub fn segments(&self) -> Vec<Segment> {
         let home = &self.heap.home;
         let at_home = home.segments.begins().map(|edge| {
