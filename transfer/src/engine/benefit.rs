@@ -3,7 +3,7 @@
 /// Copies for which the engine can be faster than the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Benefit {
-    /// None: the driver's copy is as fast for any memory kind.
+    /// No benefit: the driver's copy is as fast for any kind of memory.
     Nothing,
     /// Copies from or to pageable host memory.
     Pageable,

@@ -30,7 +30,6 @@ impl NativeCopies {
         on.of_driver(&**self.contexts.driver())
     }
 
-    /// Enqueues one copy.
     pub(crate) fn copy(&self, to: &Span, from: &Span, on: UserStream) -> Result<()> {
         owned::copy(&**self.contexts.driver(), on.device, on.raw, to, from)?;
         self.ledger.counters.native(to.size());

@@ -78,7 +78,6 @@ impl Links {
         })
     }
 
-    /// Returns the relays.
     pub(crate) fn relays(&self) -> &Arc<Relays> {
         &self.relays
     }

@@ -62,7 +62,6 @@ pub(crate) struct UnjoinedSlots {
 }
 
 impl UnjoinedSlots {
-    /// Adds a slot.
     pub(crate) fn leave(&self, of: Arc<StagingStream>, slot: usize, ledger: &Ledger) {
         self.slots.lock().push((of, slot, End::Open));
         ledger.leave_unjoined();
