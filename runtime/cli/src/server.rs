@@ -56,9 +56,9 @@ pub enum ServerError {
     /// There is no such GPU.
     #[error("GPU {device} does not exist: {count} are here, counted from 0")]
     NoSuchGpu {
-        /// Requested GPU.
+        /// Index of the requested GPU.
         device: u32,
-        /// Number of GPUs.
+        /// Number of GPUs present.
         count: u32,
     },
     /// There are not so many links.
@@ -68,7 +68,7 @@ pub enum ServerError {
     TooManyPaths {
         /// Requested number of paths.
         paths: u32,
-        /// Number of GPUs.
+        /// Number of GPUs present.
         count: u32,
     },
 }

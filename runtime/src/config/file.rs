@@ -1,4 +1,4 @@
-//! A TOML file as settings, each with its line.
+//! Reads a TOML file as settings, each with its line number.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 use super::knob::is_table;
 use super::{ConfigError, Origin, Setting};
 
-/// The settings of `text`, checked one by one in the order of their lines. `path` is for errors only.
+/// Returns the settings of `text`, each checked by itself, in the order of their lines. `path` is used only in errors.
 pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigError> {
     let refused = |error: toml::de::Error| ConfigError::Syntax {
         path: path.to_owned(),
@@ -31,7 +31,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigEr
     Ok(settings)
 }
 
-/// The leaves of a table, and its empty tables (where they are not known, they are errors): offset, key, value.
+/// Collects the leaves of a table, and its empty tables (an error if the table is unknown), as offset, key and value.
 fn collect(spanned: &DeTable<'_>, values: &toml::Table, path: &str, found: &mut Vec<(usize, String, Value)>) {
     for (name, inner) in spanned {
         let Some(value) = values.get(name.get_ref().as_ref()) else { continue };

@@ -15,24 +15,24 @@ use toml::Value;
 
 use super::{Config, agent, device, lease, log, pool, tiers, transfer};
 
-/// A key of the configuration.
+/// Key of the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
-    /// Its name, from the table on: `pool.extent`.
+    /// Full name, including its table: `pool.extent`.
     pub key: &'static str,
-    /// The field of [`Config`] that it sets, and the field of that.
+    /// Field of [`Config`] and field of that struct which the key sets.
     pub(super) field: (&'static str, &'static str),
-    /// What its value may be, in words, with its unit.
+    /// Description of allowed values, with their unit.
     pub allowed: &'static str,
-    /// What it does and when to change it: lines, of which an empty one ends the summary.
+    /// Effect of the key and reasons to change it, by line. The first empty line ends the summary.
     pub about: &'static [&'static str],
-    /// Where there may be no value: what that means, and a value as a file has it.
+    /// For optional keys: the meaning of an absent key, and an example value.
     pub absent: Option<(&'static str, &'static str)>,
-    /// What its type does not say; given a configuration in which only this key was set.
+    /// Check beyond the type; called with a configuration in which only this key is set.
     pub(super) holds: fn(&Config) -> bool,
 }
 
-/// Keys of before, and what they are called now.
+/// Renamed keys: old name, new name.
 const MOVED: &[(&str, &str)] = &[
     ("pool.extent_near_limit", "expert.extent_near_limit"),
     ("pool.slab", "expert.slab"),
@@ -46,8 +46,7 @@ const MOVED: &[(&str, &str)] = &[
     ("tiers.relays_rest", "tiers.suspend_relays"),
 ];
 
-/// Keys of before that nothing has taken the place of, and what holds instead: no measurement showed a gain of another
-/// value.
+/// Removed keys, and the behavior that replaces each.
 const REMOVED: &[(&str, &str)] = &[
     ("pool.wait.oldest_first", "the block that fits best is borrowed"),
     ("pool.wait.split", "a borrowed block may be split"),
@@ -60,10 +59,10 @@ pub(super) const SIZE: &str = "a size: bytes, or a number and a unit such as \"5
 pub(super) const MAPPABLE: &str = "a multiple of 2MiB above 0, such as \"16MiB\"";
 pub(super) const FOLDER: &str = "the path of a folder";
 const UNITS: [(i64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-/// CUDA's granularity: what can be mapped is a multiple of it.
+/// Granularity of CUDA mappings: sizes that can be mapped are multiples of it.
 pub(super) const GRANULARITY: Bytes = Bytes::mib(2);
 
-/// A struct of knobs: `[table] /// doc  field: type = default, allowed[, if holds][, absent "meaning" as value];`
+/// Defines a struct of keys: `[table] /// doc  field: type = default, allowed[, if check][, absent "meaning" as value];`
 macro_rules! knobs {
     (
         $(#[doc = $of:literal])*
@@ -112,7 +111,7 @@ macro_rules! knobs {
 pub(super) use knobs;
 
 impl Knob {
-    /// All of them, table by table.
+    /// Returns all keys, table by table.
     pub fn all() -> impl Iterator<Item = &'static Knob> {
         let sections = [
             pool::KNOBS,
@@ -127,7 +126,7 @@ impl Knob {
         all().filter(|knob| !knob.is_expert()).chain(all().filter(|knob| knob.is_expert()))
     }
 
-    /// The knob of a key.
+    /// Finds a key by its full name.
     pub fn of(key: &str) -> Option<&'static Knob> {
         Knob::all().find(|knob| knob.key == key)
     }
@@ -174,17 +173,17 @@ pub(super) fn is_table(key: &str) -> bool {
     Knob::all().any(|knob| knob.name().0 == key)
 }
 
-/// What a key of before is called now.
+/// Returns the new name of a renamed key.
 pub(super) fn moved(key: &str) -> Option<&'static str> {
     MOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
 }
 
-/// What holds instead of a key that is gone.
+/// Returns the behavior that replaces a removed key.
 pub(super) fn removed(key: &str) -> Option<&'static str> {
     REMOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
 }
 
-/// The keys that are nearest to one that does not exist: those of its table, or all where there is no such table.
+/// Returns suggestions for an unknown key: the keys of its table, or all keys if the table does not exist.
 pub(super) fn allowed_beside(key: &str) -> Vec<&'static str> {
     let table = key.rsplit_once('.').map_or("", |(table, _)| table);
     let beside = |knob: &&Knob| !is_table(table) || knob.name().0 == table;

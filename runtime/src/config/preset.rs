@@ -1,32 +1,32 @@
-//! Configurations for the usual programs, by name.
+//! Presets: configurations for common programs, by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A configuration that comes with GLake; a file, the environment and flags override it.
+/// Configuration that ships with GLake. A file, the environment and flags override it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Preset {
-    /// One training job that owns its GPUs.
+    /// Training job that owns its GPUs.
     Training,
-    /// Many workers on a GPU, each small or idle most of the time.
+    /// Many workers on a GPU, each small or mostly idle.
     Serverless,
-    /// A program that moves weights or states between GPU and host beside its compute.
+    /// Program that moves weights or states between GPU and host beside its computation.
     Offload,
 }
 
-/// No preset has this name.
+/// Error: unknown preset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is not a preset: write training, serverless or offload")]
 pub struct UnknownPreset {
-    /// What was given.
+    /// Rejected name.
     pub name: String,
 }
 
 impl Preset {
-    /// All of them.
+    /// All presets.
     pub const ALL: [Preset; 3] = [Preset::Training, Preset::Serverless, Preset::Offload];
 
-    /// Its name, also of its file in `configs`.
+    /// Returns the name, also that of its file in `configs`.
     pub fn name(self) -> &'static str {
         match self {
             Preset::Training => "training",
@@ -35,7 +35,7 @@ impl Preset {
         }
     }
 
-    /// Its text.
+    /// Returns the TOML text.
     pub fn text(self) -> &'static str {
         match self {
             Preset::Training => glake_configs::TRAINING,

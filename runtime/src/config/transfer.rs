@@ -1,4 +1,4 @@
-//! The knobs of copies over every link.
+//! Configuration keys of copies over several links.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::knob::{GRANULARITY, SIZE, SWITCH, knobs};
 
 knobs! {
-    /// How copies between the host and a GPU use the links of the others.
+    /// Use of other GPUs' links for copies between the host and a GPU.
     Transfer as transfer {
         [transfer]
         /// Whether other GPUs' links carry copies: when asked and one rank is on the machine, from the start, or never.
@@ -22,45 +22,43 @@ knobs! {
         /// True: a program that copies much. A relay costs a context on its GPU, but while everything is evicted
         /// (`tiers.suspend_relays`); `glake_copy_stats_json` says how much memory.
         multi_path: bool = false, SWITCH;
-        /// How many processes of the program run on this machine.
+        /// Number of this program's processes on this machine.
         ///
-        /// From 2 on the links belong to the other ranks' own copies, and relays that are merely asked for stay off. 0
-        /// says the same as 1. Absent, launchers say it: `LOCAL_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_SIZE`,
-        /// `MPI_LOCALNRANKS`, `MV2_COMM_WORLD_LOCAL_SIZE`, `LOCAL_SIZE`; Slurm's for this node of the step,
-        /// `SLURM_STEP_TASKS_PER_NODE`, or where `SLURM_PROCID` is set of the job; the most of them. For a launcher of
-        /// another name.
+        /// From 2 on, the links belong to the copies of the other ranks, and requested relays stay off. 0 means 1. If absent, launchers
+        /// state it: `LOCAL_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`, `MV2_COMM_WORLD_LOCAL_SIZE`, `LOCAL_SIZE`; Slurm
+        /// for this node of the step, `SLURM_STEP_TASKS_PER_NODE`, or of the job if `SLURM_PROCID` is set. The largest number holds. Set it
+        /// for other launchers.
         local_ranks: Option<u32> = None, "a whole number", absent "what its launcher says, else 1" as 1;
-        /// GPUs that are no relays, by index among the visible ones or by PCI address.
+        /// GPUs that never serve as relays, by index among the visible ones or by PCI address.
         ///
-        /// For GPUs that others use. What `CUDA_VISIBLE_DEVICES` hides is never a relay.
+        /// Use it for GPUs of other programs. GPUs hidden by `CUDA_VISIBLE_DEVICES` are never relays.
         exclude: Vec<Gpu> = Vec::new(), "a list of GPUs, by index or PCI address: [2, \"0000:3b:00.0\"]",
             if |gpus| gpus.iter().all(Gpu::is_valid);
-        /// Threads that move pageable memory to and from pinned slots.
+        /// Threads that copy pageable memory to and from pinned slots.
         ///
-        /// 0: none, so that pageable memory is copied by the driver; more than there are cores bring nothing. Smaller,
-        /// if the program needs its cores while it copies.
+        /// 0: none, so that the driver copies pageable memory. More threads than cores do not help. Lower it if the program needs its cores
+        /// during copies.
         pageable_threads: Option<u32> = None, "a whole number of threads, at most 256",
             if |threads| threads.is_none_or(|threads| threads <= 256), absent "half of the cores, 8 at most" as 8;
-        /// Whether both sides of every copy that its call waits for are compared, whatever way it went.
+        /// Whether source and destination of every synchronous copy are compared, on any path.
         ///
-        /// What differs is copied again. To find out whether a machine loses bytes; it takes more than the copy's own
-        /// time again, on one link.
+        /// Bytes that differ are copied again. Use it to find out whether a machine corrupts bytes; it takes longer than the copy itself,
+        /// on one link.
         verify: bool = false, SWITCH;
-        /// Whether copies that a stream records into a graph are split over the links, as kernel nodes on the relays.
+        /// Whether copies captured into a CUDA graph are split over the links, as kernel nodes on the relays.
         ///
-        /// False: such a copy is one memcpy node, as the driver's own. True, where no such graph is launched from a GPU
-        /// or is the body of a conditional node: nodes of other GPUs do not allow that, and what a capture will be used
-        /// for cannot be known while it is recorded.
+        /// False: a captured copy is one memcpy node, as without GLake. Set it to true only if no such graph is launched from a GPU or is
+        /// the body of a conditional node: these do not allow nodes of other GPUs, and the later use of a graph is unknown during capture.
         graphs: bool = false, SWITCH;
-        /// Whether links of GPUs that the program uses too are lent to copies.
+        /// Whether copies may use the links of GPUs that the program itself uses.
         ///
-        /// False: relays are only GPUs whose primary context nobody has. True: a program that uses several GPUs, and
-        /// copies with one of them while the others' links are idle.
+        /// False: only GPUs without a primary context become relays. Set it to true if a program uses several GPUs and copies with one of
+        /// them while the others' links are idle.
         shared_gpus: bool = false, SWITCH;
-        /// The folder that calibrations are kept in (`glake topo --calibrate`).
+        /// Folder of calibrations (`glake topo --calibrate`).
         ///
-        /// Empty: none, so that paths are assumed, and refined by copies. For a home that is not kept, or is another
-        /// machine's too. Absent, the cache folder is `XDG_CACHE_HOME`, else `~/.cache`; none where there is none.
+        /// Empty: none, so that rates are assumed and refined by copies. Set it if the home folder is not kept or is shared with another
+        /// machine. If absent, the cache folder is `XDG_CACHE_HOME`, else `~/.cache`, else none.
         calibrations: Option<PathBuf> = None, "the path of a folder, or \"\"",
             absent "glake/paths in the user's cache folder" as "";
 
@@ -88,7 +86,7 @@ knobs! {
 /// What a relay gives of its memory at most.
 const MOST_SLOTS: Bytes = Bytes::mib(64);
 
-/// Whether other GPUs are relays.
+/// Use of other GPUs as relays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Spelled", into = "Spelled")]
 pub enum Relays {
@@ -101,17 +99,17 @@ pub enum Relays {
     Off,
 }
 
-/// A GPU by name.
+/// Name of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Gpu {
-    /// Among the visible ones, counted from 0.
+    /// Index among the visible GPUs, from 0.
     Index(u32),
-    /// By its PCI address: `0000:3b:00.0`, `3b:00.0`.
+    /// PCI address: `0000:3b:00.0`, `3b:00.0`.
     Pci(String),
 }
 
-/// As a file has it.
+/// Representation in a file.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Spelled {
@@ -120,12 +118,12 @@ enum Spelled {
 }
 
 impl Transfer {
-    /// Whether relays start with the process.
+    /// Returns whether relays start with the process.
     pub fn starts_relays(&self) -> bool {
         self.relays == Relays::On || self.multi_path && self.allows_relays()
     }
 
-    /// Whether relays may start when somebody asks for them.
+    /// Returns whether relays may start on request.
     pub fn allows_relays(&self) -> bool {
         match self.relays {
             Relays::Auto => self.local_ranks.is_none_or(|ranks| ranks < 2),
@@ -136,7 +134,7 @@ impl Transfer {
 }
 
 impl Gpu {
-    /// Whether it is this one. PCI addresses are compared as numbers; a domain that is left out is 0.
+    /// Returns whether this names the given GPU. PCI addresses are compared as numbers; an omitted domain is 0.
     pub fn is(&self, index: u32, pci: Option<&str>) -> bool {
         match self {
             Gpu::Index(named) => *named == index,
@@ -146,7 +144,7 @@ impl Gpu {
         }
     }
 
-    /// Whether it can name a GPU at all.
+    /// Returns whether the name is well-formed.
     pub(super) fn is_valid(&self) -> bool {
         match self {
             Gpu::Index(_) => true,
@@ -155,7 +153,7 @@ impl Gpu {
     }
 }
 
-/// Domain, bus, device and function of a PCI address.
+/// Parses domain, bus, device and function of a PCI address.
 fn pci_numbers(text: &str) -> Option<[u32; 4]> {
     let number = |part: &str| u32::from_str_radix(part, 16).ok();
     let (rest, function) = text.rsplit_once('.')?;

@@ -177,7 +177,7 @@ fn untimed(steps: &[Step], items: &[Span]) -> Vec<f64> {
     std::iter::once(0.0).chain(steps.iter().scan(0.0, add)).collect()
 }
 
-/// Converts to microseconds.
+/// Converts a duration to microseconds.
 pub(crate) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }

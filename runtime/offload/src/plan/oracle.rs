@@ -12,7 +12,7 @@ use super::timing::Clockwork;
 use super::{Preset, Request, Verdict};
 use crate::Tape;
 
-/// Enumeration state.
+/// State of the exhaustive enumeration.
 #[derive(Debug)]
 struct Everything<'c> {
     course: &'c Course,

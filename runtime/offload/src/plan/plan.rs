@@ -12,7 +12,7 @@ use super::trial::{Outcome, Trial};
 use super::{PlanError, Preset, Request, Verdict};
 use crate::{ItemId, Position, ScopeId, Tape};
 
-/// What becomes of each item of a tape, and when. [`Clock`](crate::Clock) carries it out.
+/// Verdict and times of each item of a tape. [`Clock`](crate::Clock) carries the plan out.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -9,7 +9,7 @@ use super::Links;
 pub struct Request {
     /// Maximum GPU memory of the process.
     pub budget: Bytes,
-    /// Link rates.
+    /// Rates of the links.
     pub links: Links,
     /// Maximum host memory of offloaded items.
     pub host_room: Bytes,
@@ -38,7 +38,7 @@ impl Request {
         Request { budget, links, host_room: Bytes::MAX, preset: Preset::Fit }
     }
 
-    /// Sets the preset.
+    /// Sets the goal of the plan.
     #[must_use]
     pub const fn preset(mut self, preset: Preset) -> Self {
         self.preset = preset;

@@ -18,7 +18,7 @@ pub(crate) struct Best {
     pub(crate) outcome: Outcome,
 }
 
-/// Search state.
+/// State of the search.
 #[derive(Debug)]
 pub(crate) struct Search<'c> {
     pub(crate) course: &'c Course,

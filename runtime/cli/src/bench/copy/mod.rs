@@ -39,9 +39,9 @@ pub use report::{CopyReport, CriticalReport, OverheadReport};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopyDirection {
-    /// Host to device.
+    /// From the host to the device.
     H2d,
-    /// Device to host.
+    /// From the device to the host.
     D2h,
 }
 
@@ -77,15 +77,15 @@ impl CopyMemory {
 /// Options of `glake bench copy`.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
-    /// Directions to measure.
+    /// Directions of the copies to measure.
     pub directions: Vec<CopyDirection>,
     /// Memory kinds to measure.
     pub memory: Vec<CopyMemory>,
-    /// Sizes to measure.
+    /// Sizes of the copies to measure.
     pub sizes: Vec<Bytes>,
     /// Number of GPUs that take part, the measured one included; `None`: all.
     pub paths: Option<u32>,
-    /// GPU to measure.
+    /// Index of the GPU to measure.
     pub target: u32,
     /// Number of timed repetitions.
     pub runs: u32,
