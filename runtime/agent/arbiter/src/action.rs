@@ -1,4 +1,4 @@
-//! What the arbiter decides that is to be done.
+//! Actions that the arbiter asks of the agent.
 
 use std::time::Duration;
 
@@ -7,118 +7,99 @@ use serde::{Deserialize, Serialize};
 
 use crate::{GpuId, WorkerId};
 
-/// One thing to do. Times are on the clock of [`step`](crate::Arbiter::step); what is not answered by then is dealt
-/// with at the next step.
+/// Action for the agent to carry out. Deadlines are on the clock of [`step`](crate::Arbiter::step); the arbiter handles a missed deadline
+/// at its next step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Action {
-    /// The lease is higher by so much: it refills, or a growth is answered.
+    /// Raises the lease of a worker: bytes of its refill, or the answer to a growth.
     Grant {
-        /// Who.
         worker: WorkerId,
-        /// Where.
         gpu: GpuId,
-        /// How much.
         bytes: Bytes,
     },
-    /// The want has all that it needs: uses may run once the refill is over, parked ones first.
+    /// Admits a want whose memory is granted completely: uses may run once the refill is over, parked ones first.
     Admit {
-        /// Who.
         worker: WorkerId,
     },
-    /// All uses are to wait at safe points.
+    /// Makes all uses of a worker wait at safe points.
     Park {
-        /// Who.
         worker: WorkerId,
-        /// When an answer is late.
+        /// Deadline of the worker's answer.
         by: Duration,
     },
-    /// They may go on.
+    /// Lets the parked uses of a worker continue.
     Unpark {
-        /// Who.
         worker: WorkerId,
     },
-    /// So much is to leave.
+    /// Makes a worker give memory of a GPU back.
     Shrink {
-        /// Who.
         worker: WorkerId,
-        /// Where.
         gpu: GpuId,
-        /// How much.
         bytes: Bytes,
-        /// Where copies go.
+        /// Destination of the copies.
         tier: Tier,
-        /// When an answer is late.
+        /// Deadline of the worker's answer.
         by: Duration,
     },
-    /// Copies in host memory are to go to files, while nobody waits.
+    /// Moves copies of an idle worker from host memory to files.
     Demote {
-        /// Who.
         worker: WorkerId,
-        /// How much.
         bytes: Bytes,
     },
-    /// A want ends without memory.
+    /// Ends a want without memory.
     Deny {
-        /// Who.
         worker: WorkerId,
-        /// Why.
         why: Denied,
-        /// When to ask again, from now; never, where it would always be denied.
+        /// Time from now after which the worker may ask again; `None` if the arbiter would deny the want forever.
         retry_after: Option<Duration>,
     },
-    /// A growth ends without memory: it is out of memory as at any limit.
+    /// Ends a growth without memory: the worker reports out of memory as at any limit.
     DenyGrowth {
-        /// Who.
         worker: WorkerId,
-        /// Where.
         gpu: GpuId,
-        /// What it asked for.
+        /// Size of the denied request.
         bytes: Bytes,
     },
-    /// A command was not answered in time: the worker is no victim until then, and its lease counts.
+    /// Reports a missed deadline. Until `until` the worker is never a victim, and its lease counts as used.
     StopCountingOn {
-        /// Who.
         worker: WorkerId,
-        /// How long.
+        /// End of the exclusion, on the clock of `step`.
         until: Duration,
     },
-    /// The driver is to checkpoint it; that this was asked is to be in the journal before.
+    /// Asks the driver to checkpoint a worker. The agent records this in its journal before.
     Checkpoint {
-        /// Who.
         worker: WorkerId,
     },
-    /// The driver is to restore it, if it is checkpointed or locked.
+    /// Asks the driver to restore a worker if it is checkpointed or locked.
     Restore {
-        /// Who.
         worker: WorkerId,
     },
-    /// The meter is to be read now.
+    /// Asks for a reading of a GPU's meter now.
     Measure {
-        /// Which.
         gpu: GpuId,
     },
 }
 
-/// Where stored copies go.
+/// Destination of evicted memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Tier {
-    /// An idle GPU's memory, granted for it.
+    /// Memory of another, idle GPU, granted for the copies.
     Peer(GpuId),
-    /// Pinned host memory.
+    /// Pinned memory of the host.
     Host,
-    /// Files.
+    /// Files on a local disk.
     File,
 }
 
-/// Why a want was denied.
+/// Reason for denying a want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Denied {
-    /// More than could be freed of its GPU now; without a time to ask again, more than the GPU could ever give.
+    /// The GPU cannot free enough memory now; without a time to ask again, it never could.
     TooLarge,
-    /// Its deadline would pass, or passed, before its turn.
+    /// The deadline passed, or would pass before the want's turn.
     Deadline,
-    /// A rank of its gang has not joined, or died.
+    /// A rank of the gang has not joined, or died.
     Incomplete,
-    /// The driver does not restore it: it has to be started again.
+    /// The driver cannot restore the process, which must be started again.
     Lost,
 }

@@ -1,4 +1,4 @@
-//! What workers answer to commands, and what becomes of a command when its worker is gone.
+//! Answers of workers to commands, and the cleanup after a worker's death.
 
 use glake_units::Bytes;
 
@@ -16,7 +16,7 @@ impl Arbiter {
         }
     }
 
-    /// A rank has parked, or is gone.
+    /// Removes a rank that has parked or died from the ranks to wait for, and shrinks the gang after the last one.
     fn stops_waiting_to_park(&mut self, id: GangId, worker: WorkerId) {
         let (now, longest) = (self.server.now, self.server.settings.longest_park());
         let Some(gang) = self.server.gangs.get_mut(&id) else { return };
@@ -44,8 +44,8 @@ impl Arbiter {
         }
     }
 
-    /// Of GPUs that it does not name when all of it is there, and that it gave back what it was granted of, a worker
-    /// needs nothing: it was taken to use them when it started, and never did.
+    /// Clears the needs of a worker on GPUs missing from `named`, once it is resident and has given their leases back: its start reserved
+    /// them but never used them.
     pub(crate) fn wants_nothing_elsewhere(&mut self, worker: WorkerId, named: &[Holding]) {
         let Some((_, gang)) = self.gang_mut(worker) else { return };
         let is_named = |share: &Share| named.iter().any(|held| held.gpu == share.holding.gpu);
@@ -74,7 +74,7 @@ impl Arbiter {
         }
     }
 
-    /// A worker could not do what it was asked to; where that is not what is waited for any more, nothing changes.
+    /// Records that a worker could not carry out a command. Does nothing if the arbiter no longer waits for that command.
     pub(crate) fn failed(&mut self, worker: WorkerId, what: Task) {
         let short = self.server.settings.least_quantum;
         let Some((id, gang)) = self.gang_mut(worker) else { return };
@@ -102,7 +102,7 @@ impl Arbiter {
         self.forget(worker, id);
     }
 
-    /// A gang loses a rank, whose shares are gone already.
+    /// Removes a rank from a gang, after its shares.
     pub(crate) fn forget(&mut self, worker: WorkerId, id: GangId) {
         self.server.gang_of.remove(&worker);
         self.server.growths.retain(|growth| growth.worker != worker);

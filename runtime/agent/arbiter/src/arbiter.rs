@@ -1,12 +1,11 @@
-//! The arbiter: events in, actions out.
+//! State machine of the arbiter: events in, actions out.
 //!
-//! Invariants, which the tests check at each step: floors, leases and what dead workers had are no more than a GPU's
-//! limit, or no more than before; every want ends granted, denied or cancelled; every command has a time by which it is
-//! late; a gang is in one plan at most.
+//! Invariants, which the tests check at each step: floors, leases and the memory of dead workers stay within a GPU's limit, or do not grow;
+//! every want ends granted, denied or cancelled; every command has a deadline; a gang is in at most one plan.
 //!
-//! In a step the event is taken in, what is late is dealt with, and then it is decided: free bytes go to the refill
-//! that is under way on their GPU, then to growths; then each GPU's first want is planned, wholly or not at all. Its
-//! bytes come from victims as they give them back. Whoever comes after the first waits behind it.
+//! A step applies the event, handles missed deadlines, and then decides. Free bytes go to the refill under way on their GPU first, then to
+//! growths. Next, the first want of each GPU is planned completely or not at all; its victims give bytes back piece by piece. Later wants
+//! of that GPU wait behind the first.
 
 use std::time::Duration;
 
@@ -23,43 +22,41 @@ use crate::server::{AGAIN, Server};
 use crate::want::Want;
 use crate::{Action, Activity, Denied, Event, GangId, GpuId, Holding, Joined, Settings, WorkerId};
 
-/// After a lie of so much more than is leased a worker is not counted on.
+/// Unreported memory beyond a lease after which the arbiter stops counting on a worker.
 const SLACK: Bytes = Bytes::mib(64);
 
-/// A refill over several links is at most so much faster than one link is said to be.
+/// Upper bound of the speedup of a refill over several links, relative to the configured link rate.
 const FASTEST: u32 = 4;
 
-/// How long a gang is not asked again for copies that it did not move.
+/// Interval before the next demotion of a gang that did not carry out the last one.
 const DEMOTE_AGAIN: Duration = Duration::from_secs(60);
 
-/// Decides who has the memory of a server's GPUs.
+/// Arbiter of the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Arbiter {
     pub(crate) server: Server,
-    /// When somebody can be chosen who could not be at the last step.
+    /// Time at which a victim becomes eligible that was not at the last step.
     retry_at: Option<Duration>,
 }
 
-/// What counts of a worker on a GPU.
+/// Accounted memory of a worker on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Whose.
     pub worker: WorkerId,
-    /// Where.
     pub gpu: GpuId,
-    /// What never leaves.
+    /// Memory that never leaves the GPU: context, modules, libraries, and overruns.
     pub floor: Bytes,
-    /// What it may hold beside.
+    /// Memory that the worker may hold beyond the floor.
     pub lease: Bytes,
 }
 
 impl Arbiter {
-    /// One that knows no GPU and no worker yet.
+    /// Creates an arbiter without GPUs and workers.
     pub fn new(settings: Settings) -> Self {
         Arbiter { server: Server::new(settings), retry_at: None }
     }
 
-    /// Takes in what happened at `now`, and says what is to be done, in this order. A clock that goes back stands.
+    /// Applies an event at `now` and returns the actions to carry out, in order. An earlier `now` than before counts as no time passed.
     pub fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
         self.server.now = self.server.now.max(now);
         self.apply(event);
@@ -68,7 +65,7 @@ impl Arbiter {
         std::mem::take(&mut self.server.actions)
     }
 
-    /// When [`Event::Tick`] is due, if nothing happens before; never, while nothing is under way.
+    /// Returns the time at which the next [`Event::Tick`] is due if no other event arrives earlier; `None` if nothing is under way.
     pub fn next_deadline(&self) -> Option<Duration> {
         let server = &self.server;
         let gangs = server.under_way.iter().filter_map(|id| server.gangs.get(id)?.late_at());
@@ -79,12 +76,12 @@ impl Arbiter {
         gangs.chain(growths).chain(meters).chain(self.retry_at).chain(server.away_at()).min()
     }
 
-    /// The last decisions, the oldest first.
+    /// Returns the latest decisions, the oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.server.log.decisions()
     }
 
-    /// What counts of each worker on each GPU.
+    /// Returns the accounted memory of each worker on each GPU.
     pub fn footprints(&self) -> impl Iterator<Item = Footprint> {
         self.server.gangs.values().flat_map(|gang| &gang.shares).map(|share| Footprint {
             worker: share.worker,
@@ -94,24 +91,24 @@ impl Arbiter {
         })
     }
 
-    /// What workers, and those that died a moment ago, have of a GPU.
+    /// Returns the memory of a GPU that belongs to living workers and to workers that died recently.
     pub fn claimed(&self, gpu: GpuId) -> Bytes {
         self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::claimed)
     }
 
-    /// What workers may have of a GPU together.
+    /// Returns the memory of a GPU that all workers together may have.
     pub fn limit(&self, gpu: GpuId) -> Bytes {
         self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit)
     }
 
-    /// How long a worker's memory would take to come back now; nothing, where all of it is resident.
+    /// Predicts the time until a worker's memory is back on its GPUs; 0 if all of it is resident.
     pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
         let gang = self.gang(worker)?;
         let is_there = gang.is_resident() && gang.away.is_present();
         Some(if is_there { Duration::ZERO } else { self.server.wake(gang) })
     }
 
-    /// What is under way with a worker, in a word.
+    /// Returns the name of a worker's current state, as `glake ps` prints it.
     pub fn state(&self, worker: WorkerId) -> Option<&'static str> {
         let gang = self.gang(worker)?;
         Some(match gang.state {
@@ -130,22 +127,22 @@ impl Arbiter {
         })
     }
 
-    /// Whether its memory should have left by now, and may still leave.
+    /// Returns whether a worker has missed the deadline of a shrink that can still end.
     pub fn is_late(&self, worker: WorkerId) -> bool {
         self.gang(worker).is_some_and(|gang| matches!(gang.state, State::Shrinking { by: None, .. }))
     }
 
-    /// Whether a want or a growth is open, so that what others do matters.
+    /// Returns whether a want or a growth is open.
     pub fn is_anybody_waiting(&self) -> bool {
         self.waiting() > 0 || !self.server.growths.is_empty()
     }
 
-    /// How many wants are open.
+    /// Returns the number of open wants.
     pub fn waiting(&self) -> usize {
         self.server.gangs.values().filter(|gang| gang.want.is_some()).count()
     }
 
-    /// The part of the last ten seconds in which a GPU's link was busy with refills.
+    /// Returns the fraction of the last ten seconds in which refills used a GPU's link.
     pub fn link_duty(&self, gpu: GpuId) -> f64 {
         self.server.duties.get(&gpu).map_or(0.0, |duty| f64::from(duty.thousandths(self.server.now)) / 1000.0)
     }
@@ -340,7 +337,7 @@ impl Arbiter {
         }
     }
 
-    /// A refill that goes on has as long again.
+    /// Extends the deadline of a refill whose worker still makes progress.
     fn progresses(&mut self, worker: WorkerId) {
         let now = self.server.now;
         let Some((_, gang)) = self.gang_mut(worker) else { return };
@@ -377,7 +374,7 @@ impl Arbiter {
         }
     }
 
-    /// Deals with what is late.
+    /// Handles missed deadlines of commands, wants and growths.
     fn expire(&mut self) {
         let now = self.server.now;
         let late = self.server.under_way.iter().copied();

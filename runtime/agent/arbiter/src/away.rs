@@ -1,19 +1,17 @@
-//! Workers whose contexts are in the driver's checkpoint: when one leaves its GPUs, when it comes back, what counts of
-//! it.
+//! Checkpointed workers: when a worker leaves its GPUs, when it returns, and how its memory is accounted meanwhile.
 //!
 //! ```text
-//!            idle for long, nothing leased           a want, or nobody knows what it is
+//!            idle for long, nothing leased           a want, or an unknown state
 //!  Present ──────────────► Leaving ──────► Checkpointed ──────────► Returning ──► Present
 //!     ▲                      │                  ▲   Unknown ────────► │
-//!     └──── it runs on ──────┘                  └──── no room ────────┤
-//!                                                          Lost ◄─────┘ the driver does not restore it
+//!     └──── checkpoint fails ┘                  └──── no room ────────┤
+//!                                                          Lost ◄─────┘ the driver cannot restore it
 //! ```
 //!
-//! Invariants: only a gang of one rank leaves, of which nothing is leased and that wants nothing. Whoever is not present
-//! is granted nothing and given no command. A floor counts, but while its worker is checkpointed; it is counted again,
-//! within the limit, before the driver is asked to restore it, and with a margin: what asks the driver looks whether it
-//! is free by the meter, for a restore without room loses the process. Whoever is lost is denied all it wants, and
-//! nothing is asked about it any more.
+//! Invariants: only a gang of one rank leaves, without leases and without a want. Only a present worker gets grants and commands. The floor
+//! of a checkpointed worker does not count. It is counted again, within the limit and with a margin, before the driver restores the worker.
+//! The agent checks the meter before a restore, because a restore without room kills the process. Wants of a lost worker are denied, and
+//! the driver is not asked about it again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,44 +26,44 @@ use crate::log::{Decision, Outcome};
 use crate::server::{AGAIN, Server};
 use crate::{Action, Activity, Contexts, Denied, GangId, GpuId, WorkerId};
 
-/// Beside a floor so much is to be free before a restore, at least; of a larger one a part.
+/// Minimum free memory beyond the floor before a restore; `MARGIN_PART` sets a larger margin for large floors.
 const MARGIN: Bytes = Bytes::mib(64);
 const MARGIN_PART: u64 = 20;
-/// A restore that takes longer keeps nobody's GPUs: its want waits again, behind no one, and may be denied.
+/// Time after which a restore loses its claim on the GPUs: the want waits again behind all others and may be denied.
 const RESTORING: Duration = Duration::from_secs(5);
-/// Who could not be restored for so often is tried again that late.
+/// Upper bound of the interval between attempts to restore a worker, which doubles with each failure.
 const SELDOM: Duration = Duration::from_secs(30);
 
-/// Where the contexts of a gang are.
+/// Location of a gang's contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Presence {
-    /// On its GPUs.
+    /// The contexts are on their GPUs.
     #[default]
     Present,
-    /// They are being checkpointed.
+    /// A checkpoint is under way.
     Leaving,
-    /// In the driver's checkpoint; whether it is to come back though nobody wants it.
+    /// In the driver's checkpoint. `returns`: restore it even without a want.
     Checkpointed { returns: bool },
-    /// Whoever checkpointed or restored it did not come to the end: the driver is to be asked.
+    /// An earlier agent's checkpoint or restore was interrupted, so the driver must be asked.
     Unknown,
-    /// They are being restored.
+    /// A restore is under way.
     Returning,
-    /// In the driver's checkpoint for good.
+    /// In the driver's checkpoint without a way to restore it.
     Lost,
 }
 
-/// What of a gang is about its contexts.
+/// Checkpoint state of a gang.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Away {
     pub(crate) presence: Presence,
-    /// Whose they are: a gang may get another rank meanwhile.
+    /// Worker whose contexts left; the gang may get another rank meanwhile.
     pub(crate) worker: Option<WorkerId>,
-    /// Since when nothing was under way with it.
+    /// Time since which the gang rests.
     pub(crate) rests_since: Duration,
-    /// It could not be checkpointed: not before then.
+    /// Earliest time of the next checkpoint after a failed one.
     pub(crate) stays_until: Duration,
     refusals: u32,
-    /// It could not be restored: not before then.
+    /// Earliest time of the next restore after a failed one.
     pub(crate) restore_after: Duration,
     misses: u32,
 }
@@ -79,64 +77,64 @@ impl Away {
         self.presence == Presence::Present
     }
 
-    /// Whether its floors count for nothing now.
+    /// Returns whether the driver has checkpointed the worker completely, so that its floors do not count.
     pub(crate) fn is_checkpointed(self) -> bool {
         matches!(self.presence, Presence::Checkpointed { .. } | Presence::Lost)
     }
 
-    /// Whether it never comes back.
+    /// Returns whether the driver can never restore the worker.
     pub(crate) fn is_lost(self) -> bool {
         self.presence == Presence::Lost
     }
 
-    /// Whether the driver is asked now.
+    /// Returns whether a checkpoint or a restore is under way.
     pub(crate) fn is_moving(self) -> bool {
         matches!(self.presence, Presence::Leaving | Presence::Returning)
     }
 
-    /// It runs on: each time it is left alone for twice as long.
+    /// Records a failed checkpoint and doubles the time until the next attempt.
     fn refused(&mut self, now: Duration, length: Duration) {
         self.stays_until = now + length * (1 << self.refusals.min(6));
         self.refusals += 1;
     }
 
-    /// It stays where it is: each time it is asked for after twice as long.
+    /// Records a failed restore and doubles the time until the next attempt.
     fn missed(&mut self, now: Duration) {
         self.restore_after = now + SELDOM.min(AGAIN * (1 << self.misses.min(6)));
         self.misses += 1;
     }
 
-    /// Whether it is this worker whose floor does not count.
+    /// Returns whether the floor of this worker does not count at the moment.
     pub(crate) fn is_out(self, worker: WorkerId) -> bool {
         self.is_checkpointed() && self.worker == Some(worker)
     }
 }
 
 impl Share {
-    /// What has to be free beside what it needs, before its worker is restored.
+    /// Returns the floor that must be free again before the worker is restored.
     pub(crate) fn absent_floor(&self) -> Bytes {
         if self.is_checkpointed { self.holding.floor } else { Bytes::ZERO }
     }
 
-    /// And beside that, until it has been restored.
+    /// Returns the margin beyond the absent floor that must be free until the restore ends.
     fn margin(&self) -> Bytes {
         let floor = self.absent_floor();
         if floor.is_zero() { floor } else { MARGIN.max(Bytes::new(floor.get() / MARGIN_PART)) }
     }
 }
 
-/// What has to be free of a GPU when a gang is restored; nothing, where it is present.
+/// Returns the memory of a GPU that must be free to restore a gang; 0 if the gang is present.
 fn room_to_restore(gang: &Gang, gpu: GpuId) -> Bytes {
     gang.on(gpu).map(|share| share.absent_floor().saturating_add(share.margin())).sum()
 }
 
 impl Gang {
-    /// Whether it is to come back though none of its uses waits for evicted memory.
+    /// Returns whether the gang must return although none of its uses waits for evicted memory.
     fn is_to_return(&self) -> bool {
         self.away.returns() || self.growing > 0
     }
 
-    /// When it may be checkpointed; never, as it is.
+    /// Returns the time at which the gang may be checkpointed; `None` while its state rules that out.
     fn leaves_at(&self, after: Duration) -> Option<Duration> {
         let holds_nothing = |share: &Share| {
             let held = &share.holding;
@@ -158,7 +156,7 @@ impl Gang {
 }
 
 impl Server {
-    /// Who is checkpointed next, and when; one at a time.
+    /// Returns the next gang to checkpoint and its time. Only one checkpoint runs at a time.
     pub(crate) fn next_to_leave(&self) -> Option<(Duration, GangId)> {
         let after = self.settings.checkpoint_after?;
         let is_leaving =
@@ -169,7 +167,7 @@ impl Server {
         self.gangs.iter().filter_map(|(id, gang)| Some((gang.leaves_at(after)?, *id))).min()
     }
 
-    /// Checkpoints whoever is idle for long enough.
+    /// Starts the checkpoint of a gang that has been idle long enough.
     pub(crate) fn put_away(&mut self) {
         let Some((_, id)) = self.next_to_leave().filter(|(at, _)| *at <= self.now) else { return };
         let worker = self.gangs.get(&id).and_then(|gang| gang.members.keys().next().copied());
@@ -177,7 +175,7 @@ impl Server {
         self.actions.extend(worker.map(|worker| Action::Checkpoint { worker }));
     }
 
-    /// Changes where a gang's contexts are, and what counts with it.
+    /// Sets the location of a gang's contexts and adjusts the accounted floors.
     pub(crate) fn set_presence(&mut self, id: GangId, worker: Option<WorkerId>, presence: Presence) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         gang.away.presence = presence;
@@ -198,7 +196,7 @@ impl Server {
         self.note(id);
     }
 
-    /// What is free of a GPU for others than a refill that waits for its worker to be restored.
+    /// Returns the free memory of a GPU beyond the needs of refills that wait for a restore.
     pub(crate) fn free_beside_restores(&self, gpu: GpuId) -> Bytes {
         let restored = self.absent.iter().filter_map(|id| self.gangs.get(id));
         let refills = restored.filter(|gang| matches!(gang.state, State::Refilling(_)));
@@ -206,7 +204,7 @@ impl Server {
         self.free(gpu).saturating_sub(refills.flat_map(|gang| gang.on(gpu)).map(owed).sum())
     }
 
-    /// Asks the driver to restore a gang, if its floors fit now. Says whether it is present.
+    /// Requests a restore of a gang if its floors fit now. Returns whether the gang is present.
     pub(crate) fn restore(&mut self, id: GangId) -> bool {
         let Some(gang) = self.gangs.get(&id) else { return false };
         if gang.away.is_present() {
@@ -231,7 +229,7 @@ impl Server {
         false
     }
 
-    /// Those come back whom nobody wants, and of whom nobody knows what they are.
+    /// Restores gangs that must return without a want, and gangs in an unknown state.
     pub(crate) fn bring_back(&mut self) {
         let now = self.now;
         let due = |id: &GangId| {
@@ -251,8 +249,8 @@ impl Server {
         }
     }
 
-    /// Takes of others what a gang's absent floors and growths are short of, where that is enough. Says whether something
-    /// leaves.
+    /// Takes memory from victims for the absent floors and growths of a gang, if the victims have enough. Returns whether a victim gives
+    /// memory.
     fn make_room(&mut self, id: GangId) -> bool {
         let Some(gang) = self.gangs.get(&id) else { return false };
         let growths = self.growths.iter().filter(|growth| growth.gang == id).map(|growth| growth.gpu);
@@ -284,7 +282,7 @@ impl Server {
         !takes.is_empty()
     }
 
-    /// When somebody may be restored, or checkpointed, though nothing happens before.
+    /// Returns the earliest time of a restore or checkpoint without another event.
     pub(crate) fn away_at(&self) -> Option<Duration> {
         let gangs = self.absent.iter().filter_map(|id| self.gangs.get(id));
         let may_move = |gang: &&Gang| !gang.away.is_moving() && !gang.away.is_lost();
@@ -293,7 +291,7 @@ impl Server {
         restores.chain(self.next_to_leave().map(|(at, _)| at)).min()
     }
 
-    /// Keeps what came of a worker's contexts among the decisions.
+    /// Logs the outcome of a checkpoint or restore as a decision.
     fn log_contexts(&mut self, id: GangId, outcome: Outcome) {
         let Some(gang) = self.gangs.get(&id) else { return };
         let needed = gang.shares.iter().map(|share| (share.holding.gpu, Bytes::ZERO)).collect();
@@ -304,7 +302,7 @@ impl Server {
 }
 
 impl Away {
-    /// Whether it is to come back whatever it does.
+    /// Returns whether the gang must return even without a want.
     fn returns(self) -> bool {
         matches!(self.presence, Presence::Checkpointed { returns: true } | Presence::Unknown)
     }
@@ -320,7 +318,7 @@ impl Arbiter {
         }
     }
 
-    /// What came of a checkpoint or of a restore, or what a journal knows.
+    /// Records the result of a checkpoint or restore, or a state that the journal names.
     pub(crate) fn contexts(&mut self, worker: WorkerId, contexts: Contexts) {
         let now = self.server.now;
         let server = &mut self.server;
@@ -396,13 +394,13 @@ impl Arbiter {
     }
 }
 
-/// How much is to leave before anything may come, also for floors that are to be counted again.
+/// Returns the memory of a GPU that a gang's want needs, including absent floors.
 pub(crate) fn wanted(gang: &Gang, gpu: GpuId) -> Bytes {
     let needs: Bytes = gang.on(gpu).map(|share| share.need().saturating_add(share.absent_floor())).sum();
     needs.max(room_to_restore(gang, gpu))
 }
 
-/// Whether a GPU has room for all that a gang wants of it.
+/// Returns the missing memory of a GPU for a gang's want.
 pub(crate) fn short(gang: &Gang, gpu: GpuId, held: Option<&Gpu>) -> Bytes {
     let excess = held.map_or(Bytes::ZERO, Gpu::excess);
     wanted(gang, gpu).saturating_add(excess).saturating_sub(held.map_or(Bytes::ZERO, Gpu::free))

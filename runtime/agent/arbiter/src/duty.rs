@@ -1,11 +1,11 @@
-//! How much of the last ten seconds a GPU's link was busy with refills.
+//! Utilization of a GPU's link by refills in the last ten seconds.
 
 use std::time::Duration;
 
 const SLOTS: usize = 10;
 const LIMIT: u32 = 600;
 
-/// Busy time by the second, the last ten of them.
+/// Busy time in each of the last ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LinkDuty {
     busy: [Duration; SLOTS],
@@ -18,7 +18,7 @@ impl LinkDuty {
         self.busy[slot(self.second)] += busy;
     }
 
-    /// In thousandths.
+    /// Returns the utilization in thousandths.
     pub(crate) fn thousandths(&self, now: Duration) -> u32 {
         let mut then = self.clone();
         then.advance(now);
@@ -26,7 +26,7 @@ impl LinkDuty {
         u32::try_from(busy.as_millis() / SLOTS as u128).unwrap_or(u32::MAX)
     }
 
-    /// How often a quantum is so long: once up to a duty of 60 %, and from there on longer, up to four times at 90 %.
+    /// Stretches a quantum by the utilization: unchanged up to 60 %, growing to four times at 90 %.
     pub(crate) fn stretched(&self, now: Duration, quantum: Duration) -> Duration {
         let above = self.thousandths(now).saturating_sub(LIMIT).min(300);
         quantum * (100 + above) / 100

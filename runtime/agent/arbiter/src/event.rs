@@ -1,4 +1,4 @@
-//! What the arbiter is told.
+//! Events that the agent reports to the arbiter.
 
 use std::time::Duration;
 
@@ -7,202 +7,177 @@ use serde::{Deserialize, Serialize};
 
 use crate::{GangId, GpuId, WorkerId};
 
-/// One thing that happened. Whoever tells it tells each once, in order, for each worker.
+/// Event in the life of a worker or a GPU. The agent reports each event of a worker once and in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Event {
-    /// How much of a GPU workers may have: at most `budget` of them together, and no more than `total` less what is
-    /// unmanaged. The reserve is taken off both already.
+    /// Sets the memory of a GPU for workers: at most `budget` for all of them, and at most `total` minus unmanaged memory. Both exclude the
+    /// reserve.
     Capacity {
-        /// Which.
         gpu: GpuId,
-        /// For managed processes, contexts included.
+        /// Memory of all managed processes, contexts included.
         budget: Bytes,
-        /// For all processes.
+        /// Memory of all processes.
         total: Bytes,
     },
-    /// The meter was read. A worker that is not listed counts with what it may have.
+    /// A reading of the meter. A worker missing from `physical` counts with its lease.
     Measured {
-        /// Which.
         gpu: GpuId,
-        /// When the reading began. One that began before a worker died says nothing of that worker's memory.
+        /// Start of the reading. A reading that started before a worker's death proves nothing about the memory of that worker.
         begun: Duration,
-        /// By all processes.
+        /// Memory used by all processes together.
         used: Bytes,
-        /// What workers' pools hold, as they said at that moment, in flight included; floors not.
+        /// Memory in the pools of each worker, as reported at the time of the reading, in-flight changes included and floors excluded.
         physical: Vec<(WorkerId, Bytes)>,
     },
-    /// A journal names a worker that has not joined the new agent yet: it counts in full and nothing is taken of it.
+    /// A journal names a worker that has not joined the new agent yet: its memory counts in full and the worker is never a victim.
     Expected(Joined),
-    /// A worker joined, or joined again: what it says of itself is the truth.
+    /// A worker joined or rejoined. Its own account replaces all earlier ones.
     Joined(Joined),
-    /// What a worker holds is another than was said. Its lease is the arbiter's number and stays.
+    /// A worker's memory changed. The lease remains the arbiter's number.
     Changed {
-        /// Who.
         worker: WorkerId,
-        /// On each of its GPUs.
+        /// State on each of the worker's GPUs.
         holdings: Vec<Holding>,
     },
-    /// What a worker is doing.
+    /// The activity of a worker changed.
     Activity {
-        /// Who.
         worker: WorkerId,
-        /// What.
         activity: Activity,
-        /// How long it has been idle already, if it is.
+        /// Idle time so far, for an idle worker.
         idle_for: Duration,
     },
     /// Uses of a worker wait for its memory.
     Want {
-        /// Who.
         worker: WorkerId,
-        /// How long they wait at most.
+        /// Longest wait of the uses; `None`: the default.
         deadline: Option<Duration>,
     },
-    /// Nobody waits any more.
+    /// The uses of a worker no longer wait.
     Cancelled {
-        /// Who.
         worker: WorkerId,
     },
-    /// A use that runs needs more memory.
+    /// A running use needs more memory.
     Grow {
-        /// Who.
         worker: WorkerId,
-        /// Where.
         gpu: GpuId,
-        /// How much.
         bytes: Bytes,
-        /// How long it waits at most.
+        /// Longest wait of the use.
         within: Duration,
     },
-    /// All uses of a worker wait at safe points, or have ended.
+    /// Every use of a worker waits at a safe point or has ended.
     Parked {
-        /// Who.
         worker: WorkerId,
     },
-    /// Memory was given back to the driver: the lease is lower by it.
+    /// A worker returned memory to the driver: its lease falls by `bytes`.
     Returned {
-        /// Who.
         worker: WorkerId,
-        /// Where.
         gpu: GpuId,
-        /// How much.
         bytes: Bytes,
     },
     /// A shrink has ended.
     Shrunk {
-        /// Who.
         worker: WorkerId,
-        /// What it holds now.
+        /// State after the shrink.
         holdings: Vec<Holding>,
     },
-    /// A refill or a start has ended: all is resident.
+    /// A refill or a start has ended: all memory is resident.
     Refilled {
-        /// Who.
         worker: WorkerId,
-        /// What it holds now.
+        /// State after the refill.
         holdings: Vec<Holding>,
     },
-    /// Memory of a worker was made since its page was read last: a refill that is under way is not late.
+    /// A worker made progress since its last status page: an ongoing refill is not late.
     Progress {
-        /// The worker.
         worker: WorkerId,
     },
-    /// A command could not be carried out. What was given back before counts.
+    /// A worker could not carry out a command. Memory that it returned before still counts.
     Failed {
-        /// Who.
         worker: WorkerId,
-        /// Which.
         what: Task,
-        /// What it holds now.
+        /// State after the failure.
         holdings: Vec<Holding>,
     },
-    /// What came of a [`Checkpoint`](crate::Action::Checkpoint) or a [`Restore`](crate::Action::Restore), each of which
-    /// is answered; or that a journal names a worker of which nobody knows.
+    /// The result of a [`Checkpoint`](crate::Action::Checkpoint) or a [`Restore`](crate::Action::Restore), each of which gets an answer; or
+    /// the unknown state of a worker that a journal names.
     Contexts {
-        /// Who.
         worker: WorkerId,
-        /// Where its contexts are.
         contexts: Contexts,
     },
-    /// The operator wants a worker's memory back: it is told by whoever tells this, and is restored first.
+    /// The operator requests a refill. The agent forwards the request to the worker, which is restored first if necessary.
     Refill {
-        /// Who.
         worker: WorkerId,
     },
-    /// A process is gone; its memory is not, until the meter shows it.
+    /// A process died. Its memory counts until the meter shows that the driver has freed it.
     Died {
-        /// Who.
         worker: WorkerId,
     },
-    /// The operator wants a worker's memory off its GPUs.
+    /// The operator requests a shrink of a worker.
     Shrink {
-        /// Who.
         worker: WorkerId,
     },
-    /// Nothing but time.
+    /// Time passed without another event.
     Tick,
 }
 
-/// Where a worker's contexts are.
+/// Location of a worker's contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Contexts {
-    /// On its GPUs: it was restored, or was not checkpointed and runs on.
+    /// Present on its GPUs: restored, or never checkpointed and still running.
     Present,
-    /// In the driver's checkpoint: its calls wait, and its floors are free.
+    /// In the driver's checkpoint: its calls block, and its floors are free.
     Checkpointed,
-    /// One or the other, or locked: the driver is to be asked, by a restore.
+    /// Unknown state (running, locked or checkpointed): attempt a restore to find out.
     Unknown,
-    /// In the driver's checkpoint for good: it was asked to restore them, and does not.
+    /// In the driver's checkpoint for good: a restore failed permanently.
     Lost,
 }
 
-/// What a worker was asked to do, or what it was admitted to.
+/// Command to a worker, or the refill that it was admitted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Task {
-    /// To let its uses wait at safe points.
+    /// Make uses wait at safe points.
     Park,
-    /// To give memory back.
+    /// Give memory back to the driver.
     Shrink,
-    /// To bring its memory back, or to start.
+    /// Bring evicted memory back, or start.
     Refill,
 }
 
-/// What a worker does.
+/// Activity of a worker's uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Activity {
-    /// No use runs.
+    /// No use is running.
     #[default]
     Idle,
-    /// Uses run, and meet safe points.
+    /// Uses run and reach safe points.
     Busy,
-    /// Uses run that meet no safe point: memory leaves once those that run have ended and no other has begun.
+    /// Uses run without safe points: memory can leave once the running uses have ended and no other has begun.
     Running,
-    /// Uses run that cannot be stopped, as the capture of a graph.
+    /// Uses run that cannot be stopped, such as a graph capture.
     Capturing,
 }
 
-/// Who joined.
+/// Description of a worker that joins.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Joined {
-    /// The process.
     pub worker: WorkerId,
-    /// The gang that it is a rank of; of one rank, where it is alone.
+    /// Gang of the worker; a gang of one rank for a single process.
     pub gang: GangId,
-    /// How many ranks the gang has: it is given memory when all have joined.
+    /// Number of ranks of the gang. The gang gets memory after all ranks have joined.
     pub ranks: u32,
-    /// What it does, as far as that is known by now.
+    /// Activity, as far as known at the join.
     pub activity: Activity,
-    /// Lease of each GPU that a worker needs to load; empty, unless it starts. It holds until the start ends, whatever
-    /// the worker says of its holdings. Until then no other worker of these GPUs starts, shrinks or refills.
+    /// Lease of each GPU that a starting worker needs to load; empty for other workers. It applies until the start ends, whatever holdings
+    /// the worker reports. Until then no other worker of these GPUs starts, shrinks or refills.
     pub start: Vec<(GpuId, Bytes)>,
-    /// What may be asked of it.
+    /// Scheduling attributes of the worker.
     pub profile: Profile,
-    /// What it holds, on each of its GPUs.
+    /// State on each of the worker's GPUs.
     pub holdings: Vec<Holding>,
 }
 
 impl Joined {
-    /// A worker of one rank that has started already and is idle, and whose gang has its number.
+    /// Describes an idle worker of one rank that has already started; its gang has the same number.
     pub fn alone(worker: WorkerId, holdings: Vec<Holding>) -> Self {
         let (gang, profile) = (GangId(worker.0), Profile::default());
         let activity = Activity::Idle;
@@ -210,75 +185,75 @@ impl Joined {
     }
 }
 
-/// What may be asked of a worker.
+/// Scheduling attributes of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Profile {
-    /// Higher goes first, and is not parked for lower.
+    /// Scheduling priority. Higher ones go first and are not parked for lower ones.
     pub priority: i32,
-    /// Whose it is: tenants have equal shares.
+    /// Tenant of the worker; tenants have equal shares.
     pub tenant: u32,
-    /// When its memory may be taken.
+    /// Condition under which the worker's memory may be taken.
     pub preempt: Preempt,
-    /// Where a pause of its uses would be longer, as predicted, they are not parked.
+    /// Longest predicted pause of its uses; a longer one rules out parking.
     pub max_pause: Option<Duration>,
 }
 
-/// When a worker's memory may be taken for another's want.
+/// Condition under which a worker's memory may be taken for another's want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Preempt {
-    /// Never.
+    /// The worker is never a victim.
     Never,
     /// While no use runs.
     Idle,
-    /// Between two steps of its uses, or between two uses where they have no steps.
+    /// Between two steps of its uses, or between two uses without steps.
     #[default]
     Step,
 }
 
-/// What a worker holds of one GPU.
+/// Memory of a worker on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holding {
-    /// Which.
     pub gpu: GpuId,
-    /// Context, modules, libraries: counted, and never leaves.
+    /// Memory of context, modules and libraries, which counts and never leaves.
     pub floor: Bytes,
-    /// What it may hold beside. Asked when it joins, and the arbiter's number from then on.
+    /// Allowed memory beyond the floor. A joining worker requests it; the arbiter decides it from then on.
     pub lease: Bytes,
-    /// What its pools hold: what is leased beyond it may be made without asking.
+    /// Memory in the worker's pools. The worker may create the rest of its lease without asking.
     pub resident: Bytes,
-    /// The part of the lease that cannot leave.
+    /// Part of the lease that cannot leave.
     pub fixed: Bytes,
-    /// What is evicted and is copied back before a use.
+    /// Evicted memory, copied back before a use.
     pub evicted: Bytes,
-    /// What a use needs beside, without a copy: memory whose content was discarded; of a worker that starts, all it will hold.
+    /// Memory that a use needs beyond the evicted one, without a copy, because its content was discarded; for a starting worker, all the
+    /// memory to load.
     pub room: Bytes,
-    /// Room to grow for a use whose memory comes back: granted from free bytes that nobody waits for.
+    /// Room to grow for a use whose memory returns, granted from free bytes without waiters.
     pub growth: Bytes,
-    /// What would have to be copied out if all left now.
+    /// Memory to copy out if all of it left now.
     pub dirty: Bytes,
-    /// What could leave and come back without any copy.
+    /// Memory that could leave and return without a copy.
     pub discardable: Bytes,
-    /// What may have to be copied out beside `dirty`, as it may have been written since: counted against the host's memory.
+    /// Memory that may have been written since its last copy, in addition to `dirty`: counted against host memory.
     pub unknown: Bytes,
-    /// Pinned host memory that copies take.
+    /// Pinned host memory that the worker's copies occupy.
     pub hosted: Bytes,
 }
 
 impl Holding {
-    /// No more than any machine has, so that sums do not overflow.
+    /// Limits a size to more than any machine has, so that sums cannot overflow.
     pub(crate) fn at_most(bytes: Bytes) -> Bytes {
         bytes.min(Bytes::new(1 << 48))
     }
 
-    /// What a worker says, as far as it can be.
+    /// Limits the reported sizes to possible ones.
     pub(crate) fn possible(self) -> Self {
         let most = Holding::at_most;
         let (floor, lease) = (most(self.floor), most(self.lease));
         Holding { floor, lease, resident: most(self.resident), growth: most(self.growth), ..self }
     }
 
-    /// Nothing but a floor.
+    /// Returns a holding that consists of a floor only.
     pub fn nothing(gpu: GpuId, floor: Bytes) -> Self {
         let zero = Bytes::ZERO;
         Holding {

@@ -1,4 +1,4 @@
-//! A gang: what it holds, what is under way with it, and whether it can be counted on.
+//! Gang of workers: its memory, the operation under way, and its reliability.
 //!
 //! ```text
 //!           ┌──────────── Refilling ◄─── planned ───┐          resident: nothing evicted
@@ -18,7 +18,7 @@ use crate::predictions::Predictions;
 use crate::want::{Order, Want};
 use crate::{Activity, GangId, GpuId, Holding, Joined, Profile, Settings, WorkerId};
 
-/// Workers that run or do not run as a whole.
+/// Workers that run together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Gang {
     pub(crate) ranks: u32,
@@ -27,17 +27,17 @@ pub(crate) struct Gang {
     pub(crate) shares: Vec<Share>,
     pub(crate) state: State,
     pub(crate) want: Option<Want>,
-    /// Its uses were parked for others, and wait for its next refill.
+    /// Whether its uses were parked for others and wait for the next refill.
     pub(crate) is_parked: bool,
-    /// How often they were, since it was idle.
+    /// Number of parks since the gang was idle.
     pub(crate) parks: u32,
-    /// When it last was refilled, or joined.
+    /// Time of the last refill or join.
     pub(crate) resident_since: Duration,
     pub(crate) idle_since: Duration,
-    /// The most that a member does, and whether one is silent.
+    /// Highest activity among members, and whether a member is silent.
     pub(crate) activity: Activity,
     pub(crate) silent: bool,
-    /// A member's start is not over.
+    /// Whether a member is still starting.
     pub(crate) starting: bool,
     pub(crate) growing: u32,
     pub(crate) demoting: Option<Duration>,
@@ -47,45 +47,44 @@ pub(crate) struct Gang {
     pub(crate) away: Away,
 }
 
-/// A process of it.
+/// Process of a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Member {
     pub(crate) activity: Activity,
     pub(crate) idle_since: Duration,
-    /// It has a want open, and is to be answered.
+    /// Whether the member has an open want that must be answered.
     pub(crate) wants: bool,
-    /// A journal names it, and it has not joined.
+    /// Whether a journal names the member although it has not joined yet.
     pub(crate) silent: bool,
-    /// It loads what it will hold: it says when that is over.
+    /// Whether the member still loads its initial memory; it reports the end of the start.
     pub(crate) starting: bool,
 }
 
-/// What one process has of one GPU.
+/// Memory of one process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Share {
     pub(crate) worker: WorkerId,
     pub(crate) holding: Holding,
-    /// Lease that its worker's start needs; 0, unless it starts.
+    /// Lease that the worker's start needs; 0 unless it starts.
     pub(crate) start: Bytes,
-    /// What the meter saw beyond floor and lease.
+    /// Memory beyond floor and lease, as measured.
     pub(crate) overrun: Bytes,
-    /// By the refill that is under way: what it has not been granted, and what it has.
+    /// Bytes of the current refill that are not granted yet, and granted bytes.
     pub(crate) owed: Bytes,
     pub(crate) granted: Bytes,
-    /// Its worker is in the driver's checkpoint: the floor does not count.
+    /// Whether the worker is in the driver's checkpoint, so that the floor does not count.
     pub(crate) is_checkpointed: bool,
 }
 
-/// A share of a gang.
+/// Key of a share within a gang.
 pub(crate) type ShareKey = (WorkerId, GpuId);
 
-/// What is under way.
+/// Operation under way with a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum State {
-    /// Nothing.
+    /// No operation is under way.
     Resting,
-    /// Its uses are to wait at safe points, or to end, so that `takes` can leave for a request of `whom`; the operator's
-    /// without one.
+    /// Uses are asked to wait at safe points, or to end, so that `takes` can leave for a request of `whom` (the operator if `None`).
     Parking {
         waits: BTreeSet<WorkerId>,
         since: Duration,
@@ -93,40 +92,40 @@ pub(crate) enum State {
         takes: Vec<(ShareKey, Bytes)>,
         whom: Option<GangId>,
     },
-    /// Bytes leave. Without a time: it was late, and is waited for without counting on it.
+    /// Bytes are leaving. `by`: deadline; `None` once it is missed, and the arbiter still waits without counting on the gang.
     Shrinking {
         waits: BTreeSet<WorkerId>,
         since: Duration,
         by: Option<Duration>,
         leaving: Bytes,
         dirty: Bytes,
-        /// The most that goes to host memory.
+        /// Upper bound of the bytes that go to host memory.
         hosting: Bytes,
     },
-    /// Bytes come.
+    /// Bytes are coming back.
     Refilling(Refill),
 }
 
-/// A want that was planned. Its GPUs are its own until it is over.
+/// Refill of a planned want. No other refill uses its GPUs until it ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Refill {
     pub(crate) victims: BTreeSet<GangId>,
     pub(crate) since: Duration,
-    /// When the next bytes are late; when all are granted, the end.
+    /// Deadline of the next bytes, or of the end once all bytes are granted.
     pub(crate) by: Duration,
-    /// How long the next bytes may take.
+    /// Longest time until the next bytes.
     pub(crate) patience: Duration,
-    /// Whose refill is not over.
+    /// Workers whose refill is not over.
     pub(crate) waits: BTreeSet<WorkerId>,
-    /// What the slowest link carries.
+    /// Bytes over the busiest link.
     pub(crate) copied: Bytes,
-    /// A member starts: how long it takes says nothing of the link.
+    /// Whether a member starts; the duration then tells nothing about the link.
     pub(crate) starts: bool,
-    /// When all was granted.
+    /// Time at which all bytes were granted.
     pub(crate) admitted: Option<Duration>,
 }
 
-/// How often a command was not answered in time, and until when nothing is asked.
+/// Number of missed deadlines, and the end of the exclusion from commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Distrust {
     pub(crate) until: Duration,
@@ -134,20 +133,20 @@ pub(crate) struct Distrust {
 }
 
 impl Member {
-    /// One that joined now, and has done nothing.
+    /// Creates an idle member that joins now.
     pub(crate) fn new(now: Duration) -> Self {
         Member { activity: Activity::Idle, idle_since: now, wants: false, silent: false, starting: false }
     }
 }
 
 impl Distrust {
-    /// Its uses waited in vain for so long: they are left alone for as long at least, doubled each time up to 8 times.
+    /// Excludes a gang whose uses were parked in vain for `waited`, for at least that long; doubles each time, up to 8 times.
     pub(crate) fn back_off(&mut self, now: Duration, waited: Duration) {
         self.until = self.until.max(now + waited * (1 << self.strikes.min(3)));
         self.strikes += 1;
     }
 
-    /// Doubled each time, up to 64 times.
+    /// Excludes a gang for `length`, which doubles each time, up to 64 times.
     pub(crate) fn strike(&mut self, now: Duration, length: Duration) {
         self.until = self.until.max(now + length * (1 << self.strikes.min(6)));
         self.strikes += 1;
@@ -155,12 +154,12 @@ impl Distrust {
 }
 
 impl Share {
-    /// What counts of it.
+    /// Returns the accounted memory: floor, lease and overrun.
     pub(crate) fn footprint(&self) -> Bytes {
         self.floor().saturating_add(self.holding.lease).saturating_add(self.overrun)
     }
 
-    /// What counts of its floor.
+    /// Returns the accounted floor; 0 if checkpointed.
     pub(crate) fn floor(&self) -> Bytes {
         if self.is_checkpointed { Bytes::ZERO } else { self.holding.floor }
     }
@@ -169,15 +168,15 @@ impl Share {
         self.holding.lease.saturating_sub(self.holding.fixed)
     }
 
-    /// What a use or a start needs beyond the lease: that what is evicted and what is resident fit together. Which of it is where may
-    /// be another already when it is heard.
+    /// Returns the memory that a use or a start needs beyond the lease, so that evicted and resident memory fit together. Reports may be
+    /// older than the latest eviction, hence the sum.
     pub(crate) fn need(&self) -> Bytes {
         let missing = self.holding.evicted.saturating_add(self.holding.room);
         let all = if missing.is_zero() { missing } else { missing.saturating_add(self.holding.resident) };
         all.max(self.start).saturating_sub(self.holding.lease)
     }
 
-    /// Room to grow that is not leased, beside what a use needs; none where nothing comes back.
+    /// Returns the room to grow that is not leased yet; 0 if no memory must return.
     pub(crate) fn growth(&self) -> Bytes {
         let missing = self.holding.evicted.saturating_add(self.holding.room);
         if missing.is_zero() {
@@ -187,7 +186,7 @@ impl Share {
         all.saturating_sub(self.holding.lease).min(self.holding.growth)
     }
 
-    /// What could leave without a copy, while no use runs: what is leased and not made, and what is discardable.
+    /// Returns the memory that can leave without a copy while no use runs: unused lease and discardable memory.
     pub(crate) fn uncopied(&self) -> Bytes {
         let unused = self.holding.lease.saturating_sub(self.holding.resident);
         unused.saturating_add(self.holding.discardable).min(self.evictable())
@@ -223,12 +222,12 @@ impl Gang {
         }
     }
 
-    /// Whether all ranks have joined.
+    /// Returns whether all ranks have joined.
     pub(crate) fn is_complete(&self) -> bool {
         !self.silent && self.members.len() >= usize::try_from(self.ranks).unwrap_or(usize::MAX)
     }
 
-    /// Whether nothing is evicted.
+    /// Returns whether no memory is evicted.
     pub(crate) fn is_resident(&self) -> bool {
         self.shares.iter().all(|share| share.need().is_zero())
     }
@@ -237,12 +236,12 @@ impl Gang {
         matches!(self.state, State::Resting)
     }
 
-    /// Whether something is under way with it that has to end in time.
+    /// Returns whether an operation with a deadline is under way.
     pub(crate) fn is_counted_on(&self) -> bool {
         !matches!(self.state, State::Resting | State::Shrinking { by: None, .. })
     }
 
-    /// After what its members do, or who they are, became something else.
+    /// Recomputes the gang's activity and flags after a change of its members.
     pub(crate) fn sum_up(&mut self) {
         let before = self.activity;
         let any = |activity| self.members.values().any(|member| member.activity == activity);
@@ -260,7 +259,7 @@ impl Gang {
         self.starting = self.members.values().any(|member| member.starting);
     }
 
-    /// Its uses wait no more, and not because their memory came back.
+    /// Resets the park state: uses no longer wait, although their memory did not return.
     pub(crate) fn begin_anew(&mut self) {
         (self.is_parked, self.parks) = (false, 0);
     }
@@ -275,7 +274,7 @@ impl Gang {
             .for_each(|worker| self.end_start(worker));
     }
 
-    /// Ends the start of a member: from then on what it says of its holdings is what it needs.
+    /// Ends the start of a member; from now on its reported holdings define its need.
     pub(crate) fn end_start(&mut self, worker: WorkerId) {
         if let Some(member) = self.members.get_mut(&worker) {
             member.starting = false;
@@ -286,19 +285,19 @@ impl Gang {
         self.starting = self.members.values().any(|member| member.starting);
     }
 
-    /// Its place among wants, if it has one.
+    /// Returns the place of the gang among wants, if it has one.
     pub(crate) fn order(&self, id: GangId, now: Duration, settings: &Settings) -> Option<Order> {
         let want = self.want?;
         let is_behind = self.is_parked && now < want.since + settings.resume_after;
         Some((Reverse(want.class(self.profile.priority, now)), is_behind, want.since, id))
     }
 
-    /// Whether time alone may change something.
+    /// Returns whether the passage of time can change the gang's state.
     pub(crate) fn is_under_way(&self) -> bool {
         self.want.is_some() || self.demoting.is_some() || !self.is_resting()
     }
 
-    /// Host memory that its copies take.
+    /// Returns the host memory that the gang's copies occupy.
     pub(crate) fn hosted(&self) -> Bytes {
         self.shares.iter().map(|share| share.holding.hosted).sum()
     }
@@ -315,14 +314,14 @@ impl Gang {
         self.shares.iter().find(|share| share.key() == key)
     }
 
-    /// Where it needs memory; where it is, if it starts.
+    /// Returns the GPUs on which the gang needs memory; all of its GPUs if it starts or is absent.
     pub(crate) fn needs_gpus(&self) -> BTreeSet<GpuId> {
         let all = self.starting || !self.away.is_present();
         let needs = self.shares.iter().filter(|share| all || !share.need().is_zero());
         needs.map(|share| share.holding.gpu).collect()
     }
 
-    /// What a link carries when it comes back as it is, and when all of it is resident.
+    /// Returns the bytes over the busiest link for a return of the evicted memory, and of all memory.
     pub(crate) fn copied(&self) -> (Bytes, Bytes) {
         let evicted = self.shares.iter().map(|share| share.holding.evicted).max().unwrap_or_default();
         let whole = |share: &Share| {
@@ -331,7 +330,7 @@ impl Gang {
         (evicted, self.shares.iter().map(whole).max().unwrap_or_default())
     }
 
-    /// When something under way is late, or a want is.
+    /// Returns the next deadline of the operation under way or of the want.
     pub(crate) fn late_at(&self) -> Option<Duration> {
         let state = match &self.state {
             State::Resting => None,

@@ -1,4 +1,4 @@
-//! A use that runs asks for more memory.
+//! Growth: a running use asks for more memory.
 //!
 //! ```text
 //! grow ─► enough is free ─► granted
@@ -16,7 +16,7 @@ use crate::ledger::Gpu;
 use crate::server::Server;
 use crate::{Action, GangId, GpuId, WorkerId};
 
-/// A request of a use, which waits for as long as it says.
+/// Growth request of a use, with its own timeout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Growth {
     pub(crate) gang: GangId,
@@ -27,14 +27,14 @@ pub(crate) struct Growth {
     pub(crate) by: Duration,
     /// Gangs that were asked for the bytes; none, where its gang is absent.
     pub(crate) victims: BTreeSet<GangId>,
-    /// Time after which others are asked too.
+    /// Time after which other gangs are asked too.
     pub(crate) late_at: Duration,
-    /// How long each part of the bytes may take.
+    /// Longest time between two parts of the bytes.
     pub(crate) patience: Duration,
 }
 
 impl Server {
-    /// Takes in the request of a use that waits for `within`.
+    /// Accepts the request of a use that waits for `within`.
     pub(crate) fn grow(&mut self, worker: WorkerId, gpu: GpuId, bytes: Bytes, within: Duration) {
         let (by, late_at) = (self.now + within, self.now);
         let Some(&gang) = self.gang_of.get(&worker) else {
@@ -53,8 +53,7 @@ impl Server {
         }
     }
 
-    /// Free bytes go to those that grow, and others are asked for what is missing. Returns the time at which somebody can be
-    /// asked who cannot be now.
+    /// Grants free bytes to growths and asks victims for the rest. Returns the time at which another victim becomes eligible.
     pub(crate) fn pay_growths(&mut self) -> Option<Duration> {
         let growths = std::mem::take(&mut self.growths).into_iter();
         growths.filter_map(|growth| self.pay_growth(growth)).min()
@@ -76,14 +75,13 @@ impl Server {
         None
     }
 
-    /// Whether no time would help: not even all that others could give is enough, and no stranger's memory is in the way.
+    /// Returns whether waiting is useless: all other workers together could not give enough, and no unmanaged memory is in the way.
     fn is_hopeless(&self, growth: &Growth) -> bool {
         let is_curtailed = self.gpus.get(&growth.gpu).is_some_and(Gpu::is_curtailed);
         !is_curtailed && self.reachable(growth.gpu, growth.gang) < growth.bytes
     }
 
-    /// Whether bytes that it can have are on their way: somebody's who leaves or has died, or those of a refill, which had its
-    /// victims'.
+    /// Returns whether usable bytes are on their way: from a shrink, a dead worker, or a refill with victims.
     fn is_to_come(&self, growth: &Growth) -> bool {
         let gives = |gang: &Gang| {
             matches!(gang.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. })
@@ -94,7 +92,7 @@ impl Server {
         self.now < growth.late_at && leaves || !growth.victims.is_empty() && self.is_refilling(growth.gpu)
     }
 
-    /// Bytes came back: the next ones may take as long again.
+    /// Extends the time of growths that wait for a gang whose bytes just came.
     pub(crate) fn came(&mut self, id: GangId, gpu: GpuId) {
         let now = self.now;
         let growths = self.growths.iter_mut();
@@ -103,7 +101,7 @@ impl Server {
         }
     }
 
-    /// Whether a refill is under way on a GPU that waits for bytes.
+    /// Returns whether a refill that waits for bytes is under way on a GPU.
     fn is_refilling(&self, gpu: GpuId) -> bool {
         let refills = |gang: &Gang| {
             matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_none())
@@ -112,7 +110,7 @@ impl Server {
         self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(refills)
     }
 
-    /// Returns whether another gang's start is under way on a GPU: no memory leaves beside it.
+    /// Returns whether another gang's start is under way on a GPU; no memory leaves during a start.
     fn is_starting(&self, gpu: GpuId, asker: GangId) -> bool {
         let starts = |gang: &Gang| {
             matches!(gang.state, State::Refilling(_)) && gang.starting && gang.on(gpu).next().is_some()
@@ -121,7 +119,7 @@ impl Server {
         others.filter_map(|id| self.gangs.get(id)).any(starts)
     }
 
-    /// Has others give what is short: idle workers alone, while those that were asked before have their time.
+    /// Asks victims for the missing bytes: only idle workers while earlier victims still have time.
     fn take_for(&mut self, mut growth: Growth) -> Option<Duration> {
         let Growth { gang, gpu, bytes, by, .. } = growth;
         let short = bytes.saturating_sub(self.free_beside_restores(gpu));

@@ -1,4 +1,4 @@
-//! Who and where.
+//! Identifiers of workers, gangs and GPUs.
 
 use std::fmt;
 
@@ -20,14 +20,14 @@ macro_rules! id {
 }
 
 id!(
-    /// A process that joined, for as long as it lives; the agent never gives a number twice.
+    /// Number of a process that joined, valid for its lifetime; the agent never reuses a number.
     WorkerId(u64)
 );
 id!(
-    /// What runs or does not run as a whole: a worker, or all ranks of one launcher.
+    /// Number of a gang: a single worker, or all ranks of one launcher.
     GangId(u64)
 );
 id!(
-    /// A GPU of the server, by its place.
+    /// Index of a GPU of the server.
     GpuId(u16)
 );

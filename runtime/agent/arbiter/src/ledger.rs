@@ -1,38 +1,39 @@
-//! What of a GPU is whose, in sums.
+//! Sums of a GPU's memory by owner.
 //!
-//! Invariant: a grant never makes `counted + reclaiming` larger than the limit. Only what others say does: a budget
-//! that falls, a meter that rises, a floor that grows, a worker that lies.
+//! Invariant: a grant never makes `counted + reclaiming` exceed the limit. Only reports from outside do: a lower budget, a higher meter
+//! reading, a larger floor, a worker that used more than its lease.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use glake_units::Bytes;
 
-/// Within this time the driver gives a dead process's memory back; the rest is somebody's whom nobody manages.
+/// Time within which the driver frees a dead process's memory. The remainder then counts as unmanaged.
 const RECLAIM: Duration = Duration::from_secs(2);
-/// So many readings before it are looked at.
+/// Number of readings before the unmanaged memory follows them.
 const READINGS: usize = 8;
-/// How often the meter is read meanwhile.
+/// Interval of readings while memory is being reclaimed.
 const MEASURE: Duration = Duration::from_millis(50);
 
-/// One GPU.
+/// Sums of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Gpu {
     budget: Bytes,
     total: Bytes,
     unmanaged: Bytes,
-    /// The same at the last readings. A reading and what workers say are not of one moment, so that some show more.
+    /// Unmanaged memory of the last readings. A reading and the reports of workers are not simultaneous, so that single readings may show
+    /// too much.
     unmanaged_before: VecDeque<Bytes>,
-    /// Of workers that died: counts until the meter shows that it is back.
+    /// Memory of dead workers; counts until the meter shows that the driver freed it.
     reclaiming: Bytes,
     reclaimed_by: Duration,
     measure_at: Duration,
-    /// Floors and leases of all workers, and what they hold beyond.
+    /// Floors, leases and overruns of all workers.
     pub(crate) counted: Bytes,
 }
 
 impl Gpu {
-    /// What workers may have together.
+    /// Returns the memory of the GPU that all workers together may have.
     pub(crate) fn limit(&self) -> Bytes {
         self.budget.min(self.total.saturating_sub(self.unmanaged))
     }
@@ -42,7 +43,7 @@ impl Gpu {
         self.limit() < self.budget || !self.reclaiming.is_zero()
     }
 
-    /// Limit of workers if they alone used the GPU.
+    /// Returns the limit of workers if they alone used the GPU.
     pub(crate) fn most(&self) -> Bytes {
         self.budget.min(self.total)
     }
@@ -55,7 +56,7 @@ impl Gpu {
         self.limit().saturating_sub(self.claimed())
     }
 
-    /// How much is to leave before anything may come.
+    /// Returns the memory beyond the limit that must leave before any grant.
     pub(crate) fn excess(&self) -> Bytes {
         self.claimed().saturating_sub(self.limit())
     }
@@ -64,11 +65,11 @@ impl Gpu {
         (self.budget, self.total) = (budget, total);
     }
 
-    /// Takes a reading of the meter that began at `begun`. `others` is the memory of everything but living workers:
-    /// unmanaged processes, and workers that died.
+    /// Applies a reading of the meter that started at `begun`. `others`: memory of everything except living workers, which is unmanaged
+    /// processes and dead workers.
     ///
-    /// A reading that began before a worker died is ignored: the worker may have grown after the meter looked at it.
-    /// The meter is read again after a death.
+    /// A reading that started before a worker's death is ignored, because the worker may have grown after the reading. The meter is read
+    /// again after a death.
     pub(crate) fn measured(&mut self, begun: Duration, now: Duration, others: Bytes) {
         if !self.reclaiming.is_zero() && begun + RECLAIM < self.reclaimed_by {
             return;
@@ -92,12 +93,12 @@ impl Gpu {
         (self.reclaimed_by, self.measure_at) = (now + RECLAIM, now);
     }
 
-    /// When the meter is to be read, if it is.
+    /// Returns the time of the next reading; `None` if no memory is being reclaimed.
     pub(crate) fn measure_at(&self) -> Option<Duration> {
         (!self.reclaiming.is_zero()).then_some(self.measure_at)
     }
 
-    /// Whether it is to be read now; then not again at once.
+    /// Returns whether a reading is due, and schedules the next one if so.
     pub(crate) fn measure_due(&mut self, now: Duration) -> bool {
         let due = self.measure_at().is_some_and(|at| at <= now);
         if due {
@@ -129,7 +130,7 @@ mod tests {
         gpu.measured(at(400), at(400), gib(24));
         assert_eq!((gpu.free(), gpu.limit()), (gib(4), gib(16)));
     }
-    /// A worker grows and dies while the meter is read: the reading does not show what it had.
+    /// A worker grows and dies during a reading, which does not show its memory.
     #[test]
     fn a_reading_that_began_before_a_death_frees_nothing() {
         let (gib, at) = (Bytes::gib, Duration::from_millis);

@@ -1,4 +1,4 @@
-//! Which worker of a server has how much of its GPUs' memory: the decisions of the node agent, and nothing else.
+//! Arbiter of a server's GPU memory: the decisions of the node agent, without any I/O.
 //!
 //! ```text
 //!  what workers and the meter say            what the agent does
@@ -26,6 +26,8 @@
 //! assert_eq!(actions[0], Action::Grant { worker, gpu, bytes: Bytes::gib(8) });
 //! assert_eq!(actions[1], Action::Admit { worker });
 //! ```
+
+#![allow(missing_docs, reason = "an internal crate: most fields and variants need no comment beyond their names")]
 
 mod action;
 mod answers;

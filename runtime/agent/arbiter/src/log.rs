@@ -1,4 +1,4 @@
-//! What was decided, and why: for `glake explain`.
+//! Log of decisions and their reasons, for `glake explain`.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -11,66 +11,62 @@ use crate::{Denied, GangId, GpuId, Why};
 
 const KEPT: usize = 256;
 
-/// One want that was decided on, or a worker that was to be checkpointed, of which nothing was needed.
+/// Decision on a want, or the checkpoint of a worker (`needed` is then 0).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
-    /// When.
+    /// Time of the decision.
     pub at: Duration,
-    /// Who waited.
+    /// Gang whose want waited.
     pub gang: GangId,
-    /// Of which class it was by then.
+    /// Class of the want at that time.
     pub class: i64,
-    /// How long.
+    /// Time waited so far.
     pub waited: Duration,
-    /// For how much, on each GPU.
+    /// Missing memory on each GPU.
     pub needed: Vec<(GpuId, Bytes)>,
-    /// Who was chosen, and why.
+    /// Victims and the reasons.
     pub taken: Vec<Taken>,
-    /// How long it was to take.
+    /// Predicted time until the memory is back.
     pub predicted: Duration,
-    /// What came of it.
+    /// Outcome, updated when it is known.
     pub outcome: Outcome,
 }
 
-/// What was taken of whom.
+/// Memory taken from a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Taken {
-    /// Of whom.
     pub gang: GangId,
-    /// Where.
     pub gpu: GpuId,
-    /// How much.
     pub bytes: Bytes,
-    /// Why of them.
     pub why: Why,
 }
 
-/// What came of a decision.
+/// Outcome of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Outcome {
-    /// It goes on.
+    /// The operation is still under way.
     UnderWay,
-    /// All came back, and it took so long.
+    /// Refilled completely after this time.
     Refilled(Duration),
-    /// No bytes came in time and there was no other victim: it gave back what it had, and waits again.
+    /// No bytes came in time and no victim was left: the gang gave its grants back and waits again.
     Returned,
-    /// Its contexts were not restored: it waits again.
+    /// The restore failed, and the gang waits again.
     NotRestored,
-    /// It was idle for long: the driver checkpointed it.
+    /// The driver checkpointed the worker after a long idle time.
     Checkpointed,
-    /// It was to be checkpointed, and runs on.
+    /// The checkpoint failed, and the worker keeps running.
     Kept,
-    /// The driver did not restore it, and will not.
+    /// The driver cannot restore the worker.
     Lost,
-    /// It did not answer in time.
+    /// The gang missed its deadline.
     Late,
-    /// It was denied.
+    /// The arbiter denied the want.
     Denied(Denied),
-    /// It died.
+    /// A process of the gang died.
     Died,
 }
 
-/// The last decisions. No part of the state: what is decided does not depend on it.
+/// Ring of the latest decisions. Later decisions never depend on the log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(VecDeque<Decision>);
 

@@ -1,4 +1,4 @@
-//! The file that names a server's workers: one schema for `glake plan` and `glake serve`.
+//! File that describes a server's workers: one schema for `glake plan` and `glake serve`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,109 +10,106 @@ use serde::{Deserialize, Deserializer};
 
 use crate::Preempt;
 
-/// A server and its workers.
+/// Description of a server and its workers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeFile {
-    /// What holds for each GPU.
+    /// Settings of the server and of each GPU.
     #[serde(default)]
     pub node: Node,
-    /// Its workers.
+    /// Workers of the server.
     #[serde(default, rename = "worker")]
     pub workers: Vec<Worker>,
 }
 
-/// What holds for each GPU.
+/// Settings of the server and of each GPU.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Node {
-    /// What all managed processes may use of a GPU together, as NVML counts it, contexts included.
+    /// Memory of a GPU for all managed processes, as NVML counts it, contexts included.
     pub budget: Option<Bytes>,
-    /// What their pinned copies may use of host memory together.
+    /// Host memory for the pinned copies of all workers.
     pub host_budget: Option<Bytes>,
-    /// What is kept free of the budget; 1 %, and 512 MiB at least, where it is not said.
+    /// Memory kept free within the budget; default 1 %, at least 512 MiB.
     pub reserve: Option<Bytes>,
-    /// What a GPU's link moves each way, in GB/s.
+    /// Rate of a GPU's host link in each direction, in GB/s.
     pub link_gbps: Option<f64>,
-    /// What a process uses of a GPU that has all its memory elsewhere: context, modules, libraries.
+    /// GPU memory of a process whose pools are empty: context, modules, libraries.
     pub floor: Option<Bytes>,
-    /// How long a worker that has been shrunk to nothing is idle before the driver checkpoints it, in seconds: its
-    /// floor leaves too. Not given: never.
+    /// Idle time in seconds after which the driver checkpoints a worker without GPU memory, so that its floor leaves too. Default: never.
     pub checkpoint_after_s: Option<f64>,
 }
 
-/// A worker.
+/// Description of a worker.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
-    /// What it is called: once.
+    /// Unique name of the worker.
     pub name: String,
-    /// Memory whose content does not change.
+    /// Size of the memory with constant content.
     #[serde(default)]
     pub weights: Bytes,
-    /// Room for its KV cache.
+    /// Size of its KV cache.
     #[serde(default)]
     pub kv: Bytes,
-    /// What a token takes of it.
+    /// Size of a token in the KV cache.
     #[serde(default = "kv_per_token")]
     pub kv_per_token: Bytes,
-    /// Tokens of a prompt it reads in a second, alone on its GPUs.
+    /// Prompt tokens per second, alone on its GPUs.
     #[serde(default = "prefill_tok_s")]
     pub prefill_tok_s: f64,
-    /// How long a token takes it, alone on its GPUs.
+    /// Time per generated token in milliseconds, alone on its GPUs.
     #[serde(default = "decode_ms")]
     pub decode_ms: f64,
-    /// Higher goes first.
+    /// Priority; higher ones go first.
     #[serde(default)]
     pub priority: i32,
-    /// Whose it is: tenants have equal shares.
+    /// Tenant of the worker; tenants have equal shares.
     #[serde(default)]
     pub tenant: String,
-    /// How long a request waits for memory at most.
+    /// Longest wait of a request for memory, in seconds.
     pub deadline_s: Option<f64>,
-    /// When its memory may be taken: never, idle or step.
+    /// Condition under which its memory may be taken: never, idle or step.
     #[serde(default)]
     pub preempt: Preempt,
-    /// How long its uses may be parked at most, in seconds: where a turn of whoever waits, with the copies before and after it, is
-    /// predicted to take longer, they are not, until that one has waited for a quarter of its
-    /// deadline, 15 s at most.
+    /// Longest pause of its uses in seconds. If a waiter's turn, with the copies before and after it, is predicted to take longer, the uses
+    /// are not parked until the waiter has waited for a quarter of its deadline, at most 15 s.
     pub max_pause: Option<f64>,
-    /// What starts it: a program and its arguments, without a shell.
+    /// Start command: a program and its arguments, without a shell.
     #[serde(default, deserialize_with = "list")]
     pub command: Vec<String>,
-    /// With what in its environment, beside what the agent has in its own.
+    /// Environment variables added to those of the agent.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Which GPUs it uses, by the agent's numbers: its memory is divided equally among them. One that
-    /// is on none of them counts where it is.
+    /// GPUs by the agent's numbers; the worker's memory is divided equally among them. Without any, it counts where it is.
     #[serde(default = "first_gpu")]
     pub gpus: Vec<u16>,
-    /// When its command is started.
+    /// Condition for starting the command.
     pub start: Option<Start>,
 }
 
-/// When a worker's command is started.
+/// Condition for starting a worker's command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Start {
-    /// With the agent.
+    /// At the start of the agent.
     #[default]
     Boot,
-    /// When somebody asks for it.
+    /// At the first request for the worker.
     Request,
-    /// By others.
+    /// Never by the agent.
     Never,
 }
 
-/// What the agent itself sets in the environment of a worker that it starts: its socket, the worker's name, and the
-/// number of the start, by which processes of that are known.
+/// Environment variables that the agent sets for a worker that it starts: its socket, the worker's name, and the number of the start, which
+/// identifies the processes of that start.
 pub const STARTED_WITH: [&str; 3] = ["GLAKE_AGENT", "GLAKE_WORKER", "GLAKE_START"];
 
 fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     deserializer.deserialize_any(List)
 }
 
-/// A list of strings, or why it is none.
+/// Deserializer of a list of strings.
 struct List;
 
 impl<'de> Visitor<'de> for List {
@@ -152,77 +149,76 @@ fn first_gpu() -> Vec<u16> {
     vec![0]
 }
 
-/// A file that does not describe a server.
+/// Reason why a file does not describe a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// Not this schema.
+    /// The file does not follow the schema.
     #[error("{}", .0.to_string().trim_end())]
     Syntax(#[from] toml::de::Error),
-    /// No worker.
+    /// The file has no worker.
     #[error("there is no worker: write one table [[worker]] for each, with name, weights and kv")]
     NoWorker,
-    /// Two of one name.
+    /// Two workers have the same name.
     #[error("two workers are called {name:?}: give each a name of its own")]
     Twice {
-        /// Which.
         name: String,
     },
-    /// A value that cannot be.
+    /// A value is out of range.
     #[error("{key} of {whom} is {found}: {allowed}")]
     Value {
-        /// Of the node, or of which worker.
+        /// "[node]", or the name of a worker.
         whom: String,
-        /// Which.
+        /// Key of the value.
         key: &'static str,
-        /// What it is.
+        /// Value in the file.
         found: String,
-        /// What it may be.
+        /// Description of allowed values.
         allowed: &'static str,
     },
-    /// It fits nowhere.
+    /// The worker is too large for its GPU.
     #[error(
         "worker {name:?} fits nowhere: it needs {needs} of GPU {gpu}, which has {room} for it: a budget of {budget} less \
          the reserve and {contexts} for the contexts of all its workers; raise [node] budget, or move workers to other \
          gpus"
     )]
     FitsNowhere {
-        /// Which.
+        /// Name of the worker.
         name: String,
-        /// Where.
+        /// Number of the GPU.
         gpu: u16,
-        /// Weights and room for its KV cache.
+        /// Weights and KV cache of the worker on the GPU.
         needs: Bytes,
-        /// What could be given to it.
+        /// Largest possible lease of the worker.
         room: Bytes,
-        /// As the file has it.
+        /// Budget in the file.
         budget: Bytes,
-        /// Of all workers there.
+        /// Contexts of all workers of the GPU.
         contexts: Bytes,
     },
 }
 
 impl Node {
-    /// Sooner it would be checkpointed between two requests.
+    /// Minimum of `checkpoint_after_s`, so that a worker is not checkpointed between two requests.
     const LEAST_CHECKPOINT_AFTER: Duration = Duration::from_secs(1);
 
-    /// How long a worker that has been shrunk to nothing is idle before the driver checkpoints it.
+    /// Returns the idle time after which the driver checkpoints a worker without GPU memory.
     pub fn checkpoint_after(&self) -> Option<Duration> {
         // Checked when the file was read.
         self.checkpoint_after_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
-    /// The floor of a worker: 640 MiB, as on an H200 with torch, where it is not said.
+    /// Returns the floor of a worker: 640 MiB by default, as on an H200 with torch.
     pub fn floor(&self) -> Bytes {
         self.floor.unwrap_or(Bytes::mib(640))
     }
 
-    /// What is kept free of so much: 1 %, and 512 MiB at least, where it is not said.
+    /// Returns the reserve of a budget: 1 % by default, at least 512 MiB.
     pub fn reserve_of(&self, budget: Bytes) -> Bytes {
         self.reserve.unwrap_or_else(|| Bytes::mib(512).max(Bytes::new(budget.get() / 100)))
     }
 
-    /// What workers may have of a GPU together, less the reserve.
+    /// Returns the budget of a GPU without the reserve.
     pub fn capacity(&self) -> Bytes {
         let budget = self.budget.unwrap_or(Bytes::ZERO);
         budget.saturating_sub(self.reserve_of(budget))
@@ -230,7 +226,7 @@ impl Node {
 }
 
 impl NodeFile {
-    /// Reads the file's text, and says what cannot be.
+    /// Parses the text of a file and validates its values.
     ///
     /// # Errors
     /// [`NodeError`].
@@ -278,7 +274,8 @@ impl NodeFile {
         Ok(file)
     }
 
-    /// How much the GPUs' contexts take, and whether each worker fits beside them: what a plan needs to know.
+    /// Checks that a budget and workers are given, and that each worker fits beside the contexts of all workers of its GPU, as a plan
+    /// requires.
     ///
     /// # Errors
     /// [`NodeError`].
@@ -317,17 +314,17 @@ impl NodeFile {
 }
 
 impl Worker {
-    /// What it has of each of its GPUs.
+    /// Returns the memory of the worker on each of its GPUs.
     pub fn share(&self) -> Bytes {
         self.part(self.weights).saturating_add(self.part(self.kv))
     }
 
-    /// When its command is started; none: it has none.
+    /// Returns the condition for starting the command; `None` without a command.
     pub fn start(&self) -> Option<Start> {
         (!self.command.is_empty()).then(|| self.start.unwrap_or_default())
     }
 
-    /// Whether it can be started as it says.
+    /// Checks that the command can be started with its environment.
     fn check_command(&self) -> Result<(), NodeError> {
         let value = |key, found: &dyn fmt::Debug, allowed| {
             let (whom, found) = (format!("worker {:?}", self.name), format!("{found:?}"));
@@ -379,7 +376,7 @@ impl Worker {
         }
     }
 
-    /// How long its uses may be parked at most.
+    /// Returns the longest pause of the worker's uses.
     pub fn max_pause(&self) -> Option<Duration> {
         self.max_pause.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }

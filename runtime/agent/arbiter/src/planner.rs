@@ -1,7 +1,7 @@
-//! What is done with free bytes, and whose turn it is.
+//! Distribution of free bytes, and the order of wants.
 //!
-//! Invariants: a want is planned wholly or not at all, so that nobody who waits holds anything; each GPU has one refill
-//! at most; whoever comes after a GPU's first want waits behind it.
+//! Invariants: a want is planned completely or not at all, so that a waiter never holds memory; each GPU has at most one refill; all later
+//! wants wait behind a GPU's first want.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -18,10 +18,10 @@ use crate::victims::Take;
 use crate::want::Order;
 use crate::{Denied, GangId, GpuId, WorkerId};
 
-/// Decides over a server once.
+/// Single pass of decisions over the server.
 pub(crate) struct Planner<'a> {
     pub(crate) server: &'a mut Server,
-    /// When somebody can be chosen who cannot be now.
+    /// Time at which another victim becomes eligible.
     pub(crate) retry_at: Option<Duration>,
 }
 
@@ -35,7 +35,7 @@ impl Planner<'_> {
         self.server.put_away();
     }
 
-    /// Free bytes go to who is owed them.
+    /// Grants free bytes to the refills that are owed them.
     fn pay(&mut self) {
         let now = self.server.now;
         for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
@@ -75,7 +75,7 @@ impl Planner<'_> {
         self.retry_at = next.into_iter().chain(self.retry_at).min();
     }
 
-    /// Whether all victims of a refill have done what they can, and no dead worker's memory is on its way.
+    /// Returns whether all victims of a refill have given what they can, and no dead worker's memory is being reclaimed.
     fn has_nobody_left(&self, id: GangId) -> bool {
         let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id) else {
             return false;
@@ -85,7 +85,7 @@ impl Planner<'_> {
         !refill.victims.is_empty() && !is_dying && self.server.in_time(&refill.victims).is_none()
     }
 
-    /// Plans each GPU's first want.
+    /// Plans the first want of each GPU.
     fn plan(&mut self) {
         let server = &self.server;
         let (mut blocked, mut wants, mut behind) = (BTreeSet::new(), BinaryHeap::new(), None);
@@ -130,7 +130,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Plans a want wholly, or not at all: then it waits on, or was denied.
+    /// Plans a want completely and returns true; otherwise leaves it waiting, or denies it.
     fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
@@ -192,7 +192,7 @@ impl Planner<'_> {
         self.pay();
     }
 
-    /// Where there is more than a GPU's limit, idle workers give some back; nobody is parked for it.
+    /// Shrinks idle workers of GPUs above their limit; no worker is parked for this.
     fn lower(&mut self) {
         for gpu in self.server.gpus.keys().copied().collect::<Vec<_>>() {
             let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
@@ -206,8 +206,8 @@ impl Planner<'_> {
         }
     }
 
-    /// A refill's bytes are late: idle workers are asked for them too; once its victims have had their time, whoever may be. It
-    /// gives back what it has where nobody is left.
+    /// Asks further victims for a refill whose bytes are late: idle workers first, and any eligible one after the first victims' deadline.
+    /// Without a victim left, the refill gives its grants back.
     pub(crate) fn look_elsewhere(&mut self, id: GangId) {
         let now = self.server.now;
         let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
@@ -252,7 +252,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether a refill whose bytes are late keeps a want of a higher class waiting.
+    /// Returns whether a refill with late bytes blocks a want of a higher class.
     fn is_overtaken(&self, id: GangId) -> bool {
         let (now, settings) = (self.server.now, &self.server.settings);
         let order = |id: GangId| self.server.gangs.get(&id).and_then(|gang| gang.order(id, now, settings));

@@ -1,17 +1,17 @@
-//! How long a worker's memory takes to leave and to come back: bytes over a link's rate, corrected by what was seen.
+//! Predictions of the time in which memory leaves and returns: bytes over the link rate, corrected by observations.
 
 use std::time::Duration;
 
 use glake_units::Bytes;
 
-/// What a driver call for a GiB of clean memory costs, and what a switch costs beside its bytes: one H200, docs/lab.
+/// Cost of driver calls per GiB of clean memory, measured on one H200; the next constant is the fixed cost of a switch.
 const CLEAN_GIB: Duration = Duration::from_micros(530);
 const FIXED: Duration = Duration::from_millis(6);
 
-/// What is foretold of one worker. Corrected by 0.3 of each error, copies between a quarter and 16 times.
+/// Corrections of one worker. Each observation corrects 30 % of the error; copies stay between 1/4 and 16 times the link rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Predictions {
-    /// Thousandths of what the rate says.
+    /// Observed time of a refill in thousandths of the computed one.
     refill: u32,
     shrink: u32,
     park: Duration,
@@ -38,31 +38,30 @@ impl Predictions {
         self.park
     }
 
-    /// A refill of `copied` bytes took `took`.
+    /// Records that a refill of `copied` bytes took `took`.
     pub(crate) fn saw_refill(&mut self, copied: Bytes, link: Bytes, took: Duration) {
         self.refill = corrected(self.refill, FIXED + over(copied, link), took);
     }
 
-    /// A shrink of `leaving` bytes took `took`.
+    /// Records that a shrink of `leaving` bytes took `took`.
     pub(crate) fn saw_shrink(&mut self, leaving: Bytes, dirty: Bytes, link: Bytes, took: Duration) {
         let plain = Predictions { shrink: 1000, ..*self }.shrink(leaving, dirty, link);
         self.shrink = corrected(self.shrink, plain, took);
         self.has_shrunk = true;
     }
 
-    /// Whether a shrink has ended: the first one may take longer than any after it.
+    /// Returns whether a shrink has ended; the first one may take longer than later ones.
     pub(crate) fn has_shrunk(&self) -> bool {
         self.has_shrunk
     }
 
-    /// Parking took `took`, or was not over by then: each time that it is not, it is waited for longer. More than
-    /// `longest` is never foretold.
+    /// Records that parking took `took`, or was not complete by then, which raises the next prediction. Predictions never exceed `longest`.
     pub(crate) fn saw_park(&mut self, took: Duration, longest: Duration) {
         self.park = (self.park.min(longest) * 7 + took.min(longest) * 3) / 10;
     }
 }
 
-/// How long a link takes.
+/// Returns the time of a transfer of `bytes` over a link.
 pub(crate) fn over(bytes: Bytes, link: Bytes) -> Duration {
     nanos(u128::from(bytes.get()) * 1_000_000_000 / u128::from(link.get().max(1)))
 }

@@ -1,7 +1,7 @@
-//! The server: who has what, what is under way, and the commands that change it.
+//! State of the server and the commands that change it.
 //!
-//! Invariants: a gang is in one state; a refill's GPUs are no other refill's; leases rise by [`Server::grant`] alone, and
-//! fall by what workers say that they gave back; each command has a time by which its answer is late.
+//! Invariants: a gang has one state; refills never share a GPU; leases rise only by [`Server::grant`], and fall only by reports of returned
+//! memory; each command has a deadline.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,20 +18,20 @@ use crate::predictions::over;
 use crate::victims::{Chooser, Found, Take};
 use crate::{Action, Activity, Denied, GangId, GpuId, Holding, Preempt, Settings, Tier, WorkerId};
 
-/// What a victim says that it gave back at once.
+/// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
-/// When a want is to come back whose gang is not whole, or whose memory somebody has whom nobody manages.
+/// Retry interval of a want whose gang is incomplete, or whose memory is held by unmanaged processes.
 pub(crate) const AGAIN: Duration = Duration::from_secs(1);
-/// How long copies may take to go from host memory to files.
+/// Timeout of moving copies from host memory to files.
 const DEMOTION: Duration = Duration::from_secs(30);
 
-/// Victims of a request that were given a command.
+/// Victims of a request that got a command.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) victims: BTreeSet<GangId>,
     /// Predicted time until the first bytes come.
     pub(crate) first: Duration,
-    /// Time after which the first bytes are asked of others too.
+    /// Time after which further victims are asked for the first bytes.
     pub(crate) patience: Duration,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Server {
     pub(crate) gang_of: BTreeMap<WorkerId, GangId>,
     pub(crate) gpus: BTreeMap<GpuId, Gpu>,
     pub(crate) duties: BTreeMap<GpuId, LinkDuty>,
-    /// Gangs that time alone may change.
+    /// Gangs that the passage of time can change.
     pub(crate) under_way: BTreeSet<GangId>,
     /// Gangs whose contexts are not on their GPUs, or may not be.
     pub(crate) absent: BTreeSet<GangId>,
@@ -73,7 +73,7 @@ impl Server {
         self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::free)
     }
 
-    /// After a gang's state or want became another.
+    /// Updates the index of gangs under way after a change of state or want.
     pub(crate) fn note(&mut self, id: GangId) {
         if self.gangs.get(&id).is_some_and(Gang::is_under_way) {
             self.under_way.insert(id);
@@ -90,7 +90,7 @@ impl Server {
         self.note(id);
     }
 
-    /// Changes what a worker has of a GPU, and the GPU's sum with it.
+    /// Changes a worker's share of a GPU, and the GPU's sum with it.
     pub(crate) fn change(&mut self, id: GangId, key: ShareKey, change: impl FnOnce(&mut Share)) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         let Some(share) = gang.shares.iter_mut().find(|share| share.key() == key) else { return };
@@ -100,7 +100,7 @@ impl Server {
         gpu.counted = gpu.counted.saturating_add(share.footprint());
     }
 
-    /// What a worker says that it holds; its lease is not the worker's to say.
+    /// Replaces a worker's holdings by its report, except for leases, which the arbiter decides.
     pub(crate) fn hold(&mut self, worker: WorkerId, holdings: &[Holding]) {
         let Some(&id) = self.gang_of.get(&worker) else { return };
         for told in holdings {
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// A worker that is being refilled needs more than was planned, as after a shrink of its own: it is owed that too.
+    /// Raises the bytes owed to a refill whose worker needs more than planned, for example after its own shrink.
     pub(crate) fn owe(&mut self, worker: WorkerId) {
         let now = self.now;
         let Some((id, gang)) = self.gang_of.get(&worker).and_then(|id| Some((*id, self.gangs.get(id)?)))
@@ -173,7 +173,7 @@ impl Server {
         gang.shares.sort_by_key(Share::key);
     }
 
-    /// Takes a worker's shares away; says what counted of each.
+    /// Removes a worker's shares and returns their accounted memory by GPU.
     pub(crate) fn remove_shares(&mut self, worker: WorkerId) -> Vec<(GpuId, Bytes)> {
         let Some(gang) = self.gang_of.get(&worker).and_then(|id| self.gangs.get_mut(id)) else {
             return Vec::new();
@@ -184,7 +184,7 @@ impl Server {
         gone
     }
 
-    /// Takes a living worker's shares away, to count them anew.
+    /// Removes the shares of a living worker and their accounted memory, before a new account.
     pub(crate) fn uncount(&mut self, worker: WorkerId) {
         for (gpu, footprint) in self.remove_shares(worker) {
             let gpu = self.gpus.entry(gpu).or_default();
@@ -192,7 +192,7 @@ impl Server {
         }
     }
 
-    /// Adds to a lease what is free of `bytes`; says how much that was.
+    /// Grants free memory up to `bytes` to a lease and returns the amount.
     pub(crate) fn grant(&mut self, id: GangId, (worker, gpu): ShareKey, bytes: Bytes) -> Bytes {
         let bytes = bytes.min(self.free(gpu));
         if !bytes.is_zero() {
@@ -204,7 +204,7 @@ impl Server {
         bytes
     }
 
-    /// Victims on a GPU.
+    /// Chooses victims on a GPU.
     pub(crate) fn choose(&self, gpu: GpuId, short: Bytes, class: Option<i64>, whom: Option<GangId>) -> Found {
         let idle = LinkDuty::default();
         Chooser {
@@ -220,7 +220,7 @@ impl Server {
         .choose(short)
     }
 
-    /// Commands what was chosen for a request of `whom`.
+    /// Sends commands to the chosen victims of a request of `whom`.
     pub(crate) fn take(&mut self, takes: &[Take], whom: Option<GangId>) -> Asked {
         let victims: BTreeSet<GangId> = takes.iter().map(|take| take.gang).collect();
         let (mut first, mut patience) = (Duration::ZERO, self.settings.least_late);
@@ -250,13 +250,13 @@ impl Server {
         Asked { victims, first, patience }
     }
 
-    /// When what is predicted to take so long is late.
+    /// Returns the timeout of an operation with a predicted duration.
     pub(crate) fn late(&self, predicted: Duration) -> Duration {
         predicted.saturating_mul(self.settings.late).max(self.settings.least_late)
     }
 
-    /// Has the uses of a gang wait at safe points. Where they meet none, uses that run end by themselves and others wait to
-    /// begin, for no longer than the gang's uses may pause.
+    /// Parks the uses of a gang at safe points. Uses without safe points run to their end while new ones wait, at most as long as the
+    /// gang's uses may pause.
     pub(crate) fn park(&mut self, id: GangId, takes: Vec<(ShareKey, Bytes)>, whom: Option<GangId>) {
         let Some(gang) = self.gangs.get(&id) else { return };
         let longest = match gang.activity {
@@ -269,7 +269,7 @@ impl Server {
         self.set_state(id, State::Parking { waits, since: self.now, by, takes, whom });
     }
 
-    /// Lets those go on that are still to park for a request of `whom`, which has ended or gets its bytes of others.
+    /// Cancels parks for a request of `whom` that has ended or gets its bytes elsewhere.
     pub(crate) fn call_off(&mut self, whom: GangId) {
         let parks = |id: &GangId| {
             let state = self.gangs.get(id).map(|gang| &gang.state);
@@ -280,7 +280,7 @@ impl Server {
         }
     }
 
-    /// Bytes of a shrink came: the next ones may take as long as uses may take to end.
+    /// Extends the deadline of a shrink whose bytes come, by the time that running uses may need to end.
     pub(crate) fn goes_on(&mut self, id: GangId) {
         let by = self.now + self.settings.drain;
         if let Some(Gang { state: State::Shrinking { by: Some(late), .. }, .. }) = self.gangs.get_mut(&id) {
@@ -288,7 +288,7 @@ impl Server {
         }
     }
 
-    /// Those of these that are still in time, and when the first of them is late.
+    /// Returns the earliest deadline among `victims` that have not missed theirs.
     pub(crate) fn in_time(&self, victims: &BTreeSet<GangId>) -> Option<Duration> {
         let by = |id: &GangId| match self.gangs.get(id)?.state {
             State::Parking { by, .. } | State::Shrinking { by: Some(by), .. } => Some(by),
@@ -339,8 +339,8 @@ impl Server {
         );
     }
 
-    /// Where copies go: to an idle GPU that has much room, to host memory, to files. `hosting`: copies of the same command that go to host
-    /// memory.
+    /// Returns the destination of evicted copies: an idle GPU with much room, else host memory, else files. `hosting`: copies of the same
+    /// command already assigned to host memory.
     fn tier(&mut self, id: GangId, (worker, from): ShareKey, copies: Bytes, hosting: Bytes) -> Tier {
         let wanted: BTreeSet<GpuId> = self
             .under_way
@@ -377,8 +377,7 @@ impl Server {
         self.gangs.values().flat_map(|gang| &gang.shares).map(|share| share.holding.hosted).sum()
     }
 
-    /// Copies on their way to host memory, which their workers do not count yet. All of it, where a worker that may have copies there has
-    /// not said how much.
+    /// Returns the copies in flight to host memory that workers do not report yet; the whole budget while a silent worker may have copies.
     fn hosting(&self) -> Bytes {
         if self.settings.host_budget == Bytes::MAX {
             return Bytes::ZERO;
@@ -391,7 +390,7 @@ impl Server {
         copies.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
-    /// While nobody waits: host memory above its mark is given back by the worker that is longest idle.
+    /// Moves host memory above the high-water mark to files while no worker waits, starting with the worker idle the longest.
     pub(crate) fn demote(&mut self) {
         let hosted = self.hosted();
         if hosted <= part(self.settings.host_budget, 90) || !self.under_way.is_empty() {
@@ -418,7 +417,7 @@ impl Server {
         self.note(id);
     }
 
-    /// Room to grow beside a want's memory, where nobody else waits for free bytes.
+    /// Grants room to grow beyond a want's memory, if no other worker waits for free bytes.
     fn grant_growth(&mut self, id: GangId) {
         let Some(gang) = self.gangs.get(&id) else { return };
         for (key, growth) in gang.shares.iter().map(|share| (share.key(), share.growth())).collect::<Vec<_>>()
@@ -433,7 +432,7 @@ impl Server {
         }
     }
 
-    /// All of a want's bytes are there.
+    /// Admits a want whose bytes are all granted.
     pub(crate) fn admit(&mut self, id: GangId) {
         self.grant_growth(id);
         self.call_off(id);
@@ -458,7 +457,7 @@ impl Server {
         self.finish_refill(id);
     }
 
-    /// Ends a refill that nobody has to say more of.
+    /// Ends an admitted refill once all its workers have reported.
     pub(crate) fn finish_refill(&mut self, id: GangId) {
         let Some(gang) = self.gangs.get_mut(&id) else { return };
         let State::Refilling(Refill { waits, admitted: Some(admitted), copied, since, starts, .. }) =
@@ -490,7 +489,7 @@ impl Server {
         self.rest(id);
     }
 
-    /// A refill is over, however it ended.
+    /// Ends a refill, successful or not.
     fn rest(&mut self, id: GangId) {
         if let Some(gang) = self.gangs.get_mut(&id) {
             gang.shares.iter_mut().for_each(|share| (share.owed, share.granted) = (Bytes::ZERO, Bytes::ZERO));
@@ -499,7 +498,7 @@ impl Server {
         self.set_state(id, State::Resting);
     }
 
-    /// No more bytes come: what was granted goes back, and the want, if there still is one, waits again.
+    /// Ends a refill without further bytes: the gang returns its grants, and its want, if still open, waits again.
     pub(crate) fn give_back(&mut self, id: GangId, outcome: Outcome) {
         let Some(gang) = self.gangs.get(&id) else { return };
         let granted = gang.shares.iter().map(|share| (share.key(), share.granted));
@@ -512,7 +511,7 @@ impl Server {
         }
     }
 
-    /// A refill did not end in time.
+    /// Abandons a refill that missed its deadline.
     pub(crate) fn give_up_on(&mut self, id: GangId) {
         self.log.ended(id, Outcome::Late);
         if let Some(gang) = self.gangs.get_mut(&id) {
@@ -542,13 +541,13 @@ impl Server {
         self.note(id);
     }
 
-    /// Denies a want, and keeps it among the decisions.
+    /// Denies a want and logs the decision.
     pub(crate) fn refuse(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
         self.decided(id, Vec::new(), retry_after.unwrap_or_default(), Outcome::Denied(why));
         self.deny(id, why, retry_after);
     }
 
-    /// Keeps a decision on a want.
+    /// Logs a decision on a want.
     pub(crate) fn decided(&mut self, id: GangId, taken: Vec<Taken>, predicted: Duration, outcome: Outcome) {
         let at = self.now;
         let Some((gang, want)) = self.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
@@ -559,7 +558,7 @@ impl Server {
         self.log.decided(Decision { at, gang: id, class, waited, needed, taken, predicted, outcome });
     }
 
-    /// What could at most be free of a GPU for a gang: all but floors and what is fixed.
+    /// Returns the largest memory that a GPU could ever free for a gang: all except floors and fixed memory.
     pub(crate) fn reachable(&self, gpu: GpuId, id: GangId) -> Bytes {
         let stays = |other: GangId, gang: &Gang, share: &Share| {
             let fixed = other == id || gang.profile.preempt.min(self.settings.preempt) == Preempt::Never;
@@ -571,7 +570,7 @@ impl Server {
         self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit).saturating_sub(others.sum())
     }
 
-    /// What a gang would like beside what comes back, and could not be had of a GPU, is not waited for.
+    /// Reduces the requested room of a gang to the reachable memory of the GPU.
     pub(crate) fn do_without_room(&mut self, id: GangId, gpu: GpuId) {
         let Some(gang) = self.gangs.get(&id) else { return };
         let mut over = wanted(gang, gpu).saturating_sub(self.reachable(gpu, id));
@@ -588,7 +587,7 @@ impl Server {
         }
     }
 
-    /// How long a want takes at least, with those before it.
+    /// Returns a lower bound of the time until a want is satisfied, including earlier wants.
     pub(crate) fn least_wait(&self, id: GangId) -> Duration {
         let order = |id, gang: &Gang| gang.order(id, self.now, &self.settings);
         let Some((gang, own)) = self.gangs.get(&id).and_then(|gang| Some((gang, order(id, gang)?))) else {
@@ -604,7 +603,7 @@ impl Server {
         before.sum::<Duration>() + refill(gang)
     }
 
-    /// How long a gang takes to come back, once there is room.
+    /// Returns the predicted time for a gang's return once there is room.
     pub(crate) fn wake(&self, gang: &Gang) -> Duration {
         let restore = if gang.away.is_present() { Duration::ZERO } else { self.settings.restore };
         restore + gang.predictions.refill(gang.copied().0, self.settings.link)

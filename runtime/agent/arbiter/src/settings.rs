@@ -1,4 +1,4 @@
-//! The numbers of the policy.
+//! Parameters of the arbiter's policy.
 
 use std::time::Duration;
 
@@ -6,51 +6,51 @@ use glake_units::Bytes;
 
 use crate::Preempt;
 
-/// The numbers of the policy; the defaults are those of the product.
+/// Parameters of the policy; the defaults are those of the product.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Settings {
-    /// What a link moves a second, until it was measured.
+    /// Assumed link rate in bytes per second, until measured.
     pub link: Bytes,
-    /// The least time between a refill and the next park.
+    /// Minimum time between a refill and the next park.
     pub least_quantum: Duration,
-    /// The quantum, in refills of the worker.
+    /// Length of the quantum in multiples of the worker's refill time.
     pub quantum_refills: u32,
-    /// Turns of workers whose uses are parked in turn get no longer after so many parks.
+    /// Number of parks after which turns of alternately parked workers stop growing.
     pub longest_turn: u32,
-    /// How long the want of a worker that was parked waits behind newer ones of its class.
+    /// Time for which the want of a parked worker waits behind newer wants of its class.
     pub resume_after: Duration,
-    /// How often the predicted time a command may take before another victim is looked for.
+    /// Timeout of a command in multiples of its predicted duration, before another victim is chosen.
     pub late: u32,
-    /// And the least that is.
+    /// Minimum timeout of a command.
     pub least_late: Duration,
-    /// And of a worker that has carried out no such command yet: it pins host memory, and makes contexts and page tables.
+    /// Minimum timeout of the first shrink of a worker, which pins host memory and creates contexts and page tables.
     pub first_late: Duration,
-    /// How long uses that cannot be parked may take to end before a command is late.
+    /// Timeout of a command whose uses must run to their end.
     pub drain: Duration,
-    /// How long a start may take.
+    /// Timeout of a start.
     pub start: Duration,
-    /// How long a want waits at most where it names no deadline.
+    /// Longest wait of a want without its own deadline.
     pub longest_wait: Duration,
-    /// How long a worker that did not answer is no victim: doubled each time.
+    /// Initial exclusion of a worker that missed a deadline; doubles each time.
     pub distrust: Duration,
-    /// The most that anybody may be asked: below it, what each worker's profile says.
+    /// Upper bound on every worker's own `preempt`.
     pub preempt: Preempt,
-    /// Only as much leaves as is needed; else all of a victim.
+    /// Whether a victim gives only the needed bytes, instead of all.
     pub partial: bool,
-    /// One gang at a time has a GPU.
+    /// Whether a GPU serves one gang at a time.
     pub exclusive: bool,
-    /// Pinned host memory of all workers; copies go to files from 90 % on, and are demoted to 80 %.
+    /// Pinned host memory of all workers: above 90 % copies go to files, and demotion ends at 80 %.
     pub host_budget: Bytes,
-    /// Copies may go to idle GPUs.
+    /// Whether copies may go to idle GPUs.
     pub peers: bool,
-    /// How long nothing is under way with a worker that holds nothing before the driver checkpoints it; none: never.
+    /// Idle time after which the driver checkpoints a worker without leases; `None`: never.
     pub checkpoint_after: Option<Duration>,
-    /// How long the driver takes to restore one.
+    /// Predicted duration of a restore by the driver.
     pub restore: Duration,
 }
 
 impl Settings {
-    /// The longest that parking is foretold to take: what is late then was waited for `longest_wait`.
+    /// Returns the longest predicted parking time: its timeout is then `longest_wait`.
     pub(crate) fn longest_park(&self) -> Duration {
         self.longest_wait / self.late.max(1)
     }

@@ -1,10 +1,9 @@
-//! Whose memory leaves. Pure.
+//! Choice of victims, as a pure function.
 //!
-//! From what could leave without a copy of idle workers; then from idle workers, in the order of: the tenant has more
-//! than its share, low priority, nothing to copy, longest idle. Then from busy ones that may be parked, if whoever asks is
-//! of no lower class and they have been resident for a quantum: those that meet safe points, then those whose uses have
-//! to end, the longest resident first. Never from who starts, refills, shrinks, grows, captures or is not counted on;
-//! never what is fixed.
+//! First, memory of idle workers that can leave without a copy. Then idle workers, ordered by: tenant above its share, low priority, least
+//! to copy, longest idle. Then busy workers that may be parked, if the request's class is not lower and they have been resident for a
+//! quantum: workers with safe points before those whose uses must end, the longest resident first. Never a gang that starts, refills,
+//! shrinks, grows, captures or is excluded, and never fixed memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,19 +17,19 @@ use crate::gang::{Gang, Share, ShareKey};
 use crate::server::AGAIN;
 use crate::{Activity, GangId, GpuId, Preempt, Settings};
 
-/// Why of these bytes.
+/// Reason for the choice of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Why {
-    /// They can leave without a copy, or were leased and never made, and nobody uses them.
+    /// The bytes can leave without a copy, or were leased and never used, and the worker is idle.
     Discardable,
-    /// Nobody uses them.
+    /// The worker is idle.
     Idle,
-    /// Their worker can be parked, and has been resident for its quantum.
+    /// The worker can be parked and has been resident for its quantum.
     Quantum,
 }
 
-/// Bytes of a share of a gang that are to leave.
+/// Bytes of a share that must leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Take {
     pub(crate) gang: GangId,
@@ -39,7 +38,7 @@ pub(crate) struct Take {
     pub(crate) why: Why,
 }
 
-/// Who asks, and when.
+/// Inputs of a choice: the request, the gangs and the time.
 pub(crate) struct Chooser<'a> {
     pub(crate) gangs: &'a BTreeMap<GangId, Gang>,
     pub(crate) settings: &'a Settings,
@@ -47,25 +46,25 @@ pub(crate) struct Chooser<'a> {
     pub(crate) now: Duration,
     pub(crate) gpu: GpuId,
     pub(crate) limit: Bytes,
-    /// The class of the request; without one nobody is parked.
+    /// Class of the request; `None` rules out parking.
     pub(crate) class: Option<i64>,
     pub(crate) whom: Option<GangId>,
 }
 
-/// What was found.
+/// Chosen victims and the remainder.
 pub(crate) struct Found {
     pub(crate) takes: Vec<Take>,
-    /// What is still missing.
+    /// Bytes still missing after all choices.
     pub(crate) short: Bytes,
-    /// When there may be more, if nobody says anything before.
+    /// Time of the next choice if no event arrives earlier.
     pub(crate) next: Option<Duration>,
 }
 
-/// An order of victims, the least first, and whose share it is of.
+/// Min-heap entry of a candidate: rank, gang and share.
 type Ranked<R> = Reverse<(R, GangId, ShareKey)>;
 
 impl Chooser<'_> {
-    /// Victims for `short` bytes, or as many as there are.
+    /// Chooses victims for `short` bytes, or all candidates if they have less.
     pub(crate) fn choose(&self, short: Bytes) -> Found {
         let mut found = Found { takes: Vec::new(), short, next: None };
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
@@ -126,7 +125,7 @@ impl Chooser<'_> {
         found
     }
 
-    /// The least first, until it is enough.
+    /// Takes from candidates in ascending order until the request is covered.
     fn take<R: Ord>(&self, found: &mut Found, from: Vec<Ranked<R>>, why: Why, of: impl Fn(&Share) -> Bytes) {
         let mut from = BinaryHeap::from(from);
         while let Some(Reverse((_, id, key))) = if found.short.is_zero() { None } else { from.pop() } {
@@ -151,15 +150,15 @@ impl Chooser<'_> {
         step && self.class.is_some_and(|class| i64::from(gang.profile.priority) <= class)
     }
 
-    /// Whether the uses of a gang would be parked for longer than they may. That counts until whoever asks is of a higher class, as it
-    /// is once it has waited for long: so it waits for nobody for ever.
+    /// Returns whether parking would exceed the gang's longest pause. A request of a higher class overrides this; waiting raises the class,
+    /// so that no request waits forever.
     fn is_too_long(&self, gang: &Gang) -> bool {
         let is_higher = self.class.is_some_and(|class| i64::from(gang.profile.priority) < class);
         !is_higher && gang.profile.max_pause.is_some_and(|most| self.pause(gang) > most)
     }
 
-    /// How long the uses of a gang would be parked: until the last of them is, while its memory is copied out, whoever asks is
-    /// refilled or starts, and has its quantum, and until its own memory is copied back.
+    /// Predicts the pause of a gang's uses: parking, copying its memory out, the refill or start and the quantum of the requester, and
+    /// copying its own memory back.
     fn pause(&self, gang: &Gang) -> Duration {
         let link = self.settings.link;
         // Newer wants may go first for so long.
@@ -175,15 +174,15 @@ impl Chooser<'_> {
         park + shrink + turn + gang.predictions.refill(gang.copied().1, link)
     }
 
-    /// Who waits for this GPU.
+    /// Returns the gangs that wait for this GPU.
     fn waiting(&self) -> impl Iterator<Item = &Gang> {
         let waits =
             |gang: &&Gang| gang.want.is_some() && gang.is_resting() && gang.on(self.gpu).next().is_some();
         self.gangs.values().filter(waits)
     }
 
-    /// How many wait for this GPU, if all of them were parked, and may pause: else somebody waits for a first token, or has waited
-    /// for as long as it may.
+    /// Returns the number of waiters if all of them were parked and have no longest pause; `None` if a waiter needs a first token or a
+    /// short pause.
     fn waiting_in_turn(&self) -> Option<u32> {
         let waiting = self.waiting().try_fold(0_u32, |count, gang| {
             (gang.is_parked && gang.profile.max_pause.is_none()).then_some(count + 1)
@@ -191,8 +190,8 @@ impl Chooser<'_> {
         self.class.map(|_| waiting.max(1))
     }
 
-    /// How long a worker runs before it is parked for who asks. Where that one was parked too, a quick change helps no first
-    /// token: turns get longer with each park of a use, by half a quantum if nobody else waits.
+    /// Returns the time that a worker runs before it is parked for the request. If the requester was parked too, a quick change helps no
+    /// first token: turns grow with each park, by half a quantum if no other gang waits.
     fn turn(&self, gang: &Gang, waiting_in_turn: Option<u32>) -> Duration {
         let quantum = self.quantum(gang);
         let longer =
@@ -200,7 +199,7 @@ impl Chooser<'_> {
         quantum + waiting_in_turn.map_or(Duration::ZERO, longer)
     }
 
-    /// How long a worker has its memory at least once it runs.
+    /// Returns the minimum time for which a worker keeps its memory.
     fn quantum(&self, gang: &Gang) -> Duration {
         let refill = gang.predictions.refill(gang.copied().1, self.settings.link);
         let quantum = self.settings.least_quantum.max(refill * self.settings.quantum_refills);
@@ -213,7 +212,7 @@ impl Found {
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
-    /// So much of a share as is needed, or all; what was taken of it before counts.
+    /// Takes the needed bytes of a share, or all of it, including earlier takes.
     fn take(&mut self, gang: GangId, share: ShareKey, of: Bytes, why: Why, partial: bool) {
         let before = self.takes.iter_mut().find(|take| take.gang == gang && take.share == share);
         let had = before.as_ref().map_or(Bytes::ZERO, |take| take.bytes);

@@ -1,14 +1,14 @@
-//! Who waits for memory, and who goes first.
+//! Wants: waiting for memory, and their order.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::{GangId, Settings};
 
-/// The least goes first: the highest class; of it, who was not parked or has waited for long; then the oldest.
+/// Order of wants, the smallest first: highest class, then gangs that were not parked or waited long, then age.
 pub(crate) type Order = (Reverse<i64>, bool, Duration, GangId);
 
-/// A gang's uses wait for its memory.
+/// Want of a gang whose uses wait for its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Want {
     pub(crate) since: Duration,
@@ -16,8 +16,7 @@ pub(crate) struct Want {
 }
 
 impl Want {
-    /// The worker's priority, and one more for each quarter of the deadline waited (of a minute, if that is less): so
-    /// whoever waits goes first some day.
+    /// Returns the class: the worker's priority plus one per quarter of the deadline waited (at most a minute), which prevents starvation.
     pub(crate) fn class(&self, priority: i32, now: Duration) -> i64 {
         let quarter = (self.deadline - self.since).min(Duration::from_secs(60)).as_millis().max(4) / 4;
         let waited = now.saturating_sub(self.since).as_millis();

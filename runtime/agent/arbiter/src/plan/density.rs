@@ -1,4 +1,4 @@
-//! How many workers a server can serve.
+//! Search for the number of workers that a server can serve.
 
 use std::ops::Range;
 
@@ -10,30 +10,29 @@ use super::speeds::Calibration;
 use super::trace::Trace;
 use crate::node::{NodeFile, Worker};
 
-/// No more are tried.
+/// Upper bound of the search.
 pub const MOST_WORKERS: usize = 256;
 
-/// Under what workers are to be served.
+/// Conditions of the search.
 #[derive(Clone, Debug)]
 pub struct Density<'a> {
-    /// Whose workers are copied, in turn.
+    /// Description of the workers, which are copied in turn.
     pub file: &'a NodeFile,
-    /// How fast memory moves.
+    /// Speed of memory moves.
     pub calibration: &'a Calibration,
-    /// What lengths are drawn from.
+    /// Trace from which lengths are drawn.
     pub trace: &'a Trace,
-    /// Its rate is that of the file's workers: each copy is asked as often as one of them on the average, at random
-    /// times.
+    /// Load whose rate is that of the file's workers: each copy gets as many requests as the average worker, at random times.
     pub load: Load,
-    /// Of what is drawn.
+    /// Seeds of the random draws.
     pub seeds: Range<u64>,
-    /// Whether workers that run share a GPU in time.
+    /// Whether running workers share a GPU in time.
     pub contention: bool,
 }
 
 impl Density<'_> {
-    /// The most workers for which no request is denied, and 99 in a hundred have their first token within `slo`
-    /// seconds. `trying` is told of each number that is tried.
+    /// Returns the largest number of workers without a denied request and with the first token of 99 % within `slo` seconds. Calls `trying`
+    /// with each number tried.
     pub fn most(&self, policy: Policy, slo: f64, trying: &mut dyn FnMut(usize)) -> usize {
         let mut holds = |count| {
             trying(count);

@@ -1,12 +1,12 @@
-//! What came of runs.
+//! Results of simulated runs.
 
 use glake_units::Bytes;
 use serde::Serialize;
 
-/// What came of the runs of one policy, each of another seed.
+/// Results of the runs of one policy, one run per seed.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Seconds to the first token, of each request that was served.
+    /// Seconds to the first token of each served request.
     pub ttft: Vec<f64>,
     pub(super) e2e: Vec<f64>,
     pub(super) gaps: Vec<f64>,
@@ -19,46 +19,45 @@ pub struct Tally {
     pub(super) refilled: Bytes,
 }
 
-/// The figures of one policy. Times are in seconds, from when a request came; a request that was denied counts in
-/// `denied` alone.
+/// Figures of one policy. Times are in seconds since a request arrived; denied requests count in `denied` only.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// Of which.
+    /// Name of the policy.
     pub policy: String,
-    /// Of all seeds.
+    /// Requests of all seeds together.
     pub requests: usize,
-    /// To the first token, the median.
+    /// Median time to the first token.
     pub ttft_p50_s: Option<f64>,
-    /// The 99th percentile, of all seeds together.
+    /// The 99th percentile of the time to the first token, over all seeds together.
     pub ttft_p99_s: Option<f64>,
-    /// The 5th percentile of the seeds' 99th.
+    /// The 5th percentile over the 99th percentiles of the seeds.
     pub ttft_p99_low_s: Option<f64>,
-    /// The 95th percentile of the seeds' 99th.
+    /// The 95th percentile over the 99th percentiles of the seeds.
     pub ttft_p99_high_s: Option<f64>,
-    /// To the last token.
+    /// Median time to the last token.
     pub e2e_p50_s: Option<f64>,
-    /// The 99th percentile.
+    /// The 99th percentile of the time to the last token.
     pub e2e_p99_s: Option<f64>,
-    /// The longest wait between two tokens of a request, the 99th percentile.
+    /// The 99th percentile of the longest gap between two tokens of a request.
     pub max_gap_p99_s: Option<f64>,
-    /// The part of requests that found their worker resident.
+    /// Fraction of requests whose worker was resident at arrival.
     pub hit_rate: f64,
-    /// GPUs times seconds, for each request served.
+    /// GPUs times seconds per served request.
     pub gpu_seconds_per_request: Option<f64>,
-    /// Copied to the GPUs.
+    /// Bytes copied to the GPUs.
     pub refilled_bytes: Bytes,
-    /// For each request served.
+    /// Copied bytes per served request.
     pub bytes_per_request: Option<f64>,
-    /// The part of the time in which a link was busy with refills.
+    /// Fraction of the time in which refills used a link.
     pub link_duty: f64,
-    /// Requests that were not served.
+    /// Requests that were denied.
     pub denied: usize,
-    /// How many workers such as these a GPU could serve; only where it was asked.
+    /// Number of such workers that a GPU could serve; `None` unless requested.
     pub density: Option<usize>,
 }
 
 impl Tally {
-    /// One more run.
+    /// Adds the results of another run.
     pub fn add(&mut self, mut run: Tally) {
         self.p99s.extend(quantile(&mut run.ttft, 0.99));
         self.ttft.append(&mut run.ttft);
@@ -71,12 +70,12 @@ impl Tally {
         self.refilled = self.refilled.saturating_add(run.refilled);
     }
 
-    /// Whether all were served, 99 in a hundred of them within `slo` seconds.
+    /// Returns whether all requests were served, 99 % of them with a first token within `slo` seconds.
     pub fn holds(&mut self, slo: f64) -> bool {
         self.denied == 0 && quantile(&mut self.ttft, 0.99).is_none_or(|p99| p99 <= slo)
     }
 
-    /// The figures.
+    /// Summarizes the runs as figures.
     #[allow(clippy::cast_precision_loss)] // counts and bytes of a run
     pub fn figures(mut self, policy: &str, density: Option<usize>) -> Figures {
         let served = self.ttft.len();
@@ -103,7 +102,7 @@ impl Tally {
     }
 }
 
-/// The value that so many of all are no greater than.
+/// Returns the quantile of `values` at the fraction `part`.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // places in a list
 fn quantile(values: &mut [f64], part: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);

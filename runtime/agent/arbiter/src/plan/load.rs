@@ -1,4 +1,4 @@
-//! The requests of one run: of a trace as it is, or drawn from it.
+//! Requests of one run: those of a trace, or drawn from it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,34 +6,34 @@ use std::time::Duration;
 use super::trace::{Row, Trace, TraceError};
 use crate::node::Worker;
 
-/// How a trace becomes requests.
+/// Conversion of a trace into requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Requests a second in all, at random times, their lengths drawn from the trace; else as the trace has them.
+    /// Total requests per second at random times, with lengths drawn from the trace; `None`: times of the trace.
     pub rate: Option<f64>,
-    /// For how long; else as long as the trace.
+    /// Duration of the run; `None`: that of the trace.
     pub duration: Option<Duration>,
-    /// Workers are drawn: the n-th is asked as often as 1 / n to this power; else as the trace has them.
+    /// Zipf exponent: the n-th worker gets requests in proportion to 1 / n to this power; `None`: the trace names the workers.
     pub zipf: Option<f64>,
-    /// Times each number of tokens.
+    /// Factor on each number of tokens.
     pub lengths: f64,
 }
 
-/// A request of a run.
+/// Request of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// When.
+    /// Time of arrival.
     pub at: Duration,
-    /// For whom, by place.
+    /// Index of the worker.
     pub worker: usize,
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub context: u32,
-    /// Tokens of its answer.
+    /// Tokens of the answer.
     pub generated: u32,
 }
 
 impl Load {
-    /// Whether each row of a trace names one of the workers.
+    /// Checks that each row of a trace names one of the workers.
     ///
     /// # Errors
     /// [`TraceError::NoWorkers`], [`TraceError::Unknown`].
@@ -51,8 +51,7 @@ impl Load {
         Ok(())
     }
 
-    /// The requests for workers of these names; the same for the same seed. A row's worker is found by its name: one
-    /// that names nobody asks the first.
+    /// Returns the requests for workers with these names, identical for identical seeds. Rows with an unknown name go to the first worker.
     pub fn draw(&self, trace: &Trace, names: &[&str], seed: u64) -> Vec<Request> {
         let mut random = fastrand::Rng::with_seed(seed);
         let length = self.duration.unwrap_or(trace.span());
@@ -87,7 +86,7 @@ impl Load {
     }
 }
 
-/// Each worker's chance, and that of all before it.
+/// Returns the cumulative probabilities of the workers.
 #[allow(clippy::cast_precision_loss)] // places of workers
 fn chances(power: f64, count: usize) -> Vec<f64> {
     let weights: Vec<f64> = (1..=count).map(|place| (place as f64).powf(-power)).collect();

@@ -1,4 +1,4 @@
-//! Workers, links and a shared GPU in virtual time, and the arbiter over them.
+//! Simulated workers, links and shared GPUs in virtual time, under control of the arbiter.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -16,11 +16,11 @@ use crate::node::NodeFile;
 use crate::predictions::over;
 use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};
 
-/// What a victim says that it gave back at once.
+/// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What comes to pass later.
+/// Future event of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     Asked(usize),
@@ -38,17 +38,17 @@ struct Machine<'a> {
     requests: &'a [Request],
     models: Vec<Model>,
     later: BinaryHeap<Reverse<(Duration, u64, Happening)>>,
-    /// Of two at one time the one that was known first comes first.
+    /// Sequence number: events at the same time occur in order of creation.
     known: u64,
     actions: VecDeque<Action>,
     now: Duration,
-    /// Until when memory of a GPU is unmapped: nothing is mapped and copied there meanwhile.
+    /// End of the unmapping on each GPU; no memory is mapped or copied there meanwhile.
     unmaps: BTreeMap<GpuId, Duration>,
     open: usize,
     tally: Tally,
 }
 
-/// Runs requests to their ends under a policy. Workers begin resident in the order of the file, as far as they fit.
+/// Runs requests to completion under a policy. Workers start resident in the order of the file, as far as they fit.
 pub fn run(
     file: &NodeFile,
     calibration: &Calibration,
@@ -160,8 +160,7 @@ impl Machine<'_> {
         self.tally.denied += self.open;
     }
 
-    /// How fast each worker computes that does: those that share a GPU have equal parts of it, and none more than it can
-    /// use.
+    /// Returns the compute rate of each running worker. Workers that share a GPU get equal parts, limited by their demand.
     fn rates(&self) -> Vec<Option<f64>> {
         let mut demands: BTreeMap<u16, Vec<f64>> = BTreeMap::new();
         for model in self.models.iter().filter(|model| self.contention && model.runs()) {
@@ -351,7 +350,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Uses may run: those that were parked, and those that waited.
+    /// Resumes parked uses and starts waiting ones.
     fn opens(&mut self, place: usize) {
         let model = &mut self.models[place];
         model.steps.go_on();
@@ -382,7 +381,7 @@ impl Machine<'_> {
         }
     }
 
-    /// First tokens and ends that have come.
+    /// Records first tokens and completed requests that are due.
     fn answer(&mut self, place: usize, rate: f64) {
         let now = self.now;
         let model = &mut self.models[place];

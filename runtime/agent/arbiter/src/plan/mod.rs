@@ -1,17 +1,16 @@
-//! The capacity planner: the arbiter in virtual time, over workers and links that are made up.
+//! Capacity planner: the arbiter in virtual time, with simulated workers and links.
 //!
 //! ```text
 //! NodeFile ─► Machine ─► Arbiter::step ─► Figures of each policy ─► density
 //! Trace ─► Load (seed) ─► requests ┘  workers, a link, a shared GPU
 //! ```
 //!
-//! A request is held until its worker's memory is there and the worker's step has ended; then its prompt is read at
-//! `prefill_tok_s`, one after the other and no token meanwhile, and it is answered at `decode_ms` a token, beside the
-//! worker's other requests for nothing, as far as its KV cache has room. Workers that run share a GPU, each as far as its
-//! steps compute, or do not contend at all. What memory has a copy is unmapped before any of it is another's. The arbiter
-//! is told what an agent is told: a worker's whole cache, for which of it is dead is known at a shrink, and the file's
-//! link. Left out: limits of batching, kernels that copies slow down, how long an agent takes to see that a worker is
-//! idle (10 ms at most), host memory, sampling.
+//! A request waits until its worker's memory is resident and the worker's current step has ended. Then its prompt is read at
+//! `prefill_tok_s`, one prompt at a time, while the worker generates no token. The answer takes `decode_ms` a token; concurrent requests of
+//! a worker cost nothing extra, as far as the KV cache has room. Running workers share a GPU in proportion to their compute, or do not
+//! contend at all. Memory with a copy is unmapped before another worker gets any of it. As on a real node, the arbiter sees a worker's
+//! whole cache, because its dead part is known only at a shrink, and the link rate of the file. Not modelled: batching limits, slowdown of
+//! kernels by copies, the delay of an agent in detecting an idle worker (at most 10 ms), host memory, sampling.
 
 mod density;
 mod figures;

@@ -1,4 +1,4 @@
-//! A worker that is made up: its memory, its gate, its requests.
+//! Simulated worker: its memory, its gate, its requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,28 +11,28 @@ use super::steps::{HAIR, Steps};
 use crate::node::Worker;
 use crate::{GpuId, Holding};
 
-/// A request that runs, in the worker's own seconds of compute.
+/// Running request, in the worker's own seconds of compute.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) asked: Request,
     begun_at: f64,
     pub(super) first_at: f64,
     pub(super) done_at: f64,
-    /// Seconds to the first token, once it is there.
+    /// Seconds to the first token, once generated.
     pub(super) ttft: Option<f64>,
     pub(super) longest_gap: f64,
 }
 
-/// Whether uses may run.
+/// Gate that admits the uses of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gate {
     Open,
-    /// Those that run go on to their next safe point.
+    /// Running uses continue to their next safe point.
     Parking,
     Closed,
 }
 
-/// What it has of one GPU.
+/// Simulated memory of a worker on one GPU.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) gpu: GpuId,
@@ -41,7 +41,7 @@ pub(super) struct Held {
     kv: Bytes,
     weights_out: Bytes,
     kv_out: Bytes,
-    /// When what was granted is copied.
+    /// End of the copies of the granted bytes.
     pub(super) copied_by: Duration,
 }
 
@@ -54,9 +54,9 @@ pub(super) struct Model {
     pub(super) queue: VecDeque<Request>,
     pub(super) steps: Steps,
     pub(super) parked_at: Option<Duration>,
-    /// Parks that were taken back do not come to pass.
+    /// Number of the latest park; events of cancelled parks are ignored.
     pub(super) parks: u32,
-    /// Shrinks under way.
+    /// Number of shrinks under way.
     pub(super) shrinks: u32,
     pub(super) busy: bool,
     floor: Bytes,
@@ -64,7 +64,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// One that has its memory, or has none of it.
+    /// Creates a worker with all of its memory resident, or none.
     pub(super) fn new(spec: Worker, step_ms: f64, floor: Bytes, speeds: &Speeds, resident: bool) -> Self {
         let (mut weights, kv) = (spec.part(spec.weights), spec.part(spec.kv));
         if speeds.restarts {
@@ -115,7 +115,7 @@ impl Model {
         self.steps.length
     }
 
-    /// Live KV cache on each GPU.
+    /// Returns the live KV cache on each GPU.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // tokens
     fn live(&self) -> Bytes {
         let tokens = |running: &Running| {
@@ -135,8 +135,8 @@ impl Model {
         self.held.iter().map(|held| held.holding(self.floor, self.copies_out)).collect()
     }
 
-    /// Takes so many bytes away from a GPU: leased and not made first, then weights, of which there are copies, then the
-    /// KV cache. Says how many left, and how many of them are copied.
+    /// Evicts bytes from a GPU: unused lease first, then weights, which have copies, then the KV cache. Returns the evicted and the copied
+    /// bytes.
     pub(super) fn evict(&mut self, gpu: GpuId, bytes: Bytes) -> (Bytes, Bytes) {
         let (live, copies_out) = (self.live(), self.copies_out);
         let Some(held) = self.held.iter_mut().find(|held| held.gpu == gpu) else {
@@ -153,7 +153,7 @@ impl Model {
         (kv.saturating_add(weights), if copies_out { weights } else { live_left })
     }
 
-    /// Of so many granted bytes, how many a link carries.
+    /// Returns the part of the granted bytes that a link carries.
     #[allow(clippy::cast_possible_truncation)] // a part of a u64
     pub(super) fn copied_of(&self, place: usize, bytes: Bytes) -> Bytes {
         let live = self.live();
@@ -168,8 +168,7 @@ impl Model {
         self.held.iter_mut().for_each(|held| (held.weights_out, held.kv_out) = (Bytes::ZERO, Bytes::ZERO));
     }
 
-    /// Begins the requests that its KV cache has room for: their prompts are read one after the other once the step ends
-    /// that is under way, and no token is answered meanwhile.
+    /// Starts requests that fit the KV cache: their prompts are read in turn after the current step, and no token is generated meanwhile.
     pub(super) fn begin(&mut self) {
         let tokens = |request: &Request| u64::from(request.context) + u64::from(request.generated);
         let room = self.spec.part(self.spec.kv);
@@ -201,7 +200,7 @@ impl Model {
         }
     }
 
-    /// How much compute the next token or end is away, or what else becomes different.
+    /// Returns the compute until the next token, end or change of phase.
     pub(super) fn next(&self) -> Option<f64> {
         let next =
             |running: &Running| if running.ttft.is_none() { running.first_at } else { running.done_at };
@@ -217,12 +216,12 @@ impl Held {
         self.weights.saturating_add(self.kv).saturating_sub(out)
     }
 
-    /// What is dead of a KV cache leaves first.
+    /// Returns the live part of the evicted KV cache; dead parts are evicted first.
     fn live_out(&self, live: Bytes) -> Bytes {
         self.kv_out.saturating_sub(self.kv.saturating_sub(live))
     }
 
-    /// Which of a KV cache is dead a worker says when it is asked to give memory back, and not before: all of it counts.
+    /// Returns the state that the worker reports. The dead part of its KV cache is known only at a shrink, so all of it counts.
     fn holding(&self, floor: Bytes, copies_out: bool) -> Holding {
         let here = if copies_out { (self.weights, self.weights_out) } else { (self.kv, self.kv_out) };
         Holding {

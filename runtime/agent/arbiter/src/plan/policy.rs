@@ -1,4 +1,4 @@
-//! The policies that a plan compares: settings of one arbiter, and how fast memory moves.
+//! Policies that a plan compares: settings of the arbiter, and the speed of memory moves.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,35 +8,35 @@ use super::speeds::{Calibration, Speeds, rate};
 use crate::node::Node;
 use crate::{Preempt, Settings};
 
-/// A policy.
+/// Policy of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The first workers that fit stay; requests for the others are denied.
     Static,
     /// Workers are started and stopped, least recently used first.
     StartStop,
-    /// One worker at a time has a GPU.
+    /// A GPU serves one worker at a time.
     One,
     /// Whole workers leave, least recently used first, once their requests have ended.
     Drain,
-    /// The same as fast as engines do it today: a copy a tensor, both ways.
+    /// Like `Drain`, at the speed of today's engines: one copy per tensor in both directions.
     DrainPerTensor,
-    /// The product.
+    /// The policy of the product.
     Glake,
-    /// The product, where nobody is parked.
+    /// The product without parking.
     GlakeNoPreempt,
 }
 
-/// No policy is called so.
+/// Error for an unknown name of a policy.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no policy {name:?}: choose from {}", Policy::ALL.map(Policy::name).join(", "))]
 pub struct UnknownPolicy {
-    /// What was asked for.
+    /// Requested name of a policy.
     pub name: String,
 }
 
 impl Policy {
-    /// All of them, in the order of the table.
+    /// Every policy, in the order of the table.
     pub const ALL: [Policy; 7] = [
         Policy::Static,
         Policy::StartStop,
@@ -47,7 +47,7 @@ impl Policy {
         Policy::Glake,
     ];
 
-    /// What it is called.
+    /// Returns the name of the policy.
     pub fn name(self) -> &'static str {
         match self {
             Policy::Static => "static",

@@ -1,4 +1,4 @@
-//! How fast memory moves, and a calibration's file.
+//! Speed of memory moves, and the file of a calibration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,45 +8,45 @@ use serde::Deserialize;
 
 use crate::node::{Node, Worker};
 
-/// What was measured of a machine, alone on it. Each key has the value of one H200 where it is not given.
+/// Measured speeds of a machine without other load. Defaults are the values of one H200.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Calibration {
-    /// Host to GPU, in GB/s.
+    /// Rate from host to GPU, in GB/s.
     pub refill_gbps: f64,
-    /// GPU to host, in GB/s.
+    /// Rate from GPU to host, in GB/s.
     pub shrink_gbps: f64,
-    /// What a clean GiB costs to leave, in milliseconds: none of it is another's before.
+    /// Milliseconds to unmap a clean GiB; another worker can get none of it earlier.
     pub clean_ms_per_gib: f64,
-    /// What a shrink or a refill costs beside its bytes, in milliseconds.
+    /// Fixed cost of a shrink or a refill, in milliseconds.
     pub switch_ms: f64,
-    /// From the end of a step until it is parked, in milliseconds.
+    /// Time from the end of a step until the worker is parked, in milliseconds.
     pub park_ms: f64,
-    /// The algorithm that copies tensor by tensor: host to GPU, in GB/s.
+    /// Rate from host to GPU of copies tensor by tensor, in GB/s.
     pub per_tensor_refill_gbps: f64,
-    /// GPU to host, in GB/s.
+    /// Rate from GPU to host of copies tensor by tensor, in GB/s.
     pub per_tensor_shrink_gbps: f64,
-    /// Beside its bytes, in milliseconds.
+    /// Fixed cost of copies tensor by tensor, in milliseconds.
     pub per_tensor_switch_ms: f64,
-    /// A process and its libraries, until weights are read, in seconds.
+    /// Seconds to start a process and its libraries, before it reads weights.
     pub start_s: f64,
-    /// Weights from the page cache to the GPU, in GB/s.
+    /// Rate of loading weights from the page cache to the GPU, in GB/s.
     pub start_gbps: f64,
-    /// Until a killed process's memory is back, in seconds.
+    /// Seconds until the memory of a killed process is free.
     pub stop_s: f64,
-    /// What single workers do, by name.
+    /// Speeds of single workers, by name.
     pub worker: BTreeMap<String, Pace>,
 }
 
-/// What a worker does alone.
+/// Compute speeds of a worker that runs alone.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pace {
-    /// In place of the worker's own.
+    /// Prompt tokens per second; overrides that of the worker.
     pub prefill_tok_s: Option<f64>,
-    /// In place of the worker's own.
+    /// Milliseconds per generated token; overrides that of the worker.
     pub decode_ms: Option<f64>,
-    /// The part of a step in which the GPU computes, where it waits for something else in the rest; else all of it.
+    /// Milliseconds of a step in which the GPU computes; it waits in the rest. `None`: all of the step.
     pub step_ms: Option<f64>,
 }
 
@@ -69,47 +69,46 @@ impl Default for Calibration {
     }
 }
 
-/// A file that is no calibration.
+/// Reason why a file is no calibration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrationError {
-    /// Not this schema.
+    /// The file does not follow the schema.
     #[error("{}", .0.to_string().trim_end())]
     Syntax(#[from] toml::de::Error),
-    /// A value that cannot be.
+    /// A value is out of range.
     #[error("{key} is {found}: give a number above 0")]
     Value {
-        /// Which.
+        /// Key of the value.
         key: String,
-        /// What it is.
+        /// Value in the file.
         found: f64,
     },
-    /// It names nobody.
+    /// The calibration names an unknown worker.
     #[error("it has figures for a worker {name:?}, which the workers' file does not name")]
     Unknown {
-        /// Who.
         name: String,
     },
 }
 
-/// How fast memory moves under a policy.
+/// Speed of memory moves under a policy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Speeds {
-    /// Bytes a second.
+    /// Bytes per second.
     pub(super) refill: Bytes,
     pub(super) shrink: Bytes,
     pub(super) clean_gib: Duration,
     pub(super) refill_fixed: Duration,
     pub(super) shrink_fixed: Duration,
     pub(super) park: Duration,
-    /// Weights are copied out each time.
+    /// Whether weights are copied out each time.
     pub(super) copies_out: bool,
-    /// The whole process goes, its context too, and comes back when it has all bytes.
+    /// Whether the whole process leaves, including its context, and returns only with all bytes.
     pub(super) restarts: bool,
 }
 
 impl Calibration {
-    /// What holds where no file says more: the link as the workers' file has it.
+    /// Returns the default calibration with the link rate of the workers' file.
     pub fn of(node: &Node) -> Self {
         let mut plain = Calibration::default();
         if let Some(link) = node.link_gbps {
@@ -119,7 +118,7 @@ impl Calibration {
         plain
     }
 
-    /// Reads a file's text.
+    /// Parses the text of a file.
     ///
     /// # Errors
     /// [`CalibrationError`].
@@ -156,7 +155,7 @@ impl Calibration {
         }
     }
 
-    /// A worker as it was measured, and how many milliseconds of each step its GPU computes.
+    /// Returns a worker with its measured speeds, and the milliseconds of each step in which its GPU computes.
     pub(super) fn paced(&self, worker: &Worker) -> (Worker, f64) {
         let pace = self.worker.get(&worker.name).copied().unwrap_or_default();
         let decode_ms = pace.decode_ms.unwrap_or(worker.decode_ms);

@@ -1,39 +1,39 @@
-//! How a worker computes: a step gives each of its requests a token, and prompts are read between two steps.
+//! Compute model of a worker: a step generates a token for each request, and prompts are read between two steps.
 //!
 //! ```text
 //! progress ──┬── step ──┬── step ──┬─ prompt ─ prompt ─┬── step ──┬──►      in the worker's own seconds of compute
 //!            steps_from            reads_from          steps_from read_by
 //! ```
 
-/// Compute that two sums of the same figures may differ by.
+/// Tolerance between two sums of the same figures.
 pub(super) const HAIR: f64 = 1e-7;
 
-/// Where a worker is in its steps and prompts.
+/// Position of a worker in its steps and prompts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
-    /// Seconds of compute that it has had.
+    /// Compute so far, in seconds.
     pub(super) progress: f64,
-    /// A step's.
+    /// Length of a step.
     pub(super) length: f64,
-    /// The part of it in which the GPU computes.
+    /// Part of a step in which the GPU computes.
     computes: f64,
-    /// When prompts were read last, or will be, and how long that takes.
+    /// Start and length of the latest or next reading of prompts.
     reads_from: f64,
     reads: f64,
-    /// From when on steps follow that, one after the other.
+    /// Time from which steps follow the prompts, one after the other.
     steps_from: f64,
-    /// Where it is to stop: at the next safe point, once it is to park.
+    /// Position of the stop at the next safe point, if the worker must park.
     stops_at: Option<f64>,
 }
 
-/// One more prompt is read.
+/// Schedule of one more prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
-    /// From when on, with those that are read before the same step.
+    /// Start of the reading, together with all prompts before the same step.
     pub(super) from: f64,
-    /// How much later it makes what comes after that.
+    /// Delay of the following steps.
     pub(super) later: f64,
-    /// How long no token is answered.
+    /// Time without a token for running requests.
     pub(super) gap: f64,
 }
 
@@ -51,13 +51,12 @@ impl Steps {
         }
     }
 
-    /// So much compute later, or where it stops.
+    /// Advances by `compute` seconds, up to the stop.
     pub(super) fn pass(&mut self, compute: f64) {
         self.progress = (self.progress + compute).min(self.stops_at.unwrap_or(f64::INFINITY));
     }
 
-    /// It is to stop at its next safe point: after the step that is under way, or between two parts of a prompt. Says how
-    /// far that is.
+    /// Stops at the next safe point: after the current step, or between two parts of a prompt. Returns the distance.
     pub(super) fn stop(&mut self) -> f64 {
         let is_reading = self.progress + HAIR < self.steps_from;
         let at = if is_reading { self.progress } else { self.step_ends().max(self.progress) };
@@ -65,7 +64,7 @@ impl Steps {
         at - self.progress
     }
 
-    /// It need not stop.
+    /// Cancels the stop.
     pub(super) fn go_on(&mut self) {
         self.stops_at = None;
     }
@@ -74,27 +73,26 @@ impl Steps {
         self.stops_at.is_some_and(|at| at <= self.progress)
     }
 
-    /// The part of a GPU that it can use now.
+    /// Returns the fraction of a GPU that the worker can use now.
     pub(super) fn demand(&self) -> f64 {
         let is_read = self.progress + HAIR >= self.reads_from && self.progress + HAIR < self.read_by();
         let reads = if is_read { self.reads } else { 0.0 };
         ((reads + self.computes) / self.length).min(1.0)
     }
 
-    /// When it becomes another, or stops.
+    /// Returns the positions at which the demand changes or the worker stops.
     pub(super) fn turns(&self) -> impl Iterator<Item = f64> {
         let turns = [Some(self.reads_from), Some(self.read_by()), self.stops_at];
         let progress = self.progress;
         turns.into_iter().flatten().filter(move |at| *at > progress)
     }
 
-    /// When the step ends before which prompts are read.
+    /// Returns the end of the step before which prompts are read.
     pub(super) fn read_by(&self) -> f64 {
         self.steps_from + self.length
     }
 
-    /// A prompt that takes so long: it is read after the step that is under way, and after others that are; at once where
-    /// nothing is answered.
+    /// Schedules a prompt of `prompt` seconds after the current step and earlier prompts; immediately if no request is running.
     pub(super) fn read(&mut self, prompt: f64, is_idle: bool) -> Read {
         if is_idle {
             (self.reads_from, self.reads, self.steps_from) = (self.progress, 0.0, self.progress);
@@ -109,21 +107,19 @@ impl Steps {
         Read { from: self.reads_from, later: self.delay() - before, gap: self.length + self.delay() }
     }
 
-    /// By how much later the step after prompts ends than one before which none is read: what they take, less what the
-    /// GPU does nothing in.
+    /// Returns the delay of the next step by prompts: their compute minus the GPU's idle part of a step.
     fn delay(&self) -> f64 {
         (self.reads + self.computes - self.length).max(0.0)
     }
 
-    /// The end of the step that is under way.
+    /// Returns the end of the current step.
     fn step_ends(&self) -> f64 {
         let steps = ((self.progress - self.steps_from - HAIR) / self.length).ceil();
         self.steps_from + steps.max(0.0) * self.length
     }
 }
 
-/// The most that one has of what all share, whose demands these are, so that none has less than an equal part of what
-/// others leave.
+/// Returns the max-min fair share of one GPU for these demands: no worker gets less than an equal part of the remainder.
 pub(super) fn equal_part(mut demands: Vec<f64>) -> f64 {
     demands.sort_by(f64::total_cmp);
     let count = u32::try_from(demands.len()).unwrap_or(u32::MAX);

@@ -1,91 +1,91 @@
 //! Traces of requests: `t_s,worker,context_tokens,generated_tokens`, or the rows of Azure's LLM traces,
-//! `TIMESTAMP,ContextTokens,GeneratedTokens`, which name no worker.
+//! `TIMESTAMP,ContextTokens,GeneratedTokens`, without a worker.
 
 use std::time::Duration;
 
 const OWN: &str = "t_s,worker,context_tokens,generated_tokens";
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 
-/// Requests in the order of their times, the first at 0.
+/// Requests in the order of their times; the first is at 0.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// At least one.
+    /// Rows of the trace, at least one.
     pub rows: Vec<Row>,
 }
 
-/// A request.
+/// Row of a trace: a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// After the first.
+    /// Time since the first request.
     pub at: Duration,
-    /// For whom, by name.
+    /// Name of the worker.
     pub worker: Option<String>,
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub context: u32,
-    /// Tokens of its answer.
+    /// Tokens of the answer.
     pub generated: u32,
 }
 
-/// Text that is no trace.
+/// Reason why a text is no trace.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// No row.
+    /// The trace has no row.
     #[error("it has no request: a plan needs at least one row below the header {OWN}")]
     Empty,
-    /// Neither of the two.
+    /// The header matches neither format.
     #[error("its first line is {found:?}: expected {OWN} or {AZURE}")]
     Header {
-        /// What it is.
+        /// First line of the text.
         found: String,
     },
-    /// Too few or too many.
+    /// A row has too few or too many fields.
     #[error("line {line} has a hole: {found:?} should have {wanted} fields, none of them empty")]
     Hole {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What it is.
+        /// Text of the row.
         found: String,
-        /// How many.
+        /// Required number of fields.
         wanted: usize,
     },
-    /// Not what it should be.
+    /// A field is invalid.
     #[error("line {line}: {field} is {found:?}; give {wanted}")]
     Value {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// What it is.
+        /// Text of the field.
         found: String,
-        /// What it should be.
+        /// Description of valid values.
         wanted: &'static str,
     },
-    /// Azure's rows, and nobody said how to share them out.
+    /// Rows of Azure's format without an assignment to workers.
     #[error("it names no worker: share its requests out with --assign zipf:1, or zipf:0 for all alike")]
     NoWorkers,
-    /// A worker that the file of workers does not have.
+    /// A row names a worker that is missing in the workers' file.
     #[error(
         "request {request} is for a worker {name:?}, whom the workers' file does not name: add it there, or --assign"
     )]
     Unknown {
-        /// Which, from 1.
+        /// Number of the request, from 1.
         request: usize,
-        /// For whom.
+        /// Name of the worker.
         name: String,
     },
-    /// Before the row above.
+    /// A row is earlier than the row above.
     #[error("line {line} is {back:?} before the line above it: sort the trace by time")]
     Unsorted {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// How much.
+        /// Difference to the row above.
         back: Duration,
     },
 }
 
 impl Trace {
-    /// Reads a trace.
+    /// Parses the text of a trace.
     ///
     /// # Errors
     /// [`TraceError`], which names the line.
@@ -116,13 +116,13 @@ impl Trace {
         if rows.is_empty() { Err(TraceError::Empty) } else { Ok(Trace { rows }) }
     }
 
-    /// From the first request to the last.
+    /// Returns the time from the first request to the last.
     pub fn span(&self) -> Duration {
         self.rows.last().map_or(Duration::ZERO, |row| row.at)
     }
 }
 
-/// A row, and its time in seconds since whenever.
+/// Parses a row. Returns its time in seconds, on the clock of the trace, and the request.
 fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
     let fields: Vec<&str> = text.split(',').map(str::trim).collect();
     let wanted = if azure { 3 } else { 4 };
@@ -148,7 +148,7 @@ fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
     Ok((at, row))
 }
 
-/// `2023-11-16 18:17:03.9799600` in seconds since 1970; what follows the seconds (`Z`, `+00:00`) is passed over.
+/// Parses `2023-11-16 18:17:03.9799600` into seconds since 1970; a suffix (`Z`, `+00:00`) is ignored.
 fn timestamp(text: &str) -> Option<f64> {
     let (date, time) = text.split_once([' ', 'T'])?;
     let time = time.trim_end_matches("+00:00").trim_end_matches('Z');
