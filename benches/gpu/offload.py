@@ -63,8 +63,7 @@ TOUCHED, TOUCHED_AGAIN = (96 * host.GIB, 20), (32 * host.GIB, 3)
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default=",".join(PARTS))
+    p = launch.Parser(__doc__, PARTS)
     p.add_argument("--layers", type=int, default=32)
     p.add_argument("--hidden", type=int, default=4096)
     p.add_argument("--tokens", type=int, default=8192, help="in sequences of --length")
@@ -75,7 +74,6 @@ def arguments():
     p.add_argument("--blind-bytes", type=float, nargs="+", help="GiB out, and GiB in if that differs; else what hybrid moved")
     p.add_argument("--beside", type=pathlib.Path, help="rows of an earlier call of the same shape on the same machine: they count as this call's")
     p.add_argument("--device", default="cuda")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=540)
     p.add_argument("--case", default="", help="of exact, those with this in their name")
     p.add_argument("--one", help=argparse.SUPPRESS)
@@ -83,7 +81,6 @@ def arguments():
     a = p.parse_args()
     if a.beside and not a.beside.is_file():
         p.error(f"--beside: there is no file {a.beside}")
-    a.only = launch.chosen(p, a.only, PARTS)
     a.budget = None if a.budget is None else int(a.budget * (1 << 30))
     a.blind_bytes = [int(value * (1 << 30)) for value in a.blind_bytes or []]
     return a

@@ -533,9 +533,7 @@ def saver(size):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
-    p.add_argument("--out", default="bench-results")
+    p = launch.Parser(__doc__, SCENARIOS)
     p.add_argument("--gib", type=int, default=16, help="GiB that leave; a multiple of 4")
     p.add_argument("--time-limit", type=float, default=90, help="seconds a scenario")
     p.add_argument("--child", help=argparse.SUPPRESS)
@@ -543,11 +541,10 @@ def main():
     if a.child:
         SCENARIOS[a.child](a.gib * GIB)
         return
-    names = launch.chosen(p, a.only, SCENARIOS)
     visible = launch.needs_gpus("shrink.py")
     clock = launch.Clock(float("inf"))
     log, missed = launch.Log(a.out, "shrink.jsonl", clock), []
-    for name in names:
+    for name in a.only:
         if len(visible) < SCENARIOS[name].gpus:
             log.say(f"SKIPPED {name}: needs {SCENARIOS[name].gpus} GPUs")
             continue

@@ -499,7 +499,7 @@ def everything(a):
     failed = []
     with Pair("glake", a.capacity) as ours:
         alone = idle(a, ours)
-        for name in [name for name in PARTS if name in a.only.split(",")]:
+        for name in [name for name in PARTS if name in a.only]:
             try:
                 PARTS[name](a, ours, alone)
             except Exception as error:
@@ -510,13 +510,11 @@ def everything(a):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__, PARTS, help="what is measured after the idle victim, of ")
     p.add_argument("--repeat", type=int, default=5, help="swaps of an idle victim, and rounds")
     p.add_argument("--slow-repeat", type=int, default=2, help="rounds with saver and start")
     p.add_argument("--parks", type=int, default=60, help="of the busy victim")
-    p.add_argument("--only", default=",".join(PARTS), help="what is measured after the idle victim, of " + ", ".join(PARTS))
     p.add_argument("--capacity", type=float, default=40, help="GiB of the GPU that both may hold")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=590)
     p.add_argument("--child", help=argparse.SUPPRESS)
     p.add_argument("--kind", help=argparse.SUPPRESS)
@@ -528,8 +526,7 @@ def main():
     if a.child:
         everything(a)
         return
-    launch.chosen(p, a.only, PARTS)
-    arguments = ["--repeat", a.repeat, "--slow-repeat", a.slow_repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", a.only, "--out", a.out]
+    arguments = ["--repeat", a.repeat, "--slow-repeat", a.slow_repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", ",".join(a.only), "--out", a.out]
     launch.scenarios(__file__, ["all"], arguments, a.out, a.time_limit)
 
 
