@@ -16,7 +16,7 @@ use std::time::Duration;
 /// State of a process as reported by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// Running normally.
+    /// Running, not locked or checkpointed.
     Running,
     /// Driver calls block; all memory is still on the GPU.
     Locked,
@@ -24,7 +24,7 @@ pub enum ProcessState {
     Checkpointed,
     /// In transition on behalf of another caller.
     Moving,
-    /// Cannot be restored: the process must be restarted.
+    /// Failed for good: the process must be restarted.
     Failed,
 }
 
@@ -56,7 +56,7 @@ pub enum CheckpointError {
     /// Process unknown to the driver.
     #[error("process {pid} has no context on a GPU: only one that uses GPUs can be checkpointed")]
     NoContext {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
     },
     /// Driver calls of the process that did not end in time.
@@ -65,7 +65,7 @@ pub enum CheckpointError {
          again, or give more time"
     )]
     Late {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// Timeout that was given.
         within: Duration,
@@ -73,7 +73,7 @@ pub enum CheckpointError {
     /// GPU memory that was insufficient for a restore. The driver refuses all later attempts.
     #[error("the driver found no room on its GPUs for what process {pid} had")]
     NoRoom {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
     },
     /// Restore that failed permanently.
@@ -82,7 +82,7 @@ pub enum CheckpointError {
          and start it again"
     )]
     Lost {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// Error of the driver.
         why: Box<CheckpointError>,
@@ -93,9 +93,9 @@ pub enum CheckpointError {
          IPC, NCCL), use MPS, or be a child of one that uses GPUs"
     )]
     Unsupported {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
-        /// Requested step.
+        /// Step that was requested.
         step: Step,
         /// Error code of the driver.
         code: u32,
@@ -103,9 +103,9 @@ pub enum CheckpointError {
     /// Process in an unexpected state.
     #[error("process {pid} is {found}, so that it cannot be {}: {todo}", .step.done())]
     State {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
-        /// Requested step.
+        /// Step that was requested.
         step: Step,
         /// State that was found.
         found: ProcessState,
@@ -115,7 +115,7 @@ pub enum CheckpointError {
     /// Process that has exited and whose ID was reused.
     #[error("process {pid} is another one by now: the one that was meant has ended")]
     Another {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
     },
     /// Process that should run and is not known to.
@@ -124,7 +124,7 @@ pub enum CheckpointError {
          succeeds"
     )]
     Stays {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// State that was found, or the reason why it is unknown.
         found: String,
@@ -134,9 +134,9 @@ pub enum CheckpointError {
     /// Other error of the driver.
     #[error("the driver did not {step} process {pid}: CUDA error {code}")]
     Failed {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
-        /// Requested step.
+        /// Step that was requested.
         step: Step,
         /// Error code of the driver.
         code: u32,
@@ -144,7 +144,7 @@ pub enum CheckpointError {
     /// Inaccessible file of shared simulated GPUs.
     #[error("process {pid} cannot be looked up: {source}")]
     Os {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// Error of the operating system.
         source: std::io::Error,

@@ -14,10 +14,10 @@ use crate::{GpuMemory, Meter, MeterError, ProcessMemory};
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Upper bound of the number of NVLinks; Hopper and Blackwell have 18.
 const MOST_LINKS: u32 = 36;
-/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: rate of one link per direction, in MB/s.
+/// Field `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: rate of one link per direction, in MB/s.
 const SPEED: FieldId = FieldId(90);
 
-/// NVIDIA's management library.
+/// Handle of NVIDIA's management library.
 #[derive(Debug)]
 pub struct Nvml(nvml_wrapper::Nvml);
 

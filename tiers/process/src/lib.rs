@@ -8,7 +8,7 @@
 
 use std::{fs, io};
 
-/// Contents of `/proc/PID/stat`.
+/// Status of a process, read from `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
     /// State letter of the kernel.

@@ -1,4 +1,4 @@
-//! Models of servers, built in and in files.
+//! Models of servers, built in and from files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use glake_configs::TOPOLOGIES;
 
 use crate::{Bandwidth, SimLink, SimTopology, TopologyError};
 
-/// More GPUs than a server has.
+/// Maximum number of GPUs, more than a server has.
 const MOST_GPUS: usize = 64;
 
-/// A model by the name of a preset, or by the path of a file (anything with a slash, or that ends in `.toml`).
+/// Loads a model by the name of a preset or the path of a file (contains a slash, or ends in `.toml`).
 pub fn load(name: &str) -> Result<SimTopology, TopologyError> {
     if let Some((name, text)) = TOPOLOGIES.iter().find(|(preset, _)| *preset == name) {
         return parse(&PathBuf::from(format!("{name}.toml")), text);
@@ -25,7 +25,7 @@ pub fn load(name: &str) -> Result<SimTopology, TopologyError> {
     parse(path, &text)
 }
 
-/// A model from text; `path` is for errors only.
+/// Parses a model; `path` is used in errors only.
 fn parse(path: &Path, text: &str) -> Result<SimTopology, TopologyError> {
     let model: SimTopology = toml::from_str(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
@@ -41,7 +41,7 @@ fn parse(path: &Path, text: &str) -> Result<SimTopology, TopologyError> {
     Ok(model)
 }
 
-/// Refuses values that no server has.
+/// Rejects values that no server has.
 fn check(path: &Path, model: &SimTopology) -> Result<(), TopologyError> {
     let refused = |key: String, found: &dyn Display, allowed: &str| TopologyError::Refused {
         path: path.to_owned(),

@@ -21,12 +21,12 @@ pub struct Bytes(u64);
     "{text:?} is not an amount of memory: write bytes (1048576) or a unit of 1024s (512KiB, 16MiB, 32GiB, 2TiB)"
 )]
 pub struct ParseBytesError {
-    /// Invalid text.
+    /// Text that was rejected.
     pub text: String,
 }
 
 impl Bytes {
-    /// Zero bytes.
+    /// Amount of zero bytes.
     pub const ZERO: Bytes = Bytes(0);
     /// Largest amount, more than any machine has.
     pub const MAX: Bytes = Bytes(u64::MAX);

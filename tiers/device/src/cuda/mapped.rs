@@ -1,10 +1,10 @@
-//! Which allocations were mapped, remembered: the driver takes microseconds to tell.
+//! Cache of which allocations were mapped: the driver takes microseconds to answer.
 //!
-//! Invariant: a place holds an allocation's number and its answer as one word. Numbers are never given twice in a process.
+//! Invariant: a slot holds an allocation's number and its answer in one word. Numbers are never reused within a process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many are remembered.
+/// Number of cached answers.
 const PLACES: usize = 64;
 
 pub(super) struct Mapped([AtomicU64; PLACES]);

@@ -1,4 +1,4 @@
-//! Virtual memory: addresses, physical memory, and who may touch it.
+//! Virtual memory: address reservations, physical memory and access rights.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -30,8 +30,7 @@ pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
     Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
 }
 
-/// Memory of a device that nobody has taken, asked without a context; `None` where that is not known, as for a part of a
-/// GPU.
+/// Returns a device's free memory without needing a context; `None` where NVML cannot tell, as for a MIG instance.
 fn free_by_nvml(device: &DeviceInfo) -> Option<Bytes> {
     let memory = Nvml::open()?.read(device.pci.as_deref()?).ok()?;
     let is_whole = memory.total.get().abs_diff(device.memory.get()) <= device.memory.get() / 16;
@@ -177,7 +176,7 @@ pub(super) fn import(cuda: &Cuda, shared: BorrowedFd<'_>) -> Result<Handle> {
     Ok(Handle(handle))
 }
 
-/// Lengths of memory fit a `usize`: the only targets with a CUDA driver have 64 bits.
+/// Converts a size; it always fits, because every target with a CUDA driver is 64-bit.
 pub(super) fn length(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
 }

@@ -1,11 +1,11 @@
-//! Copies on the host that write past the caches: for memory that nobody reads soon. The lines written are not read first, so
-//! that a copy of much memory moves two thirds of the bytes over the memory's bus.
+//! Host copies that bypass the caches, for memory that is not read soon. The written lines are not read first, so a large copy moves two
+//! thirds of the bytes over the memory bus.
 
-/// What one turn copies: a cache line, so that a whole one is written at once.
+/// Bytes copied per iteration: a cache line, so that a whole line is written at once.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Copies bytes.
+/// Copies bytes with non-temporal stores.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `length` bytes, nothing else touches either meanwhile, and they do not overlap.
@@ -36,7 +36,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
     }
 }
 
-/// Copies bytes; this processor has no such stores that we know of.
+/// Copies bytes in the ordinary way: no non-temporal stores are used on this processor.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `length` bytes, nothing else touches either meanwhile, and they do not overlap.

@@ -1,4 +1,4 @@
-//! A GPU's place on PCIe, from sysfs.
+//! PCIe position of a GPU, from sysfs.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::path::Path;
 use super::HostLink;
 use glake_units::Bandwidth;
 
-/// What sysfs says of a PCI device; everything else is unknown.
+/// Properties of a PCI device in sysfs; unknown ones are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PciDevice {
-    /// The NUMA node that it is near to.
+    /// NUMA node nearest to the device.
     pub(super) node: Option<u32>,
-    /// What its link carries, by speed and width.
+    /// Link bandwidth, computed from speed and width.
     pub(super) link: Option<HostLink>,
-    /// The root port that it stands behind: GPUs with the same one share a switch.
+    /// Root port above the device: GPUs with the same one share a switch.
     pub(super) root: Option<String>,
 }
 
-/// Numbers for root ports.
+/// Assigns an index to each root port.
 #[derive(Debug, Default)]
 pub(super) struct Switches(Vec<String>);
 
@@ -51,8 +51,8 @@ pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
     }
 }
 
-/// GB/s of a link of `lanes` lanes at `speed` GT/s: 8b/10b coding up to 5 GT/s, 128b/130b up to 32, flits of 242
-/// in 256 bytes above (PCI Express Base Specification 6.0).
+/// Returns the wire rate in GB/s of `lanes` lanes at `speed` GT/s: 8b/10b coding up to 5 GT/s, 128b/130b up to 32, flits of 242 in 256
+/// bytes above (PCI Express Base Specification 6.0).
 fn wire_rate(speed: f64, lanes: u32) -> Option<Bandwidth> {
     if !(speed > 0.0 && speed < 1000.0) || lanes == 0 {
         return None;
@@ -65,7 +65,7 @@ fn wire_rate(speed: f64, lanes: u32) -> Option<Bandwidth> {
     Some(Bandwidth(speed * f64::from(lanes) * coding / 8.0))
 }
 
-/// The device below the root complex on the way to this one, where there is anything between them.
+/// Returns the device below the root complex on the path to this one, if there is any in between.
 fn root_port(path: &Path) -> Option<String> {
     let names: Vec<String> = path.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     let complex = names.iter().rposition(|name| name.starts_with("pci") && name.contains(':'))?;

@@ -1,4 +1,4 @@
-//! Checks of who reaches what: peers, host memory, other processes, pointers.
+//! Checks of reachability: peers, host memory, other processes, pointers.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -106,7 +106,7 @@ fn host_node(harness: &Harness) -> Outcome {
     Ok(Verdict::Passed)
 }
 
-/// Another device, where there is one.
+/// Returns another device, if there is one.
 fn peer(harness: &Harness) -> glake_device::Result<Option<DeviceId>> {
     Ok(harness.driver().devices()?.into_iter().map(|info| info.id).find(|id| *id != GPU))
 }
