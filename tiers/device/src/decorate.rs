@@ -69,7 +69,7 @@ macro_rules! delegate {
         safe export Export (handle: $crate::Handle) -> std::os::fd::OwnedFd;
         safe import Import (shared: std::os::fd::BorrowedFd<'_>) -> $crate::Handle;
     ); };
-    // What a device does when its stream comes to it.
+    // Work of a stream.
     (work) => { $crate::decorate::delegate!(@
         unsafe copy Copy (device: $crate::DeviceId, request: $crate::CopyRequest, stream: $crate::Stream)
             -> (), on device, at request.to, of request.size;
@@ -116,7 +116,7 @@ macro_rules! delegate {
         safe event_elapsed EventElapsed (device: $crate::DeviceId, from: $crate::Event, to: $crate::Event)
             -> f64, on device;
     ); };
-    // Everything that marks a point in time or waits for one.
+    // Verbs that record a point in time or wait for one.
     (completion) => { $crate::decorate::delegate!(@
         safe stream_synchronize StreamSynchronize (device: $crate::DeviceId, stream: $crate::Stream)
             -> (), on device;

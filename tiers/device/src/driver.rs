@@ -423,7 +423,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Blocks the calling thread until all work of a context is done. Returns at once, creating nothing, if the device has no context.
     fn context_synchronize(&self, device: DeviceId) -> Result<()>;
 
-    // Contexts. A call that names a device makes its context where there is none, unless it says otherwise.
+    // Contexts. A verb with a `device` argument creates the context if necessary, unless documented otherwise.
 
     /// Returns the same devices through private contexts, one per device, created at first use. Work enqueued there does not belong to the
     /// program's contexts and shares no hardware queue with them. Streams, events and kernels belong to the driver that created them,
@@ -460,7 +460,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// no unordered work touches.
     unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()>;
 
-    // Reach.
+    // Access and pinning.
 
     /// Returns whether work of `device` can be given access to memory of `peer`. Changes nothing.
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;

@@ -53,7 +53,7 @@ pub enum DriverError {
         wanted: Bytes,
     },
     /// The call is forbidden while a stream capture is open: retry after it.
-    #[error("{verb}: not while a stream capture is open")]
+    #[error("{verb}: not allowed while a stream capture is open")]
     Capturing {
         /// Verb of the failed call.
         verb: Verb,
@@ -71,7 +71,7 @@ pub enum DriverError {
         reason: Refusal,
     },
     /// The context still holds live objects, which would go with it: destroy them first.
-    #[error("the context of {device} is not given back: it holds {living} of ours; destroy them first")]
+    #[error("the context of {device} cannot be released: GLake still has {living} in it; destroy them first")]
     ContextInUse {
         /// Device of the context.
         device: DeviceId,
@@ -79,7 +79,7 @@ pub enum DriverError {
         living: Living,
     },
     /// The awaited work can never complete (detected by the simulator only).
-    #[error("{verb}: waits for work that nothing enqueued will complete")]
+    #[error("{verb}: deadlock: no enqueued work can complete the wait")]
     Deadlock {
         /// Verb of the failed call.
         verb: Verb,
@@ -133,11 +133,11 @@ pub enum Refusal {
     InvalidValue,
     #[error("there is no such device")]
     UnknownDevice,
-    #[error("the context is not there, or not the one that it must be")]
+    #[error("the context does not exist, or is not the one that the object belongs to")]
     UnknownContext,
-    #[error("the handle names nothing that is alive")]
+    #[error("the handle names no live object")]
     UnknownHandle,
-    #[error("nothing of this name is there")]
+    #[error("no object has this name")]
     NotFound,
     #[error("the range is not inside one reservation")]
     NotReserved,
@@ -150,11 +150,11 @@ pub enum Refusal {
     #[error("the memory is neither registered nor known to the driver")]
     NotRegistered,
 
-    #[error("the memory was touched before its access was set")]
+    #[error("the memory was accessed before its access rights were set")]
     NoAccess,
     #[error("the memory is mapped read-only")]
     ReadOnly,
-    #[error("a peer touched memory that it was given no access to")]
+    #[error("a peer accessed memory that it has no access to")]
     NoPeerAccess,
     #[error("enqueued work still uses the range")]
     InUse,
@@ -183,7 +183,7 @@ impl Refusal {
             Refusal::NoPeerAccess => Some(705),
             Refusal::NotRegistered => Some(713),
             Refusal::CapturedEvent => Some(907),
-            // A fault of the GPU, which the driver tells of later and of the whole context.
+            // A fault of the GPU, which the driver reports later and for the whole context.
             Refusal::NoAccess | Refusal::ReadOnly => Some(700),
             Refusal::InUse | Refusal::Unordered | Refusal::Aliased | Refusal::ReleasedTwice => None,
         }

@@ -153,7 +153,7 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn an_event_passes_when_the_clock_has_moved_on() {
+    fn an_event_completes_after_the_lag() {
         let lag = Lag::new(Stub::new(), MS(100));
         let event = lag.event_create(GPU, EventKind::Plain).unwrap();
         assert!(lag.event_query(GPU, event).unwrap(), "never recorded");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_takes_its_time_and_delays_what_comes_after() {
+    fn a_wait_delays_later_events() {
         let lag = Lag::new(Stub::new(), MS(100));
         let events: Vec<Event> = (0..3).map(|_| lag.event_create(GPU, EventKind::Plain).unwrap()).collect();
         lag.event_record(GPU, events[0], Stream(7)).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn no_lag_is_no_change() {
+    fn zero_lag_changes_nothing() {
         let lag = Lag::new(Stub::new(), Duration::ZERO);
         let event = lag.event_create(GPU, EventKind::Plain).unwrap();
         lag.event_record_context(GPU, event).unwrap();

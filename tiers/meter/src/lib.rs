@@ -71,7 +71,7 @@ pub enum MeterError {
         source: std::io::Error,
     },
     /// NVML failed to answer.
-    #[error("NVML does not tell the memory of GPU {gpu}: {source}")]
+    #[error("NVML does not report the memory of GPU {gpu}: {source}")]
     Nvml {
         /// GPU that was requested.
         gpu: String,
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_and_whose_the_rest_is() {
+    fn free_and_per_process_memory() {
         let own = ProcessMemory { pid: 7, used: Bytes::gib(2) };
         let (total, used, reserved) = (Bytes::gib(8), Bytes::gib(3), Bytes::mib(512));
         let memory = GpuMemory { total, used, reserved, processes: vec![own] };
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_gpu_is_told_with_those_that_there_are() {
+    fn the_error_for_an_unknown_gpu_lists_the_known_ones() {
         let error = MeterError::Unknown { gpu: "9".to_owned(), known: vec!["0".to_owned(), "1".to_owned()] };
         assert_eq!(error.to_string(), "GPU 9 is not known: there are 0, 1");
     }

@@ -109,13 +109,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_written_in_one_spelling() {
+    fn pci_addresses_are_normalised() {
         assert_eq!(pci_address("00000000:3B:00.0"), "0000:3b:00.0");
         assert_eq!(pci_address("0000:3b:00.0"), "0000:3b:00.0");
     }
 
     #[test]
-    fn what_nvml_tells_is_whole() {
+    fn nvml_readings_are_complete() {
         let Some(nvml) = Nvml::open() else {
             println!("SKIPPED: no NVML");
             return;

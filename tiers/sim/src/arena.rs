@@ -54,7 +54,7 @@ impl Arena {
     pub(super) fn take(&mut self, size: u64) -> Checked<u64> {
         self.charge(size)?;
         let found = self.spans.take(size).ok_or(Denial::OutOfMemory(Bytes::new(size)));
-        // A range that could not be cleared is lost rather than handed out dirty.
+        // A range that could not be cleared leaks instead of being handed out dirty.
         let cleared = found.and_then(|offset| self.file.clear(offset, size).map(|()| offset));
         cleared.inspect_err(|_| self.credit(size))
     }

@@ -60,7 +60,7 @@ impl Words {
 
     fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset + 8 <= self.size && offset.is_multiple_of(8));
-        // SAFETY: within the mapping, which lives as long as this; only ever touched as whole words.
+        // SAFETY: within the mapping, which lives as long as this value; only accessed as whole words.
         unsafe { system::shared_word(self.base + offset) }
     }
 
@@ -91,7 +91,7 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: a mapping of our own, of which nothing is borrowed any more.
+        // SAFETY: a mapping of our own without remaining borrows.
         let _ = unsafe { system::unreserve(self.base, self.size) };
     }
 }

@@ -113,7 +113,7 @@ impl ProcessCheckpoint for SimCheckpoint {
             held.set(Condition::Locked);
             held.places.iter().map(|(ledger, place)| (*ledger, place.record)).collect()
         };
-        // Calls that run may need the ledgers.
+        // Without the locks, because running calls may need the ledgers.
         if places.iter().all(|(ledger, record)| ledger.wait_for_calls(*record, until)) {
             return Ok(());
         }

@@ -239,7 +239,7 @@ impl State {
             events: self.world.events.made_in(context),
             modules: self.modules.made_in(context),
             extents: self.world.memory.made_in(context),
-            // Simulated pinning is nobody's.
+            // Simulated pinned memory belongs to no context.
             registrations: 0,
         };
         if living.is_none() { Ok(()) } else { Err(Denial::ContextInUse(context.device, living)) }

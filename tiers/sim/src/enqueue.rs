@@ -150,7 +150,7 @@ impl State {
 
     fn resolve_kernel(&self, context: ContextId, kernel: &KernelRequest) -> Checked<Resolved> {
         let (mut pieces, mut declared, mut loads) = (Vec::new(), Declared::default(), Vec::<Load>::new());
-        // A kernel's loads and stores go over the links of the GPU that runs it, whosever the memory.
+        // A kernel's loads and stores use the links of the GPU that runs it, wherever the memory is.
         let by = context.device.0 as usize;
         let own = End::Gpu { index: by, mapped: true };
         let Declared { reads, writes } = &mut declared;
@@ -159,7 +159,7 @@ impl State {
         {
             let mut bytes = Vec::<(End, u64)>::new();
             for (start, end) in merged(touches) {
-                // Unlike a copy, a kernel goes from one registration of host memory into the next.
+                // Unlike a copy, a kernel may cross from one registration of host memory into the next.
                 let (mut found, mut at) = (Vec::new(), start);
                 while at < end {
                     let until =

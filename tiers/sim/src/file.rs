@@ -136,7 +136,7 @@ impl Drop for MappedFile {
     }
 }
 
-// Another thread may have held the lock when this process was forked, so neither waits for it.
+// Neither function waits for the lock: in a forked child, another thread of the parent may have held it.
 
 fn take_kept(name: &str, size: u64) -> Option<Arc<Named>> {
     let mut kept = KEPT.try_lock()?;
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_file_has_its_pages_and_none_of_its_bytes() {
+    fn a_reused_file_keeps_its_pages_but_not_its_bytes() {
         let file = dirty("kept");
         let (base, pages) = (file.pointer(0), system::pages(file.as_fd()).unwrap());
         assert_eq!(pages, 4 * 4096);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_here_and_there_are_given_back() {
+    fn scattered_pages_are_freed() {
         let scattered = || {
             let file = MemoryFile::new("scattered", 64 * MIB, false).unwrap();
             for at in (0..64).map(|page| page * MIB) {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_may_have_is_not_kept() {
+    fn shared_files_are_not_cached() {
         let mut file = dirty("shared");
         let theirs = file.share().unwrap();
         drop(file);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pages_are_given_back() {
+    fn excess_pages_are_freed() {
         let file = MemoryFile::new("large", 2 * KEPT_BYTES, false).unwrap();
         let fill = |offset: u64, size: u64| {
             // SAFETY: in the file's mapping.

@@ -119,7 +119,7 @@ impl FlowNet {
                     rest.push(flow);
                     continue;
                 }
-                // A copy always goes on, if slowly, however little a topology gives it.
+                // Every copy makes progress, however little bandwidth the topology gives it.
                 self.flows[flow].rate = least.clamp(1e-6, 1e9);
                 for &(pipe, weight) in &*self.flows[flow].load.route {
                     left[pipe] = (left[pipe] - least * weight).max(0.0);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_leaves_the_rest_to_others() {
+    fn a_capped_flow_leaves_bandwidth_to_others() {
         let mut net = FlowNet::new(vec![10.0]);
         net.begin(5, 1, &[Load { cap: 1.0, ..load(&[0], 100) }, load(&[0], 900)]);
         assert_eq!(net.flows.iter().map(|flow| flow.rate).collect::<Vec<_>>(), [1.0, 9.0]);

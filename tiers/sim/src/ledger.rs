@@ -189,7 +189,7 @@ impl Ledger {
 
     /// Excludes a record's bytes from the count. The lock must be held.
     pub(super) fn save(&self, place: Place) -> io::Result<()> {
-        // What was saved before, by who did not come to the end, is added to nothing.
+        // Adding keeps the bytes saved by an earlier caller that was killed before it finished.
         put(&self.file, word(place.record, SAVED), &[place.saved + place.used])?;
         put(&self.file, word(place.record, USED), &[0])
     }
@@ -254,7 +254,7 @@ impl Account {
 
     /// Returns memory to the account.
     pub(super) fn give(&mut self, size: u64) {
-        // Where that fails others see too much, never too little.
+        // If this fails, other processes see too much memory used, never too little.
         if let Ok(_locked) = Locked::new(&self.ledger.file) {
             let _ = self.set(self.used.saturating_sub(size));
         }
@@ -278,7 +278,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        // A forked child has the account of its parent, which goes on.
+        // A forked child only has a copy of its parent's account, which stays open.
         if self.owner.pid == std::process::id()
             && let Ok(_locked) = Locked::new(&self.ledger.file)
         {
@@ -378,10 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_dead_comes_back_after_a_while() {
+    fn memory_of_dead_processes_is_reclaimed() {
         let folder = tempfile::tempdir().unwrap();
         let mut one = account(folder.path());
-        // As a process that died: its id may be used again, but it started at another time.
+        // Looks like a dead process: its id may be reused, but the start time differs.
         let dead = Owner { start: one.owner.start + 1, ..one.owner };
         one.ledger.write(7, ProcessRecord { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
         assert!(!one.take(60 * MIB).unwrap(), "it is not back yet");

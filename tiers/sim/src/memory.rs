@@ -30,7 +30,7 @@ pub(super) struct Can {
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    // Before the arenas: mappings go before what they map.
+    // Declared before the arenas, so that mappings are dropped before the memory they map.
     pub(super) space: AddressSpace,
     pub(super) host_table: HostTable,
     /// Last uses of host memory, by address.
@@ -212,7 +212,7 @@ impl Memory {
 
     pub(super) fn import(&mut self, shared: BorrowedFd<'_>) -> Checked<Handle> {
         let wrong = || Denial::Refused(Address(0), Refusal::InvalidValue);
-        // The driver opens files of its own for a moment.
+        // The driver opens files temporarily, which fails without a free descriptor.
         let _own = shared.try_clone_to_owned().map_err(|error| descriptor_denied(error.into()))?;
         let name = std::fs::read_link(format!("/proc/self/fd/{}", shared.as_raw_fd()))?;
         let place = name.to_str().and_then(place_of).ok_or_else(wrong)?;

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_what_they_say() {
+    fn presets_match_their_names() {
         for (name, _) in TOPOLOGIES {
             assert_eq!(&load(name).unwrap().name, name);
         }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn says_which_names_there_are() {
+    fn an_unknown_name_lists_the_presets() {
         assert_eq!(
             load("h300x4").unwrap_err().to_string(),
             "topology \"h300x4\" does not exist: allowed is h200x4, h20x8, a100x8, h200x4-direct, pcie4x4, or the path of a .toml file"
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn names_file_line_and_key() {
+    fn errors_name_file_line_and_key() {
         let message = error(&text("write = 160.0\n", ""));
         assert!(message.starts_with("my.toml:15: [host]: missing field `write`"), "{message}");
         let message = error(&text("read = 213.0", "reed = 213.0"));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_servers_that_cannot_be() {
+    fn impossible_servers_are_refused() {
         assert_eq!(
             error(&text("read = 213.0", "read = -1")),
             "my.toml: host.read = -1: allowed is GB/s above 0"

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_are_with_what_is_not_ordered_before() {
+    fn unordered_uses_conflict() {
         let mut shadow = Shadow::default();
         shadow.note(0, 100, true, stamp(1, 1));
         shadow.note(20, 40, false, stamp(2, 1));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_has_seen_is_forgotten() {
+    fn uses_observed_by_the_host_are_pruned() {
         let mut shadow = Shadow::default();
         for n in 0..1000 {
             shadow.note(n * 10, n * 10 + 5, true, stamp(1, n));

@@ -28,7 +28,7 @@ pub fn matches(bytes: &[u8], seed: u64) -> bool {
 }
 
 fn word(place: u64, seed: u64) -> [u8; 8] {
-    // Odd numbers without a pattern: words of near places, and of near seeds, have nothing in common.
+    // Odd multipliers without a pattern, so that words at nearby positions or of nearby seeds are unrelated.
     let writer = seed.wrapping_mul(0xd134_2543_de82_ef95);
     (place ^ writer).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }

@@ -91,7 +91,7 @@ impl Plumbing {
         let mut duplex = |to_gpu: Bandwidth, from_gpu: Bandwidth, both: Option<Bandwidth>| Duplex {
             to_gpu: pipe(to_gpu),
             from_gpu: pipe(from_gpu),
-            // An even mix fills the pipe at `both`; the narrower way takes more of it for a byte.
+            // An even mix fills the pipe at `both`; the slower direction takes more of it per byte.
             both: both.map(|both| {
                 let scale = 2.0 / (both.0 * (1.0 / to_gpu.0 + 1.0 / from_gpu.0));
                 let (to_gpu, from_gpu) = (scale / to_gpu.0, scale / from_gpu.0);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_at_once_reach_what_was_measured() {
+    fn both_directions_reach_measured_rates() {
         let plumbing = Plumbing::new(&crate::load("h200x4").unwrap());
         let ways = |gpu| {
             let device = End::Gpu { index: gpu, mapped: true };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_reach_what_was_measured() {
+    fn relays_reach_measured_rates() {
         let model = |name| crate::load(name).unwrap();
         let h200 = model("h200x4");
         for (mapped, to_gpu, by, expected) in [
@@ -324,7 +324,7 @@ mod tests {
             assert!((got - expected).abs() < 0.1, "{mapped} {to_gpu} {by}: {got}");
         }
         assert!((speed(&model("a100x8"), true, true, 8) - 97.2).abs() < 0.1);
-        // Four near links, and what the far socket lets through, at the pace of the slowest slice.
+        // Four near links plus the far socket's limit, at the pace of the slowest slice.
         assert!((speed(&model("h20x8"), true, true, 8) - 8.0 * 15.0).abs() < 0.1);
     }
 }

@@ -156,7 +156,7 @@ impl Simulator {
             shared,
             times_only,
         } = options;
-        // Devices are bits of a word in the access of a mapping.
+        // The access rights of a mapping have one bit per device.
         if topology.gpus.len() > 64 {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
         }
@@ -318,7 +318,7 @@ impl Simulator {
         self.locked().timeline.forget_deepest();
     }
 
-    // What the verbs are made of.
+    // Building blocks of the verbs.
 
     pub(super) fn infos(&self) -> &[DeviceInfo] {
         &self.server.infos

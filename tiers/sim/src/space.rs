@@ -143,7 +143,7 @@ impl AddressSpace {
         for at in &starts {
             extents.extend(self.mappings.remove(at).map(|mapping| mapping.extent));
         }
-        // A cut goes with each mapping, and the two ends may be left as ends of neighbours.
+        // Each boundary between the mappings goes; the outer ends may remain as boundaries of neighbours.
         let between = starts.len() as u64 - 1;
         self.give(between + self.cuts(start, start + size));
         let count = u32::try_from(starts.len()).unwrap_or(u32::MAX);
@@ -175,8 +175,8 @@ impl AddressSpace {
         for run in changes.chunk_by(|a, b| a.2.on_host() == b.2.on_host()) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
             let (from, to) = (first.0, last.0 + last.1);
-            // SAFETY: whole mappings in a reservation of ours; enqueued work keeps what it uses, and the simulator
-            // itself moves bytes elsewhere.
+            // SAFETY: whole mappings in a reservation of ours; enqueued work keeps the memory it uses, and the simulator
+            // moves bytes through its own mapping.
             unsafe { system::protect(from, to - from, first.2.on_host()) }?;
             for (at, _, reach) in run {
                 if let Some(mapping) = self.mappings.get_mut(at) {

@@ -92,7 +92,7 @@ impl State {
         self.timeline.close(lane);
         self.streams.retire(lane);
         self.streams.sweep(|lane| self.timeline.passed(self.timeline.last(lane)));
-        // What is lost is destroyed all the same.
+        // The object is destroyed even if the context is lost.
         self.alive(context)
     }
 

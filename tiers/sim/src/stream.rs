@@ -243,7 +243,7 @@ impl Streams {
     pub(super) fn observe(&mut self, clock: &VectorClock) {
         self.seen.join(clock);
         if self.seen.loose {
-            // It waited for a value, and so for whatever was before the writing of some value.
+            // The wait was for a value, so everything before the write of some value is done.
             for flag in self.flags.values() {
                 self.seen.join(flag);
             }

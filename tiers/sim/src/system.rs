@@ -40,7 +40,7 @@ pub(super) fn reserve(size: u64) -> io::Result<u64> {
     let raw = mapped(unsafe { libc::mmap(ptr::null_mut(), wide as usize, libc::PROT_NONE, BLANK, -1, 0) })?;
     let start = raw.next_multiple_of(GRANULE);
     let (before, after) = (start - raw, raw + wide - (start + size));
-    // SAFETY: both ends belong to the mapping just made, and nobody knows of them yet.
+    // SAFETY: both ends belong to the mapping just made, and are not shared yet.
     unsafe {
         if before > 0 {
             unreserve(raw, before)?;
@@ -80,12 +80,12 @@ pub(super) unsafe fn map(start: u64, size: u64, source: Source<'_>) -> io::Resul
         Source::File(file, offset) => {
             let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
             let (fd, offset) = (file.as_raw_fd(), offset as libc::off_t);
-            // SAFETY: the caller's promise: what MAP_FIXED replaces is our own blank reservation.
+            // SAFETY: the caller's promise: MAP_FIXED replaces our own blank reservation.
             mapped(unsafe { libc::mmap(at, size, libc::PROT_NONE, flags, fd, offset) })?;
         }
         Source::Mapped(from) => {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // SAFETY: as above. Of no bytes of a shared mapping, a second one is made, and the first stays.
+            // SAFETY: as above. With a length of zero, `mremap` duplicates a shared mapping.
             mapped(unsafe { libc::mremap(pointer(from), 0, size, flags, at) })?;
             // SAFETY: the mapping just made, which nothing uses yet.
             check(unsafe { libc::mprotect(at, size, libc::PROT_NONE) })?;
@@ -100,7 +100,7 @@ pub(super) unsafe fn map(start: u64, size: u64, source: Source<'_>) -> io::Resul
 /// The range lies in a reservation, and nothing uses it.
 pub(super) unsafe fn blank(start: u64, size: u64) -> io::Result<()> {
     let flags = BLANK | libc::MAP_FIXED;
-    // SAFETY: the caller's promise: what MAP_FIXED replaces is memory that we mapped there.
+    // SAFETY: the caller's promise: MAP_FIXED replaces memory that we mapped there.
     mapped(unsafe { libc::mmap(pointer(start), size as usize, libc::PROT_NONE, flags, -1, 0) }).map(drop)
 }
 
@@ -127,7 +127,7 @@ pub(super) fn memory_file(name: &str, size: u64, sealed: bool) -> io::Result<Own
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just created and has no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(raw) };
     // SAFETY: only changes the size of our own file.
     check(unsafe { libc::ftruncate(file.as_raw_fd(), size as libc::off_t) })?;
@@ -159,7 +159,7 @@ pub(super) fn map_whole(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     let fd = file.as_raw_fd();
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let start = mapped(unsafe { libc::mmap(ptr::null_mut(), size as usize, protection, flags, fd, 0) })?;
-    // A wish: a forked child uses nothing of its parent.
+    // Best effort: a forked child uses nothing of its parent.
     // SAFETY: the mapping just made, of which no one else knows yet.
     let _ = unsafe { libc::madvise(pointer(start), size as usize, libc::MADV_DONTFORK) };
     Ok(start)
@@ -183,7 +183,7 @@ pub(super) fn punch(file: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<
 /// Returns start and end of the first range with pages at or after `offset`.
 pub(super) fn next_data(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |offset: u64, whence| {
-        // SAFETY: moves the position of our own file, which nothing reads by.
+        // SAFETY: moves the position of our own file, which no code depends on.
         let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) };
         if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
     };
@@ -244,7 +244,7 @@ pub(super) unsafe fn write_bytes(to: u64, bytes: &[u8]) {
 /// # Safety
 /// The address is readable and a multiple of four.
 pub(super) unsafe fn load_word(at: u64) -> u32 {
-    // SAFETY: the caller's promise; atomic, since the host may write it meanwhile.
+    // SAFETY: the caller's promise; atomic, because the host may write it concurrently.
     unsafe { AtomicU32::from_ptr(pointer(at)) }.load(Ordering::Acquire)
 }
 
@@ -253,7 +253,7 @@ pub(super) unsafe fn load_word(at: u64) -> u32 {
 /// # Safety
 /// The address is writable and a multiple of four.
 pub(super) unsafe fn store_word(at: u64, value: u32) {
-    // SAFETY: the caller's promise; atomic, since the host may read it meanwhile.
+    // SAFETY: the caller's promise; atomic, because the host may read it concurrently.
     unsafe { AtomicU32::from_ptr(pointer(at)) }.store(value, Ordering::Release);
 }
 

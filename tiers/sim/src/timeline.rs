@@ -214,7 +214,7 @@ impl<E: Effects> Timeline<E> {
         while let Some(open) = self.lanes.get(&lane)
             && let Some(first) = open.waits.front().copied()
         {
-            // Nothing of it is left to do, or it waits for nothing any more.
+            // The piece is done, or everything it waited for has passed.
             let item = first.checked_sub(open.done + 1).and_then(|at| open.queue.get(at as usize));
             let over = item.is_none_or(|item| {
                 !matches!(item.cost, Cost::Value(_)) && item.after.iter().all(|point| self.passed(*point))
@@ -316,7 +316,7 @@ impl<E: Effects> Timeline<E> {
             let own = Point { lane, n: open.done + 1 };
             let queue = open.shared.and_then(|queue| self.queues.get(&queue));
             if queue.is_some_and(|queue| queue.front() != Some(&own)) {
-                // It is looked at again when it is the first.
+                // The lane is checked again once its work is first in the queue.
                 return;
             }
             if let Some(&point) = item.after.iter().find(|point| !self.passed(**point)) {

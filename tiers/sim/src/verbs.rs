@@ -145,7 +145,7 @@ impl Driver for Simulator {
             let mut rest = into;
             for piece in pieces {
                 let (part, next) = rest.split_at_mut(piece.size as usize);
-                // SAFETY: the piece is device or registered memory, which nothing takes away under the lock.
+                // SAFETY: the piece is device or registered memory, which stays in place under the lock.
                 unsafe { system::read_bytes(piece.pointer, part) };
                 rest = next;
             }
@@ -248,7 +248,7 @@ impl Driver for Simulator {
         let context = self.context(device);
         self.ask(Verb::EventDestroy, |state| {
             state.world.events.destroy(context, event)?;
-            // What is lost is destroyed all the same.
+            // The object is destroyed even if the context is lost.
             state.alive(context)
         })
     }

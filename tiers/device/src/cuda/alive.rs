@@ -45,7 +45,7 @@ impl Count {
     }
 
     pub(super) fn less(&self) {
-        // What the program made and lets this driver destroy was not counted. The closure always answers.
+        // Objects created by the program and destroyed here were never counted. The closure never returns `None`.
         let less = |count: u64| Some(count.saturating_sub(1));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lives_is_told() {
+    fn living_objects_are_listed() {
         let alive = Alive::default();
         alive.none(DeviceId(3)).unwrap();
         alive.streams.more();

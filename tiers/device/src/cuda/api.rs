@@ -205,7 +205,7 @@ api! {
 impl Api {
     /// Resolves the calls. Returns `None` if libcuda cannot be loaded.
     pub(super) fn open() -> Option<Api> {
-        // SAFETY: loading the NVIDIA driver's library runs its initialisers, which is what it is for.
+        // SAFETY: loading the NVIDIA driver's library runs its initialisers, as intended.
         if !unsafe { sys::is_culib_present() } {
             return None;
         }

@@ -77,8 +77,8 @@ pub(super) unsafe fn copy_batch(
             flags: 0,
         };
         let mut first = 0;
-        // SAFETY: the caller's promise; all three lists have `count` entries, and the attributes, for all copies
-        // from the first on, are one.
+        // SAFETY: the caller's promise; all three lists have `count` entries, and one attribute applies
+        // to all copies from the first on.
         let code = unsafe {
             cuda.api.cuMemcpyBatchAsync_v2(
                 to.as_mut_ptr(),

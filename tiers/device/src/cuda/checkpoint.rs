@@ -72,12 +72,12 @@ impl ProcessCheckpoint for CudaCheckpoint {
         // SAFETY: an out-parameter of this frame, of the enum's size.
         match unsafe { (self.state)(number(pid), &raw mut state) } {
             0 => {}
-            // A process that the driver does not know, or that never started it.
+            // The process is unknown to the driver or has not initialised it.
             1 | 3 | 304 => return Err(CheckpointError::NoContext { pid }),
             code => return Err(refused(pid, Step::State, code)),
         }
         Ok(match state {
-            // Also of one that has no context.
+            // Also reported for a process without a context.
             0 => ProcessState::Running,
             1 => ProcessState::Locked,
             2 => ProcessState::Checkpointed,
@@ -87,10 +87,10 @@ impl ProcessCheckpoint for CudaCheckpoint {
     }
 
     fn lock(&self, pid: u32, within: Duration) -> Result<(), CheckpointError> {
-        // Zero would be for ever.
+        // Zero would mean no timeout.
         let timeout = u32::try_from(within.as_millis()).unwrap_or(u32::MAX).max(1);
         let mut arguments = sys::CUcheckpointLockArgs { timeoutMs: timeout, reserved0: 0, reserved1: [0; 7] };
-        // SAFETY: arguments of this frame, what is reserved zero.
+        // SAFETY: arguments of this frame, with reserved fields zero.
         match unsafe { (self.lock)(number(pid), &raw mut arguments) } {
             600 => Err(CheckpointError::Late { pid, within }),
             code => done(pid, Step::Lock, code),
@@ -110,7 +110,7 @@ impl ProcessCheckpoint for CudaCheckpoint {
             reserved: [0; 44],
             reserved1: 0,
         };
-        // SAFETY: as above; without pairs every GPU is its own.
+        // SAFETY: as above; without pairs every GPU is restored to itself.
         match unsafe { (self.restore)(number(pid), &raw mut arguments) } {
             2 => Err(CheckpointError::NoRoom { pid }),
             code => done(pid, Step::Restore, code),
@@ -131,7 +131,7 @@ impl fmt::Debug for CudaCheckpoint {
 }
 
 fn number(pid: u32) -> c_int {
-    // The kernel's are below 2^22.
+    // The kernel's process ids are below 2^22.
     c_int::try_from(pid).unwrap_or(c_int::MAX)
 }
 

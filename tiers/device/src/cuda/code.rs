@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_a_caller_can_do() {
+    fn codes_map_to_what_a_caller_can_do() {
         let of = |code| Code(code).at(Verb::Create, Address(7), Bytes::mib(2));
         assert!(of(0).is_ok());
         assert!(
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_number_is_never_lost() {
+    fn the_driver_number_is_kept() {
         for verb in [Verb::Copy, Verb::Map, Verb::HostRegister, Verb::PointerAttributes] {
             for number in 1..=1000 {
                 let error = Code(number).at(verb, Address(7), Bytes::mib(2)).unwrap_err();

@@ -79,7 +79,7 @@ impl Cuda {
         device: DeviceId,
         verb: Verb,
     ) -> Result<Option<CurrentContext<'_>>> {
-        // It is not given back between the question and the entry, which takes it once more.
+        // The context cannot be released between the query and the entry, which retains it once more.
         let _hold = self.slot(device)?.calls.read_recursive();
         if self.has_context(device, verb)? { self.make_current(device, verb).map(Some) } else { Ok(None) }
     }
@@ -122,7 +122,7 @@ impl Cuda {
         }
         drop(guard);
         let retained = |slot: &Context| slot.raw.load(Ordering::Acquire) != 0;
-        // One may be given back meanwhile.
+        // The context may be released in the meantime.
         for _ in &self.contexts {
             let used = (0_u32..).map(DeviceId).zip(&self.contexts).filter(|(_, slot)| retained(slot));
             let Some((device, _)) = used.min_by_key(|(_, slot)| slot.since.load(Ordering::Relaxed)) else {
@@ -146,7 +146,7 @@ impl Cuda {
     /// Returns a device's context, retained if necessary, and a guard that keeps it from being released.
     pub(super) fn keep(&self, device: DeviceId, verb: Verb) -> Result<(sys::CUcontext, ContextHold<'_>)> {
         let slot = self.slot(device)?;
-        // A thread that has it already, in a call around this one, gets it again.
+        // A thread that already holds the lock, in an enclosing call, acquires it again.
         let kept = slot.calls.read_recursive();
         let retained = || match slot.raw.load(Ordering::Acquire) {
             0 => None,
@@ -185,7 +185,7 @@ impl Cuda {
         let slot = self.slot(device)?;
         slot.alive.none(device)?;
         let Some(_alone) = slot.calls.try_write() else { return Err(DriverError::NotReady { verb }) };
-        // What was made since is seen by now: its call has ended.
+        // The counts are up to date: every call that created an object has ended.
         slot.alive.none(device)?;
         let retained = slot.raw.load(Ordering::Acquire);
         if retained == 0 {
@@ -194,14 +194,14 @@ impl Cuda {
         let handle = self.device(device, verb)?;
         {
             let mut guard = self.relax(verb)?;
-            // SAFETY: a retained context, which nobody but this call can give back now.
+            // SAFETY: a retained context that only this call can release now.
             unsafe { self.api.cuCtxPushCurrent_v2(retained as sys::CUcontext) }.of(verb)?;
             guard.pushed = true;
             // SAFETY: a call without parameters, in the context that was pushed.
             unsafe { self.api.cuCtxSynchronize() }.of(verb)?;
             let own = Stream(slot.own.load(Ordering::Acquire));
             if own.0 != 0 {
-                // SAFETY: a stream of ours: whoever uses it keeps the context, and nobody does.
+                // SAFETY: a private stream: its users hold the context, and there are none now.
                 unsafe { self.api.cuStreamDestroy_v2(stream::raw(own)) }.of(verb)?;
                 slot.own.store(0, Ordering::Release);
             }
@@ -209,7 +209,7 @@ impl Cuda {
         match self.kind {
             // SAFETY: it was retained once, and not given back since.
             ContextKind::Primary => unsafe { self.api.cuDevicePrimaryCtxRelease_v2(handle) }.of(verb)?,
-            // SAFETY: it was made here, nothing of ours lives in it, and nobody else knows it.
+            // SAFETY: created here, without live objects of ours, and unknown to other code.
             ContextKind::Own => unsafe { self.api.cuCtxDestroy_v2(retained as sys::CUcontext) }.of(verb)?,
         }
         slot.raw.store(0, Ordering::Release);
@@ -275,7 +275,7 @@ impl Cuda {
         // SAFETY: an out-parameter of this frame.
         let asked = unsafe { self.api.cuCtxGetDevice(&mut device) }.of(verb);
         let mut popped = null_mut();
-        // SAFETY: an out-parameter of this frame; what is popped was pushed above.
+        // SAFETY: an out-parameter of this frame; pops the context pushed above.
         unsafe { self.api.cuCtxPopCurrent_v2(&mut popped) }.of(verb)?;
         asked?;
         let count = u32::try_from(self.contexts.len()).unwrap_or(u32::MAX);
@@ -291,7 +291,7 @@ impl Cuda {
         if retained != 0 || self.kind == ContextKind::Own {
             return Ok((retained == context as usize).then_some(device));
         }
-        // One that nobody has retained is nobody's current one.
+        // A context that was never retained cannot be current.
         if !self.has_context(device, verb)? {
             return Ok(None);
         }
@@ -321,8 +321,8 @@ impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = null_mut();
-            // SAFETY: an out-parameter of this frame; what is popped was pushed by this value. If it fails, the
-            // process is past using CUDA.
+            // SAFETY: an out-parameter of this frame; pops the context pushed by this value. If it fails, the
+            // process cannot use CUDA any more.
             let _ = unsafe { self.cuda.api.cuCtxPopCurrent_v2(&mut popped) };
         }
         if let Some(mut mode) = self.relaxed {

@@ -23,7 +23,7 @@ pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Resul
         start,
         size,
     )?;
-    // Pinned for every context, but it would go with this one.
+    // Pinned for every context, but releasing this context would unpin it.
     if let Some(device) = device {
         cuda.slot(device)?.alive.registrations.more();
         cuda.registrations.made(start, device);
@@ -118,7 +118,7 @@ fn is_mapped(cuda: &Cuda, address: Address) -> Result<bool> {
             unsafe { cuda.api.cuMemRelease(handle) }.of(verb)?;
             Ok(true)
         }
-        // A lost context is reported, everything else means no.
+        // A lost context is an error; every other error means no.
         code => match code.of(verb) {
             Err(error) if error.is_sticky() => Err(error),
             _ => Ok(false),

@@ -26,7 +26,7 @@ impl Mapped {
     }
 
     fn place(&self, number: u64) -> &AtomicU64 {
-        // The remainder is below the length.
+        // The remainder is less than the length, so it fits.
         &self.0[(number % PLACES as u64) as usize]
     }
 }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_its_own_allocation_s() {
+    fn answers_belong_to_one_allocation() {
         let mapped = Mapped::new();
         mapped.remember(5, true);
         mapped.remember(6, false);

@@ -17,7 +17,7 @@ const FD: sys::CUmemAllocationHandleType =
 
 pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
     if !cuda.has_context(device, Verb::MemoryInfo)? {
-        // Half a GiB would go to the context that the driver wants for its answer.
+        // The driver's own query needs a context, which would take half a GiB.
         let described = cuda.describe(device)?;
         if let Some(free) = free_by_nvml(&described) {
             return Ok(MemoryInfo { free, total: described.memory });
@@ -91,7 +91,7 @@ pub(super) fn create(cuda: &Cuda, size: Bytes, properties: ExtentProperties) -> 
 /// As [`crate::Driver::release`].
 pub(super) unsafe fn release(cuda: &Cuda, handle: Handle) -> Result<()> {
     let _relaxed = cuda.relax(Verb::Release)?;
-    // Before the driver may give the same number to another.
+    // Before the driver can reuse the number.
     let of = cuda.extents.gone(&handle);
     // SAFETY: the caller's promise.
     let released = unsafe { cuda.api.cuMemRelease(handle.0) }.of(Verb::Release);
@@ -129,7 +129,7 @@ pub(super) unsafe fn set_access(cuda: &Cuda, start: Address, size: Bytes, access
     let made = access.iter().find_map(|of| cuda.make_current_if_made(of.device, Verb::SetAccess).transpose());
     let _guard = match made {
         Some(made) => made?,
-        // A device needs no context of its own to be given access.
+        // A device can be given access without having a context.
         None => cuda.make_any_current(Verb::SetAccess)?,
     };
     let described: Vec<sys::CUmemAccessDesc> = access

@@ -75,7 +75,7 @@ pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<Stream
     let _guard = cuda.make_current(device, Verb::StreamId)?;
     let own = u64::from(device.0) << 56;
     if !is_legacy(stream) && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
-        // The question would break the capture.
+        // The query would invalidate the capture.
         return match stream {
             Stream::PER_THREAD => {
                 Err(DriverError::Capturing { verb: Verb::StreamId, code: DriverError::CAPTURING })
@@ -93,7 +93,7 @@ pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<Stream
 pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     let verb = Verb::StreamDevice;
     let mut context = cuda.current(verb)?;
-    // No capture mode forbids the question.
+    // Every capture mode allows the query.
     let _guard = if context.is_null() { Some(cuda.make_any_current(verb)?) } else { None };
     if context.is_null() || !is_default(stream) {
         // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
@@ -115,7 +115,7 @@ pub(super) fn primary_of(cuda: &Cuda, stream: Stream) -> Result<Option<DeviceId>
         return Ok(own);
     }
     let mut of = null_mut();
-    // No capture mode forbids the question.
+    // Every capture mode allows the query.
     let _guard = if current.is_null() { Some(cuda.make_any_current(verb)?) } else { None };
     // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
     unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut of) }.of(verb)?;

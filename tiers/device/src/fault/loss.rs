@@ -59,7 +59,7 @@ impl Losses {
             }
             let mut table = self.table.lock();
             let found = table.iter_mut().find(|other| other.at == Some(event));
-            // Another thread may have looked first.
+            // Another thread may have handled this loss first.
             let Some(found) = found else { continue };
             found.at = None;
             drop(table);
@@ -107,7 +107,7 @@ fn mark(driver: &dyn Driver, device: DeviceId, stream: Stream) -> Option<Event> 
 }
 
 fn destroy(driver: &dyn Driver, device: DeviceId, event: Event) {
-    // SAFETY: made by `mark`, known to nobody else, and taken out of the table before. A failure leaves it to the
-    // driver.
+    // SAFETY: created by `mark`, shared with no other code, and taken out of the table before. If this fails, the
+    // driver keeps the event.
     let _ = unsafe { driver.event_destroy(device, event) };
 }

@@ -96,7 +96,7 @@ impl Faults {
 
     /// Handles a verb that is not stream work.
     fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
-        // No lock is held over the call: it may wait for what another thread's call does.
+        // No lock is held during the call: it may wait for another thread's call.
         if tells(call.verb) {
             self.losses.look(&*self.inner);
         }
@@ -149,7 +149,7 @@ impl Faults {
                     }
                     _ => self.losses.leave_out(&*self.inner, device, stream),
                 }
-                // A copy to pageable memory returns when its bytes are there.
+                // A copy to pageable memory returns once its bytes have arrived.
                 let pageable = |to| {
                     self.inner.pointer_attributes(to).is_ok_and(|found| found.kind == PointerKind::Pageable)
                 };

@@ -136,7 +136,7 @@ impl Injected {
                 DriverError::Sticky { verb, code }
             }
             Injected::Failed(code) => DriverError::of_number(verb, code),
-            // Never answered.
+            // Handled by the caller; never returned as an error.
             Injected::Short => DriverError::Failed { verb, code: 999 },
         }
     }

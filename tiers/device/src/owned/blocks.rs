@@ -157,7 +157,7 @@ mod tests {
             size: Bytes::new(size),
         };
         let requests = [block(100, 200, 70), block(0, 0, 0), block(u64::MAX - 9, 5, 9)];
-        // SAFETY: nothing touches them.
+        // SAFETY: no work accesses the memory.
         let blocks = unsafe { Blocks::lent(side, side, &requests) };
         let piece = |index, offset| {
             blocks.piece(index, Bytes::new(offset), Bytes::new(64)).map(|piece| piece.request())
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn blocks_lie_in_their_spans() {
         let span = |start, size| {
-            // SAFETY: nothing touches it.
+            // SAFETY: no work accesses the memory.
             unsafe { Span::lent(Address(start), Bytes::new(size), PointerKind::Pageable, DeviceSet::EMPTY) }
         };
         let (to, from, other) = (span(10, 5), span(20, 5), span(30, 6));

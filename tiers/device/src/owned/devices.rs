@@ -67,7 +67,7 @@ impl DeviceSet {
         let mut left = self.0;
         std::iter::from_fn(move || {
             let device = DeviceId(left.trailing_zeros());
-            // Without its lowest bit; of an empty set there is none.
+            // Clears the lowest bit; an empty set has none.
             left &= left.checked_sub(1)?;
             Some(device)
         })
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_a_set() {
+    fn set_operations() {
         let set: DeviceSet = [DeviceId(3), DeviceId(0), DeviceId(3), DeviceId(99)].into_iter().collect();
         assert_eq!(set.iter().collect::<Vec<_>>(), [DeviceId(0), DeviceId(3)]);
         assert!(DeviceSet::of(DeviceId(3)).is_subset(set) && !set.is_subset(DeviceSet::of(DeviceId(3))));

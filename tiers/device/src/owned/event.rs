@@ -58,7 +58,7 @@ impl OwnedEvent {
 impl Drop for OwnedEvent {
     fn drop(&mut self) {
         // SAFETY: the event is alive and this owner's; waits already enqueued on it stay valid (CUDA keeps a
-        // destroyed event until it has completed). A failure leaves it to the context.
+        // destroyed event until it has completed). If this fails, the event stays with its context.
         let _ = unsafe { self.driver.event_destroy(self.device, self.event) };
     }
 }

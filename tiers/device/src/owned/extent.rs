@@ -88,7 +88,7 @@ impl Extent {
     fn try_release(&self) -> Result<()> {
         let mut attempts = 1;
         loop {
-            // SAFETY: the handle is alive and this owner's, who forgets it then. Mappings keep the memory.
+            // SAFETY: this owner has the live handle and forgets it afterwards. Mappings keep the memory.
             match unsafe { self.driver.release(self.handle) } {
                 Err(DriverError::NotReady { .. }) if attempts < ATTEMPTS => std::thread::sleep(PAUSE),
                 answer => return answer,
@@ -120,7 +120,7 @@ impl Extent {
 impl Drop for Extent {
     fn drop(&mut self) {
         if !self.released {
-            // A failure leaks it.
+            // If this fails, the memory leaks.
             let _ = self.try_release();
         }
     }

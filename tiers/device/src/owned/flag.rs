@@ -62,7 +62,7 @@ impl Flag {
 
     fn word(&self) -> &AtomicU32 {
         let word = std::ptr::with_exposed_provenance_mut(usize::try_from(self.address.0).unwrap_or(0));
-        // SAFETY: an aligned word of memory that `_memory` keeps, which nobody reaches but through flags and streams.
+        // SAFETY: an aligned word of memory that `_memory` keeps, which is accessed only through flags and streams.
         unsafe { AtomicU32::from_ptr(word) }
     }
 }

@@ -55,7 +55,7 @@ impl<'a> Lent<'a> {
 
     /// Returns the copies as blocks, given the properties found for both sides.
     pub fn blocks(&self, to: Side, from: Side) -> Blocks<'a> {
-        // SAFETY: the promise of who lent them.
+        // SAFETY: the lender's promise.
         unsafe { Blocks::lent(to, from, self.0) }
     }
 }
@@ -76,7 +76,7 @@ impl LentCopy {
     /// Returns destination and source as spans, given the properties found for both.
     pub fn spans(&self, to: Side, from: Side) -> (Span, Span) {
         let lent = |start, side: Side| {
-            // SAFETY: the promise of who lent it.
+            // SAFETY: the lender's promise.
             unsafe { Span::lent(start, self.0.size, side.kind, side.reach) }
         };
         (lent(self.0.to, to), lent(self.0.from, from))
@@ -87,7 +87,7 @@ impl LentCopy {
     /// # Errors
     /// Any error of the driver.
     pub fn enqueue(&self, driver: &dyn Driver, device: DeviceId, stream: Stream) -> Result<()> {
-        // SAFETY: the promise of who lent it.
+        // SAFETY: the lender's promise.
         unsafe { driver.copy(device, self.0, stream) }
     }
 
@@ -102,7 +102,7 @@ impl LentCopy {
         owners: CopyDevices,
         stream: Stream,
     ) -> Result<()> {
-        // SAFETY: the promise of who lent it.
+        // SAFETY: the lender's promise.
         unsafe { driver.copy_between(device, self.0, owners, stream) }
     }
 
@@ -111,7 +111,7 @@ impl LentCopy {
     /// # Errors
     /// Any error of the driver.
     pub fn enqueue_in_current(&self, driver: &dyn Driver, stream: Stream) -> Result<()> {
-        // SAFETY: the promise of who lent it.
+        // SAFETY: the lender's promise.
         unsafe { driver.copy_on(self.0, stream) }
     }
 }

@@ -39,7 +39,7 @@ impl Pages {
         let map = MmapRaw::from(MmapOptions::new().len(whole).map_anon().map_err(refused)?);
         let head = map.as_ptr().align_offset(HUGE);
         for wish in [Advice::HugePage, Advice::DontFork] {
-            // Without them the memory is the same, only slower, or copied on a fork.
+            // Failures are harmless: the memory is slower, or copied on a fork.
             let _ = map.advise_range(wish, head, size);
         }
         let mut pages = Pages { map, head, size };
@@ -63,10 +63,10 @@ impl Pages {
             mask.resize(mask.len().max(node / BITS + 1), 0);
             mask[node / BITS] |= 1 << (node % BITS);
         }
-        // The kernel looks at one bit less than it is told of.
+        // The kernel reads one bit less than the given number.
         let bits = mask.len() * BITS + 1;
-        // SAFETY: the range is this value's own, and the mask holds the bits that are told. What changes is where pages that
-        // are not there yet will lie.
+        // SAFETY: the range is this value's own, and the mask holds that many bits. The call changes only the placement of pages
+        // that do not exist yet.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -99,7 +99,7 @@ impl Pages {
 
     /// Returns the bytes for writing. The caller must wait for device work on them.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has a reference.
+        // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.first(), self.size) }
     }
 
@@ -113,7 +113,7 @@ impl Pages {
         for page in part.chunks_mut(SMALL) {
             // SAFETY: the first byte of a slice that is not empty, to which this is the only reference.
             let first = unsafe { AtomicU8::from_ptr(page.as_mut_ptr()) };
-            // What is there already is only looked at. A new page's first byte is zero: so it is written to, and not read before.
+            // An existing page is only read. The first byte of a new page is zero, so it is written without being read first.
             let _ = first.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_aligned_zeroed_memory() {
+    fn pages_are_aligned_and_zeroed() {
         for (asked, threads) in [(1, 0), (5 << 20, 3), (2 << 20, 16)] {
             let mut pages = Pages::new(Bytes::new(asked), threads).unwrap();
             assert!(pages.size().get() >= asked && pages.size().is_aligned(Bytes::mib(2)));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_touched_is_there() {
+    fn touched_pages_exist() {
         let mut pages = Pages::new(Bytes::mib(4), 0).unwrap();
         let (there, rest) = pages.as_mut_slice().split_at_mut(HUGE);
         Pages::touch(there);

@@ -87,7 +87,7 @@ impl PinnedRange {
 
     /// Returns the bytes for writing. The caller must wait for device work on them.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has a reference to this value.
+        // SAFETY: as above, and the borrow of this value is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.length()) }
     }
 
@@ -100,7 +100,7 @@ impl PinnedRange {
     }
 
     fn pointer(&self) -> *mut u8 {
-        // The registration's bytes are never borrowed whole, for other ranges of them may be borrowed to change.
+        // The registration's bytes are never borrowed as a whole: other ranges may be borrowed mutably.
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.start().0).unwrap_or(0))
     }
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_own_bytes() {
+    fn ranges_have_disjoint_bytes() {
         let (recorder, whole) = ranges();
         let start = whole.start();
         assert!(whole.is_whole());
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_two_registrations_stay_two() {
+    fn ranges_of_two_registrations_do_not_join() {
         let ((_, one), (_, other)) = (ranges(), ranges());
         let (first, _rest) = one.split(Bytes::mib(1)).unwrap();
         let (_first, rest) = other.split(Bytes::mib(1)).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_and_the_last_span_unpin() {
+    fn the_last_range_or_span_unpins() {
         let (recorder, whole) = ranges();
         let (first, second) = whole.split(Bytes::mib(1)).unwrap();
         let first = Arc::new(first);

@@ -74,7 +74,7 @@ mod tests {
     use crate::{Recorder, Verb};
 
     #[test]
-    fn is_unpinned_after_all_work() {
+    fn unpinning_waits_for_all_work() {
         let recorder = Arc::new(Recorder::measured(Stub::new()).with_log());
         let completion_events = CompletionEvents::new(recorder.clone());
         let mut pinned =

@@ -91,8 +91,8 @@ impl Reservation {
         };
         let lease = Arc::new(Lease { reservation: self.clone(), range });
         let kind = PointerKind::Device { device: self.device, mapped: true };
-        // SAFETY: it keeps the mappings; after it they are unmapped only with a proof that covers the mark which its
-        // end draws.
+        // SAFETY: the lease keeps the mappings; afterwards they are unmapped only with a proof that covers the mark
+        // drawn when the lease is dropped.
         Ok(unsafe { Span::owned(&lease, (self.address(offset), size), kind, reach) })
     }
 
@@ -169,7 +169,7 @@ impl Reservation {
             if outcome.is_ok() {
                 let start = Address(self.start.0 + run.start);
                 // SAFETY: the mappings are retired and all work from before their marks is done on every device
-                // that may touch them; the table keeps host copies and other calls away.
+                // that may access them; the table excludes host copies and other calls.
                 outcome = unsafe { self.driver().unmap(start, Bytes::new(run.end - run.start)) };
                 self.table.lock().end_unmap(run, outcome.is_ok());
             } else {
@@ -214,7 +214,7 @@ impl Reservation {
     pub fn fill(&self, offset: Bytes, size: Bytes, byte: u8) -> Result<()> {
         let stream = OwnedStream::new(self.driver(), self.device)?;
         self.using(Verb::Fill, offset, size, || {
-            // SAFETY: the range is mapped and in use by this call until it returns, by when the work is done or
+            // SAFETY: the range is mapped and in use by this call until it returns; by then the work is done or
             // the context is lost.
             unsafe { self.driver().fill(self.device, self.address(offset), size, byte, stream.id())? };
             stream.synchronize().or_else(|_| self.driver().context_synchronize(self.device))
@@ -254,8 +254,8 @@ impl Reservation {
             false => Ok(()),
         };
         let outcome = outcome.and_then(|()| {
-            // SAFETY: the table says that these mappings are live and stay so during this call, and nobody loses
-            // access whose work has not been waited for.
+            // SAFETY: the table says that these mappings are live and stay so during this call, and every
+            // device that loses access has been waited for.
             unsafe { self.driver().set_access(self.address(offset), size, access) }
         });
         self.table.lock().end_access(&range, access, mark, outcome.is_ok());
@@ -307,7 +307,7 @@ impl Drop for Reservation {
         if !left.is_empty() && self.unmap_now(&left).is_err() {
             return;
         }
-        // SAFETY: nothing is mapped in the range, and what was has been waited for. A failure leaks addresses.
+        // SAFETY: nothing is mapped in the range, and former users have been waited for. If this fails, the addresses leak.
         let _ = unsafe { self.driver().unreserve(self.start, self.size) };
     }
 }
@@ -381,11 +381,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_watched_stays_so_whatever_is_lent_before_or_after() {
+    fn watching_prevails_over_lending() {
         for lent_first in [false, true] {
             let fixture = fixture();
             let peer = DeviceId(1);
-            // Before anything is mapped.
+            // Declared before any mapping exists.
             let lend = |now: bool| {
                 if now {
                     fixture.home.lend(peer)
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_from_before_the_retirement_serves_what_was_idle_before_it() {
+    fn an_older_proof_suffices_for_mappings_idle_before_it() {
         let fixture = fixture();
         let mapped = fixture.map(&[0]);
         let idle_since = fixture.completion_events.mark();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_keeps_its_mappings_until_what_was_enqueued_is_done() {
+    fn a_span_keeps_its_mappings_until_its_work_is_done() {
         let fixture = fixture();
         let stub = fixture.stub.clone();
         let mapped = fixture.map(&[0, 1]);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_answers_only_for_what_it_could_touch() {
+    fn proofs_need_only_devices_that_had_access() {
         let fixture = fixture();
         let mapped = fixture.map(&[0, 1]);
         let second = [Access { device: DeviceId(1), protection: Protection::ReadWrite }];
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_opened_to_nobody_is_unmapped_without_a_wait() {
+    fn mappings_without_access_are_unmapped_without_a_wait() {
         let fixture = fixture();
         let mapped = fixture.map(&[0, 1]);
         fixture.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();

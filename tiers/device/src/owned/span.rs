@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_keeps_lives_as_long_as_its_parts() {
+    fn kept_values_live_as_long_as_the_parts() {
         let memory = pinned(&Arc::new(Recorder::measured(Stub::new())));
         let also = Arc::new(7);
         let span = Span::pinned(&memory, Bytes::ZERO, Bytes::mib(2)).unwrap().keeping(&also);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_between_host_spans_of_one_size() {
+    fn host_spans_of_equal_size_are_copied() {
         let recorder = Arc::new(Recorder::measured(Stub::new()));
         let memory = pinned(&recorder);
         let span = |offset, size| Span::pinned(&memory, Bytes::new(offset), Bytes::new(size)).unwrap();
@@ -232,7 +232,7 @@ mod tests {
         assert!(span(0, 1024).copy_on_host_uncached(&span(1023, 1024)).is_err());
         assert!(span(0, 10).copy_on_host(&span(4096, 11)).is_err());
         let kind = PointerKind::Device { device: DeviceId(0), mapped: true };
-        // SAFETY: nothing touches it.
+        // SAFETY: no work accesses the memory.
         let device = unsafe { Span::lent(Address(1 << 40), Bytes::new(10), kind, DeviceSet::EMPTY) };
         assert!(span(0, 10).copy_on_host(&device).is_err());
     }

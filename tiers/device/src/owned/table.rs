@@ -155,7 +155,7 @@ impl Table {
         for (_, entry) in self.entries.range_mut(range.clone()) {
             for access in access {
                 let device = DeviceSet::of(access.device);
-                // A reader stays one: its earlier work must be waited for.
+                // A reader stays recorded: an unmap must wait for its earlier work.
                 entry.readers = entry.readers.union(device);
                 entry.writers = match access.protection {
                     Protection::ReadWrite => entry.writers.union(device),

@@ -29,7 +29,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
         }
     }
     let tail = head + lines * LINE;
-    // SAFETY: the caller's promise for what is left. The fence orders these stores before all later ones, as others are.
+    // SAFETY: the caller's promise, for the rest. The fence orders these stores before all later ones, like ordinary stores.
     unsafe {
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), length - tail);
         _mm_sfence();
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_alignment_and_size_is_copied_and_nothing_beside_it() {
+    fn every_alignment_and_size_is_copied_exactly() {
         let from: Vec<u8> = (0..1024_u32).map(|at| (at.wrapping_mul(167) >> 3) as u8).collect();
         for to_offset in 0..LINE {
             for from_offset in [0, 1, 7, 16, 33, 63] {

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_go_by_the_extents_that_a_range_holds() {
+    fn prices_scale_with_the_extents_of_a_range() {
         let recorder = Recorder::priced(Stub::new(), CostTable::H200);
         live_and_die(&recorder, 3, 1);
         let one = recorder.counters();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_counted_as_failed_and_changes_no_span() {
+    fn failed_calls_count_as_failures_and_change_no_span() {
         let stub = Stub::new();
         let faults = Arc::new(crate::Faults::new(stub));
         let recorder = Recorder::priced(faults.clone(), CostTable::H200);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_timed_stand_for_those_that_are_not() {
+    fn timed_calls_stand_for_untimed_ones() {
         let tally = Tally::default();
         let timed = (0..40).filter(|_| {
             let due = tally.is_due(Verb::Copy);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_tells_calls_in_order() {
+    fn the_log_keeps_calls_in_order() {
         let recorder = Recorder::measured(Stub::new()).with_log();
         live_and_die(&recorder, 1, 1);
         let log = recorder.take_log();

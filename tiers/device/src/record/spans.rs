@@ -33,7 +33,7 @@ impl Spans {
             Verb::SetAccess => {
                 let mut span = Span::default();
                 for (_, gpus) in self.mapped.range_mut(range) {
-                    // Access is given to more GPUs or to the same: a call for fewer takes none away.
+                    // Calls that name fewer GPUs remove no access, so the number never falls.
                     if done {
                         *gpus = (*gpus).max(u64::from(call.gpus));
                     }

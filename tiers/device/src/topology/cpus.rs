@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_does_not_know_is_another_s() {
+    fn a_second_source_fills_gaps() {
         let node = |id, memory| NumaNode { id, cpus: CpuList::default(), memory };
         let without = CpuSide { packages: 1, nodes: vec![node(1, None)] };
         let with = CpuSide { packages: 2, nodes: vec![node(0, None), node(1, Some(Bytes::gib(1)))] };
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_mounted_is_nothing_known() {
+    fn a_missing_sysfs_yields_nothing() {
         assert_eq!(CpuSide::read(Path::new("/nonexistent")), CpuSide::default());
     }
 

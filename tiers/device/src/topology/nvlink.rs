@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn through_switches_all_reach_all() {
+    fn switches_connect_all_gpus() {
         let switches = [("0000:80:00.0", 9), ("0000:81:00.0", 9)];
         let pairs = pairs(&[gpu(0, &switches), gpu(1, &switches), gpu(2, &switches)]);
         assert_eq!(pairs.len(), 3);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_links_are_between_their_ends_only() {
+    fn direct_links_connect_their_ends_only() {
         let ends = [gpu(0, &[("0000:01:00.0", 4)]), gpu(1, &[("0000:00:00.0", 4)]), gpu(2, &[])];
         let pairs = pairs(&ends);
         assert_eq!(pairs.len(), 1);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn without_nvml_nothing_is_known() {
+    fn without_nvml_no_links_are_found() {
         assert!(read(&[]).is_empty());
     }
 }

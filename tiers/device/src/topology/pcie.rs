@@ -35,7 +35,7 @@ impl Switches {
 pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
     let device = sys.join("bus/pci/devices").join(pci);
     let line = |name: &str| fs::read_to_string(device.join(name)).ok().map(|text| text.trim().to_owned());
-    // An idle GPU slows its link down, so the speed is the one it can have; the width does not change.
+    // An idle GPU slows its link down, so the maximum speed is read; the width does not change.
     let speed = line("max_link_speed").and_then(|text| text.split(' ').next()?.parse::<f64>().ok());
     let lanes = line("current_link_width").or_else(|| line("max_link_width")).and_then(|t| t.parse().ok());
     let link = speed.zip(lanes).and_then(|(speed, lanes)| wire_rate(speed, lanes)).map(|rate| HostLink {
@@ -44,7 +44,7 @@ pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
         nominal: true,
     });
     PciDevice {
-        // -1 where the firmware does not say.
+        // The value is -1 if the firmware does not report a node.
         node: line("numa_node").and_then(|text| text.parse().ok()),
         link,
         root: fs::canonicalize(&device).ok().and_then(|path| root_port(&path)),
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wires_carry_what_the_standard_says() {
+    fn wire_rates_follow_the_standard() {
         for (speed, lanes, expected) in [(16.0, 16, 31.5), (32.0, 16, 63.0), (5.0, 8, 4.0), (64.0, 16, 121.0)]
         {
             let rate = wire_rate(speed, lanes).unwrap().0;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_device() {
+    fn pci_device_is_read_from_its_files() {
         let sys = std::env::temp_dir().join(format!("glake-pcie-{}", std::process::id()));
         let device = sys.join("bus/pci/devices/0000:3b:00.0");
         fs::create_dir_all(&device).unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_numbered_once() {
+    fn root_ports_get_one_index_each() {
         let mut switches = Switches::default();
         let numbers: Vec<u32> = ["a", "b", "a"].map(|root| switches.number(root.to_owned())).into();
         assert_eq!(numbers, [0, 1, 0]);

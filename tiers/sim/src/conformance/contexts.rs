@@ -108,7 +108,7 @@ fn outlasted(harness: &Harness) -> Outcome {
     if !gives_back(harness, device)? {
         return Ok(HELD);
     }
-    // Given while the peer has no context, which it does not make.
+    // Granted while the peer has no context, without creating one.
     let during = harness.memory_for(unit, &[GPU, device])?;
     same("after it was given access", harness.driver().has_context(device)?, false)?;
     same("pinned memory", harness.driver().pointer_attributes(host)?.kind, PointerKind::Pinned)?;
@@ -143,7 +143,7 @@ fn own_work(harness: &Harness) -> Outcome {
         }
     }
     own.raise(flag);
-    // Nor do they for the program's.
+    // The same holds in the other direction, for the program's held work.
     let flag = harness.flag()?;
     harness.hold(theirs, flag)?;
     own.driver().context_synchronize(GPU)?;

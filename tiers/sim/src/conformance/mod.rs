@@ -50,7 +50,7 @@ pub struct Slack(pub Bytes);
 /// Runs a check, which must leave free memory unchanged.
 pub fn run(driver: &Arc<dyn Driver>, check: &Check, slack: Slack) -> Outcome {
     let harness = Harness::new(Arc::clone(driver));
-    // With it comes the context, which stays.
+    // Creates the context, which stays alive during the check.
     let stream = harness.stream(GPU)?;
     harness.destroy_stream(GPU, stream)?;
     let before = driver.memory_info(GPU)?.free;

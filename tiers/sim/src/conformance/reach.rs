@@ -33,7 +33,7 @@ fn kinds(harness: &Harness) -> Outcome {
     same("pageable memory", kind(host)?, PointerKind::Pageable)?;
     harness.register(host, Bytes::kib(8))?;
     same("registered memory", kind(host)?, PointerKind::Pinned)?;
-    // A driver need not tell; what it tells holds the whole registration and no more.
+    // A driver may report no range; a reported range is exactly the registration.
     if let Some(range) = harness.driver().pointer_attributes(Address(host.0 + 5000))?.range {
         same("the range of registered memory", range, (host, Bytes::kib(8)))?;
     }

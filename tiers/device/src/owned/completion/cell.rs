@@ -69,7 +69,7 @@ impl<'a> Quiet<'a> {
     pub(super) fn begin(completion_events: &'a CompletionEvents, device: DeviceId) -> Result<Quiet<'a>> {
         let verb = Verb::ReleaseContext;
         completion_events.sweep_holds();
-        // Whoever records has ended.
+        // The write lock waits for threads that are recording.
         let holds = completion_events.holds.write();
         let bit = DeviceSet::of(device).bits();
         if holds.is_any() {

@@ -177,7 +177,7 @@ impl CompletionEvents {
             let holds = self.holds.read();
             holds.seen.iter().filter(|(_, thread)| may_ask(thread)).map(|(capture, _)| *capture).collect()
         };
-        // Not under the lock: it asks the driver. A capture that is over does not begin again.
+        // Without the lock, because this asks the driver. A finished capture never resumes.
         let over: Vec<SeenCapture> = seen.into_iter().filter(|capture| self.is_over(capture)).collect();
         if !over.is_empty() {
             self.change_holds(|holds| holds.seen.retain(|(capture, _)| !over.contains(capture)));

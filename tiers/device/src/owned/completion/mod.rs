@@ -126,7 +126,7 @@ impl CompletionEvents {
 
     /// Marks the present: work enqueued before this call is done once a completion point of the returned number has completed.
     pub fn mark(&self) -> Sequence {
-        // Not a load: see the module.
+        // A read-modify-write instead of a load: see the module's description.
         Sequence(self.sequence.fetch_add(0, Ordering::AcqRel) + 1)
     }
 
@@ -148,7 +148,7 @@ impl CompletionEvents {
         for device in devices.iter() {
             point.outside.extend(self.outside.pending(device));
             if self.is_quiet(device) {
-                // Its events are about to go.
+                // Its events are about to be destroyed.
                 self.driver.context_synchronize(device)?;
             } else if self.driver.has_context(device)? {
                 self.record_on(device, &mut point.pending)?;
@@ -182,7 +182,7 @@ impl CompletionEvents {
     pub fn release_context(&self, device: DeviceId) -> Result<()> {
         self.outside.sweep();
         let quiet = Quiet::begin(self, device)?;
-        // What was recorded there before has passed after this, and nothing is recorded there meanwhile.
+        // After this every earlier record there has completed, and `quiet` prevents new ones.
         self.driver.context_synchronize(device)?;
         let Events { all, idle } = self.events.lock().remove(&device).unwrap_or_default();
         drop(idle);
@@ -213,7 +213,7 @@ impl CompletionEvents {
     /// Any error of the driver; the work is done then, or its device is lost.
     pub fn enqueued_on(&self, memory: DeviceSet, (device, stream): (DeviceId, Stream)) -> Result<()> {
         let elsewhere = memory.without(DeviceSet::of(device));
-        // Where the answer says nothing, the mark or the wait will.
+        // If the query fails, recording the mark or the wait below reports the error.
         let captured = |state| matches!(state, Ok(CaptureState::Active(_) | CaptureState::Invalidated));
         if elsewhere.is_empty() || captured(self.driver.capture_state(device, stream)) {
             return Ok(());
@@ -289,7 +289,7 @@ impl CompletionEvents {
         for stream in streams {
             match self.record_stream(device, stream, pending) {
                 Err(error) if error.is_gone() && stream != Stream::LEGACY => {
-                    // What it had may still run, and nothing marks it any more.
+                    // Work of the destroyed stream may still run, and no event can mark its end.
                     self.driver.context_synchronize(device)?;
                     self.forget(device, stream);
                 }
@@ -324,7 +324,7 @@ impl CompletionEvents {
     /// Returns a cell with an event and no other owner.
     fn cell(&self, device: DeviceId) -> Result<Arc<Cell>> {
         while let Some(idle) = self.events.lock().get_mut(&device).and_then(|events| events.idle.pop()) {
-            // One may have been given back while its context was.
+            // A cell may have become idle while its context was being released.
             if idle.event.lock().is_some() {
                 return Ok(idle);
             }
@@ -337,7 +337,7 @@ impl CompletionEvents {
 
     /// Returns a cell for reuse, unless its event was destroyed.
     fn give_back(&self, cell: Arc<Cell>) {
-        // In this order everywhere: the table, then a cell.
+        // Lock order everywhere: the table, then a cell.
         let mut events = self.events.lock();
         if cell.event.lock().is_some() {
             events.entry(cell.device).or_default().idle.push(cell);

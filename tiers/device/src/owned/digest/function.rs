@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn words_in_other_places_are_found() {
+    fn swapped_words_are_found() {
         let bytes = bytes(4096);
         let whole = Digest::of(&bytes);
         for step in [8, 16, 512, 2048] {

@@ -87,7 +87,7 @@ impl Digests {
         let stream = OwnedStream::new(driver, device)?;
         let module = driver.module_load(device, &SOURCE)?;
         let (completion_events, kernel, buffers) = (completion_events.clone(), Kernel(0), Mutex::default());
-        // From here on dropping it unloads the module.
+        // From here on, dropping the value unloads the module.
         let mut loaded = Loaded { completion_events, device, stream, module, kernel, buffers };
         loaded.kernel = loaded.completion_events.driver().kernel_find(device, module, KERNEL)?;
         Ok(Digests(Arc::new(loaded)))
@@ -120,7 +120,7 @@ impl Digests {
         for list in entries.chunks(LaunchBuffer::PIECES) {
             let mut buffer = loaded.buffer()?;
             buffer.fill(list);
-            // Of a launch whose end cannot be marked the buffer is not used again: its memory stays until all work is done.
+            // If the end of the launch cannot be recorded, the buffer is not reused: its memory stays until all work is done.
             loaded.launch(stream, &buffer, &reads)?;
             let marked = buffer.launched.take().map_or_else(
                 || OwnedEvent::new(loaded.completion_events.driver(), loaded.device, EventKind::Sleeping),
@@ -216,7 +216,7 @@ impl Digesting {
     /// # Errors
     /// Any error of the driver.
     pub fn is_done(&self) -> Result<bool> {
-        // The last launch is the last that runs: all are of one stream.
+        // The last launch finishes last, because all launches use one stream.
         self.buffers
             .last()
             .and_then(|buffer| buffer.launched.as_ref())
@@ -275,7 +275,7 @@ fn host(memory: &mut dyn KernelMemory, arguments: &[u64]) {
     let [list, count, sums, blocks] = *arguments else { return };
     let length = |size: u64| usize::try_from(size).unwrap_or(0);
     let mut entries = vec![0; length(count.saturating_mul(ENTRY as u64))];
-    // A stray touch is told to whoever waits for the device.
+    // The next wait for the device reports a stray access.
     let _ = memory.read(Address(list), &mut entries);
     let mut found = vec![0_u8; length(blocks.saturating_mul(8))];
     let mut sum = 0_u64;

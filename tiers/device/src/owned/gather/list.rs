@@ -35,7 +35,7 @@ impl Reach {
     pub(super) fn holds(self, side: Side) -> bool {
         match side.kind {
             PointerKind::Device { .. } | PointerKind::Pinned => side.reach.contains(self.device),
-            // It would move while the kernel runs, or is nothing that a kernel reaches.
+            // Managed memory may migrate while the kernel runs; pageable memory is out of a kernel's reach.
             PointerKind::Managed | PointerKind::Pageable => false,
         }
     }
@@ -93,7 +93,7 @@ impl BlockList {
         (0..memory.size().get() / LIST)
             .map(|index| {
                 Ok(BlockList {
-                    // Of nobody yet: who has all of them says where they belong.
+                    // No pool yet: the owner of all lists sets it.
                     home: Weak::new(),
                     entries: Address(memory.start().0 + index * LIST),
                     memory: memory.clone(),
@@ -171,7 +171,7 @@ impl Touches for BlockList {
     fn each(&self, see: &mut dyn FnMut(Usage, Touch)) {
         see(Usage::Read, Touch { address: self.entries, size: Bytes::new(self.count * ENTRY) });
         for index in 0..self.count {
-            // SAFETY: an entry that was written, in memory that nobody writes.
+            // SAFETY: an initialised entry in memory that is not written concurrently.
             let block = unsafe { self.entry(index).read() };
             let size = Bytes::new(block.bytes);
             see(Usage::Read, Touch { address: Address(block.from), size });
@@ -189,7 +189,7 @@ pub(super) mod host {
     pub(in super::super) fn gather(memory: &mut dyn KernelMemory, arguments: &[u64]) {
         let [list, count] = *arguments else { return };
         let mut entries = vec![0; usize::try_from(count * ENTRY).unwrap_or(0)];
-        // A stray touch is told to whoever waits for the device.
+        // The next wait for the device reports a stray access.
         let _ = memory.read(Address(list), &mut entries);
         for words in entries.as_chunks::<8>().0.as_chunks::<3>().0 {
             let [to, from, bytes] = words.map(u64::from_le_bytes);

@@ -63,7 +63,7 @@ impl Gather {
     pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId, lists: Bytes) -> Result<Gather> {
         let driver = completion_events.driver();
         let module = driver.module_load(device, &SOURCE)?;
-        // From here on dropping it unloads the module.
+        // From here on, dropping the value unloads the module.
         let mut gather = Gather {
             completion_events: completion_events.clone(),
             device,
@@ -143,7 +143,7 @@ impl Gather {
         if launched.is_err() || list.count() == 0 {
             return launched;
         }
-        // A list whose end cannot be marked is not used again: its memory stays until all work is done.
+        // If the end of the launch cannot be recorded, the list is not reused: its memory stays until all work is done.
         match list.done.record(stream).or_else(|_| list.done.record(stream)) {
             Ok(()) => self.lists.lock().launched.push_back(list),
             Err(_) => list.home = Weak::new(),
@@ -207,12 +207,12 @@ impl Gather {
 impl Drop for Gather {
     fn drop(&mut self) {
         let synchronize = || self.completion_events.synchronize(DeviceSet::of(self.device));
-        // What keeps the module keeps the context: not for an error that passes.
+        // A loaded module keeps the context alive, so a transient error is retried.
         if synchronize().or_else(|_| synchronize()).is_ok() && !self.is_captured() {
             // SAFETY: all work of the device is done, and no graph holds a launch.
             let unload =
                 || unsafe { self.completion_events.driver().module_unload(self.device, self.module) };
-            // A second failure leaves the module to the context.
+            // After a second failure the module stays loaded in the context.
             let _ = unload().or_else(|_| unload());
         }
     }
