@@ -1,40 +1,40 @@
-//! The names of things on a device: `Copy` integers, meaningful only to the driver that gave them.
+//! Names of objects on a device: `Copy` integers, meaningful only to the driver that issued them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which GPU, as the driver counts them (after `CUDA_VISIBLE_DEVICES`).
+/// Ordinal of a GPU, as the driver counts them (after `CUDA_VISIBLE_DEVICES`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DeviceId(pub u32);
 
-/// A virtual address, of a device or of the host (one address space, as CUDA's unified addressing has it).
+/// A virtual address of a device or the host (one address space, as in CUDA's unified addressing).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
-/// A piece of physical memory that [`crate::Driver::create`] made.
+/// Physical memory created by [`crate::Driver::create`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(pub u64);
 
-/// A raw stream: `CUstream` as an integer.
+/// Raw stream handle: a `CUstream` as an integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(pub u64);
 
-/// Which stream this really is: unique for the life of the process, also where two handles name one stream or
-/// one handle names a stream for each thread.
+/// Identity of a stream, unique for the life of the process, also where two handles name one stream or one handle names a stream per
+/// thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// An event.
+/// Raw event handle: a `CUevent` as an integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event(pub u64);
 
-/// A loaded module of kernels.
+/// Handle of a loaded module of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Module(pub u64);
 
-/// A kernel of a module.
+/// Handle of a kernel in a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel(pub u64);
 
@@ -46,7 +46,7 @@ impl Stream {
 }
 
 impl Address {
-    /// The address `bytes` further on; `None` past the end of the address space.
+    /// Returns the address `bytes` further on; `None` past the end of the address space.
     pub const fn checked_add(self, bytes: u64) -> Option<Address> {
         match self.0.checked_add(bytes) {
             Some(address) => Some(Address(address)),

@@ -1,4 +1,4 @@
-//! The only seam between GLake and hardware.
+//! The only interface between GLake and hardware.
 //!
 //! ```text
 //! ffi ─► runtime ─► transfer ─► tiers ─► glake-device ─► libcuda
@@ -8,7 +8,7 @@
 //!             └───────┘ └────────┘ └─────┘
 //! ```
 //!
-//! [`Driver`] holds the raw verbs; [`owned`] makes them safe.
+//! [`Driver`] holds the raw verbs; [`owned`] wraps them in safe types.
 
 mod cuda;
 mod decorate;

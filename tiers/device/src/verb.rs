@@ -1,19 +1,19 @@
-//! The verbs of a driver by name: what errors, the record and the fault decorator call them by.
+//! Names of the driver's verbs, as used by errors, the record and the fault decorator.
 
 use std::fmt;
 
 macro_rules! verbs {
     ($($variant:ident = $name:literal),+ $(,)?) => {
-        /// One verb of [`crate::Driver`].
+        /// Names of the methods of [`crate::Driver`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(missing_docs)]
         pub enum Verb { $($variant),+ }
 
         impl Verb {
-            /// Every verb.
+            /// Every verb, in order of declaration.
             pub const ALL: &[Verb] = &[$(Verb::$variant),+];
 
-            /// The name of the trait's method.
+            /// Returns the name of the trait's method.
             pub const fn name(self) -> &'static str {
                 match self { $(Verb::$variant => $name),+ }
             }

@@ -8,7 +8,7 @@
 
 use std::{fs, io};
 
-/// Contents of `/proc/PID/stat`.
+/// Status of a process, read from `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
     /// State letter of the kernel.
@@ -35,7 +35,7 @@ impl ProcessStat {
         let (_, fields) = told.rsplit_once(')')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
-        // Of one whose very last moment this is there is none any more.
+        // The process group is 0 while the process is exiting.
         let group = fields.nth(1)?.parse::<i32>().ok()?;
         let group = u32::try_from(group).unwrap_or(0);
         let start = fields.nth(16)?.parse().ok()?;

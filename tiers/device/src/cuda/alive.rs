@@ -1,4 +1,4 @@
-//! How much of what was made in each context lives: it would go with the context.
+//! Counts of the streams, events, modules, extents and registrations alive in each context; releasing the context would destroy them.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::{DeviceId, DriverError, Living, Result};
 
-/// One context's. It is counted inside of the call that makes or destroys, after it has.
+/// Live objects of one context. A count changes inside the call that creates or destroys an object, after the driver has succeeded.
 #[derive(Debug, Default)]
 pub(super) struct Alive {
     pub(super) streams: Count,
@@ -21,12 +21,12 @@ pub(super) struct Alive {
 #[derive(Debug, Default)]
 pub(super) struct Count(AtomicU64);
 
-/// Whose context each thing was made in, where its end does not say.
+/// Device whose context each object was created in, for objects whose destroy call does not name it.
 #[derive(Debug)]
 pub(super) struct Owners<K>(Mutex<HashMap<K, DeviceId>>);
 
 impl Alive {
-    /// Refuses while anything lives.
+    /// Returns `ContextInUse` if any object is alive.
     pub(super) fn none(&self, device: DeviceId) -> Result<()> {
         let living = Living {
             streams: self.streams.get(),
@@ -45,7 +45,7 @@ impl Count {
     }
 
     pub(super) fn less(&self) {
-        // What the program made and lets this driver destroy was not counted. The closure always answers.
+        // Objects created by the program and destroyed here were never counted. The closure never returns `None`.
         let less = |count: u64| Some(count.saturating_sub(1));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lives_is_told() {
+    fn living_objects_are_listed() {
         let alive = Alive::default();
         alive.none(DeviceId(3)).unwrap();
         alive.streams.more();

@@ -1,8 +1,8 @@
-//! The calls of libcuda that this crate uses, found by name when the driver is opened.
+//! Function pointers into libcuda, resolved by name when the driver is opened.
 //!
-//! Library, types and signatures are cudarc's (a signature that differs does not compile), but the calls are not:
-//! a call that the installed driver lacks answers [`Code::MISSING`] instead of panicking, and a result is a number,
-//! so that one which is newer than the bindings is not undefined behaviour.
+//! Library, types and signatures come from cudarc (a signature that differs does not compile), but the calls do not: a call that the
+//! installed driver lacks returns [`Code::MISSING`] instead of panicking, and results are plain numbers, so that a code newer than the
+//! bindings is not undefined behaviour.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
@@ -21,7 +21,7 @@ macro_rules! api {
         #[allow(non_snake_case, clippy::too_many_arguments)]
         impl Api {
             /// # Safety
-            /// The library is there: cudarc has no other answer than a panic if it is not.
+            /// libcuda must be loadable: otherwise cudarc panics.
             unsafe fn find() -> Api {
                 Api {
                     $($name: {
@@ -36,7 +36,7 @@ macro_rules! api {
 
             $(
                 /// # Safety
-                /// What CUDA's documentation asks of this call.
+                /// As CUDA's documentation of this call demands.
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> Code {
                     match self.$name {
                         // SAFETY: the caller's promise.
@@ -203,9 +203,9 @@ api! {
 }
 
 impl Api {
-    /// Finds the calls; `None` where there is no library.
+    /// Resolves the calls. Returns `None` if libcuda cannot be loaded.
     pub(super) fn open() -> Option<Api> {
-        // SAFETY: loading the NVIDIA driver's library runs its initialisers, which is what it is for.
+        // SAFETY: loading the NVIDIA driver's library runs its initialisers, as intended.
         if !unsafe { sys::is_culib_present() } {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Copies and fills: one driver call each.
 
 use cudarc::driver::sys;
 use glake_units::Bytes;
@@ -16,7 +16,7 @@ pub(super) unsafe fn copy(cuda: &Cuda, device: DeviceId, request: CopyRequest, s
     unsafe { copy_here(cuda, request, stream, Verb::Copy) }
 }
 
-/// In the context that is current, as a program's own call is; where there is none, in the stream's.
+/// Enqueues a copy in the calling thread's current context, as a program's own call would; without one, in the stream's context.
 ///
 /// # Safety
 /// As [`crate::Driver::copy_on`].
@@ -48,8 +48,7 @@ pub(super) unsafe fn copy_between(
         .at(verb, target, size)
 }
 
-/// One call where the driver has it and allows it: not for the legacy stream, not in a capture, and not before
-/// CUDA 13.
+/// Enqueues several copies. Uses one driver call where allowed: CUDA 13 or later, not on the legacy stream and not during a capture.
 ///
 /// # Safety
 /// As [`crate::Driver::copy_batch`].
@@ -78,8 +77,8 @@ pub(super) unsafe fn copy_batch(
             flags: 0,
         };
         let mut first = 0;
-        // SAFETY: the caller's promise; all three lists have `count` entries, and the attributes, for all copies
-        // from the first on, are one.
+        // SAFETY: the caller's promise; all three lists have `count` entries, and one attribute applies
+        // to all copies from the first on.
         let code = unsafe {
             cuda.api.cuMemcpyBatchAsync_v2(
                 to.as_mut_ptr(),
@@ -122,7 +121,7 @@ pub(super) unsafe fn fill(
     unsafe { cuda.api.cuMemsetD8Async(start.0, byte, length(size), raw(stream)) }.at(Verb::Fill, start, size)
 }
 
-/// On a stream of ours, for the legacy one would wait for every other, and break a capture.
+/// Copies on a private stream: the legacy stream would wait for every other stream and would break a capture.
 pub(super) fn read_now(cuda: &Cuda, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
     let verb = Verb::ReadNow;
     let _guard = cuda.make_current(device, verb)?;

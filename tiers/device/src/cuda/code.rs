@@ -1,15 +1,15 @@
-//! What CUDA answers, as what a caller can do about it.
+//! CUDA's error codes, translated into errors by what the caller can do about them.
 
 use glake_units::Bytes;
 
 use crate::{Address, DriverError, Refusal, Result, Verb};
 
-/// A `CUresult` as a number.
+/// CUDA's `CUresult` as a plain number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Code(pub(super) u32);
 
 impl Code {
-    /// The driver has no such call.
+    /// Code for a call that the driver lacks.
     pub(super) const MISSING: Code = Code(u32::MAX);
     pub(super) const INVALID_VALUE: Code = Code(1);
     pub(super) const STUB_LIBRARY: Code = Code(34);
@@ -17,12 +17,12 @@ impl Code {
     pub(super) const NOT_READY: Code = Code(600);
     pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = Code(704);
 
-    /// The error, if it is one, of a call that has neither a place nor a size.
+    /// Returns the error of a call that has neither an address nor a size.
     pub(super) fn of(self, verb: Verb) -> Result<()> {
         self.at(verb, Address(0), Bytes::ZERO)
     }
 
-    /// The error, if it is one, of a call for `size` at `address`.
+    /// Returns the error of a call for `size` bytes at `address`.
     pub(super) fn at(self, verb: Verb, address: Address, size: Bytes) -> Result<()> {
         let refused = |reason| Err(DriverError::Refused { verb, address, reason });
         match self.0 {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_a_caller_can_do() {
+    fn codes_map_to_what_a_caller_can_do() {
         let of = |code| Code(code).at(Verb::Create, Address(7), Bytes::mib(2));
         assert!(of(0).is_ok());
         assert!(
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_number_is_never_lost() {
+    fn the_driver_number_is_kept() {
         for verb in [Verb::Copy, Verb::Map, Verb::HostRegister, Verb::PointerAttributes] {
             for number in 1..=1000 {
                 let error = Code(number).at(verb, Address(7), Bytes::mib(2)).unwrap_err();

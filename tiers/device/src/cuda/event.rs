@@ -79,7 +79,7 @@ pub(super) fn elapsed(cuda: &Cuda, device: DeviceId, from: Event, to: Event) -> 
 }
 
 pub(super) fn context_synchronize(cuda: &Cuda, device: DeviceId) -> Result<()> {
-    // Making one would take memory of a device that nobody uses.
+    // Creating a context would take memory of an unused device.
     let Some(_guard) = cuda.make_current_if_made(device, Verb::ContextSynchronize)? else { return Ok(()) };
     // SAFETY: a call without parameters, in the context that was entered.
     unsafe { cuda.api.cuCtxSynchronize() }.of(Verb::ContextSynchronize)

@@ -1,10 +1,10 @@
-//! Which allocations were mapped, remembered: the driver takes microseconds to tell.
+//! Cache of which allocations were mapped: the driver takes microseconds to answer.
 //!
-//! Invariant: a place holds an allocation's number and its answer as one word. Numbers are never given twice in a process.
+//! Invariant: a slot holds an allocation's number and its answer in one word. Numbers are never reused within a process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many are remembered.
+/// Number of cached answers.
 const PLACES: usize = 64;
 
 pub(super) struct Mapped([AtomicU64; PLACES]);
@@ -26,7 +26,7 @@ impl Mapped {
     }
 
     fn place(&self, number: u64) -> &AtomicU64 {
-        // The remainder is below the length.
+        // The remainder is less than the length, so it fits.
         &self.0[(number % PLACES as u64) as usize]
     }
 }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_its_own_allocation_s() {
+    fn answers_belong_to_one_allocation() {
         let mapped = Mapped::new();
         mapped.remember(5, true);
         mapped.remember(6, false);

@@ -1,8 +1,7 @@
 //! NVIDIA's driver.
 //!
-//! Every verb is one call of libcuda, made inside the device's primary context and under relaxed capture mode,
-//! both put back afterwards; every answer is looked at. Nothing here panics: a machine without a driver, or with
-//! one that lacks a call, gets an error.
+//! Every verb is one call of libcuda, made in the device's primary context under relaxed capture mode. Both are restored afterwards, and
+//! every result is checked. Nothing here panics: a missing driver, or one that lacks a call, is an error.
 
 mod alive;
 mod api;
@@ -38,29 +37,29 @@ use code::Code;
 use context::Context;
 use mapped::Mapped;
 
-/// The GPUs of this machine. Contexts are made when first used: opening costs no device memory.
+/// The GPUs of this machine. Contexts are created at first use: opening takes no device memory.
 pub struct Cuda {
     api: Api,
     kind: ContextKind,
     contexts: Vec<Context>,
-    /// How many times one was retained.
+    /// Number of contexts retained so far.
     retained: AtomicU64,
     extents: Owners<Handle>,
     registrations: Owners<Address>,
     mapped: Mapped,
 }
 
-/// Which contexts a driver's calls run in.
+/// Kind of the contexts that a driver's calls run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContextKind {
-    /// The primary ones, which the runtime and every library of the program use.
+    /// Primary contexts, shared with the runtime and every library of the program.
     Primary,
-    /// Ours alone ([`Driver::own_contexts`]).
+    /// Contexts of our own ([`Driver::own_contexts`]).
     Own,
 }
 
 impl Cuda {
-    /// Opens the driver.
+    /// Opens the driver of this machine.
     ///
     /// # Errors
     /// [`DriverError::NoDriver`] where there is no library, or no GPU behind it.

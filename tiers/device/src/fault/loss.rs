@@ -1,6 +1,6 @@
-//! Devices that are lost, or will be once a stream has come to the work that failed.
+//! Devices that are lost, or will be once a stream reaches failed work.
 //!
-//! Invariant: the event of a loss to come is the driver's below, and is destroyed once it has passed or is forgotten.
+//! Invariant: the event of a pending loss belongs to the wrapped driver and is destroyed once it has completed or is forgotten.
 
 use parking_lot::Mutex;
 
@@ -15,40 +15,41 @@ pub(super) struct Losses {
 struct Loss {
     device: DeviceId,
     code: u32,
-    /// Passes when the device is lost; none once it is.
+    /// Event that completes when the device is lost; `None` once it is.
     at: Option<Event>,
 }
 
 impl Losses {
-    /// Loses a device once a stream of it has come to where it is now; of several such places the one that is come to first.
+    /// Schedules the loss of a device for when one of its streams reaches its current end. Of several such points the first one reached
+    /// counts.
     pub(super) fn lose(&self, driver: &dyn Driver, device: DeviceId, stream: Stream, code: u32) {
         self.add(Loss { device, code, at: mark(driver, device, stream) }, driver);
     }
 
-    /// Work of a device that is to be lost is left out: who waits for it is told, wherever the stream of the failure is.
+    /// Discards work of a device that is about to be lost. Later waits report the loss, on whichever stream the failure is.
     pub(super) fn leave_out(&self, driver: &dyn Driver, device: DeviceId, stream: Stream) {
         if let Some(loss) = self.find(device) {
             self.lose(driver, device, stream, loss.code);
         }
     }
 
-    /// Loses a device now.
+    /// Marks a device as lost immediately.
     pub(super) fn lose_now(&self, driver: &dyn Driver, device: DeviceId, code: u32) {
         self.add(Loss { device, code, at: None }, driver);
     }
 
-    /// The error number of a device that is lost.
+    /// Returns the error number of a lost device.
     pub(super) fn lost(&self, device: DeviceId) -> Option<u32> {
         let of = |loss: &&Loss| loss.device == device && loss.at.is_none();
         self.table.lock().iter().find(of).map(|loss| loss.code)
     }
 
-    /// Whether work of a device runs no more, told yet or not.
+    /// Returns whether a device no longer executes work, reported or not.
     pub(super) fn is_doomed(&self, device: DeviceId) -> bool {
         self.find(device).is_some()
     }
 
-    /// Looks which losses have come true: what a wait, or a question about the past, may tell of.
+    /// Promotes pending losses whose event has completed. Called by waits and by queries of past work, which may report them.
     pub(super) fn look(&self, driver: &dyn Driver) {
         let pending: Vec<Loss> = self.table.lock().iter().filter(|loss| loss.at.is_some()).copied().collect();
         for loss in pending {
@@ -58,7 +59,7 @@ impl Losses {
             }
             let mut table = self.table.lock();
             let found = table.iter_mut().find(|other| other.at == Some(event));
-            // Another thread may have looked first.
+            // Another thread may have handled this loss first.
             let Some(found) = found else { continue };
             found.at = None;
             drop(table);
@@ -66,7 +67,7 @@ impl Losses {
         }
     }
 
-    /// Every device is as new.
+    /// Makes every device usable again.
     pub(super) fn forget(&self, driver: &dyn Driver) {
         for loss in std::mem::take(&mut *self.table.lock()) {
             if let Some(event) = loss.at {
@@ -92,7 +93,7 @@ impl Losses {
     }
 }
 
-/// An event that passes when a stream has done what it was given so far; none where that cannot be told.
+/// Returns an event that completes when a stream has done its work so far; `None` if it cannot be recorded.
 fn mark(driver: &dyn Driver, device: DeviceId, stream: Stream) -> Option<Event> {
     if !matches!(driver.capture_state(device, stream), Ok(CaptureState::None)) {
         return None;
@@ -106,7 +107,7 @@ fn mark(driver: &dyn Driver, device: DeviceId, stream: Stream) -> Option<Event> 
 }
 
 fn destroy(driver: &dyn Driver, device: DeviceId, event: Event) {
-    // SAFETY: made by `mark`, known to nobody else, and taken out of the table before. A failure leaves it to the
-    // driver.
+    // SAFETY: created by `mark`, shared with no other code, and taken out of the table before. If this fails, the
+    // driver keeps the event.
     let _ = unsafe { driver.event_destroy(device, event) };
 }

@@ -1,17 +1,16 @@
-//! A driver that fails when told to.
+//! A driver decorator that injects faults by rule.
 //!
 //! ```text
-//!   call ──► rules ──► answered with an error        the driver below never sees it
-//!                 ├──► accepted, and its device lost  ··· the stream comes to it ···►  every call on the device
-//!                 │    (bytes: none, or half)             other devices go on          answers the error
-//!                 └──► accepted, and done by half: nobody is told
+//!   call ──► rules ──► error returned                   the wrapped driver never sees it
+//!                 ├──► accepted, and its device lost  ··· the stream reaches it  ···►  every call on the device
+//!                 │    (bytes: none, or half)             other devices go on          returns the error
+//!                 └──► accepted, and half done: silent data loss
 //! ```
 //!
-//! Invariants: a call that answers an injected error was not made, but for what destroys: that is destroyed below too. A
-//! call that is accepted and fails later takes its place in its stream, so that events behind it pass, and waits for them
-//! on other devices too: a wait carries no error. From then on no work of its device reaches memory. The error is told
-//! once the host has waited, or asked, past the place of the failure; so it is with a real driver, whose errors
-//! stick to a context and leave other devices' contexts alone.
+//! Invariants: a call that returns an injected error was not made, except for destroy calls, which are made too. An accepted call that
+//! fails later keeps its place in its stream, so that later events complete, and so do waits for them on other devices: a wait carries no
+//! error. From then on no work of its device reaches memory. The error is reported once the host has waited or queried past the point of
+//! failure. A real driver behaves alike: errors stick to a context and leave other devices' contexts alone.
 
 mod loss;
 mod rule;
@@ -33,13 +32,13 @@ use rule::{Judged, Part, Rule};
 
 pub use rule::{Fault, Injected, When};
 
-/// Makes calls fail by rule; the first rule that applies to a call decides.
+/// Driver decorator that makes calls fail by rule; the first matching rule decides.
 #[derive(Debug)]
 pub struct Faults {
     inner: Arc<dyn Driver>,
     state: Arc<Mutex<State>>,
     losses: Arc<Losses>,
-    /// All that have these rules: the driver below each, and what is lost there.
+    /// All drivers under these rules, with the lost devices of each.
     family: Family,
 }
 
@@ -52,7 +51,7 @@ struct State {
 }
 
 impl Faults {
-    /// Wraps a driver; nothing fails yet.
+    /// Wraps a driver, without any fault yet.
     pub fn new(inner: Arc<dyn Driver>) -> Self {
         Faults::of(inner, Arc::default(), Arc::default())
     }
@@ -63,14 +62,13 @@ impl Faults {
         Faults { inner, state, losses, family }
     }
 
-    /// Replaces the rules; all counts start again, and devices that were lost are as new, as for a process that has been
-    /// started again.
+    /// Replaces the rules. All counts restart, and lost devices are usable again, as for a restarted process.
     pub fn set(&self, faults: &[Fault]) {
         self.state.lock().rules = faults.iter().map(Rule::new).collect();
         self.family.lock().iter().for_each(|(inner, losses)| losses.forget(&**inner));
     }
 
-    /// How many calls were made to fail so far. Those that a lost device does not do are not counted.
+    /// Returns the number of injected faults so far, without calls refused by a lost device.
     pub fn injected(&self) -> u64 {
         self.state.lock().injected
     }
@@ -88,7 +86,7 @@ impl Faults {
         judged
     }
 
-    /// The error of a call on a device that is lost.
+    /// Returns an error if the device of the call is lost.
     fn alive(&self, call: &Call) -> Result<()> {
         match call.device.and_then(|device| self.losses.lost(device)) {
             Some(code) => Err(DriverError::Sticky { verb: call.verb, code }),
@@ -96,9 +94,9 @@ impl Faults {
         }
     }
 
-    /// A verb that is no work of a stream.
+    /// Handles a verb that is not stream work.
     fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
-        // No lock is held over the call: it may wait for what another thread's call does.
+        // No lock is held during the call: it may wait for another thread's call.
         if tells(call.verb) {
             self.losses.look(&*self.inner);
         }
@@ -126,7 +124,7 @@ impl Faults {
         answer
     }
 
-    /// Work of a stream; `targets` are the ranges that it writes, and `make` does part of it.
+    /// Handles stream work; `targets` are the ranges that it writes, and `make` executes a part of it.
     fn work(
         &self,
         call: Call,
@@ -151,7 +149,7 @@ impl Faults {
                     }
                     _ => self.losses.leave_out(&*self.inner, device, stream),
                 }
-                // A copy to pageable memory returns when its bytes are there.
+                // A copy to pageable memory returns once its bytes have arrived.
                 let pageable = |to| {
                     self.inner.pointer_attributes(to).is_ok_and(|found| found.kind == PointerKind::Pageable)
                 };
@@ -166,7 +164,7 @@ impl Faults {
     }
 }
 
-/// Whether a verb waits on the host, or asks about the past, and so may find a failure.
+/// Returns whether a verb waits on the host or queries past work, and so may report a failure.
 fn tells(verb: Verb) -> bool {
     use Verb::{ContextSynchronize, EventQuery, EventSynchronize, ReadNow, StreamSynchronize, WriteNow};
     matches!(
@@ -203,7 +201,7 @@ impl Driver for Faults {
     delegate!(kernels);
     delegate!(reach);
 
-    /// Under the same rules. What is lost there is lost to those contexts alone.
+    /// Wraps private contexts under the same rules. A loss there affects only those contexts.
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
         let inner = self.inner.own_contexts()?;
         Ok(Arc::new(Faults::of(inner, self.state.clone(), self.family.clone())))

@@ -1,79 +1,79 @@
-//! Which calls fail, and how, as data.
+//! Fault rules as data: which calls fail, and in which way.
 
 use crate::decorate::Call;
 use crate::{DriverError, Refusal, Verb};
 
-/// Which calls fail, and how.
+/// A fault rule: matching calls and their outcome.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
-    /// Calls of this verb; of any if `None`.
+    /// Verb to match; `None` matches all.
     pub verb: Option<Verb>,
-    /// Which of them.
+    /// Selection among the matching calls.
     pub when: When,
-    /// What they answer.
+    /// Outcome of a selected call.
     pub error: Injected,
 }
 
-/// Which of the calls that a [`Fault`] looks at fail. They are counted from 1, from when the fault was set.
+/// Selection among the calls that match a [`Fault`], counted from 1 since the fault was set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum When {
-    /// That one only.
+    /// Only the call with this number.
     Nth(u64),
-    /// That one and all after it.
+    /// The call with this number and all after it.
     From(u64),
-    /// Each with this probability (0 never, 1 always); equal seeds fail equal calls.
+    /// Each call with this probability (0 never, 1 always); equal seeds select equal calls.
     Chance {
-        /// How likely.
+        /// Probability of a fault, from 0 to 1.
         probability: f64,
-        /// Where the random numbers start.
+        /// Seed of the random numbers.
         seed: u64,
     },
 }
 
-/// What becomes of a call, as data. The first group is what it answers: [`DriverError`] with the verb and size of the call
-/// filled in. The second is accepted, and fails when its stream has reached it, with this error number of the driver; a
-/// verb that is no work of a stream, or that waits for its bytes, answers the error at once.
+/// Outcome of a faulty call. The first group is returned as a [`DriverError`] with the call's verb and size. The second group is accepted
+/// and fails when its stream reaches it, with this error number of the driver; a verb that is no stream work, or that waits for its bytes,
+/// returns the error at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injected {
     /// The driver lacks the call.
     Unsupported,
     /// The device is busy.
     NotReady,
-    /// There is no memory left.
+    /// The device is out of memory.
     OutOfMemory,
-    /// A capture is open.
+    /// A stream capture is open.
     Capturing,
-    /// The arguments break a rule.
+    /// The arguments break this rule.
     Refused(Refusal),
-    /// The context is lost; this call is told, the next ones are not.
+    /// The context is lost; only this call reports it, later calls do not.
     Sticky(u32),
     /// Another error of the driver.
     Failed(u32),
 
-    /// None of its bytes arrive, and its device is lost.
+    /// None of the bytes arrive, and the device is lost.
     Lost(u32),
-    /// The first half of each of its ranges arrives (of a kernel, which cannot be cut: all), and its device is lost.
+    /// The first half of each range arrives (for a kernel, which cannot be split: all of it), and the device is lost.
     Damaged(u32),
 
-    /// The first half of each of its ranges arrives (of a kernel, which cannot be cut: nothing), and nobody is told: what a machine
-    /// does that loses bytes. Of a verb that is no work of a stream nothing is changed.
+    /// The first half of each range arrives (for a kernel, which cannot be split: nothing), without any error, like hardware that loses
+    /// bytes silently. A verb that is no stream work has no effect.
     Short,
 }
 
-/// What a call is to do.
+/// Decision on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
-    /// What it was asked.
+    /// Execute the call unchanged.
     Pass,
-    /// Answer this.
+    /// Return this error.
     Answer(Injected),
-    /// Answer as if it was done, do so much of it, and lose its device.
+    /// Report success, do only this part of the work, and lose the device with this error number.
     Lose(Part, u32),
-    /// Answer as if it was done, and do so much of it.
+    /// Report success, but do only this part of the work.
     Shorten(Part),
 }
 
-/// How much of the work reaches memory.
+/// Share of the work that reaches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Nothing,
@@ -97,7 +97,7 @@ impl Rule {
         Rule { fault: *fault, seen: 0, random: fastrand::Rng::with_seed(seed) }
     }
 
-    /// What becomes of a call of a verb; [`Judged::Pass`] where the rule is not about it.
+    /// Returns the decision on a call of `verb`; [`Judged::Pass`] if the rule does not match.
     pub(super) fn judge(&mut self, verb: Verb) -> Judged {
         if self.fault.verb.is_some_and(|of| of != verb) || !self.hits() {
             return Judged::Pass;
@@ -136,7 +136,7 @@ impl Injected {
                 DriverError::Sticky { verb, code }
             }
             Injected::Failed(code) => DriverError::of_number(verb, code),
-            // Never answered.
+            // Handled by the caller; never returned as an error.
             Injected::Short => DriverError::Failed { verb, code: 999 },
         }
     }

@@ -1,30 +1,30 @@
-//! Many blocks to copy, as a value: ranges that asynchronous work may be enqueued on, as spans are.
+//! Lists of blocks to copy: memory ranges that asynchronous work may be enqueued on, as with spans.
 //!
 //! ```text
-//!  Blocks { to: Side, from: Side, [ block │ block │ ... ] }      what all have in common is said once
+//!  Blocks { to: Side, from: Side, [ block │ block │ ... ] }      properties common to all blocks are stored once
 //!                                      └─ piece ─► Piece ─► copy_piece, copy_pieces, BlockList::push
 //! ```
 //!
-//! A pair of spans for each of 100,000 blocks would be 11 MB, to be written and read again before the first byte moves.
+//! A pair of spans for each of 100,000 blocks would be 11 MB, written and read again before the first byte moves.
 //!
-//! Invariant: a block's memory lives until everything has run that was enqueued on it while its list, or a piece of it, was
-//! alive: by the spans that it was made of, or by the promise of who lent it.
+//! Invariant: a block's memory lives until all work has run that was enqueued on it while its list, or a piece of it, was alive: guaranteed
+//! by the spans that it was made of, or by the promise of the lender.
 
 use glake_units::Bytes;
 
 use super::{DeviceSet, Span};
 use crate::{Address, CopyRequest, DeviceId, Driver, PointerKind, Result, Stream};
 
-/// What the ranges of one side have in common.
+/// Properties common to the ranges on one side of a copy list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
-    /// What they are.
+    /// Kind of the memory.
     pub kind: PointerKind,
-    /// The devices whose streams may touch them without a copy in between.
+    /// Devices whose streams may access the ranges directly.
     pub reach: DeviceSet,
 }
 
-/// Blocks whose ends are alike, to be copied in no order among themselves.
+/// Blocks with equal kinds of ends, copied in no particular order.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     to: Side,
@@ -39,7 +39,7 @@ enum Requests<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Blocks in memory that somebody else owns.
+    /// Builds a list of blocks in memory that the caller lends.
     ///
     /// # Safety
     /// As [`Span::lent`], for both ranges of each block, until the last value of this lifetime is gone.
@@ -47,31 +47,31 @@ impl<'a> Blocks<'a> {
         Blocks { to, from, requests: Requests::Many(requests) }
     }
 
-    /// One block, between two spans of one size; `None` where their sizes differ.
+    /// Builds a list of one block from two spans; `None` if their sizes differ.
     pub fn pair(to: &'a Span, from: &'a Span) -> Option<Blocks<'a>> {
         let request = CopyRequest { to: to.start(), from: from.start(), size: to.size() };
         let requests = Requests::One(request);
         (to.size() == from.size()).then(|| Blocks { to: to.side(), from: from.side(), requests })
     }
 
-    /// Blocks that lie in two spans; `None` where one does not.
+    /// Builds a list of blocks that lie in two spans; `None` if a block does not.
     pub fn between(to: &'a Span, from: &'a Span, requests: &'a [CopyRequest]) -> Option<Blocks<'a>> {
         let lies = |block: &CopyRequest| to.holds(block.to, block.size) && from.holds(block.from, block.size);
         let requests = requests.iter().all(lies).then_some(Requests::Many(requests))?;
         Some(Blocks { to: to.side(), from: from.side(), requests })
     }
 
-    /// What they go to.
+    /// Returns the properties of the destinations.
     pub fn to(&self) -> Side {
         self.to
     }
 
-    /// What they come from.
+    /// Returns the properties of the sources.
     pub fn from(&self) -> Side {
         self.from
     }
 
-    /// Where each begins and ends.
+    /// Returns the address ranges of the blocks.
     pub fn requests(&self) -> &[CopyRequest] {
         match &self.requests {
             Requests::One(request) => std::slice::from_ref(request),
@@ -79,7 +79,8 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// A part of the block at an index, of so much at most; `None` where there is none, or nothing is left of it.
+    /// Returns a part of the block at `index`, at most `most` long; `None` if there is no such block, or nothing of it is left after
+    /// `offset`.
     #[inline]
     pub fn piece(&self, index: usize, offset: Bytes, most: Bytes) -> Option<Piece<'_>> {
         let CopyRequest { to, from, size } = *self.requests().get(index)?;
@@ -98,22 +99,22 @@ pub struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// What it goes to.
+    /// Returns the properties of the destination.
     pub fn to(&self) -> Side {
         self.blocks.to
     }
 
-    /// What it comes from.
+    /// Returns the properties of the source.
     pub fn from(&self) -> Side {
         self.blocks.from
     }
 
-    /// Where it begins and ends.
+    /// Returns the address ranges of the piece.
     pub fn request(&self) -> CopyRequest {
         self.request
     }
 
-    /// How long it is.
+    /// Returns the length of the piece.
     pub fn size(&self) -> Bytes {
         self.request.size
     }
@@ -128,7 +129,7 @@ pub fn copy_piece(driver: &dyn Driver, device: DeviceId, stream: Stream, piece: 
     unsafe { driver.copy(device, piece.request, stream) }
 }
 
-/// Enqueues the copies of pieces, in no order among themselves.
+/// Enqueues the copies of pieces, unordered among themselves.
 ///
 /// # Errors
 /// As [`copy_piece`].
@@ -156,7 +157,7 @@ mod tests {
             size: Bytes::new(size),
         };
         let requests = [block(100, 200, 70), block(0, 0, 0), block(u64::MAX - 9, 5, 9)];
-        // SAFETY: nothing touches them.
+        // SAFETY: no work accesses the memory.
         let blocks = unsafe { Blocks::lent(side, side, &requests) };
         let piece = |index, offset| {
             blocks.piece(index, Bytes::new(offset), Bytes::new(64)).map(|piece| piece.request())
@@ -172,7 +173,7 @@ mod tests {
     #[test]
     fn blocks_lie_in_their_spans() {
         let span = |start, size| {
-            // SAFETY: nothing touches it.
+            // SAFETY: no work accesses the memory.
             unsafe { Span::lent(Address(start), Bytes::new(size), PointerKind::Pageable, DeviceSet::EMPTY) }
         };
         let (to, from, other) = (span(10, 5), span(20, 5), span(30, 6));

@@ -1,73 +1,73 @@
-//! A set of devices.
+//! Sets of devices as bit masks.
 
 use crate::DeviceId;
 
-/// A set of the first 64 devices: more than any server has.
+/// A set of devices with ids below 64, more than any server has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceSet(u64);
 
 impl DeviceSet {
-    /// No device.
+    /// The empty set of devices.
     pub const EMPTY: DeviceSet = DeviceSet(0);
-    /// Every device.
+    /// The set of all 64 devices.
     pub const ALL: DeviceSet = DeviceSet(u64::MAX);
 
-    /// One device; none where the id is past 63.
+    /// Returns the set of one device; empty if its id is above 63.
     pub const fn of(device: DeviceId) -> DeviceSet {
         if device.0 < 64 { DeviceSet(1 << device.0) } else { DeviceSet(0) }
     }
 
-    /// The devices of both.
+    /// Returns the union of both sets.
     pub const fn union(self, other: DeviceSet) -> DeviceSet {
         DeviceSet(self.0 | other.0)
     }
 
-    /// The devices of each of both.
+    /// Returns the intersection of both sets.
     pub const fn intersection(self, other: DeviceSet) -> DeviceSet {
         DeviceSet(self.0 & other.0)
     }
 
-    /// The devices that are not of `other`.
+    /// Returns the devices that are not in `other`.
     pub const fn without(self, other: DeviceSet) -> DeviceSet {
         DeviceSet(self.0 & !other.0)
     }
 
-    /// Whether the device is of them.
+    /// Returns whether the set contains the device.
     pub const fn contains(self, device: DeviceId) -> bool {
         device.0 < 64 && self.0 >> device.0 & 1 == 1
     }
 
-    /// Whether every device is one of `other` too.
+    /// Returns whether `other` contains every device of this set.
     pub const fn is_subset(self, other: DeviceSet) -> bool {
         self.0 & !other.0 == 0
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// One bit a device, for atomics.
+    /// Returns the set as bits, one per device, for atomics.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// The set of [`DeviceSet::bits`].
+    /// Returns the set with these bits ([`DeviceSet::bits`]).
     pub const fn from_bits(bits: u64) -> DeviceSet {
         DeviceSet(bits)
     }
 
-    /// How many devices.
+    /// Returns the number of devices.
     pub const fn len(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// The devices, in order.
+    /// Iterates over the devices in ascending order.
     pub fn iter(self) -> impl Iterator<Item = DeviceId> {
         let mut left = self.0;
         std::iter::from_fn(move || {
             let device = DeviceId(left.trailing_zeros());
-            // Without its lowest bit; of an empty set there is none.
+            // Clears the lowest bit; an empty set has none.
             left &= left.checked_sub(1)?;
             Some(device)
         })
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_a_set() {
+    fn set_operations() {
         let set: DeviceSet = [DeviceId(3), DeviceId(0), DeviceId(3), DeviceId(99)].into_iter().collect();
         assert_eq!(set.iter().collect::<Vec<_>>(), [DeviceId(0), DeviceId(3)]);
         assert!(DeviceSet::of(DeviceId(3)).is_subset(set) && !set.is_subset(DeviceSet::of(DeviceId(3))));

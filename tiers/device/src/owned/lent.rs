@@ -1,100 +1,100 @@
-//! Copies of memory that somebody else owns: promised, and not looked at yet.
+//! Copies of memory that the caller owns: promised to stay alive, but not yet classified.
 //!
 //! ```text
-//!  a caller's promise ─► Lent [ copy │ copy │ ... ] ─┬─ blocks ─► Blocks         by whoever has found what the ends are
+//!  a caller's promise ─► Lent [ copy │ copy │ ... ] ─┬─ blocks ─► Blocks         once the kinds of the ends are known
 //!                                                    └─ LentCopy ─┬─ spans ─► two Spans
 //!                                                                 └─ enqueue, enqueue_in_current ─► the driver's own copy
 //! ```
 //!
-//! What memory is takes as long to ask as the smallest copies gain. So the promise comes first, once for all copies of a call, and
-//! whoever makes them asks where the answer can matter.
+//! To query the kind of the memory takes as long as the smallest copies gain. So the promise comes first, once for all copies of a call,
+//! and the kind is queried only where it can matter.
 //!
-//! Invariant: the memory of a copy lives until everything has run that was enqueued on it while its list, or what was made of that, was
-//! alive: by the promise of who lent it.
+//! Invariant: the memory of a copy lives until all work has run that was enqueued on it while its list, or a value made from it, was alive:
+//! by the promise of the lender.
 
 use glake_units::Bytes;
 
 use super::{Blocks, Side, Span};
 use crate::{Address, CopyDevices, CopyRequest, DeviceId, Driver, Result, Stream};
 
-/// Copies between ranges that were lent.
+/// Copies between ranges that the caller lends.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent<'a>(&'a [CopyRequest]);
 
-/// One of them, or a part of one.
+/// One lent copy, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub struct LentCopy(CopyRequest);
 
 impl<'a> Lent<'a> {
-    /// Copies of a caller that keeps their memory.
+    /// Wraps copies whose memory the caller keeps alive.
     ///
     /// # Safety
-    /// Both ranges of each copy are memory. They stay so until all work has run that is enqueued while this, or what was made of it,
-    /// is alive, and nothing touches them unordered with that work. Whoever it is handed to names a [`Side`] of a range only as it was
-    /// found: by the driver, or by the pool that owns the range.
+    /// Both ranges of each copy are memory. They stay so until all work has run that is enqueued while this value, or one made from it, is
+    /// alive, and nothing touches them unordered with that work. A receiver names the [`Side`] of a range only as it was found: by the
+    /// driver, or by the pool that owns the range.
     pub unsafe fn new(copies: &'a [CopyRequest]) -> Lent<'a> {
         Lent(copies)
     }
 
-    /// Where each begins and ends.
+    /// Returns the address ranges of the copies.
     pub fn requests(&self) -> &'a [CopyRequest] {
         self.0
     }
 
-    /// The copies one by one.
+    /// Iterates over the copies.
     pub fn each(&self) -> impl Iterator<Item = LentCopy> + use<'a> {
         self.0.iter().map(|request| LentCopy(*request))
     }
 
-    /// The first of them, so many at most, and the others.
+    /// Splits off the first `count` copies at most; returns them and the rest.
     #[must_use]
     pub fn split_at(&self, count: usize) -> (Lent<'a>, Lent<'a>) {
         let (first, others) = self.0.split_at(count.min(self.0.len()));
         (Lent(first), Lent(others))
     }
 
-    /// Them as blocks, whose ends were found to be these.
+    /// Returns the copies as blocks, given the properties found for both sides.
     pub fn blocks(&self, to: Side, from: Side) -> Blocks<'a> {
-        // SAFETY: the promise of who lent them.
+        // SAFETY: the lender's promise.
         unsafe { Blocks::lent(to, from, self.0) }
     }
 }
 
 impl LentCopy {
-    /// Where it begins and ends.
+    /// Returns the address ranges of the copy.
     pub fn request(&self) -> CopyRequest {
         self.0
     }
 
-    /// A part of it; `None` past its end.
+    /// Returns a part of the copy; `None` past its end.
     pub fn part(&self, offset: Bytes, size: Bytes) -> Option<LentCopy> {
         let at = |start: Address| start.checked_add(offset.get());
         let request = CopyRequest { to: at(self.0.to)?, from: at(self.0.from)?, size };
         (offset.checked_add(size)? <= self.0.size).then_some(LentCopy(request))
     }
 
-    /// Where it goes and where it comes from, which were found to be these.
+    /// Returns destination and source as spans, given the properties found for both.
     pub fn spans(&self, to: Side, from: Side) -> (Span, Span) {
         let lent = |start, side: Side| {
-            // SAFETY: the promise of who lent it.
+            // SAFETY: the lender's promise.
             unsafe { Span::lent(start, self.0.size, side.kind, side.reach) }
         };
         (lent(self.0.to, to), lent(self.0.from, from))
     }
 
-    /// Enqueues it as the driver's own copy on a stream of `device`.
+    /// Enqueues the driver's own copy on a stream of `device`.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn enqueue(&self, driver: &dyn Driver, device: DeviceId, stream: Stream) -> Result<()> {
-        // SAFETY: the promise of who lent it.
+        // SAFETY: the lender's promise.
         unsafe { driver.copy(device, self.0, stream) }
     }
 
-    /// Enqueues it as the driver's own copy between two devices that need no access to each other's memory, on a stream of `device`.
+    /// Enqueues the driver's own copy between two devices that need no peer access, on a stream of `device`.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn enqueue_between(
         &self,
         driver: &dyn Driver,
@@ -102,16 +102,16 @@ impl LentCopy {
         owners: CopyDevices,
         stream: Stream,
     ) -> Result<()> {
-        // SAFETY: the promise of who lent it.
+        // SAFETY: the lender's promise.
         unsafe { driver.copy_between(device, self.0, owners, stream) }
     }
 
-    /// As [`LentCopy::enqueue`], on a stream of any device which may touch both ranges, in fewer calls.
+    /// Enqueues like [`LentCopy::enqueue`], on a stream of any device that may access both ranges, in fewer calls.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn enqueue_in_current(&self, driver: &dyn Driver, stream: Stream) -> Result<()> {
-        // SAFETY: the promise of who lent it.
+        // SAFETY: the lender's promise.
         unsafe { driver.copy_on(self.0, stream) }
     }
 }

@@ -1,11 +1,11 @@
-//! Copies on the host that write past the caches: for memory that nobody reads soon. The lines written are not read first, so
-//! that a copy of much memory moves two thirds of the bytes over the memory's bus.
+//! Host copies that bypass the caches, for memory that is not read soon. The written lines are not read first, so a large copy moves two
+//! thirds of the bytes over the memory bus.
 
-/// What one turn copies: a cache line, so that a whole one is written at once.
+/// Bytes copied per iteration: a cache line, so that a whole line is written at once.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Copies bytes.
+/// Copies bytes with non-temporal stores.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `length` bytes, nothing else touches either meanwhile, and they do not overlap.
@@ -29,14 +29,14 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
         }
     }
     let tail = head + lines * LINE;
-    // SAFETY: the caller's promise for what is left. The fence orders these stores before all later ones, as others are.
+    // SAFETY: the caller's promise, for the rest. The fence orders these stores before all later ones, like ordinary stores.
     unsafe {
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), length - tail);
         _mm_sfence();
     }
 }
 
-/// Copies bytes; this processor has no such stores that we know of.
+/// Copies bytes in the ordinary way: no non-temporal stores are used on this processor.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `length` bytes, nothing else touches either meanwhile, and they do not overlap.
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_alignment_and_size_is_copied_and_nothing_beside_it() {
+    fn every_alignment_and_size_is_copied_exactly() {
         let from: Vec<u8> = (0..1024_u32).map(|at| (at.wrapping_mul(167) >> 3) as u8).collect();
         for to_offset in 0..LINE {
             for from_offset in [0, 1, 7, 16, 33, 63] {

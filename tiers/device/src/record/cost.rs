@@ -1,52 +1,52 @@
-//! What the calls of a real driver cost, for pricing the simulator's.
+//! Prices of driver calls for the simulator, measured on a real driver.
 //!
-//! Measured on an H200 with driver 580.159; each number names the measurement it is from.
+//! Measured on an H200 with driver 580.159; each number names its measurement.
 
 use std::time::Duration;
 
 use super::spans::Span;
 use crate::Verb;
 
-/// The price of calls, in nanoseconds. Extents are those that a call's range holds; where memory is mapped for
-/// several GPUs, the price grows with each one after the first.
+/// Prices of calls, in nanoseconds. A price per extent is multiplied by the extents in a call's range; for memory mapped for several GPUs,
+/// it grows with each GPU after the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostTable {
-    /// `reserve`: half of "reserve+free 6 us" of one 64 MiB block.
+    /// Price of `reserve`: half of "reserve+free 6 us" of one 64 MiB block.
     pub reserve: u64,
-    /// `unreserve`: the other half.
+    /// Price of `unreserve`: the other half.
     pub unreserve: u64,
-    /// `create`, an extent: 6.8 / 6.3 / 6.7 us at 2 / 16 / 32 MiB.
+    /// Price of `create` per extent: 6.8 / 6.3 / 6.7 us at 2 / 16 / 32 MiB.
     pub create: u64,
-    /// `map`, an extent: 0.8 / 0.4 / 0.35 us at 2 / 16 / 32 MiB.
+    /// Price of `map` per extent: 0.8 / 0.4 / 0.35 us at 2 / 16 / 32 MiB.
     pub map: u64,
-    /// `set_access`, an extent, for one GPU: 26-29 us.
+    /// Price of `set_access` per extent for one GPU: 26-29 us.
     pub access: u64,
-    /// `set_access`, an extent, for each further GPU: four GPUs take 70-74 us, so 15 us more each.
+    /// Price of `set_access` per extent for each further GPU: four GPUs take 70-74 us, so 15 us more each.
     pub access_further: u64,
-    /// `unmap`, an extent that one GPU may access: 10-19 us.
+    /// Price of `unmap` per extent that one GPU may access: 10-19 us.
     pub unmap: u64,
-    /// `unmap`, an extent, for each further GPU that may access it: four GPUs take 63-67 us, so 17 us more each.
+    /// Price of `unmap` per extent for each further GPU that may access it: four GPUs take 63-67 us, so 17 us more each.
     pub unmap_further: u64,
-    /// `release`, an extent: 11-20 us.
+    /// Price of `release` per extent: 11-20 us.
     pub release: u64,
-    /// `event_record`: 0.15 us. Queries are taken to cost the same; they were not measured.
+    /// Price of `event_record`: 0.15 us. Queries are assumed to cost the same; they were not measured.
     pub event_record: u64,
-    /// `event_record_context`: 0.14 us with 8 streams.
+    /// Price of `event_record_context`: 0.14 us with 8 streams.
     pub event_record_context: u64,
-    /// `stream_wait_event`: 0.12 us.
+    /// Price of `stream_wait_event`: 0.12 us.
     pub stream_wait_event: u64,
-    /// `copy`, `fill`, and a `copy_batch`: 1.3 us to issue an asynchronous copy.
+    /// Price of `copy`, `fill` and `copy_batch`: 1.3 us to issue an asynchronous copy.
     pub copy: u64,
-    /// `read_now`, `write_now`: 7.0 us for 4 KiB copied and waited for. What the link takes is not priced.
+    /// Price of `read_now` and `write_now`: 7.0 us for 4 KiB copied and waited for, without the time on the link.
     pub copy_now: u64,
-    /// `export`: 1 ms the first time.
+    /// Price of `export`: 1 ms the first time.
     pub export: u64,
-    /// `import`: 30 us.
+    /// Price of `import`: 30 us.
     pub import: u64,
 }
 
 impl CostTable {
-    /// One H200.
+    /// Prices measured on an H200.
     pub const H200: CostTable = CostTable {
         reserve: 3_000,
         unreserve: 3_000,
@@ -66,7 +66,7 @@ impl CostTable {
         import: 30_000,
     };
 
-    /// The price of one call. Verbs that nobody measured are free.
+    /// Returns the price of one call. Verbs that were not measured are free.
     pub(super) fn price(&self, verb: Verb, span: Span) -> Duration {
         let Span { extents, gpus } = span;
         let nanoseconds = match verb {

@@ -6,44 +6,44 @@ use std::time::Duration;
 use crate::Verb;
 
 const VERBS: usize = Verb::ALL.len();
-/// Of so many calls of a verb that copies are made of, one is timed: a copy over four links is sixteen calls, and the clock would be asked
-/// twice for each.
+/// Sampling period of copy verbs: only one call in this many is timed. A copy over four links is sixteen calls, and each timing reads the
+/// clock twice.
 const TIMED: u64 = 16;
 
-/// What one verb has cost.
+/// Cost of one verb so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// How often it was called, failures included.
+    /// Number of calls, including failures.
     pub calls: u64,
-    /// How often it failed.
+    /// Number of failed calls.
     pub failures: u64,
-    /// How long the calls took in all, reckoned from those that were timed.
+    /// Total time of the calls, extrapolated from the timed ones.
     pub time: Duration,
 }
 
-/// What every verb has cost up to a moment.
+/// Costs of all verbs up to a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     counts: [Count; VERBS],
 }
 
 impl Counters {
-    /// One verb's.
+    /// Returns the costs of one verb.
     pub fn of(&self, verb: Verb) -> Count {
         self.counts[verb as usize]
     }
 
-    /// Calls of all verbs.
+    /// Returns the calls of all verbs together.
     pub fn calls(&self) -> u64 {
         self.counts.iter().map(|count| count.calls).sum()
     }
 
-    /// Time of all verbs.
+    /// Returns the time of all verbs together.
     pub fn time(&self) -> Duration {
         self.counts.iter().map(|count| count.time).sum()
     }
 
-    /// What came after an earlier moment.
+    /// Returns the costs since an earlier reading.
     pub fn since(&self, earlier: &Counters) -> Counters {
         let counts = std::array::from_fn(|i| Count {
             calls: self.counts[i].calls.saturating_sub(earlier.counts[i].calls),
@@ -53,13 +53,13 @@ impl Counters {
         Counters { counts }
     }
 
-    /// The verbs that were called, in the order of [`Verb::ALL`].
+    /// Iterates over the verbs that were called, in the order of [`Verb::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (Verb, Count)> + '_ {
         Verb::ALL.iter().map(|&verb| (verb, self.of(verb))).filter(|(_, count)| count.calls > 0)
     }
 }
 
-/// The same, while it is being counted.
+/// Live counters behind [`Counters`].
 #[derive(Debug)]
 pub(super) struct Tally {
     rows: [Row; VERBS],
@@ -80,7 +80,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Whether the next call of a verb is to be timed.
+    /// Returns whether the next call of a verb should be timed.
     pub(super) fn is_due(&self, verb: Verb) -> bool {
         !is_frequent(verb) || self.rows[verb as usize].calls.load(Relaxed).is_multiple_of(TIMED)
     }

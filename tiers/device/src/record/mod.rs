@@ -1,8 +1,7 @@
-//! A driver that counts what is asked of it.
+//! A driver decorator that counts calls.
 //!
-//! Invariant: a call is counted once, whether it succeeds or fails, and its time is either what the clock on the
-//! wall said or what a [`CostTable`] says, never both. Of verbs that copies are made of, the clock is asked for some calls
-//! only, which stand for all.
+//! Invariant: a call is counted once, whether it succeeds or fails. Its time is either wall-clock time or the price from a [`CostTable`],
+//! never both. Of the verbs that copies consist of, only some calls are timed, which stand for all.
 
 mod cost;
 mod counters;
@@ -21,7 +20,7 @@ use crate::{Driver, Result, Verb};
 use counters::Tally;
 use spans::Spans;
 
-/// Counts calls, failures and time for each verb, and keeps a log of calls on request.
+/// Driver decorator that counts calls, failures and time for each verb, and keeps a log of calls on request.
 #[derive(Debug)]
 pub struct Recorder {
     inner: Arc<dyn Driver>,
@@ -30,12 +29,12 @@ pub struct Recorder {
     log: Option<Arc<Mutex<Vec<Logged>>>>,
 }
 
-/// One call of the log.
+/// Log entry of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// What was asked.
+    /// Description of the call.
     pub call: Call,
-    /// Whether it was done.
+    /// Whether the call succeeded.
     pub done: bool,
 }
 
@@ -46,29 +45,29 @@ struct Priced {
 }
 
 impl Recorder {
-    /// Times calls by the clock on the wall: for a real driver.
+    /// Times calls by the wall clock: for a real driver.
     pub fn measured(inner: Arc<dyn Driver>) -> Self {
         Recorder { inner, tally: Arc::default(), priced: None, log: None }
     }
 
-    /// Prices each call: for the simulator, whose own speed says nothing.
+    /// Prices each call from a table: for the simulator, whose own speed is meaningless.
     pub fn priced(inner: Arc<dyn Driver>, costs: CostTable) -> Self {
         let priced = Some(Arc::new(Priced { costs, spans: Mutex::default() }));
         Recorder { inner, tally: Arc::default(), priced, log: None }
     }
 
-    /// Keeps a log of the calls as well. It grows until it is taken.
+    /// Also keeps a log of the calls. It grows until it is taken.
     pub fn with_log(mut self) -> Self {
         self.log = Some(Arc::default());
         self
     }
 
-    /// The counters so far: 1 KiB, no lock. Calls under way on other threads may be missing.
+    /// Returns the counters so far: 1 KiB, without a lock. Calls in progress on other threads may be missing.
     pub fn counters(&self) -> Counters {
         self.tally.snapshot()
     }
 
-    /// The log since it was last taken; empty if none is kept.
+    /// Returns the log since it was last taken; empty if none is kept.
     pub fn take_log(&self) -> Vec<Logged> {
         self.log.as_ref().map(|log| std::mem::take(&mut *log.lock())).unwrap_or_default()
     }
@@ -95,7 +94,7 @@ impl Recorder {
 }
 
 impl Counters {
-    /// Calls that map memory: the extents mapped so far.
+    /// Returns the number of extents mapped so far.
     pub fn extent_maps(&self) -> u64 {
         self.of(Verb::Map).calls
     }
@@ -113,7 +112,7 @@ impl Driver for Recorder {
     delegate!(kernels);
     delegate!(reach);
 
-    /// Counted with the others.
+    /// Returns private contexts whose calls are counted together with these.
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
         let inner = self.inner.own_contexts()?;
         let (tally, priced, log) = (self.tally.clone(), self.priced.clone(), self.log.clone());
@@ -131,7 +130,7 @@ mod tests {
     use crate::stub::{Stub, extent_properties, read_write};
     use crate::{Address, Handle};
 
-    /// Maps `extents` of 2 MiB in a row, gives `gpus` access and unmaps them all by one call each.
+    /// Maps `extents` of 2 MiB side by side, gives `gpus` access and unmaps them all in one call each.
     fn live_and_die(driver: &dyn Driver, extents: u64, gpus: u32) {
         let size = Bytes::mib(2);
         let all = Bytes::mib(2 * extents);
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_go_by_the_extents_that_a_range_holds() {
+    fn prices_scale_with_the_extents_of_a_range() {
         let recorder = Recorder::priced(Stub::new(), CostTable::H200);
         live_and_die(&recorder, 3, 1);
         let one = recorder.counters();
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_counted_as_failed_and_changes_no_span() {
+    fn failed_calls_count_as_failures_and_change_no_span() {
         let stub = Stub::new();
         let faults = Arc::new(crate::Faults::new(stub));
         let recorder = Recorder::priced(faults.clone(), CostTable::H200);
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_timed_stand_for_those_that_are_not() {
+    fn timed_calls_stand_for_untimed_ones() {
         let tally = Tally::default();
         let timed = (0..40).filter(|_| {
             let due = tally.is_due(Verb::Copy);
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_tells_calls_in_order() {
+    fn the_log_keeps_calls_in_order() {
         let recorder = Recorder::measured(Stub::new()).with_log();
         live_and_die(&recorder, 1, 1);
         let log = recorder.take_log();

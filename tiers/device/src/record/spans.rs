@@ -1,27 +1,27 @@
-//! Which ranges are mapped, and for how many GPUs: prices go by extent, calls by range.
+//! Mapped ranges and their number of GPUs: calls name ranges, prices go by extent.
 
 use std::collections::BTreeMap;
 
 use crate::Verb;
 use crate::decorate::Call;
 
-/// What a call's range holds.
+/// Contents of a call's range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Span {
-    /// Mapped extents.
+    /// Number of mapped extents.
     pub(super) extents: u64,
-    /// The sum over them of the GPUs that may access each; at least one each.
+    /// Sum over the extents of the GPUs that may access each, counting at least one.
     pub(super) gpus: u64,
 }
 
-/// Every mapping by its start.
+/// Mappings by start address.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     mapped: BTreeMap<u64, u64>,
 }
 
 impl Spans {
-    /// Follows one call, and says what its range held.
+    /// Applies one call and returns the contents of its range.
     pub(super) fn follow(&mut self, call: &Call, done: bool) -> Span {
         let start = call.start.0;
         let range = start..start.saturating_add(call.size.get());
@@ -33,7 +33,7 @@ impl Spans {
             Verb::SetAccess => {
                 let mut span = Span::default();
                 for (_, gpus) in self.mapped.range_mut(range) {
-                    // Access is given to more GPUs or to the same: a call for fewer takes none away.
+                    // Calls that name fewer GPUs remove no access, so the number never falls.
                     if done {
                         *gpus = (*gpus).max(u64::from(call.gpus));
                     }

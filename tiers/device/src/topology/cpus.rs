@@ -1,4 +1,4 @@
-//! The CPU side of a machine, from sysfs.
+//! CPUs and NUMA nodes of a machine, from sysfs.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,32 +7,32 @@ use std::path::Path;
 
 use glake_units::Bytes;
 
-/// Packages and NUMA nodes. Empty where nothing is known.
+/// Packages and NUMA nodes of a machine; empty if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSide {
-    /// How many CPU packages (sockets) there are.
+    /// Number of CPU packages (sockets).
     pub packages: u32,
-    /// The NUMA nodes, by number.
+    /// NUMA nodes in ascending order.
     pub nodes: Vec<NumaNode>,
 }
 
-/// A NUMA node.
+/// Description of a NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its number.
+    /// Number of the node.
     pub id: u32,
-    /// Its online CPUs.
+    /// Online CPUs of the node.
     pub cpus: CpuList,
-    /// Its memory, if that is known.
+    /// Memory of the node, if known.
     pub memory: Option<Bytes>,
 }
 
-/// CPUs by number, printed as ranges (`0-3,8`).
+/// CPU numbers, printed as ranges (`0-3,8`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList(pub BTreeSet<u32>);
 
 impl CpuSide {
-    /// Reads what is mounted at `sys`; what is not there is left out.
+    /// Reads the sysfs mounted at `sys`; missing entries are left out.
     pub(super) fn read(sys: &Path) -> CpuSide {
         let line = |path: &Path| fs::read_to_string(path).unwrap_or_default();
         let root = sys.join("devices/system/node");
@@ -51,7 +51,7 @@ impl CpuSide {
         CpuSide { packages: u32::try_from(packages.len()).unwrap_or(u32::MAX), nodes: nodes.collect() }
     }
 
-    /// With the nodes and the memory that only another source knows.
+    /// Adds nodes and memory sizes that only `other` knows.
     #[cfg(any(test, feature = "hwloc"))]
     pub(super) fn filled_from(mut self, other: &CpuSide) -> CpuSide {
         for node in &other.nodes {
@@ -64,7 +64,7 @@ impl CpuSide {
         self
     }
 
-    /// A model's: one node a socket, with nothing known of its CPUs.
+    /// Builds the CPU side of a model: one node per socket, its CPUs unknown.
     pub fn of_sockets(sockets: impl Iterator<Item = u32>) -> CpuSide {
         let sockets: BTreeSet<u32> = sockets.collect();
         let node = |&id: &u32| NumaNode { id, cpus: CpuList::default(), memory: None };
@@ -76,7 +76,7 @@ impl CpuSide {
 }
 
 impl CpuList {
-    /// The kernel's list format; what does not parse is left out.
+    /// Parses the kernel's list format; malformed parts are left out.
     pub(super) fn parse(text: &str) -> CpuList {
         let mut cpus = BTreeSet::new();
         for part in text.trim().split(',') {
@@ -105,7 +105,7 @@ impl fmt::Display for CpuList {
     }
 }
 
-/// `Node 0 MemTotal:  65890324 kB`
+/// Parses the size from a line such as `Node 0 MemTotal:  65890324 kB`.
 fn memory_of(meminfo: &str) -> Option<Bytes> {
     let line = meminfo.lines().find(|line| line.contains("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().rev().nth(1)?.parse().ok()?;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_does_not_know_is_another_s() {
+    fn a_second_source_fills_gaps() {
         let node = |id, memory| NumaNode { id, cpus: CpuList::default(), memory };
         let without = CpuSide { packages: 1, nodes: vec![node(1, None)] };
         let with = CpuSide { packages: 2, nodes: vec![node(0, None), node(1, Some(Bytes::gib(1)))] };
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_mounted_is_nothing_known() {
+    fn a_missing_sysfs_yields_nothing() {
         assert_eq!(CpuSide::read(Path::new("/nonexistent")), CpuSide::default());
     }
 

@@ -1,6 +1,6 @@
-//! The CPU side of a machine, from libhwloc.
+//! CPUs and NUMA nodes of a machine, from libhwloc.
 //!
-//! Only through processing units: asking hwloc2 2.2.0 for NUMA nodes by type panics, their depth being negative.
+//! Only processing units are queried: asking hwloc2 2.2.0 for NUMA nodes by type panics, because their depth is negative.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use hwloc2::{ObjectType, Topology};
 
 use super::{CpuList, CpuSide, NumaNode};
 
-/// What libhwloc says; nodes without CPUs are not seen, and the memory of a node is not known.
+/// Reads the CPU side from libhwloc. Nodes without CPUs are missing, and the memory of nodes is unknown.
 pub fn read() -> Option<CpuSide> {
     let topology = Topology::new()?;
     let mut nodes: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();

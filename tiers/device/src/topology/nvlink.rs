@@ -1,4 +1,4 @@
-//! NVLink between GPUs, from NVML where it is there.
+//! NVLink connections between GPUs, from NVML if available.
 
 use glake_meter::{NvLinks, Nvml, pci_address};
 use glake_units::Bandwidth;
@@ -6,7 +6,7 @@ use glake_units::Bandwidth;
 use super::PeerLink;
 use crate::{DeviceId, DeviceInfo};
 
-/// The linked pairs; none where there is no NVML.
+/// Returns the connected pairs; none without NVML.
 pub(super) fn read(devices: &[DeviceInfo]) -> Vec<PeerLink> {
     let Some(nvml) = Nvml::open() else { return Vec::new() };
     let ends: Vec<(DeviceId, String, NvLinks)> = devices
@@ -20,8 +20,8 @@ pub(super) fn read(devices: &[DeviceInfo]) -> Vec<PeerLink> {
     pairs(&ends)
 }
 
-/// Two GPUs are linked directly, by links of the one that end at the other, or else through the switches that all
-/// other links end at: then each gets what the one with fewer such links has.
+/// Finds connected pairs. Two GPUs are connected directly by links of one that end at the other, or else through the switches at the end of
+/// all other links; the GPU with fewer such links then sets the bandwidth.
 fn pairs(ends: &[(DeviceId, String, NvLinks)]) -> Vec<PeerLink> {
     let gpus: Vec<String> = ends.iter().map(|(_, pci, _)| pci_address(pci)).collect();
     let to = |of: &NvLinks, pci: &str| of.remotes.iter().filter(|remote| *remote == pci).count();
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn through_switches_all_reach_all() {
+    fn switches_connect_all_gpus() {
         let switches = [("0000:80:00.0", 9), ("0000:81:00.0", 9)];
         let pairs = pairs(&[gpu(0, &switches), gpu(1, &switches), gpu(2, &switches)]);
         assert_eq!(pairs.len(), 3);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_links_are_between_their_ends_only() {
+    fn direct_links_connect_their_ends_only() {
         let ends = [gpu(0, &[("0000:01:00.0", 4)]), gpu(1, &[("0000:00:00.0", 4)]), gpu(2, &[])];
         let pairs = pairs(&ends);
         assert_eq!(pairs.len(), 1);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn without_nvml_nothing_is_known() {
+    fn without_nvml_no_links_are_found() {
         assert!(read(&[]).is_empty());
     }
 }

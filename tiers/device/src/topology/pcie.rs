@@ -1,4 +1,4 @@
-//! A GPU's place on PCIe, from sysfs.
+//! PCIe position of a GPU, from sysfs.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::path::Path;
 use super::HostLink;
 use glake_units::Bandwidth;
 
-/// What sysfs says of a PCI device; everything else is unknown.
+/// Properties of a PCI device in sysfs; unknown ones are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PciDevice {
-    /// The NUMA node that it is near to.
+    /// NUMA node nearest to the device.
     pub(super) node: Option<u32>,
-    /// What its link carries, by speed and width.
+    /// Link bandwidth, computed from speed and width.
     pub(super) link: Option<HostLink>,
-    /// The root port that it stands behind: GPUs with the same one share a switch.
+    /// Root port above the device: GPUs with the same one share a switch.
     pub(super) root: Option<String>,
 }
 
-/// Numbers for root ports.
+/// Assigns an index to each root port.
 #[derive(Debug, Default)]
 pub(super) struct Switches(Vec<String>);
 
@@ -35,7 +35,7 @@ impl Switches {
 pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
     let device = sys.join("bus/pci/devices").join(pci);
     let line = |name: &str| fs::read_to_string(device.join(name)).ok().map(|text| text.trim().to_owned());
-    // An idle GPU slows its link down, so the speed is the one it can have; the width does not change.
+    // An idle GPU slows its link down, so the maximum speed is read; the width does not change.
     let speed = line("max_link_speed").and_then(|text| text.split(' ').next()?.parse::<f64>().ok());
     let lanes = line("current_link_width").or_else(|| line("max_link_width")).and_then(|t| t.parse().ok());
     let link = speed.zip(lanes).and_then(|(speed, lanes)| wire_rate(speed, lanes)).map(|rate| HostLink {
@@ -44,15 +44,15 @@ pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
         nominal: true,
     });
     PciDevice {
-        // -1 where the firmware does not say.
+        // The value is -1 if the firmware does not report a node.
         node: line("numa_node").and_then(|text| text.parse().ok()),
         link,
         root: fs::canonicalize(&device).ok().and_then(|path| root_port(&path)),
     }
 }
 
-/// GB/s of a link of `lanes` lanes at `speed` GT/s: 8b/10b coding up to 5 GT/s, 128b/130b up to 32, flits of 242
-/// in 256 bytes above (PCI Express Base Specification 6.0).
+/// Returns the wire rate in GB/s of `lanes` lanes at `speed` GT/s: 8b/10b coding up to 5 GT/s, 128b/130b up to 32, flits of 242 in 256
+/// bytes above (PCI Express Base Specification 6.0).
 fn wire_rate(speed: f64, lanes: u32) -> Option<Bandwidth> {
     if !(speed > 0.0 && speed < 1000.0) || lanes == 0 {
         return None;
@@ -65,7 +65,7 @@ fn wire_rate(speed: f64, lanes: u32) -> Option<Bandwidth> {
     Some(Bandwidth(speed * f64::from(lanes) * coding / 8.0))
 }
 
-/// The device below the root complex on the way to this one, where there is anything between them.
+/// Returns the device below the root complex on the path to this one, if there is any in between.
 fn root_port(path: &Path) -> Option<String> {
     let names: Vec<String> = path.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     let complex = names.iter().rposition(|name| name.starts_with("pci") && name.contains(':'))?;
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wires_carry_what_the_standard_says() {
+    fn wire_rates_follow_the_standard() {
         for (speed, lanes, expected) in [(16.0, 16, 31.5), (32.0, 16, 63.0), (5.0, 8, 4.0), (64.0, 16, 121.0)]
         {
             let rate = wire_rate(speed, lanes).unwrap().0;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_device() {
+    fn pci_device_is_read_from_its_files() {
         let sys = std::env::temp_dir().join(format!("glake-pcie-{}", std::process::id()));
         let device = sys.join("bus/pci/devices/0000:3b:00.0");
         fs::create_dir_all(&device).unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_numbered_once() {
+    fn root_ports_get_one_index_each() {
         let mut switches = Switches::default();
         let numbers: Vec<u32> = ["a", "b", "a"].map(|root| switches.number(root.to_owned())).into();
         assert_eq!(numbers, [0, 1, 0]);

@@ -1,8 +1,8 @@
-//! The events of a device, which are destroyed when its context is given back, whoever still holds their cells.
+//! Events of a device. They are destroyed when the device's context is released, even if completion points still hold their cells.
 //!
 //! ```text
-//!   RecordedPoint ─► Cell ◄─ all, idle                  a cell holds its event until the device's context is given back;
-//!            [event]                          a completion point that finds its cell empty has been passed there
+//!   RecordedPoint ─► Cell ◄─ all, idle             a cell holds its event until the device's context is released;
+//!            [event]                          a completion point that finds its cell empty has completed there
 //! ```
 
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use super::CompletionEvents;
 use crate::owned::{DeviceSet, OwnedEvent};
 use crate::{DeviceId, DriverError, Result, Verb};
 
-/// The events of a device.
+/// Events of one device, in use or idle.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pub(super) all: Vec<Arc<Cell>>,
-    /// For the next completion points.
+    /// Cells available for the next completion points.
     pub(super) idle: Vec<Arc<Cell>>,
 }
 
-/// An event, until its context is given back.
+/// Slot of an event, emptied when its context is released.
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) device: DeviceId,
@@ -37,7 +37,7 @@ impl Cell {
         }
     }
 
-    /// Whether its point has been passed; of a context that has gone it has.
+    /// Returns whether the event has completed; true if its context was released.
     pub(super) fn is_passed(&self) -> Result<bool> {
         self.event.lock().as_ref().map_or(Ok(true), OwnedEvent::is_passed)
     }
@@ -46,7 +46,7 @@ impl Cell {
         self.event.lock().as_ref().map_or(Ok(()), OwnedEvent::synchronize)
     }
 
-    /// Destroys its event, which has passed; false while somebody asks for it.
+    /// Destroys the completed event. Returns false while another thread queries it.
     pub(super) fn empty(&self) -> bool {
         match self.event.try_lock() {
             Some(mut event) => {
@@ -58,7 +58,7 @@ impl Cell {
     }
 }
 
-/// While it lives, no event is made or recorded on a device.
+/// Guard during which no event is created or recorded on a device.
 #[derive(Debug)]
 pub(super) struct Quiet<'a> {
     completion_events: &'a CompletionEvents,
@@ -69,7 +69,7 @@ impl<'a> Quiet<'a> {
     pub(super) fn begin(completion_events: &'a CompletionEvents, device: DeviceId) -> Result<Quiet<'a>> {
         let verb = Verb::ReleaseContext;
         completion_events.sweep_holds();
-        // Whoever records has ended.
+        // The write lock waits for threads that are recording.
         let holds = completion_events.holds.write();
         let bit = DeviceSet::of(device).bits();
         if holds.is_any() {

@@ -1,7 +1,7 @@
-//! Marks of our own work on a device's memory that its context does not wait for.
+//! Marks of internal work on a device's memory that its own context does not wait for.
 //!
-//! A mark is shared by the completion points that wait for it, and nothing is locked while one does: what is waited for may be enqueued by whoever
-//! records the next completion point.
+//! A mark is shared by the completion points that wait for it. No lock is held during such a wait: the thread that records the next
+//! completion point may have to enqueue the awaited work.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use parking_lot::Mutex;
 use crate::owned::OwnedEvent;
 use crate::{DeviceId, DriverError, Result};
 
-/// So many marks more than were left are looked through: seldom enough to cost next to nothing.
+/// Number of new marks after which finished ones are swept: rarely enough to cost next to nothing.
 const MORE: usize = 32;
 
-/// By the device whose memory it is.
+/// Marks by the device that owns the memory.
 #[derive(Debug, Default)]
 pub(super) struct Outside(Mutex<HashMap<DeviceId, DeviceMarks>>);
 
 #[derive(Debug, Default)]
 struct DeviceMarks {
     all: Vec<Mark>,
-    /// How many were not done when they were looked through last.
+    /// Marks that were pending after the last sweep.
     left: usize,
 }
 
-/// Where work on the memory of another device ends.
+/// End of work on the memory of another device.
 #[derive(Clone, Debug)]
 pub(super) struct Mark(Arc<OwnedEvent>);
 
@@ -43,7 +43,7 @@ impl Outside {
         }
     }
 
-    /// The marks that are not known to be done; the others are forgotten.
+    /// Returns the marks not known to be done and forgets the others.
     pub(super) fn pending(&self, memory: DeviceId) -> Vec<Mark> {
         let Some(marks) = self.0.lock().get(&memory).map(|marks| marks.all.clone()) else {
             return Vec::new();
@@ -57,7 +57,7 @@ impl Outside {
         left
     }
 
-    /// Forgets what is done.
+    /// Forgets marks whose work is done.
     pub(super) fn sweep(&self) {
         let devices: Vec<DeviceId> = self.0.lock().keys().copied().collect();
         devices.into_iter().for_each(|device| drop(self.pending(device)));
@@ -74,7 +74,7 @@ impl Mark {
     }
 }
 
-/// Whether no more work runs in the context of a mark: it is lost, or went away with the mark.
+/// Returns whether the context of a mark is lost or gone, so that none of its work runs any more.
 fn is_over(error: &DriverError) -> bool {
     error.is_sticky() || error.is_gone()
 }

@@ -1,4 +1,4 @@
-//! What a digest is: the same on a GPU and on the host.
+//! The digest function, identical on a GPU and on the host.
 //!
 //! ```text
 //!  bytes    [ word 0 ][ word 1 ] ─ ─ ─ [ word n, zeros ]        of 8 bytes
@@ -7,34 +7,33 @@
 //!  digest       mix(sum, length)
 //! ```
 //!
-//! A step that can be undone takes each word at its position to its term, so one word that changes always changes the sum. It
-//! finds what goes wrong by itself; who wants to deceive it can.
+//! An invertible step maps each word at its position to its term, so a change of one word always changes the sum. The digest detects
+//! accidental corruption; it does not resist deliberate forgery.
 
 use std::fmt;
 
-/// Where terms come from. The constants are those of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-/// Generators, 2014).
+/// Constant of the term generator, splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 const KEY: u64 = 0x9E37_79B9_7F4A_7C15;
 const FIRST: u64 = 0xBF58_476D_1CE4_E5B9;
 const SECOND: u64 = 0x94D0_49BB_1331_11EB;
 
-/// 64 bits that tell bytes from others: any two that differ in one word of 8 bytes, and all but one in 2⁶⁴ of other pairs.
+/// 64-bit digest of bytes: differs for any two inputs that differ in one 8-byte word, and for all but one in 2⁶⁴ of other pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Digest(u64);
 
 impl Digest {
-    /// Of bytes of the host.
+    /// Computes the digest of host bytes.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest::finished(sum(bytes, 0), bytes.len() as u64)
     }
 
-    /// Of so many bytes, whose terms have this sum.
+    /// Builds the digest of `length` bytes from the sum of their terms.
     pub(super) fn finished(sum: u64, length: u64) -> Digest {
         Digest(mix(sum, length))
     }
 }
 
-/// The digest of bytes of the host that come in parts, one behind the other.
+/// Incremental digest of host bytes that arrive in consecutive parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PartialDigest {
     sum: u64,
@@ -42,14 +41,14 @@ pub struct PartialDigest {
 }
 
 impl PartialDigest {
-    /// The next part. All but the last are whole words of 8 bytes.
+    /// Adds the next part. Every part but the last must be a multiple of 8 bytes.
     pub fn add(&mut self, part: &[u8]) {
         debug_assert!(self.length.is_multiple_of(8), "parts are whole words");
         self.sum = self.sum.wrapping_add(sum(part, self.length / 8));
         self.length += part.len() as u64;
     }
 
-    /// Of all of them, side by side.
+    /// Returns the digest of all parts in sequence.
     pub fn finish(self) -> Digest {
         Digest::finished(self.sum, self.length)
     }
@@ -61,7 +60,7 @@ impl fmt::Display for Digest {
     }
 }
 
-/// What bytes add to a sum, the first word of which stands at `position`.
+/// Returns the sum of the terms of `bytes`, whose first word has index `position`.
 pub fn sum(bytes: &[u8], position: u64) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mut last = [0; 8];
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn words_in_other_places_are_found() {
+    fn swapped_words_are_found() {
         let bytes = bytes(4096);
         let whole = Digest::of(&bytes);
         for step in [8, 16, 512, 2048] {

@@ -1,4 +1,4 @@
-//! Digests of a GPU's memory, taken by the GPU: whether bytes that left it have come back as they were.
+//! Digests of a GPU's memory, computed by the GPU, to verify that bytes return unchanged.
 //!
 //! ```text
 //!  spans  [ a ][ b ]      [ c ]       ─► Digests::enqueue(stream, ..) ─► Digesting ─► wait ─► Digest
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Invariants:
-//! - The kernel reads nothing but memory of the spans that were given for it, which its GPU reaches and which the work holds.
-//! - A buffer is one launch's alone: its list is written, and its sums are read, only while no kernel runs on it.
+//! - The kernel reads only memory of the given spans, which its GPU can access and which the pending digest keeps alive.
+//! - A buffer belongs to one launch: its list is written, and its sums are read, only while no kernel runs on it.
 
 mod function;
 
@@ -23,32 +23,32 @@ use crate::{
 };
 pub use function::{Digest, PartialDigest, sum};
 
-/// The module of the digest kernel.
+/// Module of the digest kernel.
 pub const SOURCE: ModuleSource =
     ModuleSource { ptx: include_str!("digest.ptx"), host: &[HostKernel { name: KERNEL, body: host }] };
-/// Its name there.
+/// Name of the kernel in its module.
 pub const KERNEL: &str = "glake_digest";
 
 /// Threads of a block, and blocks of a launch.
 const THREADS: u32 = 512;
 const BLOCKS: u32 = 512;
-/// What a warp takes at a time.
+/// Bytes that a warp processes at a time.
 const PIECE: u64 = 32 << 10;
-/// What starts and sizes are multiples of.
+/// Required alignment of starts and sizes in bytes.
 const WORD: u64 = 16;
 
-/// An entry of a list, as the kernel reads it: where it begins, how long it is, the position of its first word.
+/// List entry as the kernel reads it: start address, length, position of its first word.
 type Entry = [u64; 3];
 const ENTRY: usize = size_of::<Entry>();
-/// What one buffer takes, and what the sums take of that. The rest is its list: 5,290 pieces, which are 165 MiB.
+/// Size of a launch buffer. The sums take [`SUMS`] bytes of it; the rest holds a list of 5,290 pieces, enough for 165 MiB.
 const LAUNCH_BUFFER: Bytes = Bytes::kib(128);
 const SUMS: usize = BLOCKS as usize * 8;
 
-/// The digest kernel of one GPU. A clone is the same kernel.
+/// Digest kernel of one GPU; clones share the kernel.
 #[derive(Clone, Debug)]
 pub struct Digests(Arc<Loaded>);
 
-/// The kernel, and what its launches use; unloaded when nothing is digested any more.
+/// The kernel and its launch resources; unloaded once no digest is in progress.
 #[derive(Debug)]
 struct Loaded {
     completion_events: Arc<CompletionEvents>,
@@ -63,12 +63,12 @@ struct Loaded {
 #[derive(Debug)]
 struct LaunchBuffer {
     memory: PinnedRange,
-    /// Recorded after a launch; `None` while there has been none.
+    /// Event recorded after a launch; `None` before the first.
     launched: Option<OwnedEvent>,
     pieces: u64,
 }
 
-/// A digest that is being taken. Memory of its spans is kept until it is waited for or dropped.
+/// A digest in progress. It keeps the memory of its spans alive until it is waited for or dropped.
 #[derive(Debug)]
 pub struct Digesting {
     loaded: Arc<Loaded>,
@@ -78,37 +78,37 @@ pub struct Digesting {
 }
 
 impl Digests {
-    /// Loads the kernel and makes a stream. Takes long, the first time on a machine: the driver compiles it.
+    /// Loads the kernel and creates a stream. Slow the first time on a machine, because the driver compiles the kernel.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId) -> Result<Digests> {
         let driver = completion_events.driver();
         let stream = OwnedStream::new(driver, device)?;
         let module = driver.module_load(device, &SOURCE)?;
         let (completion_events, kernel, buffers) = (completion_events.clone(), Kernel(0), Mutex::default());
-        // From here on dropping it unloads the module.
+        // From here on, dropping the value unloads the module.
         let mut loaded = Loaded { completion_events, device, stream, module, kernel, buffers };
         loaded.kernel = loaded.completion_events.driver().kernel_find(device, module, KERNEL)?;
         Ok(Digests(Arc::new(loaded)))
     }
 
-    /// Whose memory it digests.
+    /// Returns the GPU that computes the digests.
     pub fn device(&self) -> DeviceId {
         self.0.device
     }
 
-    /// A stream of its own, for digests of memory that no work writes to.
+    /// Returns the kernel's own stream, for memory that no other work writes to.
     pub fn stream(&self) -> Stream {
         self.0.stream.id()
     }
 
-    /// Enqueues on a stream of this GPU the digest of what spans hold side by side. Several may be under way.
+    /// Enqueues the digest of the concatenated bytes of `spans` on a stream of this GPU. Several may be in flight.
     ///
     /// # Errors
-    /// [`Refusal::InvalidValue`] where a span does not begin at a multiple of 16 bytes, or one before the last is not so long;
-    /// [`Refusal::NoPeerAccess`] where the GPU does not reach one; what the driver answers, also to pinning 2 MiB where all
-    /// buffers are under way.
+    /// [`Refusal::InvalidValue`] if a span does not begin at a multiple of 16 bytes, or one before the last does not have such a length;
+    /// [`Refusal::NoPeerAccess`] if the GPU cannot access a span; any error of the driver, also of pinning 2 MiB when all buffers are in
+    /// flight.
     pub fn enqueue(&self, stream: Stream, spans: &[Span]) -> Result<Digesting> {
         let loaded = &*self.0;
         loaded.check(spans)?;
@@ -120,7 +120,7 @@ impl Digests {
         for list in entries.chunks(LaunchBuffer::PIECES) {
             let mut buffer = loaded.buffer()?;
             buffer.fill(list);
-            // Of a launch whose end cannot be marked the buffer is not used again: its memory stays until all work is done.
+            // If the end of the launch cannot be recorded, the buffer is not reused: its memory stays until all work is done.
             loaded.launch(stream, &buffer, &reads)?;
             let marked = buffer.launched.take().map_or_else(
                 || OwnedEvent::new(loaded.completion_events.driver(), loaded.device, EventKind::Sleeping),
@@ -170,7 +170,7 @@ impl Loaded {
         unsafe { self.completion_events.driver().launch(self.device, &request, stream) }
     }
 
-    /// A buffer that no kernel uses; makes more where there is none.
+    /// Returns an unused buffer, allocating more if all are in flight.
     fn buffer(&self) -> Result<LaunchBuffer> {
         let mut buffers = self.buffers.lock();
         for at in 0..buffers.len() {
@@ -204,29 +204,29 @@ impl Drop for Loaded {
 }
 
 impl Digesting {
-    /// Holds none of its spans any longer. What is unmapped from then on waits for it, as for all work that is enqueued.
+    /// Releases the spans early. A later unmap of their memory waits for the digest, as for all enqueued work.
     #[must_use]
     pub fn let_go(mut self) -> Self {
         self.spans.clear();
         self
     }
 
-    /// Whether it is taken, so that [`Digesting::wait`] waits for nothing.
+    /// Returns whether the digest is finished, so that [`Digesting::wait`] does not block.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn is_done(&self) -> Result<bool> {
-        // The last launch is the last that runs: all are of one stream.
+        // The last launch finishes last, because all launches use one stream.
         self.buffers
             .last()
             .and_then(|buffer| buffer.launched.as_ref())
             .map_or(Ok(true), OwnedEvent::is_passed)
     }
 
-    /// Waits for it on the host, asleep.
+    /// Blocks the calling thread, asleep, until the digest is finished, and returns it.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn wait(self) -> Result<Digest> {
         let mut sum = 0_u64;
         for buffer in &self.buffers {
@@ -245,7 +245,7 @@ impl Drop for Digesting {
 }
 
 impl LaunchBuffer {
-    /// How many pieces a list has.
+    /// Capacity of a list in pieces.
     const PIECES: usize = ((128 << 10) - SUMS) / ENTRY;
 
     fn fill(&mut self, list: &[Entry]) {
@@ -257,7 +257,7 @@ impl LaunchBuffer {
     }
 }
 
-/// The pieces of spans, in the order of their bytes, and how many bytes they are.
+/// Splits spans into pieces in byte order; also returns the total length.
 fn entries(spans: &[Span]) -> (Vec<Entry>, u64) {
     let mut length = 0;
     let mut entries = Vec::new();
@@ -270,12 +270,12 @@ fn entries(spans: &[Span]) -> (Vec<Entry>, u64) {
     (entries, length)
 }
 
-/// `glake_digest(list, count, sums, blocks)` as host code, for the simulator.
+/// Kernel `glake_digest(list, count, sums, blocks)` as host code, for the simulator.
 fn host(memory: &mut dyn KernelMemory, arguments: &[u64]) {
     let [list, count, sums, blocks] = *arguments else { return };
     let length = |size: u64| usize::try_from(size).unwrap_or(0);
     let mut entries = vec![0; length(count.saturating_mul(ENTRY as u64))];
-    // A stray touch is told to whoever waits for the device.
+    // The next wait for the device reports a stray access.
     let _ = memory.read(Address(list), &mut entries);
     let mut found = vec![0_u8; length(blocks.saturating_mul(8))];
     let mut sum = 0_u64;

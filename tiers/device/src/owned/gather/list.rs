@@ -1,4 +1,4 @@
-//! A list of blocks in pinned memory, which a kernel reads.
+//! Block lists in pinned memory, read by the copy kernel.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -11,7 +11,7 @@ use crate::{
     Address, CopyRequest, DeviceId, EventKind, PointerKind, Refusal, Result, Touch, Touches, Usage, Verb,
 };
 
-/// An entry, as the kernel reads it.
+/// List entry as the kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Block {
@@ -21,10 +21,10 @@ struct Block {
 }
 
 const ENTRY: u64 = size_of::<Block>() as u64;
-/// What one list takes: 2,730 entries.
+/// Size of one list in bytes: room for 2,730 entries.
 const LIST: u64 = 64 << 10;
 
-/// Which memory a GPU's kernels may touch.
+/// Check of the memory that a GPU's kernels may access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     pub(super) device: DeviceId,
@@ -35,36 +35,36 @@ impl Reach {
     pub(super) fn holds(self, side: Side) -> bool {
         match side.kind {
             PointerKind::Device { .. } | PointerKind::Pinned => side.reach.contains(self.device),
-            // It would move while the kernel runs, or is nothing that a kernel reaches.
+            // Managed memory may migrate while the kernel runs; pageable memory is out of a kernel's reach.
             PointerKind::Managed | PointerKind::Pageable => false,
         }
     }
 }
 
-/// Small blocks that one launch copies, in no order among themselves. It is its holder's alone until it is launched.
+/// Small blocks copied by one launch, in no particular order. The list belongs to its holder until it is launched.
 #[derive(Debug)]
 pub struct BlockList {
-    /// Where it goes back to when it is dropped; nowhere, where it must not be used again.
+    /// Pool that the list returns to when dropped; dangling if it must not be reused.
     pub(super) home: Weak<Mutex<Lists>>,
-    /// Where the entries of all lists lie.
+    /// Memory that holds the entries of all lists.
     memory: Arc<Registration>,
     entries: Address,
     count: u64,
     size: Bytes,
     pub(super) reach: Reach,
-    /// Recorded after each launch: once it has passed, nothing reads the entries.
+    /// Event recorded after each launch; once it has completed, nothing reads the entries.
     pub(super) done: Arc<OwnedEvent>,
 }
 
-/// The lists of a GPU.
+/// Idle and launched lists of a GPU.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     pub(super) idle: Vec<BlockList>,
-    /// The one launched first comes first.
+    /// Launched lists, oldest launch first.
     pub(super) launched: VecDeque<BlockList>,
 }
 
-/// A list that was taken and not launched is idle again, whatever happened in between: there are few, and none is made later.
+/// Returns an unlaunched list to the pool: there are few lists, and none is created later.
 impl Drop for BlockList {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else { return };
@@ -82,7 +82,7 @@ impl Drop for BlockList {
 }
 
 impl BlockList {
-    /// The lists that fit into so much pinned memory, made for it; at least one.
+    /// Allocates the lists that fit into the given pinned memory, at least one.
     pub(super) fn several(
         completion_events: &Arc<CompletionEvents>,
         reach: Reach,
@@ -93,7 +93,7 @@ impl BlockList {
         (0..memory.size().get() / LIST)
             .map(|index| {
                 Ok(BlockList {
-                    // Of nobody yet: who has all of them says where they belong.
+                    // No pool yet: the owner of all lists sets it.
                     home: Weak::new(),
                     entries: Address(memory.start().0 + index * LIST),
                     memory: memory.clone(),
@@ -110,31 +110,30 @@ impl BlockList {
             .collect()
     }
 
-    /// The pinned memory that it is a part of.
+    /// Returns the size of the pinned memory that the list is part of.
     pub(super) fn memory(&self) -> Bytes {
         self.memory.size()
     }
 
-    /// How many blocks it holds.
+    /// Returns the number of blocks in the list.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their bytes.
+    /// Returns the total bytes of the blocks.
     pub fn size(&self) -> Bytes {
         self.size
     }
 
-    /// Whether no further block fits.
+    /// Returns whether the list has no room for another block.
     pub fn is_full(&self) -> bool {
         self.count == LIST / ENTRY
     }
 
-    /// Adds a piece. One warp copies it: beyond 64 KiB it is better cut.
+    /// Adds a piece to the list. One warp copies it, so pieces beyond 64 KiB should be split.
     ///
     /// # Errors
-    /// [`Refusal::InvalidValue`] where the list is full, [`Refusal::NoPeerAccess`] where the GPU does not reach an end.
-    /// Nothing is added then.
+    /// [`Refusal::InvalidValue`] if the list is full, [`Refusal::NoPeerAccess`] if the GPU cannot access an end. Nothing is added then.
     #[inline]
     pub fn push(&mut self, piece: &Piece<'_>) -> Result<()> {
         let CopyRequest { to, from, size } = piece.request();
@@ -156,7 +155,7 @@ impl BlockList {
         (self.count, self.size) = (0, Bytes::ZERO);
     }
 
-    /// What the kernel is told: where the entries are, and how many.
+    /// Returns the kernel's arguments: address and number of the entries.
     pub(super) fn arguments(&self) -> [u64; 2] {
         [self.entries.0, self.count]
     }
@@ -167,12 +166,12 @@ impl BlockList {
     }
 }
 
-/// What the kernel will read and write: the entries too.
+/// Memory that the kernel reads and writes, including the entries.
 impl Touches for BlockList {
     fn each(&self, see: &mut dyn FnMut(Usage, Touch)) {
         see(Usage::Read, Touch { address: self.entries, size: Bytes::new(self.count * ENTRY) });
         for index in 0..self.count {
-            // SAFETY: an entry that was written, in memory that nobody writes.
+            // SAFETY: an initialised entry in memory that is not written concurrently.
             let block = unsafe { self.entry(index).read() };
             let size = Bytes::new(block.bytes);
             see(Usage::Read, Touch { address: Address(block.from), size });
@@ -186,11 +185,11 @@ pub(super) mod host {
     use super::ENTRY;
     use crate::{Address, KernelMemory};
 
-    /// `glake_gather(list, count)`.
+    /// Kernel `glake_gather(list, count)` as host code.
     pub(in super::super) fn gather(memory: &mut dyn KernelMemory, arguments: &[u64]) {
         let [list, count] = *arguments else { return };
         let mut entries = vec![0; usize::try_from(count * ENTRY).unwrap_or(0)];
-        // A stray touch is told to whoever waits for the device.
+        // The next wait for the device reports a stray access.
         let _ = memory.read(Address(list), &mut entries);
         for words in entries.as_chunks::<8>().0.as_chunks::<3>().0 {
             let [to, from, bytes] = words.map(u64::from_le_bytes);
@@ -198,7 +197,7 @@ pub(super) mod host {
         }
     }
 
-    /// `glake_copy(to, from, bytes)`.
+    /// Kernel `glake_copy(to, from, bytes)` as host code.
     pub(in super::super) fn copy(memory: &mut dyn KernelMemory, arguments: &[u64]) {
         let [to, from, bytes] = *arguments else { return };
         let mut held = vec![0; usize::try_from(bytes).unwrap_or(0)];
@@ -208,5 +207,5 @@ pub(super) mod host {
     }
 }
 
-/// The verb that a list's refusals name.
+/// Verb named by the errors of a list.
 pub(super) const VERB: Verb = Verb::Launch;

@@ -1,15 +1,15 @@
-//! Copies by a kernel: many small blocks in one launch, or one range between the host and another GPU's memory, over the link
-//! of the GPU that runs it.
+//! Copies by a kernel: many small blocks in one launch, or one range between the host and another GPU's memory, over the link of the GPU
+//! that runs it.
 //!
 //! ```text
-//!  Gather ── list() ─► BlockList ── push() ... ─► gather(stream, list)     the list comes back once its launch has run
+//!  Gather ── list() ─► BlockList ── push() ... ─► gather(stream, list)     the list returns once its launch has run
 //!         └─ copy(stream, to, from)
 //! ```
 //!
 //! Invariants:
-//! - A kernel touches nothing but memory of the spans that were given for it, all of which its GPU reaches.
-//! - A list is written only while no kernel reads it: its holder has it alone, and launching takes it.
-//! - A list that was taken is launched, or idle again when its holder lets go of it.
+//! - A kernel accesses only memory of the given spans, all of it accessible to its GPU.
+//! - A list is written only while no kernel reads it: its holder has exclusive access, and launching consumes the list.
+//! - A list that was taken is launched, or idle again when its holder drops it.
 
 mod list;
 
@@ -35,12 +35,12 @@ const SOURCE: ModuleSource = ModuleSource {
     ],
 };
 
-/// Threads of a block. Blocks of a launch: more gain nothing on an H200, fewer lose.
+/// Threads of a block, and blocks of a launch: more gain nothing on an H200, fewer are slower.
 const THREADS: u32 = 512;
 const GATHER_BLOCKS: u32 = 16;
 const COPY_BLOCKS: u32 = 8;
 
-/// The copy kernels of one GPU.
+/// Copy kernels of one GPU.
 #[derive(Debug)]
 pub struct Gather {
     completion_events: Arc<CompletionEvents>,
@@ -48,22 +48,22 @@ pub struct Gather {
     module: Module,
     gather: Kernel,
     copy: Kernel,
-    /// Whether a graph holds a launch: its code must stay.
+    /// Whether a graph contains a launch, so that the code must stay loaded.
     captured: AtomicBool,
     lists: Arc<Mutex<Lists>>,
-    /// What all lists take of the host's memory.
+    /// Pinned host memory of all lists in bytes.
     pinned: Bytes,
 }
 
 impl Gather {
-    /// Loads the kernels and pins memory for lists. Takes long, the first time on a machine: the driver compiles them.
+    /// Loads the kernels and pins memory for lists. Slow the first time on a machine, because the driver compiles the kernels.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Any error of the driver.
     pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId, lists: Bytes) -> Result<Gather> {
         let driver = completion_events.driver();
         let module = driver.module_load(device, &SOURCE)?;
-        // From here on dropping it unloads the module.
+        // From here on, dropping the value unloads the module.
         let mut gather = Gather {
             completion_events: completion_events.clone(),
             device,
@@ -83,30 +83,30 @@ impl Gather {
         Ok(gather)
     }
 
-    /// Whose kernels they are.
+    /// Returns the GPU that runs the kernels.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Host memory that is pinned for its lists.
+    /// Returns the bytes of host memory pinned for its lists.
     pub fn pinned(&self) -> Bytes {
         self.pinned
     }
 
-    /// Whether a graph holds a launch: they stay while the process lives.
+    /// Returns whether a graph contains a launch: the kernels then stay loaded until the process exits.
     pub fn is_captured(&self) -> bool {
         self.captured.load(Ordering::Relaxed)
     }
 
-    /// Whether they may touch this memory.
+    /// Returns whether the kernels may access this memory.
     pub fn reaches(&self, side: Side) -> bool {
         self.reach().holds(side)
     }
 
-    /// An empty list; `None` while all are under way, or with others. One that is dropped without a launch is idle again.
+    /// Returns an empty list; `None` while all are in flight or held elsewhere. A list dropped without a launch is idle again.
     ///
     /// # Errors
-    /// What the driver answers to whether a list's launch has run.
+    /// Any error of the driver when it is asked whether a list's launch has run.
     pub fn list(&self) -> Result<Option<BlockList>> {
         let (idle, count) = {
             let mut lists = self.lists.lock();
@@ -128,10 +128,10 @@ impl Gather {
         Ok(None)
     }
 
-    /// Enqueues the copies of a list on a stream of this GPU. An empty list is only given back.
+    /// Enqueues the copies of a list on a stream of this GPU. An empty list is only returned to the pool.
     ///
     /// # Errors
-    /// What the driver answers; [`DriverError::Capturing`] on a stream that records a graph, which would outlive the list.
+    /// Any error of the driver; [`DriverError::Capturing`] on a stream that is being captured, because the graph would outlive the list.
     /// Nothing is enqueued then.
     pub fn gather(&self, stream: Stream, mut list: BlockList) -> Result<()> {
         let launched = match self.completion_events.driver().capture_state(self.device, stream) {
@@ -143,7 +143,7 @@ impl Gather {
         if launched.is_err() || list.count() == 0 {
             return launched;
         }
-        // A list whose end cannot be marked is not used again: its memory stays until all work is done.
+        // If the end of the launch cannot be recorded, the list is not reused: its memory stays until all work is done.
         match list.done.record(stream).or_else(|_| list.done.record(stream)) {
             Ok(()) => self.lists.lock().launched.push_back(list),
             Err(_) => list.home = Weak::new(),
@@ -151,11 +151,10 @@ impl Gather {
         Ok(())
     }
 
-    /// Enqueues a copy between two spans of one size on a stream of this GPU, which may record a graph.
+    /// Enqueues a copy between two spans of equal size on a stream of this GPU, which may be capturing.
     ///
     /// # Errors
-    /// [`Refusal::InvalidValue`] where the sizes differ, [`Refusal::NoPeerAccess`] where the GPU does not reach an end; what
-    /// the driver answers.
+    /// [`Refusal::InvalidValue`] if the sizes differ, [`Refusal::NoPeerAccess`] if the GPU cannot access an end; any error of the driver.
     pub fn copy(&self, stream: Stream, to: &Span, from: &Span) -> Result<()> {
         if to.size() != from.size() {
             return Err(refused(to.start(), Refusal::InvalidValue));
@@ -208,12 +207,12 @@ impl Gather {
 impl Drop for Gather {
     fn drop(&mut self) {
         let synchronize = || self.completion_events.synchronize(DeviceSet::of(self.device));
-        // What keeps the module keeps the context: not for an error that passes.
+        // A loaded module keeps the context alive, so a transient error is retried.
         if synchronize().or_else(|_| synchronize()).is_ok() && !self.is_captured() {
             // SAFETY: all work of the device is done, and no graph holds a launch.
             let unload =
                 || unsafe { self.completion_events.driver().module_unload(self.device, self.module) };
-            // A second failure leaves the module to the context.
+            // After a second failure the module stays loaded in the context.
             let _ = unload().or_else(|_| unload());
         }
     }
