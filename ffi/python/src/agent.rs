@@ -1,4 +1,4 @@
-//! The node agent.
+//! Membership of the node agent.
 
 use std::ffi::c_char;
 use std::ptr;

@@ -1,4 +1,4 @@
-//! Blocks: taken, given back, found by an address, and what is left.
+//! Allocation, free and lookup of blocks.
 
 use std::ffi::c_void;
 use std::ptr;

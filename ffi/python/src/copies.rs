@@ -1,4 +1,4 @@
-//! Copies between the host and GPUs. Who owns the memory, and how long it is kept, is the business of `glake._copies`.
+//! Copies between the host and GPUs. Ownership and lifetime of the memory are managed by `glake._copies`.
 
 use std::ffi::c_void;
 use std::ptr;

@@ -1,4 +1,4 @@
-//! The gate: who uses regions says so. What is inside of what is the business of `glake._gate`.
+//! Uses of regions at the gate. Nesting of uses is managed by `glake._gate`.
 
 use std::ffi::{CString, c_char};
 
@@ -78,12 +78,12 @@ pub(crate) fn gate_json(py: Python<'_>) -> PyResult<String> {
     written(py, |symbols| unsafe { (symbols.glake_gate_json)() })
 }
 
-/// Texts for C.
+/// Converts texts for C.
 pub(crate) fn texts(texts: Vec<String>) -> PyResult<Vec<CString>> {
     texts.into_iter().map(c_text).collect()
 }
 
-/// Where they begin; an empty list still has a place.
+/// Returns pointers to the texts; the result has a valid address even for an empty list.
 pub(crate) fn pointers(texts: &[CString]) -> Vec<*const c_char> {
     let mut pointers = Vec::with_capacity(texts.len().max(1));
     pointers.extend(texts.iter().map(|text| text.as_ptr()));

@@ -1,4 +1,4 @@
-//! The history that snapshots show, and the observer of failed requests.
+//! Event history of snapshots, and the observer of failed requests.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -37,8 +37,8 @@ pub(crate) fn on_out_of_memory(py: Python<'_>, observer: Option<Py<PyAny>>) -> P
     })
 }
 
-/// Calls the observer on the thread whose request failed. What it raises is reported and goes no further: the request
-/// has its own error to raise. Says nothing while the interpreter ends.
+/// Calls the observer on the requesting thread. Its exceptions are reported as unraisable: the request raises its own error. Does nothing
+/// while the interpreter ends.
 unsafe extern "C" fn observe(context: *mut c_void, device: i32, requested: u64, total: u64, free: u64) {
     // SAFETY: the context is the observer that `on_out_of_memory` leaked.
     let observer = unsafe { &*context.cast::<Py<PyAny>>() };

@@ -1,7 +1,7 @@
 //! Hooks: functions of the program that the library calls on threads of its own.
 //!
-//! While an interpreter ends it ends every other thread that comes back to it, and one with frames of Rust takes the process with
-//! it. So the interpreter's end waits for the hooks that run, and none begins after that ([`hooks_end`]).
+//! A finalizing interpreter terminates every other thread that tries to attach to it, and a terminated thread with Rust frames aborts the
+//! process. So the end of the interpreter waits for running hooks, and none begins after that ([`hooks_end`]).
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -12,17 +12,17 @@ use pyo3::prelude::*;
 
 use crate::error::{checked, text};
 
-/// Hooks that run.
+/// Number of running hooks.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// Whether the interpreter ends.
+/// Whether the interpreter is ending.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// Where they run: the threads of a parent are not in its child.
+/// Process in which hooks run: a child has no threads of its parent.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// How long the interpreter's end waits before it looks again.
+/// Interval at which the end of the interpreter checks for running hooks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What is called before and after.
+/// Functions to call before and after a move of memory.
 struct Hooks {
     before: Option<Py<PyAny>>,
     after: Option<Py<PyAny>>,
@@ -58,7 +58,7 @@ unsafe extern "C" fn call_after(context: *mut c_void, event: *const c_char) -> i
     unsafe { told(&*context.cast::<Hooks>(), event, |hooks| hooks.after.as_ref()) }
 }
 
-/// Calls a hook. What it raises is reported, and stops what it was called before. Says nothing once the interpreter ends.
+/// Calls a hook. An exception is reported as unraisable, and stops the move that the hook precedes. Does nothing once the interpreter ends.
 ///
 /// # Safety
 /// `event` is null or a text.
@@ -77,7 +77,7 @@ unsafe fn told(hooks: &Hooks, event: *const c_char, which: impl Fn(&Hooks) -> Op
     raised.unwrap_or(false).into()
 }
 
-/// The interpreter ends: from now on no hook begins, and those that run are waited for. In a forked child none runs.
+/// Ends hooks because the interpreter ends: none begins from now on, and the call waits for running ones. In a forked child none runs.
 #[pyfunction]
 pub(crate) fn hooks_end(py: Python<'_>) -> PyResult<()> {
     ENDED.store(true, Ordering::SeqCst);
@@ -88,17 +88,17 @@ pub(crate) fn hooks_end(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// A hook that runs.
+/// Guard of a running hook.
 pub(crate) struct Call;
 
 impl Call {
-    /// From now on hooks run in this process.
+    /// Records that hooks run in this process.
     pub(crate) fn here() {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
     }
 
-    /// None once the interpreter ends: who waits for calls has said so before it counts them, and a call counts itself before it
-    /// looks.
+    /// Begins a hook; `None` once the interpreter ends. The call is counted before the check, and [`hooks_end`] sets its flag before it
+    /// counts, so that one of the two always sees the other.
     pub(crate) fn begin() -> Option<Call> {
         CALLS.fetch_add(1, Ordering::SeqCst);
         let call = Call;

@@ -5,10 +5,10 @@
 //!                     bindings: no state       one library holds the state of a process
 //! ```
 //!
-//! Every function is one call of the C API (`gmlake.h`) made without Python's lock, its status turned into an
-//! exception of `glake.errors` that carries the library's own text. Sizes are bytes, pointers and streams are
-//! integers. What torch itself calls (`gmlake_malloc` and its kin), and what C++ needs (filters of private pools,
-//! checkpoints, mappings), has no binding here. Types and descriptions for Python stand in `glake/_glake.pyi`.
+//! Every function is one call of the C API (`gmlake.h`) without the GIL; a failed status becomes an exception of `glake.errors` with the
+//! library's own text. Sizes are bytes, pointers and streams are integers. Functions that torch itself calls (`gmlake_malloc` and others),
+//! and functions that need C++ (filters of private pools, checkpoints, mappings), have no binding here. `glake/_glake.pyi` has the types
+//! and descriptions for Python.
 
 mod agent;
 mod blocks;

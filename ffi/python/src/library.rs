@@ -1,4 +1,4 @@
-//! `libgmlake.so`, opened once and never closed: allocations outlive every reason to close it.
+//! Lookup of `libgmlake.so`, opened once and never closed: allocations live as long as the process.
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::error::Error;
 
 glake_abi::table! {
-    /// The functions that have a binding here.
+    /// Functions with a binding here.
     pub(crate) struct Functions {
         glake_abi,
         gmlake_last_error,
@@ -129,7 +129,7 @@ struct Open {
 
 static OPEN: OnceLock<Open> = OnceLock::new();
 
-/// The functions of the open library.
+/// Returns the functions of the open library.
 pub(crate) fn symbols() -> PyResult<&'static Functions> {
     match OPEN.get() {
         Some(open) => Ok(&open.symbols),

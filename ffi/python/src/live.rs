@@ -1,4 +1,4 @@
-//! Live ranges: which bytes of a block count when its memory leaves.
+//! Live ranges: the bytes of a block that an eviction has to keep.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -26,7 +26,7 @@ pub(crate) fn live_callback(py: Python<'_>, address: usize, callback: Py<PyAny>)
     Call::here();
     let context: *mut Py<PyAny> = Box::into_raw(Box::new(callback));
     let given = context.expose_provenance();
-    // What fails gives the function back too.
+    // A failed call drops the function too.
     checked(py, |symbols| {
         let context = ptr::with_exposed_provenance_mut(given);
         // SAFETY: the context is what both functions take, until the second was called.
@@ -41,7 +41,7 @@ pub(crate) fn live_callback(py: Python<'_>, address: usize, callback: Py<PyAny>)
     })
 }
 
-/// Calls the function. What it raises is reported, and is no answer; nor is there one once the interpreter ends.
+/// Calls the program's function. An exception is reported as unraisable, and counts as no answer; the end of the interpreter too.
 unsafe extern "C" fn answer(context: *mut c_void, add: LiveRangeAdd, into: *mut c_void) -> i32 {
     let (Some(add), Some(_call)) = (add, Call::begin()) else { return 1 };
     // SAFETY: the context is the function that `live_callback` gave, and was not dropped.
@@ -56,7 +56,7 @@ unsafe extern "C" fn answer(context: *mut c_void, add: LiveRangeAdd, into: *mut 
     0
 }
 
-/// Forgets the function; once the interpreter has ended it stays.
+/// Drops the program's function; leaks it once the interpreter has ended.
 unsafe extern "C" fn dropped(context: *mut c_void) {
     let context = context.cast::<Py<PyAny>>();
     // SAFETY: the context is what `live_callback` gave, and is given back once.

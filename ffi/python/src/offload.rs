@@ -1,4 +1,4 @@
-//! Bytes of live blocks in host memory, each owned by an object of Python.
+//! Offloaded bytes of live blocks, each owned by a Python object.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,7 +13,7 @@ pub(crate) fn pointer(address: usize) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address)
 }
 
-/// Bytes that were copied out, until it is dropped.
+/// Offloaded bytes, released when the object is dropped.
 #[pyclass(frozen, weakref)]
 #[derive(Debug)]
 pub(crate) struct Packed {
@@ -23,7 +23,7 @@ pub(crate) struct Packed {
 
 #[pymethods]
 impl Packed {
-    /// How many.
+    /// Number of offloaded bytes.
     #[getter]
     fn bytes(&self) -> u64 {
         self.bytes
@@ -59,7 +59,7 @@ impl Packed {
 }
 
 impl Drop for Packed {
-    /// Waits for nothing; in a forked child and at the end of the process the library does nothing.
+    /// Releases the bytes without waiting; does nothing in a forked child and at the end of the process.
     fn drop(&mut self) {
         if let Ok(symbols) = symbols() {
             // SAFETY: it takes a number. It is known, so that there is no failure to tell anybody of.
@@ -83,7 +83,7 @@ pub(crate) fn offload_begin(
     packed(py, begun, id, bytes)
 }
 
-/// As `offload_begin`, of a save of a site that is to be checked.
+/// Begins an offload like `offload_begin`, for a save of a site that is to be checked for changes.
 pub(crate) fn begin_checked(
     py: Python<'_>,
     (stream, address, bytes): (usize, usize, u64),

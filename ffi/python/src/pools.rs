@@ -1,4 +1,4 @@
-//! Private pools by torch's id, a pair of integers. What routes allocations to them needs C++ and has no binding here.
+//! Private pools by torch's id, a pair of integers. Routing of allocations to them needs C++ and has no binding here.
 
 use pyo3::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Regions, shrink and refill. Asks and reports are the library's JSON: their fields have one source.
+//! Regions, shrink and refill. Requests and reports are the library's JSON, so that their fields have one source.
 
 use std::ptr;
 

@@ -1,4 +1,4 @@
-//! Memory that other GPUs and other processes may touch.
+//! Access to memory from other GPUs and other processes.
 
 use std::ptr;
 
@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::error::checked;
 
-/// More than any handle takes.
+/// Size of the buffer for a handle, more than any handle takes.
 const CAPACITY: usize = 4096;
 
 #[pyfunction]

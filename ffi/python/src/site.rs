@@ -1,4 +1,4 @@
-//! A site that offloads, owned by an object of Python.
+//! Offload sites, each owned by a Python object.
 
 use glake_abi::Pack;
 use pyo3::prelude::*;
@@ -8,13 +8,13 @@ use crate::library::symbols;
 use crate::offload::{Packed, begin_checked, pointer};
 use crate::statistics::written;
 
-/// So many reloads are told with one call; others come with the next.
+/// Maximum number of reloads returned by one call; others come with the next.
 const ROOM: usize = 64;
 
-/// In the order of their numbers.
+/// Names of the presets, in the order of their numbers.
 const PRESETS: [&str; 4] = ["fit", "memory", "hidden", "hybrid"];
 
-/// A site, until it is dropped.
+/// An offload site, released when the object is dropped.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub(crate) struct Site {
@@ -121,7 +121,7 @@ impl Site {
         checked(py, |symbols| unsafe { (symbols.glake_offload_dropped)(self.id, item) })
     }
 
-    /// What is known of a save: 0 it is to be checked, 1 its bytes do not change, 2 they do.
+    /// Returns the state of a save: 0 to be checked, 1 its bytes do not change, 2 they do.
     fn check(&self, py: Python<'_>, save: u64) -> PyResult<i32> {
         let mut state = 0;
         // SAFETY: it takes two numbers, and writes one to a place that is ours.
@@ -146,7 +146,7 @@ impl Site {
 }
 
 impl Drop for Site {
-    /// Waits for nothing; in a forked child and at the end of the process the library does nothing.
+    /// Releases the site without waiting; does nothing in a forked child and at the end of the process.
     fn drop(&mut self) {
         if let Ok(symbols) = symbols() {
             // SAFETY: it takes a number. It is known, so that there is no failure to tell anybody of.

@@ -1,4 +1,4 @@
-//! Statistics and snapshots, as the JSON that the library writes: its keys have one source.
+//! Statistics and snapshots as JSON written by the library, so that their keys have one source.
 
 use std::ffi::c_char;
 
@@ -31,7 +31,7 @@ pub(crate) fn reset_totals(py: Python<'_>, device: i32) -> PyResult<()> {
     checked(py, |symbols| unsafe { (symbols.glake_reset_totals)(device) })
 }
 
-/// Takes a text that the library writes for us, and gives it back to it; raises where it writes none.
+/// Returns a text that the library writes, and frees the original; raises if the library returns null.
 pub(crate) fn written(
     py: Python<'_>,
     write: impl FnOnce(&Functions) -> *mut c_char + Send,
@@ -44,7 +44,7 @@ pub(crate) fn written(
     })
 }
 
-/// A copy of a text that the library wrote for us, which goes back to it; nothing for null.
+/// Copies a text that the library wrote, and frees the original; `None` for null.
 pub(crate) fn taken(symbols: &Functions, given: *mut c_char) -> Option<String> {
     // SAFETY: null or a text that the library wrote and gave to us.
     let copy = unsafe { text(given) }?;
