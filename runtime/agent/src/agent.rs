@@ -1,10 +1,10 @@
-//! The agent without its sockets: what workers and the meter say, turned into events of the arbiter, and its actions into
-//! messages.
+//! Core of the agent, without sockets: it turns messages of workers and meter readings into events of the arbiter, and the arbiter's
+//! actions into messages.
 //!
-//! Everything is told with the time at which it happened; nothing here waits, reads a clock or a file.
+//! Callers pass the current time. The core never waits and never reads a clock or a file.
 //!
-//! Invariants: a worker that has not joined this agent is told nothing. What a worker says is told to the arbiter once,
-//! and what the arbiter decides is said to the worker once, however often their connection is lost.
+//! Invariants: a worker gets messages only after it has joined this agent. Each message of a worker reaches the arbiter once, and each
+//! decision reaches the worker once, however often their connection is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,27 +20,27 @@ use crate::roster::{Refusal, Roster, Worker};
 use crate::translate::{self, activity, holdings};
 use crate::{DriverAction, Entry, Identity, Journalled};
 
-/// More than a worker that is there leaves unanswered: its connection is closed until it says hello again.
+/// Limit of unacknowledged messages to a worker; beyond it, the agent closes the connection until the next hello.
 const MOST_UNACKNOWLEDGED: usize = 1024;
 
-/// How long a worker without a connection is waited for, and one that is to refill for a word of it.
+/// Time to wait for a worker without a connection, and for a sign of life from a worker that must refill.
 const UNHEARD: Duration = Duration::from_secs(10);
-/// So many that hold a GPU are named to a worker that gets no more of it.
+/// Limit of the holders named to a worker whose growth is denied.
 const MOST_HOLDERS: usize = 8;
 
-/// The agent.
+/// State of the agent: arbiter, workers, and what must be sent, measured or recorded.
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) arbiter: Arbiter,
     pub(crate) roster: Roster,
     pub(crate) now: Duration,
     epoch: u64,
-    /// Who has something to be sent.
+    /// Workers with messages to send.
     outbound: BTreeSet<WorkerId>,
     pub(crate) to_measure: BTreeSet<GpuId>,
-    /// And these, at a later time.
+    /// GPUs to measure again, with the time of the reading.
     pub(crate) again: BTreeMap<GpuId, Duration>,
-    /// What the agent after this one is to know, and was not asked for yet.
+    /// Journal entries that were not taken yet, for the next agent.
     pub(crate) entries: Vec<Entry>,
     pub(crate) asks: Asks,
     /// Processes that left while the driver had them locked, until they are restored.
@@ -48,41 +48,41 @@ pub struct Agent {
     pub(crate) counts: Counts,
 }
 
-/// Why a connection is closed that had been welcomed.
+/// Reason for closing the connection of a joined worker.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Broken {
     /// A message is missing.
     #[error("message {seq} came without the one before it")]
     Gap {
-        /// Its number.
+        /// Sequence number of the message that arrived instead.
         seq: u64,
     },
-    /// It reads nothing.
+    /// The worker does not read its messages.
     #[error("{MOST_UNACKNOWLEDGED} messages to it are not acknowledged")]
     Deaf,
-    /// What only begins a connection.
+    /// The worker sent a second hello.
     #[error("a second hello")]
     SecondHello,
-    /// It left, or died.
+    /// The worker left or died.
     #[error("it is no worker any more")]
     Unknown,
-    /// Not a frame.
+    /// The bytes are no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }
 
-/// What a page says of a worker at the same moment as the clock of its process.
+/// Status page of a worker, read at a known time of its process's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// Its record.
+    /// Activity record of the page.
     pub activity: Activity,
-    /// How long it has been idle by that.
+    /// Idle time at that moment.
     pub idle_for: Duration,
 }
 
 impl Agent {
-    /// One that knows GPUs, each with all its memory, and no worker.
+    /// Creates an agent of these GPUs with their total memory, without workers.
     pub fn new(file: NodeFile, gpus: Vec<(String, Bytes)>, epoch: u64) -> Self {
         let mut settings = Settings::default();
         if let Some(gbps) = file.node.link_gbps {
@@ -114,12 +114,12 @@ impl Agent {
         agent
     }
 
-    /// This agent's number.
+    /// Returns the epoch of this agent.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// A worker that the journal of the agent before names, and that lives.
+    /// Adds a living worker that the journal of the previous agent names.
     pub fn expect(&mut self, who: Identity, told: &Journalled, now: Duration) -> WorkerId {
         self.now = now;
         let hello = Hello {
@@ -138,10 +138,10 @@ impl Agent {
         id
     }
 
-    /// A worker says who it is, at the beginning of a connection.
+    /// Handles the hello at the beginning of a worker's connection.
     ///
     /// # Errors
-    /// [`Refusal`]: it is told so, and goes on without the agent.
+    /// [`Refusal`]: the worker is told the reason and runs without the agent.
     pub fn hello(
         &mut self,
         who: Identity,
@@ -214,10 +214,10 @@ impl Agent {
         }
     }
 
-    /// A frame came from a worker.
+    /// Handles a frame of a worker.
     ///
     /// # Errors
-    /// [`Broken`]: the connection is to be closed; nothing is lost.
+    /// [`Broken`]: the caller closes the connection; no message is lost.
     pub fn hear(
         &mut self,
         id: WorkerId,
@@ -246,7 +246,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What a worker's page says.
+    /// Handles the status page of a worker.
     pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
         self.now = now;
         let page = seen.map(|seen| seen.activity);
@@ -276,8 +276,8 @@ impl Agent {
         }
     }
 
-    /// Whose pages matter when memory is taken: of workers that have some, or are about to, or had some when their page
-    /// was read last: what it said then would be held against what they are leased now.
+    /// Returns the workers whose pages to read before memory is taken: workers with a lease, and workers that had memory at the last
+    /// reading of their page, which would otherwise be compared with a newer lease.
     pub fn watched(&self) -> BTreeSet<WorkerId> {
         let leased = self.arbiter.footprints().filter(|of| !of.lease.is_zero()).map(|of| of.worker);
         let had =
@@ -285,20 +285,20 @@ impl Agent {
         leased.chain(self.roster.workers().filter(|(_, worker)| had(worker)).map(|(id, _)| id)).collect()
     }
 
-    /// Whether somebody waits, so that what others do matters.
+    /// Returns whether a want or a growth is open.
     pub fn is_anybody_waiting(&self) -> bool {
         self.arbiter.is_anybody_waiting()
     }
 
-    /// A worker's connection is over.
+    /// Records that a worker's connection is closed.
     pub fn lost(&mut self, id: WorkerId, now: Duration) {
         if let Some(worker) = self.roster.get_mut(id) {
             worker.lost_since = Some(now);
         }
     }
 
-    /// Who has not been heard of for so long that it does without an agent, unless it is stopped: it tries again every two
-    /// seconds. Each is told once.
+    /// Returns workers that have been silent for so long that they run without an agent by now: a running worker reconnects every two
+    /// seconds. Each is returned once.
     pub fn take_unheard(&mut self, now: Duration) -> Vec<(WorkerId, Peer)> {
         let unheard: Vec<(WorkerId, Peer)> = self
             .roster
@@ -311,7 +311,7 @@ impl Agent {
         unheard
     }
 
-    /// A worker does without the agent: what it has is counted by the meter from then on. It may join anew.
+    /// Removes a worker that runs without the agent; the meter counts its memory as unmanaged. The worker may join anew.
     pub fn give_up(&mut self, id: WorkerId, now: Duration) {
         self.now = now;
         tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not been heard of: it goes on without the agent");
@@ -319,7 +319,7 @@ impl Agent {
         self.leave(id);
     }
 
-    /// A process is gone. Answers what it was called, if it was a worker.
+    /// Records the death of a process. Returns its number and name if it was a worker.
     pub fn died(&mut self, peer: Peer, now: Duration) -> Option<(WorkerId, String)> {
         self.now = now;
         let left = self.roster.of(peer).map(|id| (id, self.name(id)));
@@ -340,7 +340,7 @@ impl Agent {
         self.step(Event::Died { worker: id });
     }
 
-    /// Time has passed.
+    /// Handles the passage of time.
     pub fn tick(&mut self, now: Duration) {
         self.now = now;
         let due = self.again.extract_if(.., |_, at| *at <= now).map(|(gpu, _)| gpu);
@@ -349,7 +349,7 @@ impl Agent {
         self.step(Event::Tick);
     }
 
-    /// Whom operators wait for, and who may be stopped.
+    /// Reports a failure to operators that wait for a worker that does not respond, for example a stopped process.
     fn note_unanswered(&mut self) {
         for (id, worker) in self.roster.workers_mut() {
             if worker.asked_since.is_none_or(|since| self.now < since + UNHEARD) {
@@ -367,7 +367,7 @@ impl Agent {
         }
     }
 
-    /// When [`Agent::tick`] is due; never, while nothing is under way.
+    /// Returns the time at which [`Agent::tick`] is due; `None` while nothing is under way.
     pub fn next_deadline(&self) -> Option<Duration> {
         let unheard = self
             .roster
@@ -377,10 +377,10 @@ impl Agent {
         self.arbiter.next_deadline().into_iter().chain(self.again.values().copied()).chain(unheard).min()
     }
 
-    /// The next frame for a worker.
+    /// Returns the next frame for a worker.
     ///
     /// # Errors
-    /// [`Broken`]: the connection is to be closed.
+    /// [`Broken`]: the caller closes the connection.
     pub fn frame(&mut self, id: WorkerId) -> Result<Option<Vec<u8>>, Broken> {
         let worker = self.roster.get_mut(id).ok_or(Broken::Unknown)?;
         if worker.conversation.unacknowledged() > MOST_UNACKNOWLEDGED {
@@ -396,23 +396,23 @@ impl Agent {
         }
     }
 
-    /// Who has something to be sent, since this was asked last.
+    /// Takes the set of workers with messages to send.
     pub fn take_outbound(&mut self) -> BTreeSet<WorkerId> {
         std::mem::take(&mut self.outbound)
     }
 
-    /// Whose meter is to be read, since this was asked last.
+    /// Takes the GPUs whose meter must be read.
     pub fn take_measures(&mut self) -> Vec<(GpuId, String)> {
         let gpus = std::mem::take(&mut self.to_measure);
         gpus.into_iter().map(|gpu| (gpu, self.roster.gpu_name(gpu).to_owned())).collect()
     }
 
-    /// What is to be in the journal before anybody hears of it, since this was asked last.
+    /// Takes the entries that must be in the journal before any message is sent.
     pub fn take_entries(&mut self) -> Vec<Entry> {
         std::mem::take(&mut self.entries)
     }
 
-    /// All that is to be in the journal now.
+    /// Returns the complete content of the journal.
     pub fn journal(&self) -> Vec<Journalled> {
         let workers = self.roster.workers().map(|(id, worker)| self.journalled(id, worker));
         workers.chain(self.strays.values().cloned()).collect()
@@ -507,7 +507,7 @@ impl Agent {
         self.say(id, message);
     }
 
-    /// Who holds a GPU, most first.
+    /// Returns the holders of a GPU, the largest lease first.
     fn holders(&self, gpu: GpuId) -> Vec<Holder> {
         let of_gpu = self.arbiter.footprints().filter(|of| of.gpu == gpu && !of.lease.is_zero());
         let mut holders: Vec<_> =
@@ -517,12 +517,12 @@ impl Agent {
         holders
     }
 
-    /// All GPUs, by number and name.
+    /// Returns the numbers and names of all GPUs.
     pub fn gpus(&self) -> Vec<(GpuId, String)> {
         self.roster.gpus().map(|(gpu, name)| (gpu, name.to_owned())).collect()
     }
 
-    /// The GPUs that a worker uses, and its gang's other ranks do: memory is planned for all of them together.
+    /// Returns the GPUs of a worker and of the other ranks of its gang, because memory is planned for all of them together.
     pub fn gpus_of(&self, id: WorkerId) -> Vec<(GpuId, String)> {
         let gang = self.roster.get(id).map(|worker| worker.gang);
         let ranks = self.roster.workers().filter(|(_, worker)| Some(worker.gang) == gang);
@@ -531,7 +531,7 @@ impl Agent {
         gpus.into_iter().filter_map(|gpu| Some((self.roster.gpu(gpu)?, gpu.to_owned()))).collect()
     }
 
-    /// What a worker is called.
+    /// Returns the name of a worker.
     pub fn name(&self, id: WorkerId) -> String {
         self.roster.get(id).map_or_else(|| format!("worker {id}"), |worker| worker.name.clone())
     }

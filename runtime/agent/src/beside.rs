@@ -1,4 +1,4 @@
-//! Small files beside the socket: this user's alone, and written whole or not at all.
+//! Small private files beside the socket, written atomically.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -7,15 +7,15 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file, or makes one, that this user alone reads and writes; no link is followed.
+/// Opens or creates a file that only this user can access, without following links.
 ///
 /// # Errors
-/// What the file system answers.
+/// The error of the file system.
 pub fn open_private(path: &Path) -> io::Result<File> {
     private().truncate(false).write(true).open(path)
 }
 
-/// As [`open_private`], to add to its end.
+/// Opens a file like [`open_private`], for appending.
 pub(crate) fn append_private(path: &Path) -> io::Result<File> {
     private().append(true).open(path)
 }
@@ -27,10 +27,10 @@ fn private() -> fs::OpenOptions {
     options
 }
 
-/// Writes a file by way of another one beside it. Not synced: after a loss of power there are no processes.
+/// Replaces a file atomically through a temporary file. Without sync: processes do not survive a loss of power either.
 ///
 /// # Errors
-/// What the file system answers; the file is as it was.
+/// The error of the file system; the old file is unchanged.
 pub fn write_whole(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = open_private(beside).and_then(|mut file| {
         file.set_len(0)?;
@@ -42,10 +42,10 @@ pub fn write_whole(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Reads a file of at most so many bytes; none: there is none.
+/// Reads a file of at most `longest` bytes; `None` if it does not exist.
 ///
 /// # Errors
-/// What the file system answers; it is no such file.
+/// The error of the file system, or the file is too long or not regular.
 pub fn read_whole(path: &Path, longest: u64) -> io::Result<Option<Vec<u8>>> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! An operator's side: one question, and its answer.
+//! Client of operators: one question, and its answer.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -6,31 +6,31 @@ use std::path::{Path, PathBuf};
 
 use glake_wire::{Answer, Ask, Envelope, FrameError, Frames, SocketError, check_folder, check_server, frame};
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody serves there.
+    /// No agent serves the socket.
     #[error("no agent serves {}: start one (glake serve), or name its socket (--socket PATH, GLAKE_AGENT=PATH)", .0.display())]
     Nobody(PathBuf),
-    /// The socket is not used.
+    /// The socket is not safe to use.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// What came is no answer.
+    /// The answer is malformed.
     #[error("the agent's answer: {0}")]
     Frame(#[from] FrameError),
-    /// The connection.
+    /// The connection failed.
     #[error("the agent's answer did not come: {0}")]
     Os(#[from] io::Error),
     /// The agent ended before it had answered.
     #[error("the agent ended before it had answered")]
     Ended,
-    /// It says why not.
+    /// The agent refused the request, with its reason.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Asks the agent at a socket, and waits for all of its answer.
+/// Sends a request to the agent at a socket and waits for the complete answer.
 ///
 /// # Errors
 /// [`ClientError`].

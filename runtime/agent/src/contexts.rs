@@ -1,9 +1,8 @@
-//! Workers whose contexts the driver checkpoints: what it is asked about whom, and what came of it.
+//! Checkpoints of workers' contexts: requests to the driver and their results.
 //!
-//! The agent has no driver: a command that lives for a moment asks it. That it will be asked is in the journal before
-//! the command is started, and until the process is known to run again; so the agent after a crash has every process
-//! restored that may be locked, whichever moment the one before died at. Asks are numbered: an answer to one that is not
-//! the last about its process says nothing of what that is now.
+//! The agent has no driver: a short-lived command calls it. The journal records each request before the command starts, until the process
+//! is known to run again. After a crash, the next agent therefore restores every process that may be locked. Requests are numbered, and
+//! only the answer to the latest request about a process describes its current state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,41 +13,40 @@ use glake_wire::{Holding, Peer};
 use crate::roster::Worker;
 use crate::{Agent, Entry, Journalled};
 
-/// What the driver is to be asked about a process.
+/// Request to the driver about a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverAsk {
-    /// Which.
     pub peer: Peer,
-    /// What it is called.
+    /// Name of the worker.
     pub name: String,
     /// To checkpoint it, or to restore it.
     pub action: DriverAction,
-    /// Which ask it is.
+    /// Number of the request.
     pub number: u64,
 }
 
-/// What the driver is asked to do.
+/// Operation that the driver carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverAction {
-    /// It is locked, and leaves its GPUs.
+    /// Lock the process and move its contexts off the GPUs.
     Checkpoint,
-    /// It comes back, whatever it is.
+    /// Bring the process back from any state.
     Restore,
 }
 
-/// What the driver is asked.
+/// Requests to the driver.
 #[derive(Debug, Default)]
 pub(crate) struct Asks {
-    /// And was not yet.
+    /// Requests that were not taken yet.
     pending: Vec<DriverAsk>,
-    /// How many there were.
+    /// Number of requests so far.
     count: u64,
-    /// Which is the last about a process, until that is known to run.
+    /// Number of the latest request about each process, until the process is known to run.
     last: BTreeMap<Peer, u64>,
 }
 
 impl Agent {
-    /// What the driver is to be asked, since this was asked last: once the journal is written.
+    /// Takes the requests to the driver. The caller writes the journal first.
     pub fn take_driver_asks(&mut self) -> Vec<DriverAsk> {
         std::mem::take(&mut self.asks.pending)
     }
@@ -64,7 +62,7 @@ impl Agent {
         self.asks.pending.push(ask);
     }
 
-    /// The last ask about a process from now on.
+    /// Numbers a request as the latest about its process.
     fn number(&mut self, peer: Peer, name: String, action: DriverAction) -> DriverAsk {
         self.asks.count += 1;
         let number = self.asks.count;
@@ -72,12 +70,12 @@ impl Agent {
         DriverAsk { peer, name, action, number }
     }
 
-    /// Whether nothing was asked about its process since.
+    /// Returns whether the request is still the latest about its process.
     pub fn is_last(&self, ask: &DriverAsk) -> bool {
         self.asks.last.get(&ask.peer) == Some(&ask.number)
     }
 
-    /// Whether the driver may have locked a worker, and the journal says so.
+    /// Returns whether the driver may have locked a worker and the journal says so.
     pub fn is_away(&self, peer: Peer) -> bool {
         self.roster.of(peer).and_then(|id| self.roster.get(id)).is_some_and(|worker| worker.is_away)
     }
@@ -90,7 +88,7 @@ impl Agent {
         }
     }
 
-    /// What came of it. Says whether that process is to be restored once more, though it is no worker any more.
+    /// Handles the result of a request. Returns whether the process must be restored again although it is no worker any more.
     pub fn contexts(&mut self, ask: &DriverAsk, contexts: Contexts, now: Duration) -> bool {
         self.now = now;
         if !self.is_last(ask) {
@@ -115,7 +113,7 @@ impl Agent {
         false
     }
 
-    /// A journal, or a conversation before, knows that the driver was asked about a worker.
+    /// Records that a journal or an earlier conversation reports a checkpoint request for the worker.
     pub(crate) fn is_away_again(&mut self, id: WorkerId) {
         let Some(worker) = self.roster.get_mut(id) else { return };
         worker.is_away = true;
@@ -126,7 +124,7 @@ impl Agent {
         self.step(Event::Contexts { worker: id, contexts: Contexts::Unknown });
     }
 
-    /// A worker is none any more. Its process is restored all the same, and is in the journal until it has been.
+    /// Keeps a leaving worker in the journal until its process is restored.
     pub(crate) fn leaves(&mut self, worker: &Worker) {
         let peer = worker.who.peer;
         if !worker.is_away {
@@ -148,7 +146,7 @@ impl Agent {
         self.asks.pending.push(ask);
     }
 
-    /// A process that is none any more, or was not one, has died: nothing is left to restore.
+    /// Forgets a former worker's process that has died.
     pub(crate) fn forget_stray(&mut self, peer: Peer) {
         self.asks.last.remove(&peer);
         if self.strays.remove(&peer).is_some() {
@@ -157,7 +155,7 @@ impl Agent {
         }
     }
 
-    /// Whom the driver may have locked and may restore, and what each is called.
+    /// Returns the processes that the driver may have locked and may restore, with their names.
     pub fn away(&self) -> Vec<(Peer, String)> {
         let is_lost = |id: WorkerId| self.arbiter.state(id) == Some("failed");
         let workers = self.roster.workers().filter(|(id, worker)| worker.is_away && !is_lost(*id));
@@ -166,7 +164,7 @@ impl Agent {
         workers.chain(strays).collect()
     }
 
-    /// Asks for the restore of all of them.
+    /// Requests the restore of all locked processes.
     pub fn restores(&mut self) -> Vec<DriverAsk> {
         self.away().into_iter().map(|(peer, name)| self.number(peer, name, DriverAction::Restore)).collect()
     }

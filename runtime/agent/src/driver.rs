@@ -1,8 +1,7 @@
-//! The command that asks the driver to checkpoint or restore a process, for the agent has none.
+//! Commands that checkpoint or restore a process through the driver, because the agent has none.
 //!
-//! Commands about one process run one after the other: one that is late is killed, and has ended before anything else is
-//! asked about its process. Those of an agent that was killed go on: each holds its process's lock by its standard input,
-//! so that the next agent's begin when they have ended.
+//! Commands about one process run one after the other. A late command is killed, and ends before the next one about its process starts.
+//! Commands of a killed agent continue: each holds its process's lock as standard input, so that the next agent's commands wait for it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -28,57 +27,57 @@ use crate::server::Server;
 use crate::translate::activity;
 use crate::{Agent, DriverAction, DriverAsk};
 
-/// How often is looked whether a command of an agent before has ended.
+/// Poll interval for the lock of an earlier agent's command.
 const LOOK: Duration = Duration::from_millis(20);
-/// When a process that is no worker is restored once more.
+/// Delay before a further restore of a process that is no worker.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long the restores of an agent that ends may take together.
+/// Timeout of all restores at the end of the agent.
 const END: Duration = Duration::from_secs(20);
-/// How a command ends that found no room for a restore, and did not ask the driver for it: all is as it was.
+/// Exit code of a command that lacked room for a restore and did not call the driver; the process is unchanged.
 pub const NO_ROOM: u8 = 3;
-/// How a command ends that did not get as far as to ask the driver for a change: all is as it was.
+/// Exit code of a command that failed before it asked the driver for a change; the process is unchanged.
 pub const UNTOUCHED: u8 = 4;
-/// How a command ends whose process the driver did not restore, and does not another time: it is to be started again.
+/// Exit code of a command whose process the driver can never restore: the worker must be started again.
 pub const LOST: u8 = 5;
-/// How a command ends that was told what it does not understand: nor has it asked anything.
+/// Exit code of a command with invalid arguments; the process is unchanged.
 const MISUSED: u8 = 2;
 
-/// What asks the driver: a program and its first arguments. It is given a process's number, `--start` and when that
-/// started, for the way back `--restore`, and `--socket` and the agent's, beside which it may keep what it has to know of
-/// a process. It ends with 0 when all is done, with [`NO_ROOM`] when there is none, with [`UNTOUCHED`] when it changed
-/// nothing, with [`LOST`] when the process cannot be restored any more.
+/// Command that calls the driver: a program and its first arguments. The agent appends the process id, `--start` and the start time of the
+/// process, `--restore` for a restore, and `--socket` with the agent's socket, beside which the command may keep files about a process.
+/// Exit codes: 0 for success, [`NO_ROOM`] without room for a restore, [`UNTOUCHED`] if the process is unchanged, [`LOST`] if the process
+/// can never be restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverCommand {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// What it is told before.
+    /// First arguments of the program.
     pub arguments: Vec<OsString>,
-    /// How long one may take before it is killed.
+    /// Timeout of a command, after which it is killed.
     pub limit: Duration,
 }
 
 impl DriverCommand {
-    /// It waits two seconds for the driver's lock, and copies some hundred MiB.
+    /// Default timeout of a command, which waits two seconds for the driver's lock and copies some hundred MiB.
     pub const LIMIT: Duration = Duration::from_secs(60);
 }
 
-/// How one ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Done,
     NoRoom,
-    /// All is as it was: it never began, or asked the driver for no change.
+    /// The process is unchanged: the command did not start, or asked the driver for no change.
     Untouched,
-    /// It is not restored, and never will be.
+    /// The process can never be restored.
     Lost,
     Failed,
 }
 
-/// What the server has for it.
+/// Runner of the checkpoint commands.
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) command: DriverCommand,
-    /// The agent's.
+    /// Socket of the agent.
     socket: PathBuf,
     turns: std::cell::RefCell<std::collections::HashMap<Peer, Rc<Mutex<()>>>>,
     is_ending: std::cell::Cell<bool>,
@@ -94,7 +93,7 @@ impl Driver {
         self.turns.borrow_mut().entry(peer).or_default().clone()
     }
 
-    /// Nobody waits for a process's turn any more.
+    /// Removes the lock of a process without waiters.
     fn forget_turn(&self, peer: Peer) {
         let mut turns = self.turns.borrow_mut();
         if turns.get(&peer).is_some_and(|turn| Rc::strong_count(turn) == 1) {
@@ -106,7 +105,7 @@ impl Driver {
         self.socket.with_extension(format!("driver-{}-{}", peer.pid, peer.start))
     }
 
-    /// What a command is given as standard input: its process's lock, which it holds as long as it lives.
+    /// Locks the file that a command gets as standard input and holds as long as it lives.
     async fn lock(&self, ask: &DriverAsk) -> io::Result<File> {
         let path = self.lock_of(ask.peer);
         let mut options = File::options();
@@ -125,7 +124,7 @@ impl Driver {
         Ok(file)
     }
 
-    /// How a command ended, and what it said.
+    /// Runs a command and returns its result and output.
     async fn run(&self, ask: &DriverAsk, action: DriverAction) -> (Ended, String) {
         let DriverAsk { peer, name, .. } = ask;
         let mut command = Command::new(&self.command.program);
@@ -165,7 +164,7 @@ impl Driver {
         ended
     }
 
-    /// Where its contexts are after it.
+    /// Carries out a request and returns the location of the contexts afterwards.
     async fn drive(&self, ask: &DriverAsk) -> Contexts {
         let (ended, said) = self.run(ask, ask.action).await;
         if ended != Ended::Done {
@@ -193,7 +192,7 @@ impl Driver {
     }
 }
 
-/// How it ended, and what it said.
+/// Classifies the exit of a command; returns its result and output.
 fn told(output: io::Result<Output>) -> (Ended, String) {
     let output = match output {
         Ok(output) => output,
@@ -211,7 +210,7 @@ fn told(output: io::Result<Output>) -> (Ended, String) {
 }
 
 impl Server {
-    /// Asks the driver whatever the agent wants of it.
+    /// Carries out all requests of the agent to the driver.
     pub(crate) async fn drive(self: Rc<Self>) {
         loop {
             self.driver_asked.notified().await;
@@ -247,14 +246,14 @@ impl Server {
         }
     }
 
-    /// Whether the journal knows of it, and no use of it runs.
+    /// Returns whether the journal contains the request and no use of the process runs.
     fn may_checkpoint(&self, peer: Peer) -> bool {
         let is_idle = activity(self.page_of(peer)) == Activity::Idle;
         let is_known = self.ask(|agent| agent.is_away(peer)) && !self.is_journal_lost.get();
         is_idle && is_known && !self.driver.is_ending.get()
     }
 
-    /// Whether the driver can be asked: by the way back of this process, which has nothing there.
+    /// Checks that the driver responds, by a restore of this process, which has nothing to restore.
     pub(crate) async fn probe_driver(self: Rc<Self>) {
         let pid = std::process::id();
         let Some(start) = start_of(pid) else { return };
@@ -266,7 +265,7 @@ impl Server {
         }
     }
 
-    /// Nobody stays locked when an agent ends that was asked to, as far as there is time and room.
+    /// Restores all locked processes before an orderly end of the agent, as far as time and memory allow.
     pub(crate) async fn restore_all(&self) {
         self.driver.is_ending.set(true);
         let restores = async {

@@ -1,8 +1,8 @@
-//! The processes of one start: what the agent started, and whatever that started.
+//! Processes of one start: the process that the agent started, and its descendants.
 //!
-//! They are known by their process group, which is the first one's number, and by the number of the start in their
-//! environment: a launcher gives ranks groups of their own, and a program that shows a title writes it over its
-//! environment. One that hides both ways is not found.
+//! They are recognized by their process group, which is the first process's number, and by the start number in their environment: a
+//! launcher gives ranks their own groups, and a program that sets a process title overwrites its environment. A process that hides both
+//! ways is not found.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,20 +11,20 @@ use std::path::Path;
 use glake_process::ProcessStat;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// The variable that has the number of the start.
+/// Environment variable with the number of the start.
 pub(crate) const MARK: &str = "GLAKE_START";
 
-/// A start.
+/// Identification of the processes of a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// Its number.
+    /// Number of the start.
     pub(crate) mark: String,
-    /// The group of its first process, where that is known, and cannot be another one's by now.
+    /// Process group of the first process; `None` if unknown or possibly reused.
     pub(crate) group: Option<u32>,
 }
 
 impl Family {
-    /// Those that live, each with what tells of its death.
+    /// Returns the living processes, each with a pidfd.
     pub(crate) fn members(&self) -> Vec<(u32, OwnedFd)> {
         let own = std::process::id();
         let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -38,7 +38,7 @@ impl Family {
             .collect()
     }
 
-    /// Asks all that live to end, or ends them. Answers what tells of their deaths.
+    /// Sends a signal to all living processes and returns their pidfds.
     pub(crate) fn signal(&self, signal: Signal) -> Vec<OwnedFd> {
         let members = self.members();
         for (_, pidfd) in &members {
@@ -48,7 +48,7 @@ impl Family {
         members.into_iter().map(|(_, pidfd)| pidfd).collect()
     }
 
-    /// The process that the agent started, by the start's number alone: it leads its group.
+    /// Finds the process that the agent started by the start number alone: the leader of its group.
     pub(crate) fn leader(&self) -> Option<(u32, u64)> {
         let pids = self.members().into_iter().map(|(pid, _)| pid);
         let mut known = pids.into_iter().filter_map(|pid| Some((pid, ProcessStat::of(pid).ok()?)));
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// A process whose children are of its group, and one of another group with the same environment.
+    /// Starts a process with a child in its group and another child in another group with the same environment.
     fn started(mark: &str, script: &str) -> (Child, Family) {
         let mut command = Command::new("sh");
         command

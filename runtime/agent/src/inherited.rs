@@ -1,18 +1,18 @@
-//! What a process was started with: open files that are none of its business, and none of its workers'.
+//! Inherited open files, which neither this process nor its workers should keep.
 
 use std::env;
 use std::fs;
 
-/// Of a descriptor that no child has, in what `/proc` says of its flags.
+/// Flag of close-on-exec descriptors in `/proc/self/fdinfo`.
 const CLOSED_AT_EXEC: u32 = 0o2_000_000;
-/// The first that systemd hands over.
+/// First descriptor that systemd passes.
 const FIRST_SOCKET: i32 = 3;
 
-/// Closes whatever this process was started with but its three streams and the sockets that systemd hands over, for the
-/// workers that it starts would have it too: a pipe of whoever started it would stay open as long as they run.
+/// Closes all inherited descriptors except the standard streams and the sockets from systemd. Workers would inherit them too: a pipe of the
+/// parent would stay open as long as workers run.
 ///
-/// It closes all that a child would have. So it is for the beginning of a program, before anything is opened but files
-/// of the standard library, which no child has.
+/// The function closes every descriptor without close-on-exec. Call it at the beginning of a program, before any such descriptor is opened;
+/// files of the standard library are close-on-exec.
 pub fn close_inherited() {
     let told = |name| env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
     let first = told("LISTEN_FDS_FIRST_FD").unwrap_or(FIRST_SOCKET);
@@ -26,7 +26,7 @@ pub fn close_inherited() {
     }
 }
 
-/// Whether a child would have it; one that has been closed since has none.
+/// Returns whether a child would inherit the descriptor; false if it was closed meanwhile.
 fn is_inherited(number: i32) -> bool {
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
     let flags =

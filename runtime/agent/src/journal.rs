@@ -1,8 +1,7 @@
-//! The journal: who was there and what each was granted, for the agent that comes after a crash. What a worker says of
-//! itself goes over it.
+//! Journal of workers and their leases, for the agent that starts after a crash. A worker's own account overrides it.
 //!
-//! One JSON object a line, appended before a worker hears of a grant: so an agent that is killed has told nobody of
-//! memory that the next one does not count, and has had nobody locked whom the next one does not restore.
+//! The journal has one JSON object per line, appended before a worker learns of a grant. A killed agent has therefore announced no memory
+//! that the next agent does not count, and has locked no process that the next agent does not restore.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -12,56 +11,51 @@ use glake_units::Bytes;
 use glake_wire::Peer;
 use serde::{Deserialize, Serialize};
 
-/// From this size on it is written anew when the agent starts, and while it serves.
+/// Size from which the journal is rewritten, at the start of the agent and while it serves.
 const COMPACTED: u64 = 1 << 20;
 
-/// A worker, as the journal has it.
+/// State of a worker in the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Journalled {
-    /// What it was called.
+    /// Name of the worker.
     pub name: String,
-    /// Its process.
     pub peer: Peer,
-    /// Whose.
+    /// User of the process.
     pub uid: u32,
-    /// Its gang.
+    /// Name of its gang.
     pub gang: Option<String>,
-    /// How many ranks that has.
+    /// Number of ranks of the gang.
     pub ranks: u32,
-    /// What it might hold of each GPU.
+    /// Lease of each GPU.
     pub leases: Vec<(String, Bytes)>,
-    /// The driver may have locked or checkpointed it.
+    /// Whether the driver may have locked or checkpointed the process.
     pub away: bool,
 }
 
-/// One line.
+/// Line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Entry {
-    /// It joined.
+    /// A worker joined.
     Joined(Journalled),
-    /// It may hold so much of a GPU.
+    /// A lease changed to `bytes`.
     Lease {
-        /// Who.
         peer: Peer,
-        /// Where.
         gpu: String,
-        /// How much.
         bytes: Bytes,
     },
-    /// The driver is about to be asked to checkpoint it; or it is known to run again.
+    /// The driver is about to checkpoint the process, or the process is known to run again.
     Away {
-        /// Who.
         peer: Peer,
-        /// Whether it may be locked or checkpointed.
+        /// Whether the process may be locked or checkpointed.
         away: bool,
     },
-    /// It left, or died.
+    /// The worker left or died.
     Gone(Peer),
 }
 
-/// The file.
+/// Open file of the journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
@@ -70,8 +64,8 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Reads what an agent before left. One that is not there is empty; what is damaged, as the last line of one that
-    /// was killed, is passed over.
+    /// Reads the journal of the previous agent; empty if there is none. Damaged lines, such as the last line of a killed agent, are
+    /// skipped.
     pub(crate) fn read(path: &Path) -> Vec<Journalled> {
         let text = match std::fs::read(path) {
             Ok(text) => text,
@@ -108,20 +102,20 @@ impl Journal {
         workers
     }
 
-    /// Begins one that is empty.
+    /// Creates a journal that is written on the first `replace`.
     pub(crate) fn new(path: PathBuf) -> Self {
         Journal { path, file: None, length: 0 }
     }
 
-    /// Whether it is to be written anew.
+    /// Returns whether the journal should be rewritten.
     pub(crate) fn is_long(&self) -> bool {
         self.file.is_none() || self.length > COMPACTED
     }
 
-    /// Replaces all of it.
+    /// Replaces the complete journal.
     ///
     /// # Errors
-    /// What the file system answers; the old one stands then.
+    /// The error of the file system; the old journal is unchanged.
     pub(crate) fn replace(&mut self, workers: Vec<Journalled>) -> io::Result<()> {
         let beside = self.path.with_extension("new");
         // Not synced, here and below: after a loss of power there are no workers.
@@ -136,10 +130,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Adds to it.
+    /// Appends entries to the journal.
     ///
     /// # Errors
-    /// What the file system answers; it is written anew the next time.
+    /// The error of the file system; the journal is rewritten next time.
     pub(crate) fn append(&mut self, entries: Vec<Entry>) -> io::Result<()> {
         let bytes = lines(entries.into_iter())?;
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;

@@ -1,7 +1,7 @@
-//! A worker's process: its program, its environment, its log.
+//! Start of a worker's process: its program, its environment, its log.
 //!
-//! It is told the agent's socket and its name, by which it joins. It has nothing of the agent's but that: a process
-//! group of its own, no input, a file for what it says, which it holds itself, so that it does not end with the agent.
+//! The process learns the agent's socket and its own name, with which it joins. Otherwise it is independent of the agent: it has its own
+//! process group, no input, and holds its log file itself, so that it survives the agent.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,10 +18,10 @@ use tokio::process::{Child, Command};
 
 use crate::beside::append_private;
 
-/// A log that is longer at a start becomes the one before, whose place it takes.
+/// Size of a log that is rotated at the next start; only one earlier log is kept.
 const LONGEST_LOG: u64 = 64 << 20;
 
-/// What systemd told the agent, and nobody else.
+/// Environment variables that systemd set for the agent only.
 const OF_AGENT: [&str; 9] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -34,54 +34,52 @@ const OF_AGENT: [&str; 9] = [
     "INVOCATION_ID",
 ];
 
-/// How the agent starts workers.
+/// Settings for starting workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launcher {
-    /// Where what they say is written; none: beside the socket.
+    /// Folder of the logs; `None`: beside the socket.
     pub logs: Option<PathBuf>,
-    /// What is in their environments unless the agent's own or the file says another thing.
+    /// Default environment; the agent's own environment and the file override it.
     pub environment: BTreeMap<String, String>,
 }
 
-/// Why a worker is not started.
+/// Reason why a worker cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// Its program.
+    /// The program is missing or not executable.
     #[error(
         "the command of worker {worker:?} starts {program:?}, {found}: name an executable file, or a program in PATH"
     )]
     Program {
-        /// Whose.
+        /// Name of the worker.
         worker: String,
-        /// Which.
+        /// Name of the program.
         program: String,
-        /// What there is.
+        /// Description of the problem.
         found: &'static str,
     },
-    /// The folder of the logs.
+    /// The folder of the logs is unusable.
     #[error("the folder {} for logs of workers {why}: name another one (--logs DIR)", .folder.display())]
     Folder {
-        /// Which.
         folder: PathBuf,
-        /// Why.
+        /// Description of the problem.
         why: String,
     },
-    /// Its log.
+    /// The log cannot be opened.
     #[error("its log {} cannot be written: {source}; make room, or name another folder (--logs DIR)", .path.display())]
     Log {
-        /// Which.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
-    /// What is written down before.
+    /// The start cannot be recorded.
     #[error("that it starts cannot be written down beside the socket: {0}; make room there")]
     Record(io::Error),
-    /// The process.
+    /// The process cannot be created.
     #[error("{program:?} cannot be started: {source}")]
     Os {
-        /// The program.
+        /// Name of the program.
         program: String,
         /// The operating system's error.
         source: io::Error,
@@ -89,12 +87,12 @@ pub enum LaunchError {
 }
 
 impl Launcher {
-    /// Where logs are, for an agent of this socket.
+    /// Returns the folder of the logs for an agent at this socket.
     pub fn folder(&self, socket: &Path) -> PathBuf {
         self.logs.clone().unwrap_or_else(|| socket.with_extension("logs"))
     }
 
-    /// Whether the folder of the logs is there, or can be made; nothing is made.
+    /// Checks that the folder of the logs exists or can be created, without creating it.
     ///
     /// # Errors
     /// [`LaunchError::Folder`].
@@ -104,7 +102,7 @@ impl Launcher {
         if self.logs.is_some() || folder.exists() { check_folder(&folder) } else { Ok(()) }
     }
 
-    /// Starts one. `limit`: of open files, as the agent found it.
+    /// Starts a worker's process. `limit`: original limit of open files of the agent.
     pub(crate) fn spawn(
         &self,
         worker: &Worker,
@@ -141,7 +139,7 @@ impl Launcher {
         Ok(child)
     }
 
-    /// What a worker says is added to it.
+    /// Opens the log of a worker for appending.
     fn log(&self, socket: &Path, name: &str) -> Result<File, LaunchError> {
         let folder = self.folder(socket);
         match DirBuilder::new().mode(0o700).create(&folder) {
@@ -159,7 +157,7 @@ impl Launcher {
     }
 }
 
-/// Whether a folder is there, and nobody else can write to it.
+/// Checks that a folder exists and that no other user can write to it.
 fn check_folder(folder: &Path) -> Result<(), LaunchError> {
     let refuse = |why| Err(LaunchError::Folder { folder: folder.to_owned(), why });
     let own = geteuid().as_raw();
@@ -183,7 +181,7 @@ fn check_folder(folder: &Path) -> Result<(), LaunchError> {
     }
 }
 
-/// Whether a worker's program is there.
+/// Checks that a worker's program exists.
 ///
 /// # Errors
 /// [`LaunchError::Program`].

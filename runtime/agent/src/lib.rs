@@ -1,16 +1,19 @@
-//! The node agent: it decides whose memory is on a server's GPUs, and says so to workers.
+//! Node agent: it decides which workers hold the memory of a server's GPUs, and tells them.
 //!
 //! ```text
 //! workers ─ Unix stream ─► link ─┐                             ┌─► link ─► grant, park, shrink, …
 //! meter ─────────────────────────┼─► Agent ─► Arbiter ─► Agent ┼─► meter
-//! pidfd, clock, operators ───────┘   pure: who is who          ├─► journal
-//!                                                              └─► a command that asks the driver
+//! pidfd, clock, operators ───────┘   core without I/O          ├─► journal
+//!                                                              └─► a command that calls the driver
 //! ```
 //!
-//! Workers hold the truth, the agent a copy: it has no CUDA context, no handle of memory and none of its bytes, and when
-//! it dies they go on. What they hold then is in their next `hello`; of those that are silent the journal tells.
+//! Workers have the authoritative state, and the agent a copy. The agent has no CUDA context, no memory handle and none of the workers'
+//! bytes; workers continue when it dies. Their next `hello` reports what they hold; the journal describes workers that have not
+//! reconnected.
 //!
-//! The agent is one thread. While no worker wants anything it wakes only for what workers say.
+//! The agent runs on one thread. While no worker waits for memory, only messages wake it.
+
+#![allow(missing_docs, reason = "an internal crate: most fields and variants need no comment beyond their names")]
 
 mod agent;
 mod beside;

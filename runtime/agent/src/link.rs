@@ -1,4 +1,4 @@
-//! One connection: who it is, then frames both ways.
+//! Connection of a worker or an operator: greeting, then frames in both directions.
 
 use std::io;
 use std::rc::Rc;
@@ -16,24 +16,24 @@ use crate::operators;
 use crate::server::{Link, Server};
 
 const CHUNK: usize = 64 << 10;
-/// So many chunks of one connection are read before others are heard.
+/// Number of chunks read from one connection before the others get a turn.
 const TURNS: u32 = 4;
 
-/// Frames of one connection.
+/// Buffered frames of one connection.
 pub(crate) struct Connection {
     stream: UnixStream,
     frames: Frames,
-    /// What was not sent yet.
+    /// Bytes that were not sent yet.
     unsent: Vec<u8>,
 }
 
-/// Whoever connected, and has said who it is.
+/// Connected peer after its greeting.
 pub(crate) enum Greeted {
     Worker { id: WorkerId, connection: Connection, link: Rc<Link> },
     Operator { ask: Ask, connection: Connection },
 }
 
-/// Hears the first frame, and answers a worker's. `None`: the connection is over.
+/// Reads the first frame, and answers a worker's hello. Returns `None` if the connection is over.
 pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Greeted> {
     let mut connection = Connection { stream, frames: Frames::default(), unsent: Vec::new() };
     let mut page = None;
@@ -119,7 +119,7 @@ impl Greeted {
 }
 
 impl Connection {
-    /// Waits for bytes and takes them in; the descriptor that came with them. `None`: the other end has closed.
+    /// Receives bytes and returns the descriptor sent with them. Returns `None` once the other end has closed.
     async fn receive(&mut self) -> io::Result<Option<Option<std::os::fd::OwnedFd>>> {
         loop {
             self.stream.readable().await?;
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// Sends what fits now.
+    /// Sends as many bytes as the socket accepts now.
     fn flush(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             let sent = self.stream.try_io(Interest::WRITABLE, || Ok(send(&self.stream, &self.unsent, None)?));
@@ -150,7 +150,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends all of it.
+    /// Sends all bytes.
     pub(crate) async fn say(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         self.unsent.extend(bytes);
         loop {
@@ -171,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// Says why not, and whether it is worth another attempt, and ends it.
+    /// Refuses the peer with a reason and whether a retry can succeed, and closes the connection.
     async fn refuse(&mut self, why: impl ToString, passes: bool) -> Option<Greeted> {
         let why = why.to_string();
         // Whoever may be welcome another time comes every two seconds.
@@ -185,7 +185,7 @@ impl Connection {
         None
     }
 
-    /// Frames both ways, until one end has enough.
+    /// Exchanges frames with a worker until either end closes.
     async fn serve(&mut self, server: &Rc<Server>, id: WorkerId, link: &Rc<Link>) -> Result<(), Over> {
         let mut bytes = vec![0; CHUNK];
         // Frames may have come with the first.
@@ -240,7 +240,7 @@ impl Connection {
     }
 }
 
-/// Why a connection is over.
+/// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 enum Over {
     #[error(transparent)]

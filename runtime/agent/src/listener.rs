@@ -1,4 +1,4 @@
-//! The socket that workers connect to: where it is, that it is nobody else's, and that there is one agent for it.
+//! Socket for workers: its path, its protection from other users, and the lock that allows one agent.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -9,51 +9,49 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 
-/// A socket that listens.
+/// Listening socket and its lock.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: UnixListener,
     pub(crate) path: PathBuf,
-    /// Held as long as it listens: there is no second agent.
+    /// Lock held while listening, so that there is no second agent.
     _lock: File,
-    /// One that systemd made is systemd's to remove.
+    /// Whether this process removes the socket; systemd removes its own.
     is_own: bool,
 }
 
-/// Why nobody can connect.
+/// Reason why the agent cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// It is not from the root.
+    /// The path is not absolute.
     #[error("--socket {}: give an absolute path", .0.display())]
     Relative(PathBuf),
-    /// Others could change it.
+    /// Other users could replace the folder.
     #[error("the folder {} {why}: name a socket in a folder of your own, of mode 0700 (--socket PATH)", .folder.display())]
     Folder {
-        /// Which.
         folder: PathBuf,
-        /// Why.
+        /// Description of the problem.
         why: String,
     },
-    /// Another agent has it.
+    /// Another agent serves the socket.
     #[error("an agent serves {} already: stop that one, or name another socket (--socket PATH)", .0.display())]
     Served(PathBuf),
-    /// Something else is there.
+    /// The path exists and is no socket.
     #[error("{} is there and is no socket: name another one (--socket PATH)", .0.display())]
     Other(PathBuf),
     /// The operating system's error.
     #[error("{}: {source}", .path.display())]
     Os {
-        /// Which file.
         path: PathBuf,
-        /// Its error.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
 impl Listener {
-    /// Listens at a path. Its folder is made where it is not there. A socket that an agent left behind is replaced: the
-    /// lock beside it tells whether one lives.
+    /// Binds a socket at a path and creates its folder if necessary. A socket left by a dead agent is replaced; the lock file tells whether
+    /// an agent lives.
     pub(crate) fn bind(path: &Path) -> Result<Listener, ListenError> {
         let lock = Listener::lock(path)?;
         match fs::symlink_metadata(path) {
@@ -69,7 +67,7 @@ impl Listener {
         Ok(Listener { socket, path: path.to_owned(), _lock: lock, is_own: true })
     }
 
-    /// Takes one that listens already, as systemd hands it over.
+    /// Adopts a listening socket from systemd.
     pub(crate) fn adopt(socket: UnixListener, path: &Path) -> Result<Listener, ListenError> {
         let bound = socket.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
         let path = bound.unwrap_or_else(|| path.to_owned());
@@ -93,7 +91,7 @@ impl Listener {
         }
     }
 
-    /// Where the journal is.
+    /// Returns the path of the journal.
     pub(crate) fn journal(&self) -> PathBuf {
         self.path.with_extension("journal")
     }
@@ -107,7 +105,7 @@ impl Drop for Listener {
     }
 }
 
-/// Whether one could listen at a path; nothing is made.
+/// Checks that an agent could listen at a path, without creating anything.
 pub(crate) fn check(path: &Path) -> Result<(), ListenError> {
     let folder = match path.parent() {
         Some(folder) if path.is_absolute() => folder,
@@ -116,10 +114,10 @@ pub(crate) fn check(path: &Path) -> Result<(), ListenError> {
     if folder.exists() { check_folder(folder) } else { above(folder).map(drop) }
 }
 
-/// Makes a folder of mode 0700, or finds that one is this user's alone.
+/// Creates a folder of mode 0700, or checks that an existing one belongs to this user only.
 ///
 /// # Errors
-/// [`ListenError`]: others could change it, or it cannot be made.
+/// [`ListenError`]: other users could change it, or it cannot be created.
 pub fn private_folder(folder: &Path) -> Result<(), ListenError> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Ok(()) => {}
@@ -132,7 +130,7 @@ pub fn private_folder(folder: &Path) -> Result<(), ListenError> {
     check_folder(folder)
 }
 
-/// The folder above one that is to be made.
+/// Returns the parent of a folder to create.
 fn above(folder: &Path) -> Result<&Path, ListenError> {
     match folder.parent().filter(|above| above.is_dir()) {
         Some(above) => Ok(above),
@@ -140,10 +138,10 @@ fn above(folder: &Path) -> Result<&Path, ListenError> {
     }
 }
 
-/// Whether a folder is there, and this user's alone.
+/// Checks that a folder exists and belongs to this user only.
 ///
 /// # Errors
-/// [`ListenError`]: it is not there, or others could change it.
+/// [`ListenError`]: it does not exist, or other users could change it.
 pub fn check_folder(folder: &Path) -> Result<(), ListenError> {
     let found = fs::symlink_metadata(folder).map_err(|error| os(folder, error))?;
     let own = geteuid().as_raw();

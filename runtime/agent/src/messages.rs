@@ -1,4 +1,4 @@
-//! What workers say, as events of the arbiter.
+//! Conversion of workers' messages into events of the arbiter.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::Agent;
 use crate::translate::holdings;
 
 impl Agent {
-    /// Tells the arbiter what a worker says.
+    /// Passes a worker's message to the arbiter.
     pub(crate) fn apply(&mut self, worker: WorkerId, message: ToAgent) {
         let gpu_of = |agent: &Agent, gpu: &str| agent.roster.gpu(gpu);
         match message {
@@ -82,14 +82,14 @@ impl Agent {
         }
     }
 
-    /// A worker answers each of the shrinks of one command; the arbiter hears of the last.
+    /// Counts the answer to one of the shrinks of a command. Returns whether it was the last, of which the arbiter is told.
     fn has_answered_shrinks(&mut self, id: WorkerId) -> bool {
         let Some(worker) = self.roster.get_mut(id) else { return true };
         worker.shrinks = worker.shrinks.saturating_sub(1);
         worker.shrinks == 0
     }
 
-    /// What it holds after a command.
+    /// Records the holdings after a command, and its failure.
     fn hold(
         &mut self,
         id: WorkerId,
@@ -115,7 +115,7 @@ impl Agent {
         self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
     }
 
-    /// How long its uses wait at most, by what it says and by the file.
+    /// Returns the smaller of the worker's own and the file's longest wait.
     pub(crate) fn deadline(&self, id: WorkerId, said: Option<Duration>) -> Option<Duration> {
         let told = self.roster.get(id).and_then(|worker| self.roster.told(&worker.name)?.deadline_s);
         let told = told.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

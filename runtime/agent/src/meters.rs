@@ -1,4 +1,4 @@
-//! Meters are read beside all else: a driver may take its time, or hang.
+//! Reading of meters in the background, because a driver may be slow or hang.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::server::{MEASURE, Server};
 
-/// What is known of the readings.
+/// Readings of the meters, finished and under way.
 pub(crate) struct Meters {
     meter: Arc<dyn Meter>,
     /// GPUs whose meter is being read.
@@ -25,10 +25,10 @@ pub(crate) struct Meters {
     unanswered: RefCell<BTreeSet<GpuId>>,
 }
 
-/// One that is under way.
+/// Reading under way.
 struct Reading {
     since: Instant,
-    /// It was asked for again meanwhile.
+    /// Whether another reading was requested meanwhile.
     again: bool,
 }
 
@@ -42,7 +42,7 @@ impl Meters {
         }
     }
 
-    /// Before anybody is served.
+    /// Reads a meter synchronously, before the agent serves.
     pub(crate) fn read_now(&self, gpu: &str) -> Result<GpuMemory, MeterError> {
         self.meter.read(gpu)
     }
@@ -51,14 +51,14 @@ impl Meters {
         self.read_at.borrow().get(&gpu).is_none_or(|read| *read + MEASURE < at)
     }
 
-    /// Whether a driver hangs that was asked long ago.
+    /// Returns whether an earlier reading hangs in the driver.
     fn hangs(&self, gpu: GpuId) -> bool {
         self.reading.borrow().get(&gpu).is_some_and(|reading| reading.since.elapsed() > MEASURE)
     }
 }
 
 impl Server {
-    /// Reads meters that were read long ago, and waits for them: not for ever, of a driver that hangs. Others are heard
+    /// Reads meters with old readings and waits for the results, with a timeout for a driver that hangs. Other connections are served
     /// meanwhile.
     pub(crate) async fn measure_old(self: &Rc<Self>, gpus: Vec<(GpuId, String)>) {
         let asked = self.now();
@@ -80,7 +80,7 @@ impl Server {
         let _ = timeout(MEASURE, all).await;
     }
 
-    /// Reads the meter, which may take a while, beside all else. Of a GPU that is being read it is read once more.
+    /// Starts a reading in the background. If one is under way, the meter is read once more afterwards.
     pub(crate) fn measure(self: &Rc<Self>, gpu: GpuId, name: String) {
         if let Some(reading) = self.meters.reading.borrow_mut().get_mut(&gpu) {
             reading.again = true;

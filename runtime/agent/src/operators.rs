@@ -1,4 +1,4 @@
-//! What operators ask: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
+//! Requests of operators: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
 
 use std::io;
 use std::rc::Rc;
@@ -11,10 +11,10 @@ use crate::link::Connection;
 use crate::rows::Progress;
 use crate::server::Server;
 
-/// So much of a text goes into one frame.
+/// Maximum size of a text in one frame.
 const PART: usize = 16 << 10;
 
-/// Answers one, wholly.
+/// Answers a request completely.
 pub(crate) async fn answer(server: &Rc<Server>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
     let answers = match ask {
         Ask::Ps => {

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! Identity of the process at the other end of a connection.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,57 +9,56 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
-/// A user that the kernel cannot name here: one of another user namespace.
+/// User id that the kernel reports for users of other namespaces.
 const UNMAPPED: u32 = 65_534;
 
-/// A process, as the kernel tells it.
+/// Identity of a process, from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its number, and when it started.
+    /// Process id and start time.
     pub peer: Peer,
-    /// Whose.
+    /// User of the process.
     pub uid: u32,
 }
 
-/// Why a connection is closed.
+/// Reason why the peer's identity is not accepted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// Of a namespace that is not seen from here.
+    /// The process belongs to a pid namespace that is not visible here.
     #[error(
         "its process has no number here: it runs in another pid namespace; run the agent on the host, or with the \
          host's (docker run --pid=host, hostPID: true)"
     )]
     Pid,
-    /// Of a user that is not known here.
+    /// The user belongs to another user namespace.
     #[error(
         "its user has no number here (it shows as {UNMAPPED}): it runs in another user namespace; run the agent in the \
          same one, or on the host"
     )]
     User,
-    /// Of another user.
+    /// The process belongs to another user.
     #[error("it runs as user {uid}: this agent serves user {own}", own = geteuid().as_raw())]
     OtherUser {
-        /// Which.
         uid: u32,
     },
-    /// It is gone.
+    /// The process has ended.
     #[error("process {pid} is gone")]
     Gone {
-        /// Its number.
+        /// Id of the process.
         pid: u32,
     },
-    /// It is not who it says.
+    /// The process is not the one that it claims to be.
     #[error(
         "process {pid} started at tick {found}, and says {said}: it died and another has its number, or it runs in \
          another time namespace"
     )]
     OtherStart {
-        /// Its number.
+        /// Id of the process.
         pid: u32,
-        /// What the kernel says.
+        /// Start time reported by the kernel.
         found: u64,
-        /// What it says.
+        /// Start time that the peer claims.
         said: u64,
     },
     /// The operating system's error.
@@ -68,15 +67,14 @@ pub enum PeerError {
 }
 
 impl PeerError {
-    /// Whether the reason may be gone when it says hello again, as where no descriptor is left to look who it is.
+    /// Returns whether a later attempt can succeed, for example after a shortage of descriptors.
     pub fn passes(&self) -> bool {
         matches!(self, PeerError::Os(_))
     }
 }
 
 impl Identity {
-    /// Who connected, and a descriptor that tells of its death. `pid` and `uid` are the kernel's: whatever it says of
-    /// itself does not change them.
+    /// Returns the identity of a connected process and its pidfd. `pid` and `uid` come from the kernel, not from the peer's messages.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -104,7 +102,7 @@ impl Identity {
         }
     }
 
-    /// Whether what it says of its start is so. Its number may be another one in its own namespace.
+    /// Checks the claimed start time of the process. Its claimed id may differ, being of its own namespace.
     ///
     /// # Errors
     /// [`PeerError::OtherStart`].
@@ -116,8 +114,8 @@ impl Identity {
         Err(PeerError::OtherStart { pid, found: start, said: said.start })
     }
 
-    /// A process that a journal names, if it is the same and lives, and what tells of its death. Where that is not known
-    /// it is taken to live.
+    /// Returns the identity and the pidfd of a process in a journal, if the same process still lives. A process whose state is unknown
+    /// counts as alive.
     pub fn journalled(peer: Peer, uid: u32) -> Option<(Identity, Option<OwnedFd>)> {
         let pid = Pid::from_raw(i32::try_from(peer.pid).ok()?)?;
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -133,7 +131,7 @@ fn is_gone(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
-/// When a process started, by what reading its status answered.
+/// Returns the start time of a process from its status.
 fn started(pid: u32, read: std::io::Result<ProcessStat>) -> Result<u64, PeerError> {
     match read {
         Ok(process) => Ok(process.start),
@@ -142,7 +140,7 @@ fn started(pid: u32, read: std::io::Result<ProcessStat>) -> Result<u64, PeerErro
     }
 }
 
-/// Whether a process is gone, or another one has its number; what cannot be read is taken to live.
+/// Returns whether a process has ended, or its id was reused. A process whose state is unreadable counts as alive.
 pub(crate) fn has_ended(peer: Peer) -> bool {
     match ProcessStat::of(peer.pid) {
         Ok(process) => process.start != peer.start,
@@ -150,7 +148,7 @@ pub(crate) fn has_ended(peer: Peer) -> bool {
     }
 }
 
-/// When a process started, in the kernel's ticks since boot.
+/// Returns the start time of a process in kernel ticks since boot.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
     ProcessStat::of(pid).ok().map(|process| process.start)
 }

@@ -1,4 +1,4 @@
-//! What the meter shows, held against what workers say.
+//! Comparison of meter readings with the reports of workers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use glake_wire::Peer;
 use crate::Agent;
 use crate::translate::holdings;
 
-/// A floor that differs by less is as it was.
+/// Difference up to which a floor counts as unchanged.
 const SAME: Bytes = Bytes::mib(1);
-/// When the meter is read again, to see whether a floor is another one.
+/// Delay of the second reading that confirms a changed floor.
 const AGAIN: Duration = Duration::from_millis(50);
 
 impl Agent {
-    /// What the pages say that pools hold of a GPU now.
+    /// Returns the memory of a GPU in each worker's pools, by its status page.
     pub fn made(&self, gpu: GpuId) -> BTreeMap<WorkerId, Bytes> {
         let name = self.roster.gpu_name(gpu);
         self.roster.workers().filter_map(|(id, worker)| Some((id, worker.made(name)?))).collect()
     }
 
-    /// Takes a reading of the meter that began at `begun`. `before` is what the workers' pages said then.
+    /// Takes a reading of the meter that began at `begun`. `before`: the workers' pools at that time, by their pages.
     pub fn measured(
         &mut self,
         gpu: GpuId,
@@ -58,7 +58,7 @@ impl Agent {
         self.step(Event::Measured { gpu, begun, used: memory.used, physical });
     }
 
-    /// The meter and the worker's page are not of one moment: what they show counts once they show it twice.
+    /// Sets the floor of a worker once two readings agree, because the meter and the page are not read simultaneously.
     fn set_floor(&mut self, id: WorkerId, gpu: GpuId, floor: Bytes) {
         let unmeasured = self.roster.file().node.floor();
         let Some(worker) = self.roster.get_mut(id) else { return };
@@ -79,8 +79,8 @@ impl Agent {
         }
     }
 
-    /// One that is silent may have been granted more than the journal says: it counts with all that the meter shows. Answers how much it has
-    /// made.
+    /// Raises the lease of a silent worker to its measured memory, because its last grants may be missing in the journal. Returns the
+    /// memory in its pools.
     fn count_silent(&mut self, id: WorkerId, gpu: GpuId, name: &str, used: Bytes) -> Bytes {
         let floor = self.roster.file().node.floor();
         let Some(worker) = self.roster.get_mut(id) else { return Bytes::ZERO };
@@ -108,7 +108,7 @@ mod tests {
         Identity { peer: Peer { pid, start: 1 }, uid: 0 }
     }
 
-    /// A disk was full: the journal knows less than its worker was granted. Until that says hello it counts with what the meter shows.
+    /// After a full disk, the journal may know less than a worker was granted: until its hello, the meter's reading counts.
     #[test]
     fn who_is_silent_counts_with_at_least_what_the_meter_shows() {
         let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
@@ -146,7 +146,7 @@ mod tests {
         );
     }
 
-    /// It left while there was no agent, and joins the next one under another name.
+    /// A worker that left while no agent was running joins the next agent under another name.
     #[test]
     fn who_left_while_there_was_no_agent_may_join_under_another_name() {
         let mut agent = Agent::new(NodeFile::parse("").unwrap(), vec![("0".to_owned(), Bytes::gib(80))], 1);
@@ -158,7 +158,7 @@ mod tests {
         assert!(joined.is_ok(), "{}", joined.unwrap_err());
     }
 
-    /// The agent is started anew while a worker loads what it was granted: what it has not made yet hides nobody's memory.
+    /// The agent restarts while a worker loads: memory granted but not created yet must not hide unmanaged memory.
     #[test]
     fn what_a_silent_worker_has_not_made_is_not_taken_off_what_others_use() {
         let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);

@@ -1,4 +1,4 @@
-//! Who is who: the workers and GPUs that the arbiter knows by number.
+//! Roster of the workers and GPUs, which the arbiter knows by number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -10,16 +10,16 @@ use glake_wire::{Activity, Conversation, Hello, Holding, Peer, ToWorker};
 
 use crate::Identity;
 
-/// Why a worker does not join.
+/// Reason why a worker may not join.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No name.
+    /// The name is invalid.
     #[error(
         "a worker called {name:?}: a name is 1 to 64 of A-Z a-z 0-9 . _ -, and for a rank / and its number"
     )]
     Name {
-        /// What it said.
+        /// Name in the hello.
         name: String,
     },
     /// Another process has that name.
@@ -27,41 +27,40 @@ pub enum Refusal {
         "a worker called {name:?} is here already, process {pid}: give this one another name (glake.join(name=…))"
     )]
     Taken {
-        /// The name.
         name: String,
-        /// Who has it.
+        /// Process with the name.
         pid: u32,
     },
-    /// It is called otherwise.
+    /// The process has already joined under another name.
     #[error("process {pid} joined as {known:?} and now says {name:?}: it has to leave first (glake.leave())")]
     Twice {
-        /// The process.
+        /// Id of the process.
         pid: u32,
-        /// As what it joined.
+        /// Name under which it joined.
         known: String,
-        /// What it says now.
+        /// Name in the hello.
         name: String,
     },
-    /// A GPU that is not the agent's.
+    /// The worker uses a GPU that the agent does not manage.
     #[error("worker {name:?} uses GPU {gpu}, and this agent knows {}", .known.join(", "))]
     Gpu {
-        /// The worker.
+        /// Name of the worker.
         name: String,
-        /// Its GPU.
+        /// Name of the GPU.
         gpu: String,
-        /// The agent's.
+        /// GPUs of the agent.
         known: Vec<String>,
     },
 }
 
 impl Refusal {
-    /// Whether the reason may be gone when it says hello again: whoever has the name may be about to end.
+    /// Returns whether a later attempt can succeed, for example because the holder of the name is about to end.
     pub fn passes(&self) -> bool {
         matches!(self, Refusal::Taken { .. } | Refusal::Twice { .. })
     }
 }
 
-/// A worker, as far as it is not the arbiter's.
+/// State of a worker outside the arbiter.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) who: Identity,
@@ -69,37 +68,37 @@ pub(crate) struct Worker {
     pub(crate) gang: GangId,
     pub(crate) gang_name: Option<String>,
     pub(crate) ranks: u32,
-    /// As it said last.
+    /// Holdings in the last report.
     pub(crate) holdings: Vec<Holding>,
-    /// What the meter showed beside its pools' memory.
+    /// Measured memory beyond its pools.
     pub(crate) floors: BTreeMap<GpuId, Bytes>,
-    /// What it showed last, where that was another one.
+    /// Latest reading of a floor, if it differs from `floors`.
     pub(crate) seen_floors: BTreeMap<GpuId, Bytes>,
-    /// A journal names it, and it has not joined.
+    /// Whether a journal names the worker and it has not joined yet.
     pub(crate) is_silent: bool,
     pub(crate) was_refilled: bool,
-    /// Since when it loads what it will hold; none: its start is over.
+    /// Begin of its start; `None` once the start is over.
     pub(crate) starts_since: Option<Duration>,
-    /// What is said to it.
+    /// Conversation with the worker.
     pub(crate) conversation: Conversation<ToWorker>,
-    /// As its page said last, and when it was idle first; none: nothing is known.
+    /// Latest status page, and the begin of the idle time; `None` if unknown.
     pub(crate) activity: Option<Activity>,
     pub(crate) idle_since: Option<Duration>,
-    /// The number of this conversation, which no other one has.
+    /// Unique number of this conversation.
     pub(crate) epoch: u64,
-    /// Since when it has no connection.
+    /// Time since which it has no connection.
     pub(crate) lost_since: Option<Duration>,
-    /// Since when it was to refill; none: it has heard that.
+    /// Time of a refill command that the worker has not acknowledged; `None` otherwise.
     pub(crate) asked_since: Option<Duration>,
-    /// Shrinks that it has not answered.
+    /// Number of unanswered shrinks.
     pub(crate) shrinks: u32,
-    /// The driver was asked to checkpoint it, and it is not known to run since.
+    /// Whether the driver was asked to checkpoint it and it is not known to run since.
     pub(crate) is_away: bool,
-    /// What its last command, or refill, failed with.
+    /// Failure of its last command or refill.
     pub(crate) failed: Option<String>,
 }
 
-/// All of them.
+/// Workers and GPUs by number and name.
 #[derive(Debug)]
 pub(crate) struct Roster {
     file: NodeFile,
@@ -113,29 +112,29 @@ pub(crate) struct Roster {
 }
 
 impl Worker {
-    /// Its context, modules and libraries on a GPU.
+    /// Returns the memory of context, modules and libraries on a GPU.
     pub(crate) fn floor(&self, gpu: GpuId, unmeasured: Bytes) -> Bytes {
         self.floors.get(&gpu).copied().unwrap_or(unmeasured)
     }
 
-    /// What its pools hold of a GPU: by its page, which tells of growth at once, or as it said, whichever is more. All that is leased where
-    /// only a journal tells of it.
+    /// Returns the memory of its pools on a GPU: the maximum of the page, which shows growth at once, and the report. A silent worker
+    /// counts with its lease.
     pub(crate) fn resident(&self, told: &Holding) -> Bytes {
         let silent = if self.is_silent { told.lease } else { Bytes::ZERO };
         told.resident.max(self.made(&told.gpu).unwrap_or_default()).max(silent)
     }
 
-    /// What its pools hold of all GPUs.
+    /// Returns the memory of its pools on all GPUs.
     pub(crate) fn all_resident(&self) -> Bytes {
         self.holdings.iter().map(|told| self.resident(told)).sum()
     }
 
-    /// Whether no use has begun since it said what it holds. One that announces no uses may use its memory all the time.
+    /// Returns whether no use has begun since the report of the holdings. Without announced uses, a worker may use its memory at any time.
     pub(crate) fn is_as_told(&self, told: &Holding) -> bool {
         self.activity.is_some_and(|page| page.begun > 0 && page.uses == 0 && told.as_of == Some(page.begun))
     }
 
-    /// What its pools hold of a GPU by its page; none: it is not told.
+    /// Returns the memory of its pools on a GPU by its page; `None` if unknown.
     pub(crate) fn made(&self, gpu: &str) -> Option<Bytes> {
         let device = self.holdings.iter().find(|holding| holding.gpu == gpu)?.device;
         let made = self.activity?.made;
@@ -157,7 +156,7 @@ impl Roster {
         }
     }
 
-    /// Whether a worker may join. Answers its number, where it has one.
+    /// Checks that a worker may join. Returns its number if it is known.
     pub(crate) fn check(&self, who: Identity, hello: &Hello) -> Result<Option<WorkerId>, Refusal> {
         let name = hello.name.clone();
         if !is_name(&name) || hello.gang.as_ref().is_some_and(|gang| gang.len() > 256) {
@@ -184,7 +183,7 @@ impl Roster {
         }
     }
 
-    /// Adds a worker that is new, or takes a known one as new.
+    /// Adds a new worker, or replaces the state of a known one.
     pub(crate) fn add(&mut self, who: Identity, hello: &Hello, is_silent: bool) -> WorkerId {
         let known = self.by_peer.get(&who.peer).copied();
         let id = known.unwrap_or_else(|| WorkerId(self.take_number()));
@@ -235,7 +234,7 @@ impl Roster {
         id
     }
 
-    /// The number of a process.
+    /// Returns the number of a process.
     pub(crate) fn of(&self, peer: Peer) -> Option<WorkerId> {
         self.by_peer.get(&peer).copied()
     }
@@ -275,7 +274,7 @@ impl Roster {
         self.by_name.get(name).copied()
     }
 
-    /// The name of a gang, for people: its only worker's, or its ranks' without their numbers.
+    /// Returns the display name of a gang: that of its only worker, or of its ranks without their numbers.
     pub(crate) fn gang_name(&self, gang: GangId) -> String {
         let named = self.workers.values().find(|worker| worker.gang == gang);
         named.map_or_else(|| format!("worker {gang}"), |worker| base(&worker.name).to_owned())
@@ -299,13 +298,13 @@ impl Roster {
         &self.file
     }
 
-    /// What the file says of a worker by its name.
+    /// Returns the entry of the file for a worker's name.
     pub(crate) fn told(&self, name: &str) -> Option<&glake_arbiter::node::Worker> {
         self.file.workers.iter().find(|worker| worker.name == base(name))
     }
 
-    /// What a worker of the file has of each of its GPUs when it is whole, and which those are: the file's, or where it
-    /// is, if it is on none of them, as one that is shown some of the machine's GPUs only.
+    /// Returns the full size per GPU of a worker in the file, and its GPUs: those of the file, or its actual ones if it uses none of these,
+    /// for example because only some GPUs are visible to it.
     pub(crate) fn size_of(&self, id: WorkerId) -> Option<(Bytes, Vec<GpuId>)> {
         let worker = self.workers.get(&id)?;
         let told = self.told(&worker.name)?;
@@ -316,7 +315,7 @@ impl Roster {
         (!share.is_zero()).then_some((share, if is_elsewhere { named } else { of_file }))
     }
 
-    /// What may be asked of a worker: as the file says, or the default.
+    /// Returns the scheduling attributes of a worker: those of the file, or the defaults.
     pub(crate) fn profile(&mut self, who: Identity, name: &str) -> Profile {
         let (priority, preempt, max_pause, tenant) = match self.told(name) {
             Some(told) => (told.priority, told.preempt, told.max_pause(), told.tenant.clone()),
@@ -327,7 +326,7 @@ impl Roster {
         Profile { priority, tenant: *self.tenants.entry(tenant).or_insert(next), preempt, max_pause }
     }
 
-    /// Whose a worker is, for people.
+    /// Returns the display name of a worker's tenant.
     pub(crate) fn tenant(&self, worker: &Worker) -> String {
         match self.told(&worker.name).map(|told| told.tenant.clone()) {
             Some(tenant) if !tenant.is_empty() => tenant,
@@ -336,7 +335,7 @@ impl Roster {
     }
 }
 
-/// A rank's name without its number.
+/// Removes the number from a rank's name.
 pub(crate) fn base(name: &str) -> &str {
     name.split_once('/').map_or(name, |(base, _)| base)
 }

@@ -1,4 +1,4 @@
-//! What operators are told of workers and decisions.
+//! Tables of workers and decisions for operators.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::roster::{Worker, base};
 use crate::supervisor::{LONGEST_START, Presence, View};
 use crate::translate::activity;
 
-/// How an operator's command stands.
+/// Progress of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     UnderWay,
@@ -21,7 +21,7 @@ pub(crate) enum Progress {
 }
 
 impl Agent {
-    /// All workers, by name.
+    /// Returns the rows of all workers, by name.
     pub fn rows(&self) -> Vec<WorkerRow> {
         let mut rows: Vec<WorkerRow> =
             self.roster.workers().map(|(id, worker)| self.row(id, worker)).collect();
@@ -55,7 +55,7 @@ impl Agent {
         }
     }
 
-    /// Who is here, and which GPUs somebody starts on whom the supervisor has not started.
+    /// Returns the present workers, and the GPUs with starts that are not the supervisor's.
     pub(crate) fn view(&self, is_started: impl Fn(&str) -> bool, now: Duration) -> View {
         let mut view = View::default();
         // How many have joined, of how many, and whether one of them starts.
@@ -80,7 +80,7 @@ impl Agent {
         view
     }
 
-    /// The last decisions, the oldest first.
+    /// Returns the latest decisions, the oldest first.
     pub fn decisions(&self) -> Vec<DecisionRow> {
         let taken = |taken: &glake_arbiter::Taken| TakenRow {
             worker: self.gang_of(taken.gang),
@@ -102,7 +102,7 @@ impl Agent {
         self.arbiter.decisions().map(row).collect()
     }
 
-    /// Whom an operator means.
+    /// Finds the worker for an operator's name.
     pub(crate) fn find(&self, name: &str) -> Result<WorkerId, String> {
         // Ranks have their number in their name: the first of them stands for all.
         let rank = || self.roster.workers().find(|(_, worker)| base(&worker.name) == name).map(|(id, _)| id);
@@ -117,7 +117,7 @@ impl Agent {
         })
     }
 
-    /// Whether a worker's memory can be asked for; false: something is under way with it, and is to be waited for.
+    /// Returns whether a shrink of the worker can start; false if an operation is under way and the operator must wait.
     pub(crate) fn may_shrink(&self, id: WorkerId) -> Result<bool, String> {
         match self.arbiter.state(id) {
             Some(_) if self.arbiter.is_late(id) => Err(format!("{}: {LATE}", self.name(id))),
@@ -129,7 +129,7 @@ impl Agent {
         }
     }
 
-    /// An operator wants a worker's memory off its GPUs.
+    /// Starts an operator's shrink of a worker.
     pub(crate) fn ask_to_shrink(&mut self, id: WorkerId, now: Duration) {
         self.now = now;
         if let Some(worker) = self.roster.get_mut(id) {
@@ -138,7 +138,7 @@ impl Agent {
         self.step(glake_arbiter::Event::Shrink { worker: id });
     }
 
-    /// An operator wants it back.
+    /// Starts an operator's refill of a worker.
     pub(crate) fn ask_to_refill(&mut self, id: WorkerId, now: Duration) -> Result<(), String> {
         self.now = now;
         let Some(worker) = self.roster.get_mut(id) else { return Err("it is gone".to_owned()) };
@@ -193,10 +193,10 @@ impl Agent {
     }
 }
 
-/// Of a shrink.
+/// Message of a shrink without an answer in time.
 const LATE: &str = "it has not answered in time; its memory leaves once it does: glake ps shows it";
 
-/// Whatever is asked.
+/// Message of any request for a lost worker.
 const LOST: &str = "the driver does not restore its process, which is lost: end it, and start it again";
 
 fn silent(name: &str) -> String {
@@ -275,7 +275,7 @@ mod tests {
         agent.saw(id, Some(crate::Seen { activity, idle_for: NOW }), NOW);
     }
 
-    /// Where the copies of a shrink go.
+    /// Returns the destination of a shrink's copies.
     fn shrink(agent: &mut Agent, id: WorkerId) -> glake_wire::Tier {
         agent.ask_to_shrink(id, NOW);
         let mut frames = glake_wire::Frames::default();
@@ -287,7 +287,7 @@ mod tests {
         said.filter_map(|envelope| tier(envelope.message)).last().unwrap()
     }
 
-    /// It says what it holds a moment after it has grown, and one of an earlier release never does: the page tells of it at once.
+    /// A worker reports its holdings after it has grown, and earlier releases never do: its page shows the growth at once.
     #[test]
     fn memory_that_a_worker_has_not_told_of_counts_as_used_and_written() {
         let mut agent = agent("[node]\nhost_budget = \"300MiB\"\n");
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(shrink(&mut agent, id), glake_wire::Tier::File, "512 MiB of a host budget of 300");
     }
 
-    /// What was free may have been written since, by uses that began after the worker said so.
+    /// Uses that began after the report may have written to memory that was free then.
     #[test]
     fn free_memory_counts_as_written_once_another_use_has_begun() {
         let told = |unused, as_of| {
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// The journal tells of nothing but its lease.
+    /// The journal knows only its lease.
     #[test]
     fn a_silent_worker_holds_all_that_it_is_leased() {
         let mut agent = agent("");
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!((state(&agent).as_str(), agent.rows()[0].resident), ("silent", MIB(512)));
     }
 
-    /// Room that it could have too is no reason to let an operator wait.
+    /// An operator does not wait for room that a worker could also have.
     #[test]
     fn a_refill_is_over_when_nothing_is_evicted() {
         let mut agent = agent("");
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!((state(&agent).as_str(), agent.refill_progress(id)), ("asleep", Progress::Done));
     }
 
-    /// Its memory comes back once it goes on; nobody waits for that without an end.
+    /// The memory of a stopped worker returns once it continues; an operator must not wait forever.
     #[test]
     fn a_refill_of_a_worker_that_is_stopped_ends() {
         let mut agent = agent("");
@@ -388,7 +388,7 @@ mod tests {
 
     const FILE: &str = "[[worker]]\nname = \"model\"\nweights = \"2GiB\"\nkv = \"1GiB\"\n";
 
-    /// As one is that is shown the machine's second GPU only.
+    /// For example, only the machine's second GPU is visible to the worker.
     #[test]
     fn a_worker_that_starts_on_another_gpu_than_the_file_says_counts_where_it_is() {
         let mut agent = agent(FILE);
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(agent.arbiter.state(id), Some("resident"));
     }
 
-    /// The agent was started anew while it loaded.
+    /// The agent restarted while the worker was loading.
     #[test]
     fn a_start_that_the_next_agent_hears_of_gets_what_is_missing_of_its_size() {
         let mut agent = agent(FILE);
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!((leases, state(&agent).as_str()), (vec![Bytes::gib(3)], "starting"));
     }
 
-    /// It may be using its memory before it is seen, and before its first use.
+    /// A worker may use its memory before its page is read, and before its first use.
     #[test]
     fn a_worker_is_idle_only_once_its_page_says_so() {
         let mut agent = agent("");
@@ -464,7 +464,7 @@ mod tests {
         agent.hello(other, hello("model", "0"), NOW).unwrap();
     }
 
-    /// It was granted memory of a GPU that it does not know, and gave it back.
+    /// The worker got memory of a GPU unknown to it, and returned it.
     #[test]
     fn a_worker_that_does_not_use_a_gpu_of_the_file_wants_nothing_of_it() {
         let mut agent = agent(&format!("{FILE}gpus = [0, 1]\n"));

@@ -36,28 +36,28 @@ use crate::meters::Meters;
 use crate::supervise::{self, Children};
 use crate::{Agent, DriverAsk, DriverCommand, Identity, LaunchError, Launcher, ListenError};
 
-/// How soon what others do is looked at again, while somebody waits for their memory.
+/// Interval of reading pages while a worker waits for others' memory.
 const LOOK: Duration = Duration::from_millis(10);
-/// How soon the meter is read again meanwhile, and how old its reading may be for who asks.
+/// Interval of meter readings meanwhile, and maximum age of a reading for decisions.
 pub(crate) const MEASURE: Duration = Duration::from_secs(1);
-/// How long whoever connects may say nothing.
+/// Timeout of the first frame of a connection.
 const GREETING: Duration = Duration::from_secs(5);
-/// So many may be about to say who they are.
+/// Maximum number of connections before their first frame.
 const MOST_GREETINGS: usize = 1024;
-/// How long to accept nobody where no descriptor is left.
+/// Pause of accepting connections while no descriptor is available.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What the agent serves.
+/// Settings of the agent.
 pub struct Options {
-    /// The server and its workers.
+    /// Description of the server and its workers.
     pub file: NodeFile,
-    /// Where.
+    /// Path of the agent's socket.
     pub socket: PathBuf,
-    /// What tells how much of each GPU is used.
+    /// Meter of the GPUs' memory.
     pub meter: Arc<dyn Meter>,
-    /// What asks the driver to checkpoint and restore processes.
+    /// Command that checkpoints and restores processes.
     pub driver: DriverCommand,
-    /// How the workers of the file that have a command are started.
+    /// Settings for starting the workers of the file.
     pub launcher: Launcher,
 }
 
@@ -70,39 +70,39 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Why there is no agent.
+/// Reason why the agent cannot serve.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Its socket.
+    /// The socket is unusable.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Its meter.
+    /// The meter is unusable.
     #[error(transparent)]
     Meter(#[from] MeterError),
-    /// A worker that it is to start.
+    /// A worker cannot be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The operating system's error.
     #[error("the agent cannot go on: {0}")]
     Os(#[from] io::Error),
-    /// A GPU has less than the file gives out of it.
+    /// A GPU has less memory than the budget.
     #[error("[node] budget is {budget}, and GPU {gpu} has {total}: give at most that, less what others use")]
     Budget {
-        /// What the file says.
+        /// Budget of the file.
         budget: Bytes,
-        /// Which.
+        /// Name of the GPU.
         gpu: String,
-        /// What it has.
+        /// Memory of the GPU.
         total: Bytes,
     },
-    /// None.
+    /// The machine has no GPU.
     #[error("there is no GPU to serve")]
     NoGpu,
 }
 
 impl Options {
-    /// Whether an agent could serve this: what `glake serve --check` asks. Answers each GPU with its memory.
+    /// Checks that an agent could serve, as `glake serve --check` does. Returns the memory of each GPU.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -122,7 +122,7 @@ impl Options {
         if gpus.is_empty() { Err(ServeError::NoGpu) } else { Ok(gpus) }
     }
 
-    /// Whether the programs are there that the agent is to start. An agent starts all the same: they may come later.
+    /// Checks that the programs of the workers exist. An agent starts without them too, because they may appear later.
     ///
     /// # Errors
     /// [`LaunchError::Program`], of the first that is not there.
@@ -130,13 +130,13 @@ impl Options {
         supervise::started(&self.file).try_for_each(launch::find)
     }
 
-    /// How many workers of the file the agent starts, and where their logs are.
+    /// Returns the number of workers that the agent starts, and the folder of their logs.
     pub fn started(&self) -> (usize, PathBuf) {
         (supervise::started(&self.file).count(), self.launcher.folder(&self.socket))
     }
 }
 
-/// Serves until SIGTERM or SIGINT. `ready` is told where, once workers can connect.
+/// Serves until SIGTERM or SIGINT. Calls `ready` with the socket once workers can connect.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -196,31 +196,31 @@ pub(crate) async fn dead(pidfd: OwnedFd) -> io::Result<()> {
     pidfd.readable().await.map(drop)
 }
 
-/// The agent, and what its tasks share. All run on one thread: no borrow is held over an await.
+/// State shared by the agent's tasks, which run on one thread. Borrows never extend over an await.
 pub(crate) struct Server {
     agent: RefCell<Agent>,
     pub(crate) meters: Meters,
     begun: Instant,
     journal: RefCell<Journal>,
     links: RefCell<HashMap<WorkerId, Rc<Link>>>,
-    /// Something was told to the agent.
+    /// Signals that the agent got an event.
     told: Notify,
-    /// For operators who wait: something may have become other.
+    /// Signals a possible change to waiting operators.
     changed: Notify,
     greetings: Cell<usize>,
-    /// Processes whose death is waited for.
+    /// Processes whose death is awaited.
     watched: RefCell<HashSet<Peer>>,
     pub(crate) is_journal_lost: Cell<bool>,
     pub(crate) driver: Driver,
-    /// What it is to be asked, and that there is something.
+    /// Pending requests to the driver; the next field signals them.
     pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
     pub(crate) driver_asked: Notify,
     pub(crate) children: Children,
 }
 
-/// A worker's connection.
+/// Connection of a worker.
 pub(crate) struct Link {
-    /// It has something to be sent, or is over.
+    /// Signals that there is something to send, or that the connection is over.
     pub(crate) wake: Notify,
     pub(crate) is_over: Cell<bool>,
     page: ActivityView,
@@ -250,14 +250,14 @@ impl Server {
         self.begun.elapsed()
     }
 
-    /// Tells the agent something, and does what comes of it.
+    /// Calls a function on the agent and carries out the consequences.
     pub(crate) fn tell<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
         let answer = self.tell_quietly(what);
         self.wake();
         answer
     }
 
-    /// As [`Server::tell`], from the task that `told` wakes.
+    /// Like [`Server::tell`], without waking the task that `told` wakes.
     pub(crate) fn tell_quietly<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
         let (answer, outbound) = {
             let mut agent = self.agent.borrow_mut();
@@ -278,7 +278,7 @@ impl Server {
         answer
     }
 
-    /// Before anybody hears of what was decided.
+    /// Writes the journal before any decision is announced.
     fn write_journal(&self, agent: &mut Agent) {
         let entries = agent.take_entries();
         if entries.is_empty() {
@@ -297,28 +297,28 @@ impl Server {
         }
     }
 
-    /// What the page of a process says now.
+    /// Returns the current status page of a process.
     pub(crate) fn page_of(&self, peer: Peer) -> Option<glake_wire::Activity> {
         let id = self.agent.borrow().roster.of(peer)?;
         self.links.borrow().get(&id)?.page.read().ok()
     }
 
-    /// Something may be due earlier now.
+    /// Wakes the deciding task, because a deadline may be earlier now.
     pub(crate) fn wake(&self) {
         self.told.notify_one();
     }
 
-    /// Tells whoever waits for a change that something may have become other.
+    /// Notifies waiting operators of a possible change.
     pub(crate) fn announce(&self) {
         self.changed.notify_waiters();
     }
 
-    /// What the agent knows.
+    /// Calls a function on the agent that only reads.
     pub(crate) fn ask<T>(&self, what: impl FnOnce(&Agent) -> T) -> T {
         what(&self.agent.borrow())
     }
 
-    /// Waits until something may have become other than when this was made.
+    /// Returns a future of the next possible change after this call.
     pub(crate) fn change(&self) -> tokio::sync::futures::Notified<'_> {
         self.changed.notified()
     }
@@ -327,7 +327,7 @@ impl Server {
         self.agent.borrow_mut().frame(id)
     }
 
-    /// A worker's connection has begun; one that it had before is over.
+    /// Begins a worker's connection and ends its previous one.
     pub(crate) fn connect(&self, id: WorkerId, page: ActivityView) -> Rc<Link> {
         let link = Rc::new(Link { wake: Notify::new(), is_over: Cell::new(false), page });
         if let Some(before) = self.links.borrow_mut().insert(id, link.clone()) {
@@ -338,7 +338,7 @@ impl Server {
         link
     }
 
-    /// A connection is over.
+    /// Ends a worker's connection.
     pub(crate) fn disconnect(&self, id: WorkerId, link: &Rc<Link>) {
         let is_own = self.links.borrow().get(&id).is_some_and(|known| Rc::ptr_eq(known, link));
         if is_own {
@@ -347,8 +347,8 @@ impl Server {
         }
     }
 
-    /// Looks, if what is about to be told may take memory away from somebody; and at the meter, if that was long ago:
-    /// programs that nobody manages come and go.
+    /// Before a message that may take memory from others, reads pages and, if the last reading is old, the meter, because unmanaged
+    /// programs come and go.
     pub(crate) async fn look_before(self: &Rc<Self>, id: WorkerId, message: &ToAgent) {
         let asks = matches!(message, ToAgent::Want { .. } | ToAgent::Grow { .. });
         if asks {
@@ -359,7 +359,7 @@ impl Server {
         }
     }
 
-    /// The same before somebody joins, who may want memory at once.
+    /// Does the same before a hello, because the worker may want memory at once.
     pub(crate) async fn look_before_hello(self: &Rc<Self>, hello: &Hello) {
         if hello.wants || hello.starting {
             self.measure_old(self.ask(Agent::gpus)).await;
@@ -367,7 +367,7 @@ impl Server {
         }
     }
 
-    /// Looks at what those do who hold memory.
+    /// Reads the pages of workers with memory.
     pub(crate) fn look(&self) {
         self.look_at(self.ask(Agent::watched));
     }
@@ -389,8 +389,8 @@ impl Server {
         self.tell_quietly(|agent, now| seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now)));
     }
 
-    /// Those whom the journal names are counted until they join, or are dead. All at once: what is written of them in
-    /// its place names all.
+    /// Adds the living workers of the journal, which count until they join or die. They are added together, because the journal is then
+    /// rewritten with all of them.
     fn expect(self: &Rc<Self>, journal: &[Journalled]) {
         let known = |told: &Journalled| Identity::journalled(told.peer, told.uid);
         let mut alive: Vec<_> = journal.iter().filter_map(|told| Some((told, known(told)?))).collect();
@@ -409,7 +409,7 @@ impl Server {
         }
     }
 
-    /// Tells the agent when a process dies.
+    /// Notifies the agent of a process's death.
     pub(crate) fn watch(self: &Rc<Self>, peer: Peer, pidfd: OwnedFd) {
         if !self.watched.borrow_mut().insert(peer) {
             return;
@@ -433,7 +433,7 @@ impl Server {
         });
     }
 
-    /// Reads the meter, writes the journal, and lets time pass, while there is reason to.
+    /// Reads the meter, writes the journal and advances the time whenever one of them is due.
     async fn decide(self: Rc<Self>) {
         let mut measured_at = Instant::now();
         loop {

@@ -1,8 +1,7 @@
-//! Which workers the agent has started, for the agent that comes after it: beside the socket.
+//! Record of the workers that the agent started, beside the socket, for the next agent.
 //!
-//! Invariant: a start is written down before it is made. So the next agent finds the process of whichever start there
-//! was, by its number and when it started, or, where the agent died in between, by the number of the start that the
-//! process has in its environment.
+//! Invariant: a start is recorded before it happens. The next agent therefore finds the process of every start: by its process id and start
+//! time, or, if the agent died in between, by the start number in the process's environment.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,41 +12,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::beside::{read_whole, write_whole};
 
-/// More than any of them has.
+/// Upper bound of the file's size.
 const LONGEST: u64 = 16 << 20;
 
-/// A start.
+/// Recorded start of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Started {
     pub(crate) name: String,
-    /// The number of the start.
+    /// Number of the start.
     pub(crate) mark: String,
-    /// Its process, once that is known.
+    /// First process, once known.
     pub(crate) peer: Option<Peer>,
 }
 
-/// All that is written down.
+/// Content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Written {
     started: Vec<Started>,
-    /// Those that an operator ended.
+    /// Workers that an operator stopped.
     stopped: BTreeSet<String>,
 }
 
-/// The file.
+/// Open record of starts.
 #[derive(Debug)]
 pub(crate) struct Starts {
     path: PathBuf,
     now: Written,
-    /// Whether the file says it.
+    /// Whether the file is up to date.
     is_written: bool,
 }
 
 impl Starts {
-    /// Reads what an agent before left. What is damaged is passed over: workers that have joined are known by the
-    /// journal too.
+    /// Reads the record of the previous agent. Damaged content is skipped, because the journal also names workers that have joined.
     pub(crate) fn read(path: PathBuf) -> Starts {
         let read = read_whole(&path, LONGEST).and_then(|bytes| match bytes {
             Some(bytes) => Ok(serde_json::from_slice(&bytes)?),
@@ -69,7 +67,7 @@ impl Starts {
         &self.now.stopped
     }
 
-    /// Puts a start in the place of the one of this name.
+    /// Records a start, in place of the previous one of this name.
     pub(crate) fn put(&mut self, start: Started) -> io::Result<()> {
         self.now.started.retain(|other| other.name != start.name);
         self.now.started.push(start);
@@ -77,14 +75,14 @@ impl Starts {
         self.write()
     }
 
-    /// One is over.
+    /// Removes the start of a name.
     pub(crate) fn remove(&mut self, name: &str) {
         self.now.started.retain(|other| other.name != name);
         self.is_written = false;
         self.tell_of(self.path.clone().as_path());
     }
 
-    /// Which are not started any more because an operator ended them.
+    /// Records the workers that an operator stopped.
     pub(crate) fn set_stopped(&mut self, stopped: BTreeSet<String>) {
         if self.now.stopped != stopped {
             self.now.stopped = stopped;

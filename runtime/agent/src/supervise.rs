@@ -1,4 +1,4 @@
-//! The supervisor's processes: started, watched and ended as it says.
+//! Processes under the supervisor: their start, observation and end.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -29,10 +29,10 @@ use crate::starts::{Started, Starts};
 use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
 use crate::{Agent, Identity};
 
-/// How often one is looked at whose death cannot be waited for.
+/// Poll interval for a process without a pidfd.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What the server has for it.
+/// State of the started processes.
 #[derive(Debug)]
 pub(crate) struct Children {
     file: NodeFile,
@@ -42,18 +42,18 @@ pub(crate) struct Children {
     starts: RefCell<Starts>,
     families: RefCell<HashMap<String, Family>>,
     count: Cell<u64>,
-    /// Of open files, as the agent found it.
+    /// Original limit of open files of the agent.
     limit: Option<Rlimit>,
-    /// The supervisor was told something.
+    /// Signals an event of the supervisor.
     told: Notify,
 }
 
-/// What tells of the end of a worker's first process.
+/// Source of the notification that a worker's first process ended.
 enum Watch {
     Child(Child),
-    /// Another agent's.
+    /// Process of a previous agent.
     Process(Peer, Option<OwnedFd>),
-    /// It has ended.
+    /// The process has already ended.
     Gone,
 }
 
@@ -73,7 +73,7 @@ impl Children {
     }
 }
 
-/// The workers of a file that its agent starts.
+/// Returns the workers of a file that its agent starts.
 pub(crate) fn started(file: &NodeFile) -> impl Iterator<Item = &glake_arbiter::node::Worker> {
     file.workers.iter().filter(|worker| !matches!(worker.start(), None | Some(Start::Never)))
 }
@@ -91,7 +91,7 @@ impl Server {
         self.ask(|agent| agent.view(|name| supervisor.runs(name), self.now()))
     }
 
-    /// Those workers of the file that have not joined.
+    /// Returns the rows of the file's workers that have not joined.
     pub(crate) fn child_rows(&self) -> Vec<WorkerRow> {
         let view = self.view();
         let called = |gpu: GpuId| match self.ask(|agent| agent.roster.gpu_name(gpu).to_owned()) {
@@ -101,7 +101,7 @@ impl Server {
         self.children.supervisor.borrow().rows(&view, self.now(), called)
     }
 
-    /// Takes over what the agent before has started.
+    /// Adopts the processes that the previous agent started.
     pub(crate) fn adopt(self: &Rc<Self>) {
         let (started, stopped) = {
             let starts = self.children.starts.borrow();
@@ -144,7 +144,7 @@ impl Server {
         self.children.families.borrow_mut().insert(name.to_owned(), family);
     }
 
-    /// Does what the supervisor says, as long as the agent serves.
+    /// Carries out the supervisor's actions while the agent serves.
     pub(crate) async fn supervise(self: Rc<Self>) {
         loop {
             let change = self.change();
@@ -196,7 +196,7 @@ impl Server {
         drop(spawn_blocking(move || family.signal(signal)));
     }
 
-    /// Starts a worker; what it is started as is written down before.
+    /// Starts a worker, after recording the start.
     fn launch(self: &Rc<Self>, name: &str) -> Result<u32, LaunchError> {
         let Children { file, launcher, socket, starts, count, limit, .. } = &self.children;
         let worker = file.workers.iter().find(|worker| worker.name == name);
@@ -220,7 +220,7 @@ impl Server {
         Ok(pid)
     }
 
-    /// Waits for a worker's end, and ends what it has left behind: that has memory of GPUs, and the next one needs it.
+    /// Waits for a worker's end, then ends its remaining processes, whose GPU memory the next start needs.
     async fn attend(self: Rc<Self>, name: String, family: Family, watch: Watch) {
         let how = match watch {
             Watch::Child(mut child) => match child.wait().await {
@@ -250,7 +250,7 @@ impl Server {
         self.tell_supervisor(|supervisor, now| supervisor.gone(&name, now));
     }
 
-    /// Nothing is started any more.
+    /// Stops starting workers for good.
     pub(crate) fn stop_starting(&self) {
         self.tell_supervisor(|supervisor, _| supervisor.end());
     }
@@ -260,7 +260,7 @@ impl Server {
         self.children.starts.borrow_mut().set_stopped(stopped);
     }
 
-    /// An operator asks for a worker: answers when it has joined, and its start is over.
+    /// Starts a worker for an operator and waits until its start is over.
     pub(crate) async fn start_worker(&self, name: &str) -> Result<(), String> {
         if self.ask(|agent| agent.find(name)).is_ok() && !self.children.supervisor.borrow().has(name) {
             return Ok(());
@@ -281,7 +281,7 @@ impl Server {
         }
     }
 
-    /// Whether a worker's process has ended, and that was not heard yet.
+    /// Returns whether a worker's process has ended and the supervisor does not know it yet.
     fn is_ending(&self, name: &str) -> bool {
         let starts = self.children.starts.borrow();
         let peer = starts.started().iter().find(|start| start.name == name).and_then(|start| start.peer);
@@ -290,7 +290,7 @@ impl Server {
         self.children.families.borrow().contains_key(name) && peer.is_none_or(has_ended)
     }
 
-    /// An operator ends a worker: answers when all of it has ended.
+    /// Stops a worker for an operator and waits until all of its processes have ended.
     pub(crate) async fn stop_worker(self: &Rc<Self>, name: &str) -> Result<(), String> {
         let is_down = self.children.supervisor.borrow().is_down(name);
         if let (true, Ok(id)) = (is_down, self.ask(|agent| agent.find(name))) {
@@ -311,13 +311,13 @@ impl Server {
         }
     }
 
-    /// Whether a worker can be started that has not joined.
+    /// Returns whether a worker that has not joined can be started.
     pub(crate) fn is_startable(&self, name: &str) -> bool {
         self.children.supervisor.borrow().has(name) && self.ask(|agent: &Agent| agent.find(name)).is_err()
     }
 }
 
-/// Asks the processes of a start to end, and kills those that do not.
+/// Asks the processes of a start to end, and kills the remaining ones after a grace period.
 async fn end(name: &str, family: Family) {
     let (mut signal, mut until) = (Signal::TERM, Instant::now() + GRACE);
     loop {

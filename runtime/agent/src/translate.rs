@@ -1,4 +1,4 @@
-//! Between what is said to workers and what the arbiter says.
+//! Conversion between the protocol's messages and the arbiter's actions.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use glake_wire as wire;
 
 use crate::roster::{Roster, Worker};
 
-/// What a worker holds, as the arbiter counts it: as it said last, and by its page, which is newer. What is not known counts as the costlier.
-/// What names no GPU of this agent is passed over.
+/// Converts a worker's holdings for the arbiter: its last report, updated by its page. Unknown state counts as the costlier one. Holdings
+/// on unknown GPUs are skipped.
 pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding]) -> Vec<Holding> {
     let unmeasured = roster.file().node.floor();
     told.iter()
@@ -38,8 +38,8 @@ pub(crate) fn holdings(roster: &Roster, worker: &Worker, told: &[wire::Holding])
         .collect()
 }
 
-/// What a worker does. One without a page, or that loads, may be using its memory all the time; uses that never met a safe point end by
-/// themselves.
+/// Classifies a worker's activity. Without a page, or while loading, a worker may use its memory at any time; uses that never reached a
+/// safe point end by themselves.
 pub(crate) fn activity(page: Option<wire::Activity>) -> Activity {
     let Some(page) = page else { return Activity::Capturing };
     match page {
@@ -50,7 +50,7 @@ pub(crate) fn activity(page: Option<wire::Activity>) -> Activity {
     }
 }
 
-/// What a worker is told of an action; `None`: nothing. `more`: another shrink of it follows.
+/// Converts an action into a message; `None` if the worker needs none. `more`: another shrink of the same command follows.
 pub(crate) fn message(roster: &Roster, action: &Action, more: bool, now: Duration) -> Option<wire::ToWorker> {
     use wire::ToWorker as Say;
     let name = |gpu: GpuId| roster.gpu_name(gpu).to_owned();
@@ -82,7 +82,7 @@ pub(crate) fn message(roster: &Roster, action: &Action, more: bool, now: Duratio
     })
 }
 
-/// Why, in the protocol's word.
+/// Converts a reason into the protocol's type.
 fn denied(why: Denied) -> wire::Denied {
     match why {
         Denied::TooLarge => wire::Denied::TooLarge,
@@ -92,7 +92,7 @@ fn denied(why: Denied) -> wire::Denied {
     }
 }
 
-/// Why, for people.
+/// Returns the display text of a reason.
 pub(crate) fn why(denied: Denied) -> &'static str {
     match denied {
         Denied::TooLarge => "denied: it needs more than its GPU could ever give",
@@ -106,14 +106,14 @@ pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What a link moves in a second.
+/// Converts GB/s into bytes per second.
 pub(crate) fn per_second(gbps: f64) -> Bytes {
     // Checked when the file was read: finite and above 0.
     Duration::try_from_secs_f64(gbps)
         .map_or(Bytes::MAX, |gigabytes| Bytes::new(u64::try_from(gigabytes.as_nanos()).unwrap_or(u64::MAX)))
 }
 
-/// Who is to hear of it.
+/// Returns the worker that an action concerns.
 pub(crate) fn receiver(action: &Action) -> Option<WorkerId> {
     match *action {
         Action::Grant { worker, .. }

@@ -1,4 +1,4 @@
-//! What the agent counts as it decides and hears: from its start on, and kept nowhere.
+//! Counters of the agent's decisions and messages since its start; not persistent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use glake_arbiter::{Action, Denied, GpuId};
 use glake_units::Bytes;
 
-/// Upper ends of the buckets that decisions are counted in, in microseconds.
+/// Upper ends of the buckets of decision times, in microseconds.
 const BUCKETS: [u32; 9] = [5, 10, 20, 50, 100, 200, 500, 1000, 10_000];
 
-/// Why wants were denied.
+/// Reasons for denials, as label values.
 pub(crate) const WHY: &[&str] = &["too_large", "deadline", "incomplete", "lost"];
-/// What workers failed to do.
+/// Operations that workers failed to carry out, as label values.
 pub(crate) const WHAT: &[&str] = &["park", "shrink", "refill", "other"];
 
-/// All of it.
+/// Counters of the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) gpus: BTreeMap<GpuId, GpuCounts>,
     pub(crate) parks: u64,
-    /// By [`WHAT`].
+    /// Failures by operation; see [`WHAT`].
     pub(crate) failed: BTreeMap<&'static str, u64>,
-    /// By [`WHY`].
+    /// Denials by reason; see [`WHY`].
     pub(crate) denied: BTreeMap<&'static str, u64>,
     pub(crate) distrusted: u64,
     pub(crate) given_up: u64,
     pub(crate) decisions: Decisions,
 }
 
-/// What is counted of each GPU.
+/// Counters of one GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GpuCounts {
     pub(crate) grants: u64,
@@ -37,7 +37,7 @@ pub(crate) struct GpuCounts {
     pub(crate) growths_denied: u64,
 }
 
-/// How long decisions took.
+/// Histogram of decision times.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
     pub(crate) count: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Decisions {
 }
 
 impl Counts {
-    /// What the arbiter decided.
+    /// Counts an action of the arbiter.
     pub(crate) fn decided(&mut self, action: &Action) {
         match *action {
             Action::Grant { gpu, bytes, .. } => {
@@ -68,7 +68,7 @@ impl Counts {
         }
     }
 
-    /// What a worker says that it could not do. One of another version may say anything.
+    /// Counts a worker's failure to carry out an operation. Unknown operations of other versions count as "other".
     pub(crate) fn failed(&mut self, what: &str) {
         let known = WHAT.iter().find(|known| **known == what);
         *self.failed.entry(known.copied().unwrap_or("other")).or_default() += 1;
@@ -83,13 +83,13 @@ impl Decisions {
         within.filter(|(most, _)| took.as_micros() <= u128::from(**most)).for_each(|(_, count)| *count += 1);
     }
 
-    /// How many took at most so many seconds.
+    /// Returns the upper end of each bucket in seconds, and its cumulative count.
     pub(crate) fn within(&self) -> impl Iterator<Item = (f64, u64)> {
         BUCKETS.iter().map(|most| f64::from(*most) / 1e6).zip(self.within)
     }
 }
 
-/// Why, in the protocol's word.
+/// Returns the label value of a reason.
 fn word(why: Denied) -> &'static str {
     match why {
         Denied::TooLarge => "too_large",

@@ -4,12 +4,12 @@ use std::fmt::{Display, Write as _};
 
 use glake_units::metrics::Metric;
 
-/// A text of metrics.
+/// Builder of the text.
 #[derive(Debug, Default)]
 pub(crate) struct Exposition(String);
 
 impl Exposition {
-    /// A metric with its samples. Each has values for the metric's labels, in their order.
+    /// Adds a metric with its samples. Each sample has values for the metric's labels, in their order.
     pub(crate) fn metric<'a, const LABELS: usize, V: Display>(
         &mut self,
         metric: &Metric,
@@ -22,7 +22,7 @@ impl Exposition {
         }
     }
 
-    /// A histogram: how many values were at most so large, the smallest first; all of them, and their sum.
+    /// Adds a histogram: cumulative counts in ascending order, the total count and the sum.
     pub(crate) fn histogram(
         &mut self,
         metric: &Metric,
@@ -63,7 +63,7 @@ impl Exposition {
     }
 }
 
-/// A label's value between its quotation marks.
+/// Escapes a label's value for its quotation marks.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }

@@ -1,7 +1,7 @@
-//! What the agent tells of itself, each metric described once, as Prometheus reads it.
+//! Metrics of the agent in Prometheus' format, each described once.
 //!
-//! Names have their unit at the end, and counters `_total` behind it. What is added up over a metric's labels means
-//! something: what does not add up is a metric of its own.
+//! Names end with the unit, and counters with `_total`. Sums over a metric's labels are meaningful; values that do not add up are separate
+//! metrics.
 
 mod counts;
 mod exposition;
@@ -18,7 +18,7 @@ use exposition::Exposition;
 
 use crate::Agent;
 
-/// The metrics of an agent, in the order in which it tells them.
+/// Metrics of an agent, in the order of output.
 pub const METRICS: &[Metric] = &[
     GPU_LIMIT,
     GPU_CLAIMED,
@@ -144,7 +144,7 @@ const fn experimental(metric: Metric) -> Metric {
     Metric { stability: Stability::Experimental, ..metric }
 }
 
-/// All of them, as `glake ps --metrics` prints them. What is counted is told from the first moment on, as 0.
+/// Returns all metrics, as `glake ps --metrics` prints them. Counters are present from the start, as 0.
 pub(crate) fn text(agent: &Agent) -> String {
     let mut text = Exposition::default();
     let (arbiter, counts, gpus, rows) = (&agent.arbiter, &agent.counts, agent.gpus(), agent.rows());

@@ -1,4 +1,4 @@
-//! Which commands of the file are started, and when: pure.
+//! Supervisor: decides which workers of the file are started and when, without I/O.
 //!
 //! ```text
 //!        asked, or boot           launched            it joined, its start is over
@@ -8,8 +8,8 @@
 //!  └──────────────────────────── all gone ◄────────────────────── Ending
 //! ```
 //!
-//! Invariants: a worker whose name is known, as that of one which was started before or by hand, is not started. Of the
-//! workers of a GPU one starts at a time. A worker that ended by itself is started again, after a time that doubles.
+//! Invariants: a worker whose name is already present, started by a previous agent or by hand, is not started again. Workers that share a
+//! GPU start one at a time. A worker that ended by itself is restarted after a delay that doubles each time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,20 +21,20 @@ use glake_wire::WorkerRow;
 #[cfg(test)]
 mod tests;
 
-/// How long one that ended waits, the first time; then twice as long.
+/// Initial delay before a restart; doubles with each failure.
 const LEAST_BACK_OFF: Duration = Duration::from_secs(1);
-/// And at most. One that lived for so long begins with the least again.
+/// Upper bound of the delay. A process that lived at least this long resets the delay.
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
-/// How long a start may take before those of others go on; the arbiter's time for it.
+/// Timeout of a start, after which other workers may start; the same as the arbiter's.
 pub(crate) const LONGEST_START: Duration = Duration::from_secs(600);
-/// How long one that is asked to end may take before it is killed.
+/// Time between the request to end and the kill.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
-/// The workers of the file that have a command, in its order.
+/// Workers of the file that have a command, in the order of the file.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     workers: Vec<Supervised>,
-    /// Those that others start.
+    /// Workers that the agent never starts.
     others: BTreeSet<String>,
     is_over: bool,
 }
@@ -43,29 +43,29 @@ pub(crate) struct Supervisor {
 struct Supervised {
     name: String,
     gpus: Vec<GpuId>,
-    /// It is to run: since boot, or since it was asked for.
+    /// Whether the worker should run, since boot or since a request.
     is_wanted: bool,
-    /// An operator ended it.
+    /// Whether an operator stopped the worker.
     is_stopped: bool,
     phase: Phase,
-    /// How its last process ended, or why there was none.
+    /// Exit of its last process, or the reason why it could not start.
     ended: Option<String>,
-    /// Whether the last process that this agent started ended before it joined, or none was started.
+    /// Whether the last process that this agent started ended before it joined, or could not start.
     has_failed: bool,
-    /// How often in a row.
+    /// Number of consecutive failures.
     ends: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It has no process, and gets none before a time.
+    /// No process exists; the next start is due at `again`.
     Down {
         again: Duration,
     },
-    /// One is being made.
+    /// A process is being created.
     Launching,
     Up(Up),
-    /// Its process has ended; what that left behind has not.
+    /// The first process has ended; its remaining processes have not.
     Ending {
         lived: Duration,
     },
@@ -77,39 +77,39 @@ struct Up {
     since: Duration,
     /// Whether the previous agent started the process.
     is_adopted: bool,
-    /// Its start is over, or takes too long for others to wait.
+    /// Whether its start is over, or takes too long to delay other starts.
     is_started: bool,
-    /// It was asked to end, and is killed then.
+    /// Time of the kill, after the request to end.
     kill_at: Option<Duration>,
 }
 
-/// What the agent knows of a name.
+/// State of a name in the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// It has joined, or was there before this agent.
+    /// The worker has joined, or joined the previous agent.
     Joined,
-    /// It loads what it will hold, or some of its ranks have not joined.
+    /// The worker is loading, or some of its ranks have not joined.
     Starting,
 }
 
-/// What the supervisor looks at.
+/// Inputs of the supervisor.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
-    /// Of the names that are known; ranks by the name that they have in common.
+    /// State of each known name; ranks under their common name.
     pub(crate) present: BTreeMap<String, Presence>,
-    /// As what each process has joined.
+    /// Name under which each process has joined.
     pub(crate) joined_as: BTreeMap<u32, String>,
-    /// GPUs of which a worker starts that the supervisor has not started, and until when that counts.
+    /// GPUs with starts that are not the supervisor's, and the time until which they count.
     pub(crate) starts: BTreeMap<GpuId, Duration>,
 }
 
-/// What is to be done with a worker's processes.
+/// Action on a worker's processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Launch {
         name: String,
     },
-    /// Ask all of them to end.
+    /// Ask all processes to end.
     Terminate {
         name: String,
     },
@@ -118,7 +118,7 @@ pub(crate) enum Act {
     },
 }
 
-/// How a start by hand stands.
+/// Progress of an operator's start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StartProgress {
     UnderWay,
@@ -151,17 +151,17 @@ impl Supervisor {
         self.workers.iter_mut().find(|worker| worker.name == name)
     }
 
-    /// Whether the supervisor has started a worker that runs.
+    /// Returns whether a worker that the supervisor started is running.
     pub(crate) fn runs(&self, name: &str) -> bool {
         !self.is_down(name)
     }
 
-    /// Whether a worker is the supervisor's.
+    /// Returns whether the supervisor manages a worker.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.workers.iter().any(|worker| worker.name == name)
     }
 
-    /// The agent before has started one. It is there as if it had been started now.
+    /// Adopts a process that the previous agent started, as if it had started now.
     pub(crate) fn adopt(&mut self, name: &str, pid: u32, now: Duration) {
         if let Some(worker) = self.get(name) {
             worker.is_wanted = !worker.is_stopped;
@@ -170,25 +170,25 @@ impl Supervisor {
         }
     }
 
-    /// An operator has ended one while the agent before was there.
+    /// Restores the record that an operator stopped a worker under the previous agent.
     pub(crate) fn keep_stopped(&mut self, name: &str) {
         if let Some(worker) = self.get(name) {
             (worker.is_wanted, worker.is_stopped) = (false, true);
         }
     }
 
-    /// Which are not started because an operator ended them.
+    /// Returns the workers that an operator stopped.
     pub(crate) fn stopped(&self) -> BTreeSet<String> {
         let stopped = self.workers.iter().filter(|worker| worker.is_stopped);
         stopped.map(|worker| worker.name.clone()).collect()
     }
 
-    /// Nothing is started any more: the agent ends, its workers do not.
+    /// Ends all starts: the agent exits, and its workers continue.
     pub(crate) fn end(&mut self) {
         self.is_over = true;
     }
 
-    /// Somebody asks for a worker: now, whatever its back-off.
+    /// Requests a worker immediately, regardless of its back-off.
     pub(crate) fn ask(&mut self, name: &str, now: Duration) -> Result<(), String> {
         if self.others.contains(name) {
             return Err(format!(
@@ -213,7 +213,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// An operator ends one, which is not started again until somebody asks. Answers what is to be done.
+    /// Stops a worker until the next request. Returns the action to carry out.
     pub(crate) fn stop(&mut self, name: &str, now: Duration) -> Result<Option<Act>, String> {
         let Some(worker) = self.get(name) else {
             return Err(format!(
@@ -229,13 +229,13 @@ impl Supervisor {
         Ok(Some(Act::Terminate { name: name.to_owned() }))
     }
 
-    /// Whether nothing of a worker runs.
+    /// Returns whether no process of a worker is running.
     pub(crate) fn is_down(&self, name: &str) -> bool {
         let worker = self.workers.iter().find(|worker| worker.name == name);
         worker.is_none_or(|worker| matches!(worker.phase, Phase::Down { .. }))
     }
 
-    /// It was started, or why not.
+    /// Records the result of a start.
     pub(crate) fn launched(
         &mut self,
         name: &str,
@@ -258,7 +258,7 @@ impl Supervisor {
         }
     }
 
-    /// Its process has ended; what that left behind is being ended.
+    /// Records that a worker's process has ended and its remaining processes are being ended.
     pub(crate) fn exited(&mut self, name: &str, how: String, now: Duration) {
         if let Some(worker) = self.get(name) {
             let (since, has_joined) = match worker.phase {
@@ -270,12 +270,12 @@ impl Supervisor {
         }
     }
 
-    /// Whether a worker is to run.
+    /// Returns whether a worker should run.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.workers.iter().any(|worker| worker.name == name && worker.is_wanted)
     }
 
-    /// Nothing of it runs any more.
+    /// Records that all processes of a worker have ended.
     pub(crate) fn gone(&mut self, name: &str, now: Duration) {
         if let Some(worker) = self.get(name) {
             let lived = if let Phase::Ending { lived } = worker.phase { lived } else { Duration::ZERO };
@@ -283,7 +283,7 @@ impl Supervisor {
         }
     }
 
-    /// What is to be done now.
+    /// Returns the actions that are due.
     pub(crate) fn step(&mut self, view: &View, now: Duration) -> Vec<Act> {
         let mut acts = Vec::new();
         let mut busy: BTreeSet<GpuId> =
@@ -326,7 +326,7 @@ impl Supervisor {
         acts
     }
 
-    /// When [`Supervisor::step`] has something to do that only time brings.
+    /// Returns the time at which [`Supervisor::step`] is due without another event.
     pub(crate) fn next_deadline(&self, view: &View, now: Duration) -> Option<Duration> {
         let of = |worker: &Supervised| match worker.phase {
             Phase::Down { again } => (worker.is_wanted && !self.is_over).then_some(again),
@@ -340,7 +340,7 @@ impl Supervisor {
         self.workers.iter().filter_map(of).chain(foreign).filter(|at| *at > now).min()
     }
 
-    /// Whether it matters what workers do: one starts, or is to.
+    /// Returns whether changes of workers matter: a worker is starting or is about to.
     pub(crate) fn looks(&self) -> bool {
         self.workers.iter().any(|worker| match worker.phase {
             Phase::Down { .. } => worker.is_wanted && !self.is_over,
@@ -349,7 +349,7 @@ impl Supervisor {
         })
     }
 
-    /// How the start of a worker stands that somebody asked for.
+    /// Returns the progress of a requested start.
     pub(crate) fn progress(&self, name: &str, presence: Option<Presence>) -> StartProgress {
         let Some(worker) = self.workers.iter().find(|worker| worker.name == name) else {
             return StartProgress::Failed(format!("{name} is not in the agent's file"));
@@ -370,7 +370,7 @@ impl Supervisor {
         }
     }
 
-    /// Those workers that have not joined, as `glake ps` shows them; `gpu`: what one is called.
+    /// Returns the rows of workers that have not joined, for `glake ps`; `gpu` returns a GPU's name.
     pub(crate) fn rows(&self, view: &View, now: Duration, gpu: impl Fn(GpuId) -> String) -> Vec<WorkerRow> {
         let absent = self.workers.iter().filter(|worker| !view.present.contains_key(&worker.name));
         absent.map(|worker| worker.row(view, now, &gpu)).collect()
@@ -378,7 +378,7 @@ impl Supervisor {
 }
 
 impl Supervised {
-    /// It has no process: another one is due after a time.
+    /// Schedules the next start after the end of a process.
     fn back_off(&mut self, lived: Duration, now: Duration) {
         if lived >= LONGEST_BACK_OFF || !self.is_wanted {
             self.ends = 0;

@@ -43,7 +43,7 @@ impl<M> Default for Conversation<M> {
 }
 
 impl<M: Serialize + Clone> Conversation<M> {
-    /// Queues a message.
+    /// Appends a message to the queue.
     pub fn push(&mut self, message: M) {
         self.kept.push_back(message);
     }

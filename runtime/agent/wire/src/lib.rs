@@ -1,4 +1,4 @@
-//! What the node agent and its workers say to each other: docs/PROTOCOL.md in types, used by both ends.
+//! Messages between the node agent and its workers: docs/PROTOCOL.md as types for both ends.
 //!
 //! ```text
 //! message ─► Conversation ─► frame: u32 LE length, JSON {v, seq, ack, op, …} ─► Unix stream

@@ -12,7 +12,7 @@ pub enum ToAgent {
     Hello(Hello),
     /// Request for all evicted memory: uses are waiting for it.
     Want {
-        /// Maximum wait.
+        /// Maximum wait in milliseconds.
         deadline_ms: Option<u64>,
     },
     /// Cancels the open want.
@@ -23,24 +23,24 @@ pub enum ToAgent {
         gpu: String,
         /// Bytes above the lease.
         bytes: Bytes,
-        /// Maximum wait.
+        /// Maximum wait in milliseconds.
         within_ms: u64,
     },
     /// Memory was returned to the driver; the lease shrinks by it.
     Returned {
         /// GPU of the memory.
         gpu: String,
-        /// Bytes returned.
+        /// Amount of returned memory.
         bytes: Bytes,
     },
-    /// Answer to `park`: all uses wait at safe points or have ended.
+    /// Answer to `park`: every use waits at a safe point or has ended.
     Parked,
     /// Answer to `shrink`: the shrink has ended.
     Shrunk {
         /// Holdings after the shrink.
         holdings: Vec<Holding>,
     },
-    /// All wanted memory is resident, or the start has ended.
+    /// Answer to a grant: the wanted memory is resident, or the start has ended.
     Refilled {
         /// Holdings after the refill.
         holdings: Vec<Holding>,
@@ -56,7 +56,7 @@ pub enum ToAgent {
     },
     /// Holdings have changed. Also the answer to `demote`.
     Changed {
-        /// Current holdings.
+        /// Current holdings of each GPU.
         holdings: Vec<Holding>,
     },
     /// The worker leaves the agent and continues without it.
@@ -82,7 +82,7 @@ pub enum ToWorker {
         #[serde(default)]
         passes: bool,
     },
-    /// Raises the lease.
+    /// Raises the lease of a GPU.
     Grant {
         /// GPU of the lease.
         gpu: String,
@@ -91,7 +91,7 @@ pub enum ToWorker {
     },
     /// The open want is granted completely.
     Admit,
-    /// All uses must wait at safe points; answered by `parked`.
+    /// Makes every use wait at a safe point; answered by `parked`.
     Park {
         /// Timeout of the answer; uses continue by themselves after it.
         within_ms: u64,
@@ -100,9 +100,9 @@ pub enum ToWorker {
     Unpark,
     /// Memory must leave the GPU; answered by `shrunk`, with `returned` in between.
     Shrink {
-        /// GPU to shrink.
+        /// Name of the GPU to shrink.
         gpu: String,
-        /// Bytes to evict.
+        /// Amount of memory to evict.
         bytes: Bytes,
         /// Destination of the copies.
         tier: Tier,
@@ -114,7 +114,7 @@ pub enum ToWorker {
     },
     /// Copies in host memory must move to files while the worker is idle; answered by `changed`.
     Demote {
-        /// Bytes to move.
+        /// Amount of memory to move.
         bytes: Bytes,
     },
     /// The want ends without memory.
@@ -172,7 +172,7 @@ pub struct Hello {
 /// Identity of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Peer {
-    /// Process id.
+    /// Id of the process.
     pub pid: u32,
     /// Start time in the kernel's ticks since boot; distinguishes the process from others with the same id.
     pub start: u64,
