@@ -1,6 +1,6 @@
 //! What the agent asks of its host.
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Whether a process is stopped, or waits in the kernel: it cannot say anything.
