@@ -8,7 +8,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Environment variable with the number of the start.

@@ -1,6 +1,6 @@
 //! Queries to the host system.
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Returns whether a process is stopped or blocked in the kernel, so that it cannot respond.

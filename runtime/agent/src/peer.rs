@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_wire::Peer;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use glake_device::Address;
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_tiers::{BlockLife, Exported, PoolError};
 use glake_units::Bytes;
 use parking_lot::Mutex;

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_units::Bytes;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};

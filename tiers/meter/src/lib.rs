@@ -6,14 +6,17 @@
 //! ```
 //!
 //! A context costs a GPU hundreds of MiB, so a mere observer must not have one. A [`Meter`] returns a snapshot that may be outdated when it
-//! is read. [`checkpoint`] removes and restores another process's context.
+//! is read. [`checkpoint`] removes and restores another process's context;
+//! [`ProcessStat`] identifies a process whose ID may have been reused.
 
 pub mod checkpoint;
 mod nvml;
+mod process;
 
 use glake_units::Bytes;
 
 pub use nvml::{NvLinks, Nvml, pci_address};
+pub use process::ProcessStat;
 
 /// Memory usage of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

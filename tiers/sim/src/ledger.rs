@@ -20,7 +20,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_units::Bytes;
 
 use super::calls::{self, Calls, Condition, Words};

@@ -12,7 +12,7 @@
 
 use std::io;
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 
 /// A process, and no later one of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_tiers::Lease;
 use glake_units::Bytes;
 use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};

@@ -10,8 +10,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, Step};
 
-use super::api::Api;
-use super::code::Code;
+use super::api::{Api, Code};
 
 /// Signature of a checkpoint call: a process id and its arguments.
 type Call<A> = unsafe extern "C" fn(c_int, *mut A) -> c_uint;

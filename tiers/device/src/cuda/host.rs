@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 use glake_units::Bytes;
 
 use super::Cuda;
-use super::code::Code;
+use super::api::Code;
 use super::memory::length;
 use crate::{Address, DeviceId, PointerAttributes, PointerKind, Result, Verb};
 

@@ -18,13 +18,11 @@
 mod blocks;
 mod buffer;
 mod completion;
-mod devices;
 pub mod digest;
 mod event;
 mod extent;
 mod flag;
 mod gather;
-mod lent;
 mod pages;
 mod range;
 mod registration;
@@ -32,25 +30,24 @@ mod reservation;
 mod span;
 mod stream;
 mod table;
-mod uncached;
 
-pub use blocks::{Blocks, Piece, Side, copy_piece, copy_pieces};
+pub use crate::ids::DeviceSet;
+
+pub use blocks::{Blocks, Lent, LentCopy, Piece, copy_piece, copy_pieces};
 pub use buffer::Buffer;
 pub use completion::{
     CaptureHold, CompletionEvents, CompletionProof, RecordedPoint, SeenCapture, Sequence, may_ask,
     this_thread,
 };
-pub use devices::DeviceSet;
 pub use digest::{Digest, Digesting, Digests, PartialDigest};
 pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;
 pub use gather::{BlockList, Gather};
-pub use lent::{Lent, LentCopy};
 pub use pages::Pages;
 pub use range::PinnedRange;
 pub use registration::Registration;
 pub use reservation::Reservation;
-pub use span::{Span, copy};
+pub use span::{Side, Span, copy};
 pub use stream::{OwnedStream, StreamRef};
 pub use table::Mapping;

@@ -11,10 +11,7 @@
 //! library is absent.
 
 mod cpus;
-#[cfg(feature = "hwloc")]
-pub mod hwloc;
-mod nvlink;
-mod pcie;
+mod links;
 
 use std::path::Path;
 
@@ -110,11 +107,11 @@ impl Topology {
     /// Reads this machine, given the devices that the driver reports.
     pub fn of_machine(devices: &[DeviceInfo]) -> Topology {
         let sys = Path::new("/sys");
-        let mut switches = pcie::Switches::default();
+        let mut switches = links::Switches::default();
         let nodes = devices
             .iter()
             .map(|device| {
-                let pci = device.pci.as_deref().map(|pci| pcie::read(sys, pci)).unwrap_or_default();
+                let pci = device.pci.as_deref().map(|pci| links::read_pci(sys, pci)).unwrap_or_default();
                 DeviceNode {
                     id: device.id,
                     name: device.name.clone(),
@@ -134,7 +131,7 @@ impl Topology {
             host: HostCeilings::default(),
             devices: nodes,
             switches: Vec::new(),
-            peers: nvlink::read(devices),
+            peers: links::read_nvlinks(devices),
         };
         topology.keep_shared_switches();
         topology
@@ -174,7 +171,7 @@ fn cpu_side(sys: &Path) -> CpuSide {
 #[cfg(feature = "hwloc")]
 fn cpu_side(sys: &Path) -> CpuSide {
     let known = CpuSide::read(sys);
-    hwloc::read().map_or_else(|| known.clone(), |side| side.filled_from(&known))
+    cpus::read_hwloc().map_or_else(|| known.clone(), |side| side.filled_from(&known))
 }
 
 #[cfg(test)]

@@ -6,14 +6,19 @@
 //!
 //! A device's completion points do not cover work that accesses its memory from another context. Internal work of that kind that is not
 //! joined into the device's context is registered ([`CompletionEvents::outside`]) and becomes part of the device's completion points until
-//! it is done.
+//! it is done. A mark of such work is shared by the points that wait for it. No lock is held during such a wait: the thread that records
+//! the next point may have to enqueue the awaited work.
 //!
 //! A device without a context has no work: a completion point covers it without an event. [`CompletionEvents::release_context`] releases a
-//! context, because events are created in it: once all work there is done, they have completed and are destroyed too.
+//! context, because events are created in it: once all work there is done, they have completed and are destroyed too, even if points still
+//! hold their cells.
+//!
+//! ```text
+//!   RecordedPoint ─► Cell ◄─ all, idle             a cell holds its event until the device's context is released;
+//!            [event]                          a completion point that finds its cell empty has completed there
+//! ```
 
-mod cell;
 mod hold;
-mod outside;
 #[cfg(test)]
 mod tests;
 
@@ -21,16 +26,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hold::Holds;
 use parking_lot::{Mutex, RwLock};
 
 use super::{DeviceSet, OwnedEvent};
 use crate::{
     Address, CaptureState, DeviceId, Driver, DriverError, EventKind, Refusal, Result, Stream, StreamId, Verb,
 };
-use cell::{Cell, Events, Quiet};
-use hold::Holds;
+
 pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
-use outside::{Mark, Outside};
 
 /// Sequence number of completion points and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -406,4 +410,146 @@ impl Drop for RecordedPoint {
             self.pop();
         }
     }
+}
+
+/// Events of one device, in use or idle.
+#[derive(Debug, Default)]
+struct Events {
+    all: Vec<Arc<Cell>>,
+    /// Cells available for the next completion points.
+    idle: Vec<Arc<Cell>>,
+}
+
+/// Slot of an event, emptied when its context is released.
+#[derive(Debug)]
+struct Cell {
+    device: DeviceId,
+    event: Mutex<Option<OwnedEvent>>,
+}
+
+impl Cell {
+    fn with(&self, mark: impl FnOnce(&OwnedEvent) -> Result<()>) -> Result<()> {
+        match &*self.event.lock() {
+            Some(event) => mark(event),
+            None => Err(DriverError::NotReady { verb: Verb::EventRecord }),
+        }
+    }
+
+    /// Returns whether the event has completed; true if its context was released.
+    fn is_passed(&self) -> Result<bool> {
+        self.event.lock().as_ref().map_or(Ok(true), OwnedEvent::is_passed)
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.event.lock().as_ref().map_or(Ok(()), OwnedEvent::synchronize)
+    }
+
+    /// Destroys the completed event. Returns false while another thread queries it.
+    fn empty(&self) -> bool {
+        match self.event.try_lock() {
+            Some(mut event) => {
+                *event = None;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Guard during which no event is created or recorded on a device.
+#[derive(Debug)]
+struct Quiet<'a> {
+    completion_events: &'a CompletionEvents,
+    device: DeviceId,
+}
+
+impl<'a> Quiet<'a> {
+    fn begin(completion_events: &'a CompletionEvents, device: DeviceId) -> Result<Quiet<'a>> {
+        let verb = Verb::ReleaseContext;
+        completion_events.sweep_holds();
+        // The write lock waits for threads that are recording.
+        let holds = completion_events.holds.write();
+        let bit = DeviceSet::of(device).bits();
+        if holds.is_any() {
+            return Err(DriverError::Capturing { verb, code: DriverError::CAPTURING });
+        }
+        match completion_events.quiet.fetch_or(bit, Ordering::Relaxed) & bit {
+            0 => Ok(Quiet { completion_events, device }),
+            _ => Err(DriverError::NotReady { verb }),
+        }
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.completion_events.quiet.fetch_and(!DeviceSet::of(self.device).bits(), Ordering::Relaxed);
+    }
+}
+
+/// Number of new marks after which finished ones are swept: rarely enough to cost next to nothing.
+const MORE: usize = 32;
+
+/// Marks by the device that owns the memory.
+#[derive(Debug, Default)]
+struct Outside(Mutex<HashMap<DeviceId, DeviceMarks>>);
+
+#[derive(Debug, Default)]
+struct DeviceMarks {
+    all: Vec<Mark>,
+    /// Marks that were pending after the last sweep.
+    left: usize,
+}
+
+/// End of work on the memory of another device.
+#[derive(Clone, Debug)]
+struct Mark(Arc<OwnedEvent>);
+
+impl Outside {
+    /// Adds the end of work on a device's memory.
+    fn add(&self, memory: DeviceId, end: OwnedEvent) {
+        let is_long = {
+            let mut table = self.0.lock();
+            let marks = table.entry(memory).or_default();
+            marks.all.push(Mark(Arc::new(end)));
+            marks.all.len() > 2 * marks.left + MORE
+        };
+        if is_long {
+            drop(self.pending(memory));
+        }
+    }
+
+    /// Returns the marks not known to be done and forgets the others.
+    fn pending(&self, memory: DeviceId) -> Vec<Mark> {
+        let Some(marks) = self.0.lock().get(&memory).map(|marks| marks.all.clone()) else {
+            return Vec::new();
+        };
+        let is_done = |mark: &Mark| mark.is_done().unwrap_or(false);
+        let (done, left): (Vec<_>, Vec<_>) = marks.into_iter().partition(is_done);
+        if let Some(marks) = self.0.lock().get_mut(&memory) {
+            marks.all.retain(|mark| !done.iter().any(|done| Arc::ptr_eq(&done.0, &mark.0)));
+            marks.left = left.len();
+        }
+        left
+    }
+
+    /// Forgets marks whose work is done.
+    fn sweep(&self) {
+        let devices: Vec<DeviceId> = self.0.lock().keys().copied().collect();
+        devices.into_iter().for_each(|device| drop(self.pending(device)));
+    }
+}
+
+impl Mark {
+    fn is_done(&self) -> Result<bool> {
+        self.0.is_passed().or_else(|error| is_over(&error).then_some(true).ok_or(error))
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.0.synchronize().or_else(|error| is_over(&error).then_some(()).ok_or(error))
+    }
+}
+
+/// Returns whether the context of a mark is lost or gone, so that none of its work runs any more.
+fn is_over(error: &DriverError) -> bool {
+    error.is_sticky() || error.is_gone()
 }

@@ -7,25 +7,22 @@
 //! ```
 //!
 //! Invariants:
-//! - A kernel accesses only memory of the given spans, all of it accessible to its GPU.
+//! - A kernel accesses only memory of the given spans, all of it accessible to its GPU, and its list in pinned memory.
 //! - A list is written only while no kernel reads it: its holder has exclusive access, and launching consumes the list.
 //! - A list that was taken is launched, or idle again when its holder drops it.
 
-mod list;
-
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::{CompletionEvents, DeviceSet, Side, Span};
+use super::{CompletionEvents, DeviceSet, OwnedEvent, Pages, Piece, Registration, Side, Span};
 use crate::{
-    Address, CaptureState, DeviceId, DriverError, HostKernel, Kernel, LaunchRequest, Module, ModuleSource,
-    Refusal, Result, Stream, Touch, Touched,
+    Address, CaptureState, CopyRequest, DeviceId, DriverError, EventKind, HostKernel, Kernel, LaunchRequest,
+    Module, ModuleSource, PointerKind, Refusal, Result, Stream, Touch, Touched, Touches, Usage, Verb,
 };
-pub use list::BlockList;
-use list::{Lists, Reach, VERB, host};
 
 const SOURCE: ModuleSource = ModuleSource {
     ptx: include_str!("gather.ptx"),
@@ -221,3 +218,202 @@ impl Drop for Gather {
 fn refused(address: Address, reason: Refusal) -> DriverError {
     DriverError::Refused { verb: VERB, address, reason }
 }
+
+/// List entry as the kernel reads it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Block {
+    to: u64,
+    from: u64,
+    bytes: u64,
+}
+
+const ENTRY: u64 = size_of::<Block>() as u64;
+/// Size of one list in bytes: room for 2,730 entries.
+const LIST: u64 = 64 << 10;
+
+/// Check of the memory that a GPU's kernels may access.
+#[derive(Clone, Copy, Debug)]
+struct Reach {
+    device: DeviceId,
+}
+
+impl Reach {
+    #[inline]
+    fn holds(self, side: Side) -> bool {
+        match side.kind {
+            PointerKind::Device { .. } | PointerKind::Pinned => side.reach.contains(self.device),
+            // Managed memory may migrate while the kernel runs; pageable memory is out of a kernel's reach.
+            PointerKind::Managed | PointerKind::Pageable => false,
+        }
+    }
+}
+
+/// Small blocks copied by one launch, in no particular order. The list belongs to its holder until it is launched.
+#[derive(Debug)]
+pub struct BlockList {
+    /// Pool that the list returns to when dropped; dangling if it must not be reused.
+    home: Weak<Mutex<Lists>>,
+    /// Memory that holds the entries of all lists.
+    memory: Arc<Registration>,
+    entries: Address,
+    count: u64,
+    size: Bytes,
+    reach: Reach,
+    /// Event recorded after each launch; once it has completed, nothing reads the entries.
+    done: Arc<OwnedEvent>,
+}
+
+/// Idle and launched lists of a GPU.
+#[derive(Debug, Default)]
+struct Lists {
+    idle: Vec<BlockList>,
+    /// Launched lists, oldest launch first.
+    launched: VecDeque<BlockList>,
+}
+
+/// Returns an unlaunched list to the pool: there are few lists, and none is created later.
+impl Drop for BlockList {
+    fn drop(&mut self) {
+        let Some(home) = self.home.upgrade() else { return };
+        let list = BlockList {
+            home: self.home.clone(),
+            memory: self.memory.clone(),
+            entries: self.entries,
+            count: 0,
+            size: Bytes::ZERO,
+            reach: self.reach,
+            done: self.done.clone(),
+        };
+        home.lock().idle.push(list);
+    }
+}
+
+impl BlockList {
+    /// Allocates the lists that fit into the given pinned memory, at least one.
+    fn several(
+        completion_events: &Arc<CompletionEvents>,
+        reach: Reach,
+        memory: Bytes,
+    ) -> Result<Vec<BlockList>> {
+        let memory =
+            Arc::new(Registration::new(completion_events, Pages::new(memory.max(Bytes::new(LIST)), 0)?)?);
+        (0..memory.size().get() / LIST)
+            .map(|index| {
+                Ok(BlockList {
+                    // No pool yet: the owner of all lists sets it.
+                    home: Weak::new(),
+                    entries: Address(memory.start().0 + index * LIST),
+                    memory: memory.clone(),
+                    count: 0,
+                    size: Bytes::ZERO,
+                    reach,
+                    done: Arc::new(OwnedEvent::new(
+                        completion_events.driver(),
+                        reach.device,
+                        EventKind::Plain,
+                    )?),
+                })
+            })
+            .collect()
+    }
+
+    /// Returns the size of the pinned memory that the list is part of.
+    fn memory(&self) -> Bytes {
+        self.memory.size()
+    }
+
+    /// Returns the number of blocks in the list.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns the total bytes of the blocks.
+    pub fn size(&self) -> Bytes {
+        self.size
+    }
+
+    /// Returns whether the list has no room for another block.
+    pub fn is_full(&self) -> bool {
+        self.count == LIST / ENTRY
+    }
+
+    /// Adds a piece to the list. One warp copies it, so pieces beyond 64 KiB should be split.
+    ///
+    /// # Errors
+    /// [`Refusal::InvalidValue`] if the list is full, [`Refusal::NoPeerAccess`] if the GPU cannot access an end. Nothing is added then.
+    #[inline]
+    pub fn push(&mut self, piece: &Piece<'_>) -> Result<()> {
+        let CopyRequest { to, from, size } = piece.request();
+        if self.is_full() {
+            return Err(refused(to, Refusal::InvalidValue));
+        }
+        if !self.reach.holds(piece.to()) || !self.reach.holds(piece.from()) {
+            return Err(refused(to, Refusal::NoPeerAccess));
+        }
+        let entry = Block { to: to.0, from: from.0, bytes: size.get() };
+        // SAFETY: the entry lies in memory of this list, which no kernel reads and of which there is no reference.
+        unsafe { self.entry(self.count).write(entry) };
+        self.count += 1;
+        self.size = self.size.saturating_add(size);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        (self.count, self.size) = (0, Bytes::ZERO);
+    }
+
+    /// Returns the kernel's arguments: address and number of the entries.
+    fn arguments(&self) -> [u64; 2] {
+        [self.entries.0, self.count]
+    }
+
+    fn entry(&self, index: u64) -> *mut Block {
+        let at = self.entries.0 + index * ENTRY;
+        std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap_or(0))
+    }
+}
+
+/// Memory that the kernel reads and writes, including the entries.
+impl Touches for BlockList {
+    fn each(&self, see: &mut dyn FnMut(Usage, Touch)) {
+        see(Usage::Read, Touch { address: self.entries, size: Bytes::new(self.count * ENTRY) });
+        for index in 0..self.count {
+            // SAFETY: an initialised entry in memory that is not written concurrently.
+            let block = unsafe { self.entry(index).read() };
+            let size = Bytes::new(block.bytes);
+            see(Usage::Read, Touch { address: Address(block.from), size });
+            see(Usage::Write, Touch { address: Address(block.to), size });
+        }
+    }
+}
+
+/// The kernels as host code, for the simulator.
+mod host {
+    use super::ENTRY;
+    use crate::{Address, KernelMemory};
+
+    /// Kernel `glake_gather(list, count)` as host code.
+    pub(super) fn gather(memory: &mut dyn KernelMemory, arguments: &[u64]) {
+        let [list, count] = *arguments else { return };
+        let mut entries = vec![0; usize::try_from(count * ENTRY).unwrap_or(0)];
+        // The next wait for the device reports a stray access.
+        let _ = memory.read(Address(list), &mut entries);
+        for words in entries.as_chunks::<8>().0.as_chunks::<3>().0 {
+            let [to, from, bytes] = words.map(u64::from_le_bytes);
+            copy(memory, &[to, from, bytes]);
+        }
+    }
+
+    /// Kernel `glake_copy(to, from, bytes)` as host code.
+    pub(super) fn copy(memory: &mut dyn KernelMemory, arguments: &[u64]) {
+        let [to, from, bytes] = *arguments else { return };
+        let mut held = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        if memory.read(Address(from), &mut held).is_ok() {
+            let _ = memory.write(Address(to), &held);
+        }
+    }
+}
+
+/// Verb named by the errors of a list.
+const VERB: Verb = Verb::Launch;

@@ -1,10 +1,4 @@
 //! Identity of processes. Process IDs are reused; the start time distinguishes a process from later ones with its ID.
-//!
-//! ```
-//! use glake_process::ProcessStat;
-//! let this = ProcessStat::of(std::process::id()).unwrap();
-//! assert!(!this.has_ended());
-//! ```
 
 use std::{fs, io};
 

@@ -1,10 +1,13 @@
-//! PCIe position of a GPU, from sysfs.
+//! Links of GPUs: their place on PCIe, from sysfs, and NVLink connections between them, from NVML if available.
 
 use std::fs;
 use std::path::Path;
 
-use super::HostLink;
+use glake_meter::{NvLinks, Nvml, pci_address};
 use glake_units::Bandwidth;
+
+use super::{HostLink, PeerLink};
+use crate::{DeviceId, DeviceInfo};
 
 /// Properties of a PCI device in sysfs; unknown ones are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,7 +35,7 @@ impl Switches {
 }
 
 /// Reads one device by its PCI address.
-pub(super) fn read(sys: &Path, pci: &str) -> PciDevice {
+pub(super) fn read_pci(sys: &Path, pci: &str) -> PciDevice {
     let device = sys.join("bus/pci/devices").join(pci);
     let line = |name: &str| fs::read_to_string(device.join(name)).ok().map(|text| text.trim().to_owned());
     // An idle GPU slows its link down, so the maximum speed is read; the width does not change.
@@ -75,6 +78,40 @@ fn root_port(path: &Path) -> Option<String> {
     }
 }
 
+/// Returns the connected pairs; none without NVML.
+pub(super) fn read_nvlinks(devices: &[DeviceInfo]) -> Vec<PeerLink> {
+    let Some(nvml) = Nvml::open() else { return Vec::new() };
+    let ends: Vec<(DeviceId, String, NvLinks)> = devices
+        .iter()
+        .filter_map(|device| {
+            let pci = device.pci.clone()?;
+            let ends = nvml.nv_links(&pci)?;
+            Some((device.id, pci, ends))
+        })
+        .collect();
+    pairs(&ends)
+}
+
+/// Finds connected pairs. Two GPUs are connected directly by links of one that end at the other, or else through the switches at the end of
+/// all other links; the GPU with fewer such links then sets the bandwidth.
+fn pairs(ends: &[(DeviceId, String, NvLinks)]) -> Vec<PeerLink> {
+    let gpus: Vec<String> = ends.iter().map(|(_, pci, _)| pci_address(pci)).collect();
+    let to = |of: &NvLinks, pci: &str| of.remotes.iter().filter(|remote| *remote == pci).count();
+    let to_switches = |of: &NvLinks| of.remotes.iter().filter(|remote| !gpus.contains(remote)).count();
+    let mut pairs = Vec::new();
+    for (i, (a, _, first)) in ends.iter().enumerate() {
+        for (j, (b, _, second)) in ends.iter().enumerate().skip(i + 1) {
+            let direct = to(first, &gpus[j]).max(to(second, &gpus[i]));
+            let lanes = if direct > 0 { direct } else { to_switches(first).min(to_switches(second)) };
+            let Ok(lanes @ 1..) = u32::try_from(lanes) else { continue };
+            let bandwidth = first.speed.or(second.speed).map(|speed| Bandwidth(speed.0 * f64::from(lanes)));
+            let (a, b) = (*a.min(b), *a.max(b));
+            pairs.push(PeerLink { a, b, bandwidth, lanes: Some(lanes) });
+        }
+    }
+    pairs
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,13 +151,13 @@ mod tests {
         ] {
             fs::write(device.join(name), text).unwrap();
         }
-        let found = read(&sys, "0000:3b:00.0");
+        let found = read_pci(&sys, "0000:3b:00.0");
         assert_eq!(found.node, Some(1));
         assert!((found.link.unwrap().to_gpu.0 - 31.5).abs() < 0.1);
         fs::write(device.join("numa_node"), "-1\n").unwrap();
-        assert_eq!(read(&sys, "0000:3b:00.0").node, None);
+        assert_eq!(read_pci(&sys, "0000:3b:00.0").node, None);
         fs::remove_dir_all(&sys).unwrap();
-        assert_eq!(read(&sys, "0000:3b:00.0"), PciDevice::default());
+        assert_eq!(read_pci(&sys, "0000:3b:00.0"), PciDevice::default());
     }
 
     #[test]
@@ -128,5 +165,37 @@ mod tests {
         let mut switches = Switches::default();
         let numbers: Vec<u32> = ["a", "b", "a"].map(|root| switches.number(root.to_owned())).into();
         assert_eq!(numbers, [0, 1, 0]);
+    }
+}
+
+#[cfg(test)]
+mod nvlink_tests {
+    use super::*;
+
+    fn gpu(id: u32, remotes: &[(&str, usize)]) -> (DeviceId, String, NvLinks) {
+        let remotes = remotes.iter().flat_map(|(pci, count)| vec![(*pci).to_owned(); *count]).collect();
+        (DeviceId(id), format!("0000:{id:02x}:00.0"), NvLinks { remotes, speed: Some(Bandwidth(26.562)) })
+    }
+
+    #[test]
+    fn switches_connect_all_gpus() {
+        let switches = [("0000:80:00.0", 9), ("0000:81:00.0", 9)];
+        let pairs = pairs(&[gpu(0, &switches), gpu(1, &switches), gpu(2, &switches)]);
+        assert_eq!(pairs.len(), 3);
+        assert!(pairs.iter().all(|pair| pair.lanes == Some(18)));
+        assert!((pairs[0].bandwidth.unwrap().0 - 478.1).abs() < 0.1);
+    }
+
+    #[test]
+    fn direct_links_connect_their_ends_only() {
+        let ends = [gpu(0, &[("0000:01:00.0", 4)]), gpu(1, &[("0000:00:00.0", 4)]), gpu(2, &[])];
+        let pairs = pairs(&ends);
+        assert_eq!(pairs.len(), 1);
+        assert_eq!((pairs[0].a, pairs[0].b, pairs[0].lanes), (DeviceId(0), DeviceId(1), Some(4)));
+    }
+
+    #[test]
+    fn without_nvml_no_links_are_found() {
+        assert!(read_nvlinks(&[]).is_empty());
     }
 }
