@@ -56,7 +56,7 @@ pub(super) fn collect(directory: &Path, this: Owner, leftovers: bool) -> Result<
             remove(&files, &mut collected)?;
         } else if !owner.is_seen() {
             let path = directory.join(owner.name(Kind::Lock));
-            // Held until the lock's own name is gone.
+            // Held until the owner file itself has been removed.
             let Some(_lock) = try_lock(&path)? else { continue };
             remove(&files, &mut collected)?;
             remove(&[path], &mut Collected::default())?;

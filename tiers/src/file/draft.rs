@@ -37,7 +37,7 @@ impl Draft {
         let (path, sealed) = names;
         let refused = |limit| FileError::TooLarge { path: path.clone(), wanted: length, limit };
         let size = layout::file_size(length).ok_or_else(|| refused(Bytes::new(i64::MAX.unsigned_abs())))?;
-        // Past this limit the kernel would end the process by a signal.
+        // Beyond this limit the kernel would send SIGXFSZ, which ends the process.
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < size) {
             return Err(refused(Bytes::new(limit)));
         }
@@ -105,7 +105,7 @@ impl Draft {
         let done = file.set_permissions(Permissions::from_mode(0o400));
         done.map_err(|source| entry.failed(FileStep::Protect, source))?;
         file.sync_all().map_err(|source| entry.failed(FileStep::Sync, source))?;
-        // Nobody can write to it from here on.
+        // The file is read-only from here on.
         drop(file);
         let _open = shared.open()?;
         entry.rename(sealed)?;

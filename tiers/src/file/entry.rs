@@ -46,7 +46,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // It is gone already where its tier was closed.
+        // A closed tier has removed the file already.
         if let Err(error) = fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {

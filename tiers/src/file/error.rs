@@ -178,7 +178,7 @@ impl FileStep {
     fn advice(self) -> &'static str {
         match self {
             FileStep::Open | FileStep::List | FileStep::Lock | FileStep::Remove => {
-                "look what is wrong with this directory, or choose another one"
+                "check this directory, or choose another one"
             }
             _ => "what was to go there stays where it is: try again, or choose a directory on another disk",
         }

@@ -45,7 +45,7 @@ impl Lock {
                     return Err(failed(FileStep::Lock, &path)(source));
                 }
             }
-            // A collector may have removed it before it was locked.
+            // A collector may have removed the file before this process locked it.
             let ours = file.metadata().map_err(failed(FileStep::Lock, &path))?.ino();
             if fs::metadata(&path).is_ok_and(|found| found.ino() == ours) {
                 return Ok(Lock { path, _file: file });
@@ -57,7 +57,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Still locked: whoever opens it meanwhile sees that the name is gone.
+        // The file is still locked: a process that opens it meanwhile sees that the name is gone.
         remove(&self.path);
     }
 }

@@ -81,7 +81,7 @@ impl FileTier {
         let this = Owner::of(std::process::id());
         let owner = this.map_err(collect::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
         let lock = Lock::take(path, owner)?;
-        // Whoever locks has made no file yet: those of its name are of a process before the machine was started again.
+        // This process has created no file yet: files with its name belong to a process from before a reboot.
         let collected = collect::collect(path, owner, true)?;
         let statistics = Arc::default();
         let lock = RwLock::new(Some(lock));

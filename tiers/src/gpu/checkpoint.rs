@@ -72,13 +72,13 @@ impl Checkpoints<'_> {
     }
 
     fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
-        // No plan holds memory of the domain meanwhile.
+        // Prevents plans from holding memory of the domain meanwhile.
         let _quiet = self.growth.lock()?;
         let (restored, uses) = {
             let mut core = self.core.lock();
             let restored = core.restore(domain, &checkpoint.claims);
             if let Ok(glake_stitch::Restored { freed, claimed }) = &restored {
-                // What stays, stays shared.
+                // A block that stays live keeps its exports.
                 let stays: FxHashSet<_> = claimed.iter().map(|block| (block.offset, block.size)).collect();
                 let gone = freed.iter().filter(|block| !stays.contains(&(block.offset, block.size)));
                 gone.for_each(|block| self.core.end_block(block.offset));

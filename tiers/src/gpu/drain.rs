@@ -26,11 +26,11 @@ use super::{PoolError, Result};
 pub(crate) struct Drain<'a> {
     pub(super) clock: &'a CompletionClock,
     pub(super) reach: &'a Reach,
-    /// All devices visible to the driver.
+    /// Devices visible to the driver.
     pub(super) devices: DeviceSet,
 }
 
-/// All work enqueued on any device of the process before a point in time.
+/// Work enqueued on any device of the process before a point in time.
 #[derive(Debug)]
 pub struct PendingWork {
     own: CompletionPoint,

@@ -29,7 +29,7 @@ pub enum PoolError {
     },
     /// Free memory does not suffice, and a stream capture is open, so that the pool cannot wait for freed memory still in use. End the
     /// capture, or free memory before it begins.
-    #[error("{device}: {refusal}; what is pending cannot be waited for while a stream capture is open")]
+    #[error("{device}: {refusal}; pending frees cannot be waited for while a stream capture is open")]
     CaptureOpen {
         /// Device of the pool.
         device: DeviceId,
@@ -82,7 +82,7 @@ pub enum PoolError {
     },
     /// Part of the block's memory is not on its GPU: refill its region first.
     #[error(
-        "{device}: some of the memory at {address} is not on its GPU: refill its region, or commit what was decommitted, first"
+        "{device}: some of the memory at {address} is not on its GPU: refill its region, or commit its decommitted memory, first"
     )]
     Evicted {
         /// Device of the pool.

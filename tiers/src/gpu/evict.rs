@@ -102,7 +102,7 @@ impl Evictions<'_> {
         let mut growing = self.growth.quiet();
         let released = self.core.usable().and_then(|()| self.release_memory(&mut growing, extent));
         let step = if released.is_ok() { Step::Released } else { Step::Failed };
-        // Before anybody else can find it evicted, and forget it.
+        // Before another thread can see the extent as evicted, and forget it.
         let advanced = self.records.advance(extent, step);
         drop(growing);
         self.growth.lease().tell_returned(false);
@@ -137,7 +137,7 @@ impl Evictions<'_> {
         if self.core.lock().extents().state(extent) != Some(glake_stitch::ExtentState::Moving) {
             return Ok(());
         }
-        // What a program gives up it may have again: it stays leased.
+        // A program may commit the memory again: the lease keeps its size.
         let leased = self.records.residency(extent).authority() == Place::Nowhere;
         if let Some(made) = growing.remove(extent) {
             made.release(leased).map_err(|(made, error)| {

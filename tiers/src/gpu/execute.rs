@@ -67,7 +67,7 @@ impl Execution<'_, '_> {
                 }
                 unmapped
             }
-            // The last thing to be done, when nothing can fail any more: see `run`.
+            // The last step, which cannot fail: see `run`.
             Step::Release { .. } => Ok(()),
         }
     }
@@ -95,7 +95,7 @@ impl Execution<'_, '_> {
                 self.growing.remove(*extent);
                 Ok(())
             }
-            // Nobody was told of the address, so no work can use it, and nothing is waited for: a wait for the whole
+            // The address was never handed out, so that no work can use it and no wait is needed: a wait for the whole
             // context would break a capture.
             Step::Map { offset, size, .. } => {
                 let mapping = [Mapping { offset: *offset, size: *size }];
@@ -110,7 +110,7 @@ impl Execution<'_, '_> {
                 let domain = extents.first().map_or_else(Allocator::default_domain, domain_of);
                 self.growing.give_access(domain, *offset, *size)
             }
-            // Access goes with the mappings: it is set after them, so they are undone next.
+            // Access ends with the mappings, which are undone next because they precede it.
             Step::Access { offset, size, .. } => {
                 self.growing.tell_unmapping(*offset, *size);
                 Ok(())

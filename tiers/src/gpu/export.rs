@@ -54,7 +54,7 @@ impl Exports<'_> {
     /// their GPU from then on.
     pub(super) fn export(&self, address: Address, part: Range<usize>) -> Result<Exported> {
         let device = self.core.device();
-        // What the block lies in stays while this is held.
+        // The block's extents stay while this lock is held.
         let growing = self.growth.lock()?;
         let unknown = || PoolError::UnknownAddress { device, address };
         let offset = self.core.offset(address)?;

@@ -92,7 +92,7 @@ impl Fixed<'_> {
 
     fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
         let blocks = self.pins.keys().filter_map(|&address| block_of(self.core, domain, address).ok());
-        // One that was freed, and its addresses handed out as a part of another block, is not fixed by that.
+        // A fixed address inside another block does not fix that block.
         let whole = blocks.filter(|(base, _)| self.pins.contains_key(base));
         whole.flat_map(|(_, extents)| extents).collect()
     }

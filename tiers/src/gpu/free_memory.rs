@@ -55,7 +55,7 @@ impl FreeMemory<'_> {
         let keep = self.core.lock().reserved_bytes().saturating_sub(rest);
         let trimmed = self.trim(keep);
         let taken = unused.saturating_add(lease.take_unused(rest));
-        // What was taken is told, whatever the driver answers.
+        // Reports the bytes taken, even if the driver failed.
         trimmed.map(|_| taken).or_else(|error| if taken.is_zero() { Err(error) } else { Ok(taken) })
     }
 

@@ -27,7 +27,7 @@ use super::{PoolError, Result};
 /// Physical memory of a pool and its lock.
 #[derive(Debug)]
 pub(super) struct Growth {
-    // Before the extents: what is dropped first unmaps them.
+    // Declared before the extents: the fields dropped first unmap them.
     core: Arc<Core>,
     clock: Arc<CompletionClock>,
     records: Arc<ExtentRecords>,

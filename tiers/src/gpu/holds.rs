@@ -152,7 +152,7 @@ impl HoldEvents {
     /// Returns the last hold of a stream whose event has completed. If other threads end holds meanwhile, the result may be a later one.
     fn last_passed(&self, on: StreamId) -> std::result::Result<Option<HoldId>, (HoldId, DriverError)> {
         let mut last = None;
-        // How many are known to have passed; where one has not; how much further the next one is.
+        // Number known to have completed; position of one that has not; distance to the next probe.
         let (mut passed, mut not, mut ahead) = (0, usize::MAX, 1);
         while passed < not {
             let next = if not == usize::MAX { passed + ahead - 1 } else { usize::midpoint(passed, not) };
@@ -161,7 +161,7 @@ impl HoldEvents {
                     (last, passed, ahead) = (last.max(Some(hold)), next + 1, ahead * 2);
                 }
                 Some(_) => not = next,
-                // There are not so many.
+                // The queue is shorter.
                 None if ahead == 1 => break,
                 None => ahead = 1.max(ahead / 2),
             }
@@ -210,9 +210,9 @@ impl ReadHolds<'_> {
         let hold = hold.ok_or(PoolError::UnknownAddress { device, address })?;
         let are_many = self.core.holds().add(hold, event, on);
         drop(allocator);
-        // Completion points ask for them where something is freed. Where nothing is, somebody has to.
+        // Completion points query holds when memory is freed; without frees, this call must.
         if are_many && let Err(error) = self.core.poll_holds() {
-            // Whoever waits for one of them hears of it.
+            // A thread that waits for one of them sees the error.
             tracing::debug!(target: "glake::completion", %error, "read holds were not asked for");
         }
         Ok(hold)

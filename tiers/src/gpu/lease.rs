@@ -185,7 +185,7 @@ impl Lease {
             (_, leased) => leased.is_none(),
         };
         state.leased = leased;
-        // A lease that is set again to what it was brings nothing: who waits for that would wait for ever.
+        // Setting the same lease again is no increase: waiters must not count on more.
         state.grants += u64::from(is_more);
         (state.wanted, state.asked) = (Bytes::ZERO, Bytes::ZERO);
         drop(state);
@@ -257,7 +257,7 @@ impl Lease {
     /// Announces a refill: reports the bytes needed beyond the lease for it and for the growth after it.
     pub fn want(&self, evicted: Bytes) {
         let mut state = self.state.lock();
-        // Before anybody is told, who may deny it before it is waited for.
+        // Before the observer is notified: it may deny the refill before the wait begins.
         state.denied_before = Some(state.denials.refills);
         let is_leased = state.leased.is_some();
         let wanted = evicted.saturating_add(self.options.growth).saturating_sub(state.room());
@@ -452,7 +452,7 @@ impl Drop for Counted {
             state.made = state.made.saturating_sub(self.bytes);
             self.lease.note_made(state.made);
             drop(state);
-            // Who waits for a grant may have this instead.
+            // A waiter may use this memory in place of a grant.
             self.lease.changed.notify_all();
         }
     }
@@ -476,9 +476,9 @@ impl Asking<'_> {
             return false;
         }
         let mut state = lease.state.lock();
-        // Before it is told: who is told may grant at once.
+        // Before the notification: the observer may grant at once.
         let (denials, mut given) = (state.denials.growth, state.given);
-        // What it asked for may have gone to another one, and what that one asked for is still to come.
+        // Its grant may have gone to another request, whose own grant is still to come.
         let mut missing = match !self.asked.is_zero() && !state.asked.is_zero() {
             true => Bytes::ZERO,
             false => short.wanted.saturating_sub(state.room()),
@@ -495,7 +495,7 @@ impl Asking<'_> {
                 break true;
             }
             if state.denials.growth != denials || state.stopped {
-                // It is not asked again.
+                // The amount is not requested again.
                 self.until = Some(begin);
                 denied = !state.stopped;
                 break false;
@@ -503,7 +503,7 @@ impl Asking<'_> {
             if Instant::now() >= until {
                 break false;
             }
-            // All that anybody asked for was granted, and others have it.
+            // All requested memory was granted, and other requests have used it.
             if state.given != given && state.asked.is_zero() {
                 given = state.given;
                 missing = short.wanted.saturating_sub(state.room());
@@ -512,7 +512,7 @@ impl Asking<'_> {
             lease.pause(&mut state, until);
         };
         if !granted {
-            // Nobody waits for what is still to come of it.
+            // No request waits for the rest of it any more.
             state.asked = state.asked.saturating_sub(std::mem::take(&mut self.asked));
         }
         state.note_wait(begin);
