@@ -106,7 +106,9 @@ pub enum RegionError {
         source: MoveError,
     },
     /// Part of the region is evicted, and no refill of all of it is in progress.
-    #[error("{device}: some of region '{tag}' is evicted, and no refill of all of it is in progress: refill it first")]
+    #[error(
+        "{device}: some of region '{tag}' is evicted, and no refill of all of it is in progress: refill it first"
+    )]
     Evicted {
         /// GPU of the region.
         device: DeviceId,
