@@ -1,4 +1,4 @@
-//! A status of the C API as an exception of `glake.errors`, with the library's text.
+//! Results of the C API: a status becomes an exception of `glake.errors` with the library's text, a C text becomes a Python one.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -65,4 +65,26 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> Option<String> {
 pub(crate) fn c_text(text: String) -> PyResult<CString> {
     CString::new(text)
         .map_err(|error| InvalidError::new_err(format!("a text with a null byte in it: {error}")))
+}
+
+/// Returns a text that the library writes, and frees the original; raises if the library returns null.
+pub(crate) fn written(
+    py: Python<'_>,
+    write: impl FnOnce(&Functions) -> *mut c_char + Send,
+) -> PyResult<String> {
+    let symbols = symbols()?;
+    py.detach(|| {
+        let given = taken(symbols, write(symbols));
+        // SAFETY: it takes nothing and answers of this thread's last call that failed.
+        given.ok_or_else(|| raised(symbols, unsafe { (symbols.glake_last_status)() }))
+    })
+}
+
+/// Copies a text that the library wrote, and frees the original; `None` for null.
+pub(crate) fn taken(symbols: &Functions, given: *mut c_char) -> Option<String> {
+    // SAFETY: null or a text that the library wrote and gave to us.
+    let copy = unsafe { text(given) }?;
+    // SAFETY: ours, copied, and not used again.
+    unsafe { (symbols.glake_string_free)(given) };
+    Some(copy)
 }

@@ -1,15 +1,14 @@
-//! Leases and their watcher.
+//! Membership of the node agent, and the watcher of leases.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use glake_abi::{
-    GLAKE_LEASE_GROW, GLAKE_LEASE_NONE, GLAKE_LEASE_RETURNED, GLAKE_LEASE_WAITING, GLAKE_LEASE_WANT,
-};
+use glake_abi::{GLAKE_LEASE_GROW, GLAKE_LEASE_RETURNED, GLAKE_LEASE_WAITING, GLAKE_LEASE_WANT};
 use pyo3::prelude::*;
 
+use crate::bindings::{Pass, Prepare};
 use crate::error::checked;
 use crate::hooks::Call;
 use crate::library::Functions;
@@ -25,23 +24,11 @@ static LETS_OTHERS_RUN: AtomicBool = AtomicBool::new(false);
 static IS_SEEN_TO: AtomicBool = AtomicBool::new(false);
 
 #[pyfunction]
-pub(crate) fn lease_set(py: Python<'_>, device: i32, bytes: Option<u64>) -> PyResult<()> {
-    // SAFETY: it takes two numbers.
-    checked(py, |symbols| unsafe { (symbols.glake_lease_set)(device, bytes.unwrap_or(GLAKE_LEASE_NONE)) })
-}
-
-#[pyfunction]
-pub(crate) fn lease_grant(py: Python<'_>, device: i32, bytes: u64) -> PyResult<()> {
-    // SAFETY: it takes two numbers.
-    checked(py, |symbols| unsafe { (symbols.glake_lease_grant)(device, bytes) })
-}
-
-#[pyfunction]
-pub(crate) fn lease_take(py: Python<'_>, device: i32, bytes: u64) -> PyResult<u64> {
-    let mut given = 0;
-    // SAFETY: it writes one number to a place that is ours.
-    checked(py, |symbols| unsafe { (symbols.glake_lease_take)(device, bytes, &raw mut given) })?;
-    Ok(given)
+pub(crate) fn join(py: Python<'_>, name: Option<String>, agent: Option<String>) -> PyResult<()> {
+    let (name, agent) = (name.prepare()?, agent.prepare()?);
+    // SAFETY: each is null or a text that lives until the call returns.
+    checked(py, |symbols| unsafe { (symbols.glake_join)(name.pass(), agent.pass()) })?;
+    let_others_run(py)
 }
 
 #[pyfunction]

@@ -17,21 +17,20 @@
 
 use glake_units::Bytes;
 
-use crate::aliases::Aliases;
-use crate::claim::{Claim, Restored};
+use crate::alias::Aliases;
 use crate::domain::DomainOptions;
 use crate::error::StitchError;
 use crate::evictions::Evictions;
+use crate::extent::Zone;
 use crate::heap::{Heap, Pending, Placement};
 use crate::holds::StreamUse;
 use crate::ids::{DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
-use crate::live::Live;
+use crate::piece::Live;
 use crate::plan::{Grant, Outcome, Plan, Request};
 use crate::plans::{Answer, Draft, Miss, Plans, Trim};
 use crate::settings::Settings;
 use crate::stats::Counters;
-use crate::view::{Audit, Blocks, Broken, ExtentViews, Largest, Report};
-use crate::zone::Zone;
+use crate::view::{Audit, Blocks, Broken, Claim, ExtentViews, Largest, Report, Restored};
 
 /// Start of the alias addresses, as a multiple of the device's memory; home and the slabs lie below.
 const ALIAS_START: u64 = 3;

@@ -7,6 +7,9 @@
 //! Invariant: while ages are kept, every piece in the free list has a note with its completion point or an older one.
 
 use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
 
 use crate::bins::Bins;
 use crate::ids::{DomainId, FreeListId, Move, PieceId, PointNumber, StreamKey};
@@ -171,5 +174,66 @@ impl FreeList {
     /// Returns the oldest completion point that has not passed.
     pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: PointNumber) -> Option<PointNumber> {
         self.bins.unsorted().map(|id| pieces[id].point).filter(|&point| point > passed).min()
+    }
+}
+
+/// Free lists of a device.
+#[derive(Debug, Default)]
+pub(crate) struct FreeLists(Slab<FreeList>);
+
+impl Index<FreeListId> for FreeLists {
+    type Output = FreeList;
+
+    #[inline]
+    fn index(&self, id: FreeListId) -> &FreeList {
+        &self.0[id.index()]
+    }
+}
+
+impl IndexMut<FreeListId> for FreeLists {
+    #[inline]
+    fn index_mut(&mut self, id: FreeListId) -> &mut FreeList {
+        &mut self.0[id.index()]
+    }
+}
+
+impl FreeLists {
+    /// Adds an empty free list.
+    pub(crate) fn add(&mut self, list: FreeList) -> FreeListId {
+        FreeListId::at(self.0.insert(list))
+    }
+
+    /// Removes a free list, which must be empty.
+    pub(crate) fn forget(&mut self, id: FreeListId) {
+        self.0.remove(id.index());
+    }
+
+    /// Returns a free list that may have been removed.
+    pub(crate) fn get(&self, id: FreeListId) -> Option<&FreeList> {
+        self.0.get(id.index())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (FreeListId, &FreeList)> {
+        self.0.iter().map(|(index, list)| (FreeListId::at(index), list))
+    }
+
+    /// Calls [`FreeList::make_room`] for each list.
+    pub(crate) fn make_room(&mut self) {
+        self.0.iter_mut().for_each(|(_, list)| list.make_room());
+    }
+
+    /// Puts a free piece into the list that it names.
+    pub(crate) fn insert(&mut self, pieces: &mut Pieces, piece: PieceId) {
+        self[pieces[piece].list].insert(pieces, piece);
+    }
+
+    /// Removes a free piece from its list.
+    pub(crate) fn remove(&mut self, pieces: &mut Pieces, piece: PieceId) {
+        self[pieces[piece].list].remove(pieces, piece);
+    }
+
+    /// Returns the owner of the list that a piece names.
+    pub(crate) fn owner_of(&self, pieces: &Pieces, piece: PieceId) -> Owner {
+        self[pieces[piece].list].owner
     }
 }

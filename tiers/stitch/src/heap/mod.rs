@@ -4,11 +4,8 @@
 //!
 //! Invariants: a live byte belongs to one live block; a piece is in a stream's free list only if that stream may take it now, and in the
 //! list of `Anyone` only if its completion point has passed.
-
-mod free;
-mod held;
-mod placement;
-mod serve;
+//!
+//! For the slow path: all runs that a stream may take, and blocks of joined pieces.
 
 use glake_units::Bytes;
 use smallvec::SmallVec;
@@ -16,17 +13,19 @@ use smallvec::SmallVec;
 use crate::bins::QUANTUM;
 use crate::domain::StreamLists;
 use crate::error::StitchError;
-use crate::holds::Holds;
-use crate::home::Home;
+use crate::free_list::Owner;
+use crate::holds::{CompletionPoints, Holds};
+use crate::home::{Carved, Home};
 use crate::ids::{DomainId, FreeListId, Move, PieceId};
-use crate::live::Live;
-use crate::piece::State;
-use crate::plan::{Grant, Request};
-use crate::points::CompletionPoints;
+use crate::piece::{Live, Run, State};
+use crate::plan::{Grant, Request, Wait};
 use crate::settings::{Borrow, Settings};
-use crate::tally::Tallies;
+use crate::stats::Tallies;
 
 pub(crate) use placement::{Pending, Placement};
+
+mod free;
+mod placement;
 
 /// Largest request that is served from slabs.
 pub const SMALL_LIMIT: Bytes = Bytes::mib(1);
@@ -162,6 +161,124 @@ impl Heap {
             free: Bytes::new(self.free_bytes()),
             stitchable: Bytes::new(self.home.stitchable_bytes()),
         }
+    }
+}
+
+impl Heap {
+    /// Returns all memory that the stream may take, joined across free lists; with `borrow`, memory pending on other streams too. The first
+    /// `kept` bytes of free slabs are left to small requests, which will soon need them.
+    pub(crate) fn runs(&self, want: &Want, borrow: bool, kept: u64) -> Runs {
+        let domain = &self.home.domains[want.domain];
+        let others = domain.streams.iter().filter(|lists| borrow && lists.stream != want.lists.stream);
+        let others: SmallVec<[StreamLists; 4]> = others.copied().collect();
+        let large =
+            [want.lists.large, domain.passed_large].into_iter().chain(others.iter().map(|lists| lists.large));
+        let slabs =
+            [want.lists.slabs, domain.passed_slabs].into_iter().chain(others.iter().map(|lists| lists.slabs));
+        let mut all = self.home.runs_in(large);
+        let home = all.len();
+        let mut kept = kept;
+        all.extend(self.home.runs_in(slabs).into_iter().skip_while(|run| {
+            let keep = kept > 0;
+            kept = kept.saturating_sub(run.size());
+            keep
+        }));
+        Runs { all, home }
+    }
+
+    /// Serves a request from one piece that any stream may take.
+    pub(crate) fn take_passed(&mut self, want: &Want) -> Option<Grant> {
+        let passed = self.home.domains[want.domain].passed_large;
+        let piece = self.home.lists[passed].take_best(&mut self.home.pieces, want.size)?;
+        Some(self.hand_out(piece, State::Live, want.lists.large, want.requested))
+    }
+
+    /// Serves a request from the front of a free run.
+    pub(crate) fn take_run(&mut self, want: &Want, run: &Run) -> Grant {
+        let carved = self.home.carve(run, run.start, run.start + want.size);
+        self.hand_out_carved(want, carved)
+    }
+
+    /// Hands out a carved home range, with waits for the streams that freed parts of it.
+    pub(crate) fn hand_out_carved(&mut self, want: &Want, carved: Carved) -> Grant {
+        let waits = self.waits(want, std::slice::from_ref(&carved));
+        let mut grant = self.hand_out(carved.piece, State::Live, want.lists.large, want.requested);
+        grant.waits = waits;
+        grant
+    }
+
+    /// Returns the waits that the new owner of the pieces needs: for streams that freed them, and for holds on them.
+    pub(crate) fn waits(&mut self, want: &Want, carved: &[Carved]) -> SmallVec<[Wait; 1]> {
+        let mut waits = SmallVec::new();
+        for range in carved {
+            let mut start = self.home.pieces[range.piece].start;
+            for former in &range.former {
+                let end = start + former.size;
+                let is_pending = self.points.is_pending(former.point);
+                match self.home.lists[former.list].owner {
+                    Owner::Stream(stream) if is_pending && stream != want.lists.stream => {
+                        add(&mut waits, Wait::Stream(stream));
+                    }
+                    Owner::Held(_) => {
+                        let holds = self.holds.take(start, end).into_iter().filter(|_| is_pending);
+                        holds.for_each(|hold| add(&mut waits, Wait::Hold(hold)));
+                    }
+                    _ => {}
+                }
+                start = end;
+            }
+        }
+        let holds = waits.iter().filter(|wait| matches!(wait, Wait::Hold(_))).count();
+        self.tallies.counters.stream_waits += (waits.len() - holds) as u64;
+        self.tallies.counters.hold_waits += holds as u64;
+        waits
+    }
+
+    /// Returns the piece pending on another stream that fits best; among equals, the one freed longest ago.
+    pub(crate) fn lent_piece(&self, want: &Want) -> Option<Run> {
+        let home = &self.home;
+        let others = home.domains[want.domain].streams.iter().map(|lists| lists.large);
+        let others = others.filter(|&list: &FreeListId| list != want.lists.large);
+        let pieces = others.flat_map(|list| home.lists[list].bins.iter());
+        let fitting = pieces.filter(|&id| home.pieces[id].size >= want.size);
+        let chosen = fitting.min_by_key(|&id| (home.pieces[id].size, home.pieces[id].point))?;
+        Some(home.run_of(chosen))
+    }
+}
+
+fn add(waits: &mut SmallVec<[Wait; 1]>, wait: Wait) {
+    if !waits.contains(&wait) {
+        waits.push(wait);
+    }
+}
+
+/// A request that missed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    /// Packed size in bytes.
+    pub(crate) size: u64,
+    pub(crate) requested: u64,
+    pub(crate) lists: StreamLists,
+    pub(crate) domain: DomainId,
+    /// Smallest request that is stitched.
+    pub(crate) stitch_from: u64,
+}
+
+/// Runs that one stream may take, in address order: at home, then whole slabs, which only an alias can use.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    pub(crate) all: Vec<Run>,
+    pub(crate) home: usize,
+}
+
+impl Runs {
+    pub(crate) fn home(&self) -> &[Run] {
+        &self.all[..self.home]
+    }
+
+    /// Returns the shortest run at home that is long enough.
+    pub(crate) fn shortest(&self, size: u64) -> Option<Run> {
+        self.home().iter().filter(|run| run.size() >= size).min_by_key(|run| run.size()).copied()
     }
 }
 

@@ -7,12 +7,12 @@ use glake_units::Bytes;
 
 use super::{Heap, SMALL_LIMIT};
 use crate::bins::QUANTUM;
-use crate::claim::Claim;
 use crate::domain::StreamLists;
 use crate::error::{Obstacle, StitchError};
 use crate::free_list::Owner;
 use crate::ids::{DomainId, FreeListId, Move, PieceId, StreamKey};
 use crate::piece::State;
+use crate::view::Claim;
 
 /// Policy for a slab to be opened over bytes that another stream may still use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

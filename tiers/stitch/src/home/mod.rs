@@ -7,27 +7,23 @@
 //! - a free piece is in the free list that it names; one in an extent that is not resident is in a list of evicted pieces, and lies
 //!   inside that one extent;
 //! - a slab is a segment of its own, inside a piece of home.
+//!
+//! A segment is a run of extents of one domain: it begins, joins and ends as extents are added and removed.
 
-mod carve;
-mod evict;
-mod place;
-mod slabs;
-mod walk;
+use std::collections::BTreeMap;
 
 use rustc_hash::FxHashSet;
 
-use crate::domain::StreamLists;
-use crate::domains::Domains;
-use crate::extent::Extents;
-use crate::free_list::Class;
-use crate::free_lists::FreeLists;
-use crate::ids::{DomainId, FreeListId, PieceId, PointNumber, StreamKey};
-use crate::live::LiveBlocks;
-use crate::piece::{Pieces, State};
-use crate::segments::Segments;
-use crate::zone::Zone;
+use crate::domain::{Domains, StreamLists};
+use crate::extent::{Extent, ExtentState, Extents, Zone};
+use crate::free_list::{Class, FreeLists};
+use crate::ids::{DomainId, ExtentId, FreeListId, PieceId, PointNumber, StreamKey};
+use crate::piece::{LiveBlocks, Pieces, State};
 
 pub(crate) use carve::Carved;
+
+mod carve;
+mod walk;
 
 /// The home of one device.
 #[derive(Debug)]
@@ -172,6 +168,112 @@ impl Home {
     }
 }
 
+impl Home {
+    /// Adds extents of these sizes side by side from `start` on, which the zone has already reserved.
+    pub(crate) fn add_extents(
+        &mut self,
+        start: u64,
+        sizes: &[u64],
+        domain: DomainId,
+        class: Class,
+    ) -> Vec<ExtentId> {
+        let mut at = start;
+        sizes
+            .iter()
+            .map(|&size| {
+                let extent = Extent {
+                    start: at,
+                    size,
+                    domain,
+                    class,
+                    aliases: Default::default(),
+                    state: ExtentState::Resident,
+                    live: 0,
+                };
+                at += size;
+                self.extents.insert(extent)
+            })
+            .collect()
+    }
+
+    /// Turns a mapped range into a piece, joined to the segments of its domain on both sides.
+    pub(crate) fn add_piece(&mut self, start: u64, size: u64, domain: DomainId, state: State) -> PieceId {
+        let (first, piece, last) = self.pieces.segment(start, size, state);
+        match self.segments.ends.get(&start).copied().filter(|_| self.owner_of(start - 1) == domain) {
+            Some(left_end) => {
+                self.segments.ends.remove(&start);
+                let left = self.pieces[left_end].prev;
+                self.pieces.link(left, piece);
+                self.pieces.forget(left_end);
+                self.pieces.forget(first);
+            }
+            None => {
+                self.segments.begins.insert(start, first);
+            }
+        }
+        let end = start + size;
+        match self.segments.begins.get(&end).copied().filter(|_| self.owner_of(end) == domain) {
+            Some(right_begin) => {
+                self.segments.begins.remove(&end);
+                let right = self.pieces[right_begin].next;
+                self.pieces.link(piece, right);
+                self.pieces.forget(right_begin);
+                self.pieces.forget(last);
+            }
+            None => {
+                self.segments.ends.insert(end, last);
+            }
+        }
+        piece
+    }
+
+    fn owner_of(&self, offset: u64) -> DomainId {
+        self.extents[self.extents.at(offset)].domain
+    }
+
+    /// Removes a piece of whole extents, in no free list, from home; its segment is split around it.
+    pub(crate) fn remove_piece(&mut self, id: PieceId) {
+        let (start, end) = (self.pieces[id].start, self.pieces[id].end());
+        let (prev, next) = (self.pieces[id].prev, self.pieces[id].next);
+        if self.pieces[prev].state == State::Edge {
+            self.segments.begins.remove(&start);
+            self.pieces.forget(prev);
+        } else {
+            let edge = self.pieces.edge(start);
+            self.pieces.link(prev, edge);
+            self.segments.ends.insert(start, edge);
+        }
+        if self.pieces[next].state == State::Edge {
+            self.segments.ends.remove(&end);
+            self.pieces.forget(next);
+        } else {
+            let edge = self.pieces.edge(end);
+            self.pieces.link(edge, next);
+            self.segments.begins.insert(end, edge);
+        }
+        self.pieces.forget(id);
+    }
+}
+
+/// Edges of all segments, by offset.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    pub(crate) begins: BTreeMap<u64, PieceId>,
+    pub(crate) ends: BTreeMap<u64, PieceId>,
+}
+
+impl Segments {
+    /// Iterates over the first edge of every segment, in address order.
+    pub(crate) fn begins(&self) -> impl Iterator<Item = PieceId> + '_ {
+        self.begins.values().copied()
+    }
+
+    /// Returns the first edge of the last segment that begins at or before an offset.
+    pub(crate) fn last_at(&self, offset: u64) -> Option<PieceId> {
+        self.begins.range(..=offset).next_back().map(|(_, &edge)| edge)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +281,7 @@ mod tests {
     use crate::error::StitchError;
     use crate::extent::ExtentState;
     use crate::ids::ExtentId;
-    use crate::run::Run;
+    use crate::piece::Run;
 
     const MIB: u64 = 1 << 20;
     const STREAM: StreamKey = StreamKey(1);

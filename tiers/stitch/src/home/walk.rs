@@ -3,8 +3,7 @@
 use super::Home;
 use crate::free_list::{Class, FreeList, Owner};
 use crate::ids::{DomainId, ExtentId, FreeListId, PieceId};
-use crate::piece::State;
-use crate::run::{self, Run};
+use crate::piece::{self, Run, State};
 
 impl Home {
     /// Returns the piece of home at an offset; inside a slab, the slab's piece.
@@ -107,7 +106,7 @@ impl Home {
     /// Returns the runs of the pieces in `lists`, joined where they touch.
     pub(crate) fn runs_in(&self, lists: impl Iterator<Item = FreeListId>) -> Vec<Run> {
         let pieces = lists.flat_map(|list| self.lists[list].bins.iter());
-        run::join(pieces.map(|id| self.run_of(id)).collect())
+        piece::join_runs(pieces.map(|id| self.run_of(id)).collect())
     }
 
     /// Iterates over the free pieces of home that some stream may take now or once their completion point has passed.
@@ -141,6 +140,6 @@ impl Home {
             }
             is_free(id)
         });
-        run::join(free.map(|id| self.run_of(id)).collect())
+        piece::join_runs(free.map(|id| self.run_of(id)).collect())
     }
 }

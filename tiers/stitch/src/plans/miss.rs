@@ -17,21 +17,17 @@
 
 use glake_units::Bytes;
 
-use super::grown::Grown;
-use super::pending::{NewAlias, Pending};
 use super::selection::Selection;
-use super::{Draft, Trim};
-use crate::alias::Alias;
-use crate::aliases::Aliases;
+use super::{Draft, Grown, NewAlias, Pending, Trim};
+use crate::alias::{Alias, Aliases};
 use crate::domain::StreamLists;
 use crate::error::StitchError;
 use crate::free_list::Class;
-use crate::heap::{Heap, SMALL_LIMIT, packed};
+use crate::heap::{Heap, Runs, SMALL_LIMIT, Want, packed};
 use crate::ids::{AliasId, ExtentId, PointNumber};
+use crate::piece;
 use crate::plan::{Grant, Request, Stitch};
-use crate::run;
 use crate::settings::{Borrow, Settings};
-use crate::want::{Runs, Want};
 
 /// Number of units of the free slabs that are not stitched into large blocks.
 const KEPT_SLAB_UNITS: u64 = 2;
@@ -172,7 +168,7 @@ impl<'a> Miss<'a> {
         if self.may_stitch() { self.reuse(&runs.all) } else { None }
     }
 
-    fn reuse(&mut self, runs: &[run::Run]) -> Option<Grant> {
+    fn reuse(&mut self, runs: &[piece::Run]) -> Option<Grant> {
         let longest = self.settings.longest_reused(self.want.size);
         self.aliases.reuse(self.heap, &self.want, runs, longest)
     }
@@ -204,7 +200,7 @@ impl<'a> Miss<'a> {
     }
 
     /// Returns the held piece of the stream that fits best.
-    fn held_piece(&self) -> Option<run::Run> {
+    fn held_piece(&self) -> Option<piece::Run> {
         if self.is_any_held() { self.heap.held_piece(&self.want) } else { None }
     }
 

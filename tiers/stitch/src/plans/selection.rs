@@ -1,7 +1,7 @@
 //! Selection of the free ranges of a new alias, and of the new memory among them.
 
 use crate::extent::Extents;
-use crate::run::Run;
+use crate::piece::Run;
 
 /// Home ranges in alias order, with the new memory to be grown among them.
 #[derive(Debug)]

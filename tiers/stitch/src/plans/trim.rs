@@ -4,15 +4,13 @@
 
 use glake_units::Bytes;
 
-use super::Draft;
-use super::pending::Pending;
-use super::release::Release;
-use crate::aliases::Aliases;
+use super::{Draft, Pending, Release};
+use crate::alias::Aliases;
 use crate::free_list::Class;
 use crate::heap::Heap;
 use crate::ids::{AliasId, DomainId, ExtentId};
+use crate::piece::{self, Run};
 use crate::plan::Step;
-use crate::run::{self, Run};
 use crate::settings::Settings;
 
 /// Maximum number of aliases kept: a miss searches all, and searching 256 costs about as much as making one.
@@ -173,7 +171,7 @@ impl<'a> Trim<'a> {
             let pieces = lists.flat_map(|list| home.lists[list].bins.iter());
             let passed = pieces.filter(|&id| !self.heap.points.is_pending(home.pieces[id].point));
             let rank = if domain.is_released() { 0 } else { 1 + u8::from(class == Class::Large) };
-            for run in run::join(passed.map(|id| home.run_of(id)).collect()) {
+            for run in piece::join_runs(passed.map(|id| home.run_of(id)).collect()) {
                 order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));
             }
         }

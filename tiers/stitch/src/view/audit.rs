@@ -2,13 +2,12 @@
 
 use std::collections::HashSet;
 
-use crate::aliases::Aliases;
+use crate::alias::Aliases;
 use crate::extent::{Extent, ExtentState};
 use crate::free_list::Owner;
 use crate::heap::Heap;
 use crate::ids::{ExtentId, PieceId};
-use crate::live::Live;
-use crate::piece::State;
+use crate::piece::{Live, State};
 use crate::plans::Plans;
 
 /// Invariant that does not hold.
