@@ -25,31 +25,15 @@
 //! - A copy creates no resources except the thread for the first background copy. It takes its lane set's lock, and table locks briefly.
 //!   No driver call happens under a table lock, except for the branches of captures and for work that could not be joined.
 
-mod benefit;
-pub(crate) mod completions;
-pub(crate) mod contexts;
-pub(crate) mod counters;
-pub(crate) mod endpoints;
-pub(crate) mod event_pool;
-pub(crate) mod fork;
-mod handle;
-pub(crate) mod lane;
-pub(crate) mod ledger;
-pub(crate) mod native;
-mod options;
-pub(crate) mod parts;
 mod provider;
-pub(crate) mod requests;
-pub(crate) mod routes;
-mod statistics;
-mod stream;
+mod suspension;
 #[cfg(test)]
 mod tests;
 mod verify;
 mod waited;
 mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
@@ -58,38 +42,34 @@ use glake_tiers::Pinning;
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-pub use benefit::Benefit;
-use completions::Completions;
-use contexts::Contexts;
-use event_pool::EventPool;
-use fork::Forks;
-pub use handle::CopyHandle;
-use ledger::Ledger;
-use native::NativeCopies;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
-use provider::Provider;
-use requests::Requests;
-use routes::Routes;
-pub use statistics::{PathStatistics, Statistics};
-pub use stream::UserStream;
-use verify::Verifier;
-use waited::WaitedCopies;
-use worker::Worker;
-
-use crate::kinds::broadcast::BroadcastCopies;
-use crate::kinds::captured::CapturedCopies;
-use crate::kinds::pageable::{PageableCopies, Staging};
-use crate::kinds::pinned::PinnedCopies;
-use crate::kinds::resources::Resources;
-use crate::kinds::scattered::ScatteredCopies;
-use crate::kinds::span::SpanCopies;
+use crate::copies::broadcast::BroadcastCopies;
+use crate::copies::captured::CapturedCopies;
+use crate::copies::completions::Completions;
+use crate::copies::event_pool::EventPool;
+use crate::copies::fork::Forks;
+use crate::copies::native::NativeCopies;
+use crate::copies::pageable::{PageableCopies, Staging};
+use crate::copies::pinned::PinnedCopies;
+use crate::copies::resources::Resources;
+use crate::copies::scattered::ScatteredCopies;
+use crate::copies::span::SpanCopies;
 use crate::links::Links;
+use crate::links::contexts::Contexts;
 use crate::links::lane_sets::LaneSets;
+use crate::links::ledger::Ledger;
 use crate::links::relays::Relays;
+use crate::links::requests::{Call, Requests};
 use crate::links::suspension::UnsuspendedRelay;
 use crate::paths::{Direction, Load, PathGraph};
 use crate::traffic::Traffic;
-use crate::{Result, TransferError};
+use crate::traffic::routes::Routes;
+use crate::{
+    Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, TransferError, UserStream,
+};
+use provider::Provider;
+use verify::Verifier;
+use waited::WaitedCopies;
+use worker::Worker;
 
 /// Engine for copies between host and GPUs.
 #[derive(Debug)]
@@ -110,6 +90,8 @@ pub struct Engine {
     requests: Arc<Requests>,
     provider: Provider,
     worker: Worker,
+    /// The engine itself, for calls on its thread.
+    this: Weak<Engine>,
 }
 
 impl Engine {
@@ -126,7 +108,7 @@ impl Engine {
         let ledger = Ledger::new(&relays, devices);
         let routes = Routes::new(&relays, options.break_even);
         let traffic = Traffic::new(&ledger, &routes, &requests, devices);
-        let lane_sets = LaneSets::new(&ledger, &traffic);
+        let lane_sets = LaneSets::new(&ledger, traffic.clone());
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, options.streams);
         let native = NativeCopies::new(&contexts, &ledger);
         let forks = Forks::new(&contexts, &ledger, &traffic);
@@ -163,7 +145,7 @@ impl Engine {
             pinned,
             captured,
         });
-        let engine = Engine {
+        let engine = Arc::new_cyclic(|this| Engine {
             scattered: ScatteredCopies {
                 contexts: contexts.clone(),
                 routes: routes.clone(),
@@ -213,9 +195,10 @@ impl Engine {
             spans,
             verifier,
             requests,
-        };
+            this: this.clone(),
+        });
         engine.replace_graph(graph);
-        Ok(Arc::new(engine))
+        Ok(engine)
     }
 
     /// Ignores the timings of copies that run while host memory is pinned. Called once, before the first copy.
@@ -331,7 +314,7 @@ impl Engine {
     pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) -> bool {
         let is_served = self.requests.is_served();
         if is_served {
-            self.requests.call(Box::new(call));
+            self.requests.call(self.call(call));
         }
         is_served
     }
@@ -343,7 +326,7 @@ impl Engine {
     /// [`TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
         self.links.relays().resume();
-        self.worker.prepare(self, Box::new(after))
+        self.worker.prepare(self, self.call(after))
     }
 
     /// Sets the GPUs that may serve as relays. If relays were started, new ones are set up in the background.
@@ -421,7 +404,7 @@ impl Engine {
 
     /// Registers a function that is called once, on the engine's thread, when [`Engine::is_stale`] becomes true.
     pub fn when_stale(&self, call: impl FnOnce(&Engine) + Send + 'static) {
-        self.requests.when_stale(Box::new(call));
+        self.requests.when_stale(self.call(call));
     }
 
     /// Returns whether copies in a direction are in flight on any link and not yet known to be complete. Makes no driver call.
@@ -447,6 +430,16 @@ impl Engine {
     /// Returns the completion clock of the program's contexts.
     pub fn completion_events(&self) -> &Arc<CompletionEvents> {
         self.contexts.program()
+    }
+
+    /// Returns a function that calls `call` with this engine, unless the engine was dropped.
+    fn call(&self, call: impl FnOnce(&Engine) + Send + 'static) -> Call {
+        let engine = self.this.clone();
+        Box::new(move || {
+            if let Some(engine) = engine.upgrade() {
+                call(&engine);
+            }
+        })
     }
 
     /// Stops the engine's threads. Later copies are native.

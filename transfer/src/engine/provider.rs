@@ -9,14 +9,14 @@ use glake_device::{DeviceId, MemoryInfo};
 use glake_units::Bytes;
 
 use super::RelayCost;
-use super::contexts::Contexts;
-use super::lane::Lane;
-use super::requests::Orders;
-use crate::kinds::foreign::slots::Ring;
-use crate::kinds::foreign::target::TargetSide;
-use crate::kinds::resources::Resources;
+use crate::copies::resources::Resources;
 use crate::links::Links;
+use crate::links::contexts::Contexts;
+use crate::links::lane::Lane;
 use crate::links::lane_set::{LaneSet, StreamMarks};
+use crate::links::requests::Orders;
+use crate::links::slots::Ring;
+use crate::links::target::TargetSide;
 use crate::traffic::Traffic;
 use crate::{Result, TransferError};
 

@@ -8,8 +8,8 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::UserStream;
-use super::contexts::Contexts;
-use super::native::NativeCopies;
+use crate::copies::native::NativeCopies;
+use crate::links::contexts::Contexts;
 use crate::{Result, TransferError};
 
 /// Bytes compared at a time.
@@ -148,7 +148,7 @@ mod tests {
     use glake_sim::{SimOptions, SimTopology, Simulator};
 
     use super::*;
-    use crate::engine::ledger::Ledger;
+    use crate::links::ledger::Ledger;
     use crate::links::relays::Relays;
 
     #[test]

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, Span};
 
-use super::contexts::Contexts;
-use super::native::NativeCopies;
-use super::parts::Parts;
 use super::verify::Verifier;
 use super::{CopyOptions, UserStream};
 use crate::Result;
-use crate::kinds::span::SpanCopies;
+use crate::copies::native::NativeCopies;
+use crate::copies::parts::Parts;
+use crate::copies::span::SpanCopies;
+use crate::links::contexts::Contexts;
 use crate::links::relays::Relays;
 use crate::traffic::Traffic;
 
@@ -53,7 +53,8 @@ impl WaitedCopies {
             && state.owner == Some(on.id)
         {
             // Tells what else has arrived, too, so that the next copy need not ask.
-            lost = lost.union(state.poll(lane_set, DeviceSet::EMPTY, &self.traffic).intersection(parts.used));
+            lost =
+                lost.union(state.poll(lane_set, DeviceSet::EMPTY, &*self.traffic).intersection(parts.used));
             unknown = state.busy().intersection(parts.used).without(lost);
         }
         lost = lost.union(parts.lost(unknown)?);

@@ -8,12 +8,19 @@
 //!   unjoined                work of failed copies that no stream waits for yet
 //! ```
 
+pub(crate) mod contexts;
+pub(crate) mod counters;
 pub(crate) mod crossings;
+pub(crate) mod lane;
 pub(crate) mod lane_set;
 pub(crate) mod lane_sets;
+pub(crate) mod ledger;
 pub(crate) mod relays;
+pub(crate) mod requests;
+pub(crate) mod slots;
 pub(crate) mod suspension;
-mod unjoined;
+pub(crate) mod target;
+pub(crate) mod unjoined;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +29,10 @@ use std::time::{Duration, Instant};
 use glake_device::owned::DeviceSet;
 use glake_device::{CaptureState, DeviceId, DriverError, StreamId, Verb};
 
-use crate::engine::contexts::Contexts;
-use crate::engine::ledger::Ledger;
-use crate::engine::requests::Requests;
-use crate::kinds::pageable::StagingStream;
+use crate::links::contexts::Contexts;
+use crate::links::lane::StagingStream;
+use crate::links::ledger::Ledger;
+use crate::links::requests::Requests;
 use crate::{Result, UserStream};
 use lane_set::{LaneSet, LaneSetState};
 use lane_sets::LaneSets;
@@ -85,6 +92,14 @@ impl Links {
     /// Returns the assignment of lane sets to streams.
     pub(crate) fn lane_sets(&self) -> &LaneSets {
         &self.lane_sets
+    }
+
+    pub(crate) fn contexts(&self) -> &Contexts {
+        &self.contexts
+    }
+
+    pub(crate) fn suspensions(&self) -> &Suspensions {
+        &self.suspensions
     }
 
     /// Returns the maximum number of lane sets.
@@ -198,7 +213,7 @@ impl Links {
         self.suspensions.unsuspended(&self.relays, timeout)
     }
 
-    fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
+    pub(crate) fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
         let context = self.relays.cost(relay).map(|cost| cost.context).unwrap_or_default();
         tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
         self.suspensions.note_unsuspended(UnsuspendedRelay { relay, context, why });
@@ -213,8 +228,15 @@ mod tests {
     use glake_units::Bytes;
 
     use super::*;
-    use crate::engine::routes::Routes;
-    use crate::traffic::Traffic;
+    use crate::links::lane_set::Observe;
+
+    /// Observer of lane sets without timed copies.
+    #[derive(Debug)]
+    struct Untimed;
+
+    impl Observe for Untimed {
+        fn observe(&self, _: &LaneSet, _: &mut LaneSetState) {}
+    }
 
     const RELAY: DeviceId = DeviceId(1);
     const ON: UserStream = UserStream { device: DeviceId(0), raw: Stream::LEGACY, id: StreamId(1) };
@@ -229,8 +251,7 @@ mod tests {
         relays.add_ready(RELAY);
         let ledger = Ledger::new(&relays, 2);
         let requests = Arc::new(Requests::default());
-        let traffic = Traffic::new(&ledger, &Routes::new(&relays, None), &requests, 2);
-        let lane_sets = LaneSets::new(&ledger, &traffic);
+        let lane_sets = LaneSets::new(&ledger, Arc::new(Untimed));
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, 1);
         (sim, requests, links)
     }

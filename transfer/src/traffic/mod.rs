@@ -14,6 +14,7 @@ pub(crate) mod barriers;
 pub(crate) mod contention;
 pub(crate) mod drift;
 pub(crate) mod prioritized;
+pub(crate) mod routes;
 pub(crate) mod urgent_calls;
 
 use std::sync::{Arc, OnceLock};
@@ -23,15 +24,15 @@ use glake_device::owned::CompletionEvents;
 use glake_tiers::Pinning;
 use glake_units::{Bytes, Micros};
 
-use crate::engine::ledger::Ledger;
-use crate::engine::requests::Requests;
-use crate::engine::routes::Routes;
-use crate::links::lane_set::{LaneSet, LaneSetState};
+use crate::links::lane_set::{Begun, LaneSet, LaneSetState, Observe};
+use crate::links::ledger::Ledger;
+use crate::links::requests::Requests;
 use crate::paths::{Direction, PathGraph};
+use crate::traffic::routes::Routes;
 use crate::{Priority, UserStream};
 use barriers::Barriers;
 use contention::{Contenders, Contention};
-use drift::{Begun, Drift};
+use drift::Drift;
 use prioritized::Prioritized;
 use urgent_calls::UrgentCall;
 
@@ -138,11 +139,6 @@ impl Traffic {
         self.drift.time(lane_set, state, graph, of, size, || self.is_crowded())
     }
 
-    /// Evaluates the timed copy of a lane set. Called when all of its lanes are idle.
-    pub(crate) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
-        self.drift.observe(lane_set, state);
-    }
-
     /// Replaces the graph by which later copies are split.
     pub(crate) fn replace_graph(&self, graph: PathGraph) {
         self.drift.replace(graph);
@@ -166,5 +162,11 @@ impl Traffic {
 
     fn is_crowded(&self) -> bool {
         self.barriers.get().is_some_and(Barriers::is_needed)
+    }
+}
+
+impl Observe for Traffic {
+    fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
+        self.drift.observe(lane_set, state);
     }
 }

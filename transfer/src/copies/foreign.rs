@@ -10,17 +10,14 @@
 //!
 //! Invariant: no context but the target's primary one touches the target's memory.
 
-pub(crate) mod slots;
-pub(crate) mod target;
-
 use glake_device::owned::{OwnedEvent, OwnedStream, Span};
 use glake_device::{DeviceId, DriverError};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::engine::counters::Path;
-use crate::engine::fork::Fork;
-use crate::kinds::foreign::target::TargetSide;
+use crate::copies::fork::Fork;
+use crate::links::counters::Path;
+use crate::links::target::TargetSide;
 use crate::paths::{Direction, Share};
 
 /// Part that is staged through a relay's slots in chunks; at most one per relay.

@@ -30,6 +30,14 @@ pub(crate) struct Second {
     pub(crate) done: OwnedEvent,
 }
 
+/// Stream of a GPU for copies between slots and GPU memory.
+#[derive(Debug)]
+pub(crate) struct StagingStream {
+    pub(crate) stream: OwnedStream,
+    /// Events by slot, recorded after the slot's copy.
+    pub(crate) done: Vec<OwnedEvent>,
+}
+
 impl Lane {
     /// Creates a lane of a relay, in GLake's own context.
     pub(crate) fn of_relay(own: &Arc<dyn Driver>, device: DeviceId) -> Result<Lane> {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use glake_device::owned::DeviceSet;
 
-use super::contexts::Contexts;
-use super::event_pool::EventPool;
-use super::parts::Parts;
-use super::{CopyHandle, CopyOptions, UserStream};
-use crate::{Result, TransferError};
+use crate::copies::event_pool::EventPool;
+use crate::copies::parts::Parts;
+use crate::links::contexts::Contexts;
+use crate::{CopyHandle, CopyOptions, Result, TransferError, UserStream};
 
 /// Completion tracking of one engine.
 #[derive(Debug)]

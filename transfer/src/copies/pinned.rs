@@ -8,26 +8,25 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use glake_device::DeviceId;
-use glake_device::PointerKind;
 use glake_device::owned::{DeviceSet, Span};
+use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::foreign::Staged;
-use super::resources::Resources;
-use crate::engine::counters::Path;
-use crate::engine::event_pool::EventPool;
-use crate::engine::fork::{Fork, Forks, MOST_WAITING};
-use crate::engine::ledger::Ledger;
-use crate::engine::native::NativeCopies;
-use crate::engine::parts::Parts;
-use crate::engine::routes::Routes;
+use crate::copies::event_pool::EventPool;
+use crate::copies::foreign::Staged;
+use crate::copies::fork::{Fork, Forks, MOST_WAITING};
+use crate::copies::native::NativeCopies;
+use crate::copies::parts::Parts;
+use crate::copies::resources::Resources;
 use crate::links::Links;
+use crate::links::counters::Path;
 use crate::links::lane_set::{LaneSet, LaneSetState};
+use crate::links::ledger::Ledger;
 use crate::paths::{Ask, Direction, LEAST_STAGED, MANY_RELAYS, Share, Shares, Way, split};
 use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;
+use crate::traffic::routes::Routes;
 use crate::{Priority, Result, UserStream};
 
 /// Size from which a copy takes longer than its preparation on the host.

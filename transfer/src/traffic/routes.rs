@@ -10,11 +10,12 @@ use glake_device::owned::DeviceSet;
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
-use super::Benefit;
-use crate::kinds::pageable;
+use crate::Benefit;
 use crate::links::relays::Relays;
 use crate::paths::{Direction, LEAST_STAGED, PathGraph};
 
+/// Minimum size of pageable copies. For smaller ones, waking threads takes as long as the driver's copy.
+pub(crate) const LEAST_PAGEABLE: Bytes = Bytes::mib(2);
 /// Minimum size for querying the memory kind of a copy that gains only if its host memory is pageable.
 const ASKED: Bytes = Bytes::mib(4);
 
@@ -73,7 +74,7 @@ impl Routes {
             && (self.configured.is_some() || even().is_some_and(|even| size >= even));
         match splits {
             true => Benefit::Anything,
-            false if size >= pageable::LEAST => Benefit::Pageable,
+            false if size >= LEAST_PAGEABLE => Benefit::Pageable,
             false => Benefit::Nothing,
         }
     }

@@ -9,10 +9,8 @@ use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
 use parking_lot::{Condvar, Mutex};
 
-use super::Engine;
-
-/// Callback that runs on the engine's thread.
-pub(crate) type After = Box<dyn FnOnce(&Engine) + Send>;
+/// Function that runs on the engine's thread.
+pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
 /// Request queue, filled by copies and served by the engine's thread.
 #[derive(Debug, Default)]
@@ -28,11 +26,11 @@ pub(crate) struct Orders {
     /// Whether to set up the wanted relays.
     pub(crate) prepare: bool,
     /// Callbacks to run when the other requests are served.
-    pub(crate) after: Vec<After>,
+    pub(crate) after: Vec<Call>,
     /// Whether a calibrated graph was found to be stale.
     stale: bool,
     /// Callbacks to run when a graph becomes stale.
-    when_stale: Vec<After>,
+    when_stale: Vec<Call>,
     /// Devices whose streams need fork events.
     pub(crate) forks: DeviceSet,
     /// Whether a stream found no free lane set.
@@ -57,7 +55,7 @@ impl Requests {
     }
 
     /// Requests the setup of the wanted relays, then a call of `after`.
-    pub(crate) fn prepare(&self, after: After) {
+    pub(crate) fn prepare(&self, after: Call) {
         self.order(|orders| {
             orders.prepare = true;
             orders.after.push(after);
@@ -65,7 +63,7 @@ impl Requests {
     }
 
     /// Requests a call on the thread, if there is one.
-    pub(crate) fn call(&self, call: After) {
+    pub(crate) fn call(&self, call: Call) {
         self.order(|orders| orders.after.push(call));
     }
 
@@ -98,7 +96,7 @@ impl Requests {
     }
 
     /// Registers a callback for a stale graph.
-    pub(crate) fn when_stale(&self, call: After) {
+    pub(crate) fn when_stale(&self, call: Call) {
         self.order(|orders| orders.when_stale.push(call));
     }
 
@@ -178,7 +176,7 @@ mod tests {
     #[test]
     fn what_waits_for_a_stale_graph_is_called_once_and_a_stop_stays() {
         let requests = Requests::default();
-        requests.when_stale(Box::new(|_| {}));
+        requests.when_stale(Box::new(|| {}));
         requests.prepare_again();
         assert!(requests.next(None).after.is_empty());
         requests.stale();

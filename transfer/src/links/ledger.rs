@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-use super::Statistics;
-use super::counters::{Counters, Path};
+use crate::Statistics;
+use crate::links::counters::{Counters, Path};
 use crate::links::crossings::Crossings;
 use crate::links::relays::Relays;
 use crate::paths::{Direction, Load};

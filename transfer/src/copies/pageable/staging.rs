@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::Result;
+use crate::links::lane::StagingStream;
 
 /// Slots per thread: one is filled while the other is in flight. On an H200 a third one gains nothing.
 pub(crate) const SLOTS: usize = 2;
@@ -40,14 +41,6 @@ pub(crate) struct Slot {
     pub(crate) memory: Span,
     /// Whether work of unknown duration uses the slot. Such a slot is never used again.
     pub(crate) lost: AtomicBool,
-}
-
-/// Stream of a GPU for copies between slots and GPU memory.
-#[derive(Debug)]
-pub(crate) struct StagingStream {
-    pub(crate) stream: OwnedStream,
-    /// Events by slot, recorded after the slot's copy.
-    pub(crate) done: Vec<OwnedEvent>,
 }
 
 /// Exclusive hold of the staging buffers.

@@ -23,22 +23,22 @@ use glake_device::{DeviceId, DriverError, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::kernels::KernelSet;
-use super::resources::Resources;
-use crate::engine::completions::Completions;
-use crate::engine::contexts::Contexts;
-use crate::engine::counters::Path;
-use crate::engine::fork::{Fork, Forks};
-use crate::engine::ledger::Ledger;
-use crate::engine::native::NativeCopies;
-use crate::engine::parts::Parts;
-use crate::engine::routes::Routes;
+use crate::copies::completions::Completions;
+use crate::copies::fork::{Fork, Forks};
+use crate::copies::kernels::KernelSet;
+use crate::copies::native::NativeCopies;
+use crate::copies::parts::Parts;
+use crate::copies::resources::Resources;
+use crate::copies::scattered::list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 use crate::links::Links;
+use crate::links::contexts::Contexts;
+use crate::links::counters::Path;
 use crate::links::lane_set::LaneSetState;
+use crate::links::ledger::Ledger;
 use crate::paths::{Ask, Direction, Shares, Way, split};
 use crate::traffic::Traffic;
+use crate::traffic::routes::Routes;
 use crate::{CopyHandle, CopyOptions, Priority, Result, TransferError, UserStream};
-use list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
 
 /// Minimum number of blocks for the engine; fewer are left to the driver.
 const FEW: u64 = 64;

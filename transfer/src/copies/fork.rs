@@ -21,17 +21,17 @@ use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::Result;
-use crate::UserStream;
-use crate::engine::contexts::Contexts;
-use crate::engine::counters::Path;
-use crate::engine::lane::Lane;
-use crate::engine::ledger::Ledger;
-use crate::kinds::foreign::target::TargetSide;
+use crate::links::contexts::Contexts;
+use crate::links::counters::Path;
+use crate::links::lane::Lane;
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
+use crate::links::ledger::Ledger;
+use crate::links::target::TargetSide;
+use crate::links::unjoined::twice;
 use crate::paths::Way;
 use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;
+use crate::{Result, UserStream};
 
 /// Maximum number of operations enqueued on a stream behind an event that has not passed. The driver's queues hold about 1,000.
 pub(crate) const MOST_WAITING: u32 = 256;
@@ -372,7 +372,7 @@ impl<'a> Fork<'a> {
 
     /// Polls the lanes' earlier copies before their events are recorded again.
     pub(crate) fn poll(&mut self) {
-        let lost = self.state.poll(self.lane_set, self.entered, &self.forks.traffic);
+        let lost = self.state.poll(self.lane_set, self.entered, &*self.forks.traffic);
         lost.iter().for_each(|device| self.lose(device));
     }
 
@@ -515,13 +515,5 @@ impl Drop for Fork<'_> {
     fn drop(&mut self) {
         // Nothing is entered after a join. What cannot be joined here was told by nobody before, and its lane is not used again.
         let _ = self.join_all();
-    }
-}
-
-/// Retries an operation once if its error may be transient.
-pub(crate) fn twice(mut ask: impl FnMut() -> glake_device::Result<()>) -> glake_device::Result<()> {
-    match ask() {
-        Err(error) if !error.is_sticky() => ask(),
-        answer => answer,
     }
 }

@@ -17,22 +17,22 @@ use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use super::span::SpanCopies;
-use crate::engine::completions::Completions;
-use crate::engine::contexts::Contexts;
-use crate::engine::counters::Path;
-use crate::engine::endpoints::Endpoints;
-use crate::engine::fork::{Fork, Forks};
-use crate::engine::ledger::Ledger;
-use crate::engine::native::NativeCopies;
-use crate::engine::parts::Parts;
-use crate::engine::routes::Routes;
+use crate::copies::broadcast::slices::{Slice, Slices};
+use crate::copies::completions::Completions;
+use crate::copies::fork::{Fork, Forks};
+use crate::copies::native::NativeCopies;
+use crate::copies::parts::Parts;
+use crate::copies::route::Endpoints;
+use crate::copies::span::SpanCopies;
 use crate::links::Links;
+use crate::links::contexts::Contexts;
+use crate::links::counters::Path;
 use crate::links::lane_set::{LaneSet, LaneSetState};
+use crate::links::ledger::Ledger;
 use crate::paths::{Direction, PathGraph, Way};
 use crate::traffic::Traffic;
+use crate::traffic::routes::Routes;
 use crate::{CopyHandle, CopyOptions, Priority, Result, UserStream};
-use slices::{Slice, Slices};
 
 /// Minimum bytes per GPU that justify two streams each.
 const LEAST: Bytes = Bytes::mib(1);

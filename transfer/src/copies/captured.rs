@@ -20,16 +20,15 @@ use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use super::resources::Resources;
-use crate::Result;
-use crate::UserStream;
-use crate::engine::contexts::Contexts;
-use crate::engine::counters::Path;
-use crate::engine::ledger::Ledger;
-use crate::engine::native::NativeCopies;
-use crate::engine::routes::Routes;
-use crate::kinds::kernels::KernelSet;
+use crate::copies::kernels::KernelSet;
+use crate::copies::native::NativeCopies;
+use crate::copies::resources::Resources;
+use crate::links::contexts::Contexts;
+use crate::links::counters::Path;
+use crate::links::ledger::Ledger;
 use crate::paths::{Ask, Load, Way, split};
+use crate::traffic::routes::Routes;
+use crate::{Result, UserStream};
 
 /// Number of streams that can capture split copies at a time. Copies of further streams become single nodes.
 const STREAMS: usize = 2;

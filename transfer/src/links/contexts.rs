@@ -7,8 +7,7 @@ use std::sync::Arc;
 use glake_device::owned::{CompletionEvents, DeviceSet};
 use glake_device::{CaptureState, DeviceId, Driver};
 
-use super::UserStream;
-use crate::Result;
+use crate::{Result, UserStream};
 
 /// Both drivers, each with the clock of its completion points.
 #[derive(Debug)]

@@ -10,12 +10,12 @@ use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, Gather};
 use glake_units::Bytes;
 
-use super::captured::Branches;
-use super::kernels::Kernels;
-use super::pageable::Staging;
-use super::pageable::StagingStream;
-use crate::engine::contexts::Contexts;
-use crate::engine::requests::Requests;
+use crate::copies::captured::Branches;
+use crate::copies::kernels::Kernels;
+use crate::copies::pageable::Staging;
+use crate::links::contexts::Contexts;
+use crate::links::lane::StagingStream;
+use crate::links::requests::Requests;
 
 /// Resources by GPU: in primary contexts of targets, and in GLake's own contexts of relays.
 #[derive(Debug)]

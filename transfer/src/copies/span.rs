@@ -6,18 +6,18 @@ use glake_device::CaptureState;
 use glake_device::owned::Span;
 use glake_units::Bytes;
 
-use super::captured::CapturedCopies;
-use super::pageable::PageableCopies;
-use super::pinned::{Job, PinnedCopies};
-use crate::engine::contexts::Contexts;
-use crate::engine::counters::Path;
-use crate::engine::endpoints::Endpoints;
-use crate::engine::native::NativeCopies;
-use crate::engine::parts::Parts;
-use crate::engine::routes::Routes;
+use crate::copies::captured::CapturedCopies;
+use crate::copies::native::NativeCopies;
+use crate::copies::pageable::PageableCopies;
+use crate::copies::parts::Parts;
+use crate::copies::pinned::{Job, PinnedCopies};
+use crate::copies::route::Endpoints;
 use crate::links::Links;
+use crate::links::contexts::Contexts;
+use crate::links::counters::Path;
 use crate::paths::Way;
 use crate::traffic::Traffic;
+use crate::traffic::routes::Routes;
 use crate::{Priority, Result, UserStream};
 
 /// Minimum range size that justifies a driver copy each.

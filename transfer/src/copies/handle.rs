@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use glake_device::{Driver, Stream};
 
-use crate::Result;
-use crate::UserStream;
-use crate::engine::event_pool::PooledEvent;
-use crate::engine::parts::Parts;
+use crate::copies::event_pool::PooledEvent;
+use crate::copies::parts::Parts;
+use crate::{Result, UserStream};
 
 /// Enqueued copy. Dropping the handle does not affect the copy.
 #[derive(Debug)]

@@ -11,10 +11,17 @@
 
 pub(crate) mod broadcast;
 pub(crate) mod captured;
+pub(crate) mod completions;
+pub(crate) mod event_pool;
 pub(crate) mod foreign;
+pub(crate) mod fork;
+pub(crate) mod handle;
 pub(crate) mod kernels;
+pub(crate) mod native;
 pub(crate) mod pageable;
+pub(crate) mod parts;
 pub(crate) mod pinned;
 pub(crate) mod resources;
+pub(crate) mod route;
 pub(crate) mod scattered;
 pub(crate) mod span;

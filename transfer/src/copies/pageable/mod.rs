@@ -24,25 +24,23 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::pinned::PinnedCopies;
-use super::resources::Resources;
-use crate::engine::contexts::Contexts;
-use crate::engine::counters::Path;
-use crate::engine::ledger::Ledger;
-use crate::engine::native::NativeCopies;
-use crate::engine::routes::Routes;
+use crate::copies::native::NativeCopies;
+use crate::copies::pageable::job::{Job, Outcome};
+use crate::copies::pageable::staging::{StagingBuffers, StagingHold};
+use crate::copies::pageable::threads::{Threads, Work};
+use crate::copies::pinned::PinnedCopies;
+use crate::copies::resources::Resources;
 use crate::links::Links;
+use crate::links::contexts::Contexts;
+use crate::links::counters::Path;
+use crate::links::lane::StagingStream;
+use crate::links::ledger::Ledger;
 use crate::paths::{Ask, Direction, Way, split};
 use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;
+use crate::traffic::routes::{LEAST_PAGEABLE, Routes};
 use crate::{Priority, Result, UserStream};
-use job::{Job, Outcome};
-pub(crate) use staging::StagingStream;
-use staging::{StagingBuffers, StagingHold};
-use threads::{Threads, Work};
 
-/// Minimum size. For smaller copies, waking threads takes as long as the driver's copy.
-pub(crate) const LEAST: Bytes = Bytes::mib(2);
 /// Number of polls of the user's stream before the host sleeps: about 50 us.
 const GLANCES: u32 = 40;
 
@@ -155,7 +153,7 @@ impl PageableCopies {
         priority: Priority,
     ) -> Result<bool> {
         let Path { target, direction, .. } = own;
-        if !self.staging.is_wanted() || self.stopped.load(Ordering::Relaxed) || to.size() < LEAST {
+        if !self.staging.is_wanted() || self.stopped.load(Ordering::Relaxed) || to.size() < LEAST_PAGEABLE {
             return Ok(false);
         }
         let Some(staging) = self.staging.made.get().filter(|staging| staging.serves(target)) else {

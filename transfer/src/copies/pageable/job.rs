@@ -18,8 +18,9 @@ use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::staging::{SLOTS, Slot, StagingBuffers, StagingStream};
-use super::threads::Work;
+use crate::copies::pageable::staging::{SLOTS, Slot, StagingBuffers};
+use crate::copies::pageable::threads::Work;
+use crate::links::lane::StagingStream;
 use crate::links::relays::Relays;
 use crate::paths::Direction;
 

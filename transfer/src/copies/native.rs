@@ -5,10 +5,9 @@ use std::sync::Arc;
 use glake_device::PointerKind;
 use glake_device::owned::{self, DeviceSet, OwnedStream, Piece, Span, StreamRef};
 
-use super::UserStream;
-use super::contexts::Contexts;
-use super::ledger::Ledger;
-use crate::Result;
+use crate::links::contexts::Contexts;
+use crate::links::ledger::Ledger;
+use crate::{Result, UserStream};
 
 /// Number of blocks passed to the driver at a time.
 const BATCH: usize = 256;

@@ -8,7 +8,7 @@ use glake_device::{DeviceId, Driver, EventKind};
 use smallvec::SmallVec;
 
 use crate::Result;
-use crate::kinds::foreign::slots::SLOTS;
+use crate::links::slots::SLOTS;
 
 /// Streams and events of a lane set on a target, for the slots of one relay.
 #[derive(Debug)]
