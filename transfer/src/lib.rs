@@ -14,7 +14,6 @@
 //! Each layer uses the ones below it: engine ─► copies ─► traffic ─► links ─► paths.
 //! ```
 
-mod benefit;
 pub mod calibrate;
 mod copies;
 mod engine;
@@ -23,16 +22,13 @@ mod links;
 mod mover;
 mod options;
 pub mod paths;
-mod statistics;
-mod stream;
 mod traffic;
 
-pub use benefit::Benefit;
 pub use copies::handle::CopyHandle;
 pub use engine::Engine;
 pub use error::{Result, TransferError};
 pub use links::suspension::{UnsuspendedRelay, WhyUnsuspended};
 pub use mover::LinkMover;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
-pub use statistics::{PathStatistics, Statistics};
-pub use stream::UserStream;
+pub use options::{
+    Benefit, CopyOptions, EngineOptions, PathStatistics, Priority, RelayCost, Statistics, UserStream,
+};

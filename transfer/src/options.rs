@@ -1,8 +1,14 @@
-//! Options of an engine and of a copy.
+//! Public value types: options of an engine and of a copy, the program's stream, predictions and statistics.
 
-use glake_device::DeviceId;
-use glake_device::owned::DeviceSet;
+use std::time::Duration;
+
+use glake_device::owned::{DeviceSet, StreamRef};
+use glake_device::{DeviceId, Driver, Stream, StreamId};
 use glake_units::Bytes;
+use serde::Serialize;
+
+use crate::Result;
+use crate::paths::{Direction, Way};
 
 /// Options of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,4 +100,76 @@ pub struct RelayCost {
     pub context: Bytes,
     /// Size of its slots.
     pub slots: Bytes,
+}
+
+/// Stream handle of the program. May be the legacy or per-thread default stream of the calling thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UserStream {
+    /// GPU of the stream's context.
+    pub device: DeviceId,
+    /// CUDA handle.
+    pub raw: Stream,
+    /// Identity of the stream that the handle denotes.
+    pub id: StreamId,
+}
+
+impl UserStream {
+    /// Resolves a stream handle in a device's context for the calling thread.
+    pub fn of(driver: &dyn Driver, device: DeviceId, raw: Stream) -> Result<UserStream> {
+        Ok(UserStream { device, raw, id: driver.stream_id(device, raw)? })
+    }
+
+    /// Returns the stream for calls of the program's driver.
+    pub(crate) fn of_driver(self, driver: &dyn Driver) -> StreamRef<'_> {
+        StreamRef::new(driver, self.device, self.raw)
+    }
+}
+
+/// Totals of an engine since its creation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Statistics {
+    /// Paths that carried parts of split copies.
+    pub paths: Vec<PathStatistics>,
+    /// Number of copies made as one driver copy.
+    pub native_copies: u64,
+    /// Bytes of native copies.
+    pub native_bytes: Bytes,
+    /// Number of copies over several links.
+    pub split_copies: u64,
+    /// Number of copies with bytes that may not have arrived, because a relay was lost.
+    pub lost_copies: u64,
+}
+
+/// Statistics of one path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PathStatistics {
+    /// GPU whose link is used; the target itself for its own link.
+    pub relay: DeviceId,
+    /// GPU whose memory is copied.
+    pub target: DeviceId,
+    /// Direction of the copy.
+    pub direction: Direction,
+    /// Method by which the relay passes bytes on.
+    pub way: Way,
+    /// Bytes enqueued.
+    pub bytes: Bytes,
+    /// Number of driver copies.
+    pub slices: u64,
+    /// Estimated busy time: timed by events for a sample of the copies, scaled to all bytes.
+    pub busy: Duration,
+    /// Number of parts that failed on this path and took another one.
+    pub retries: u64,
+    /// Whether the path is disabled until the process ends.
+    pub fenced: bool,
+}
+
+/// Copies for which the engine can be faster than the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Benefit {
+    /// No benefit: the driver's copy is as fast for any kind of memory.
+    Nothing,
+    /// Copies from or to pageable host memory.
+    Pageable,
+    /// Possibly copies of any memory kind.
+    Anything,
 }

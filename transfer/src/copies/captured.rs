@@ -20,12 +20,10 @@ use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use crate::copies::kernels::KernelSet;
 use crate::copies::native::NativeCopies;
-use crate::copies::resources::Resources;
+use crate::copies::resources::{KernelSet, Resources};
 use crate::links::contexts::Contexts;
-use crate::links::counters::Path;
-use crate::links::ledger::Ledger;
+use crate::links::ledger::{Ledger, Path};
 use crate::paths::{Ask, Load, Way, split};
 use crate::traffic::routes::Routes;
 use crate::{Result, UserStream};

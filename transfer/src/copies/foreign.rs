@@ -16,8 +16,8 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::copies::fork::Fork;
-use crate::links::counters::Path;
-use crate::links::target::TargetSide;
+use crate::links::lane::TargetSide;
+use crate::links::ledger::Path;
 use crate::paths::{Direction, Share};
 
 /// Part that is staged through a relay's slots in chunks; at most one per relay.

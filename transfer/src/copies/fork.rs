@@ -22,11 +22,9 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::links::contexts::Contexts;
-use crate::links::counters::Path;
-use crate::links::lane::Lane;
+use crate::links::lane::{Lane, TargetSide};
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
-use crate::links::ledger::Ledger;
-use crate::links::target::TargetSide;
+use crate::links::ledger::{Ledger, Path};
 use crate::links::unjoined::twice;
 use crate::paths::Way;
 use crate::traffic::Traffic;

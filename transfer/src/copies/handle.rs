@@ -1,12 +1,17 @@
-//! Handle of an enqueued copy.
+//! Completion of enqueued copies: the handle for the caller, pooled events that mark the ends of copies, and the relays' parts of a split copy.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use glake_device::{Driver, Stream};
+use glake_device::owned::{DeviceSet, OwnedEvent};
+use glake_device::{DeviceId, Driver, EventKind, Stream};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
-use crate::copies::event_pool::PooledEvent;
-use crate::copies::parts::Parts;
-use crate::{Result, UserStream};
+use crate::links::contexts::Contexts;
+use crate::links::lane_set::LaneSet;
+use crate::links::relays::Relays;
+use crate::paths::Shares;
+use crate::{CopyOptions, Result, TransferError, UserStream};
 
 /// Enqueued copy. Dropping the handle does not affect the copy.
 #[derive(Debug)]
@@ -75,5 +80,150 @@ impl CopyHandle {
             }
             End::PooledEvent(_) | End::Stream(..) => Ok(false),
         }
+    }
+}
+
+/// Idle events, indexed by the device of the streams they mark.
+#[derive(Debug)]
+pub(crate) struct EventPool {
+    driver: Arc<dyn Driver>,
+    idle: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
+}
+
+/// Marked point of a stream. Dropping it returns the event to the pool.
+#[derive(Debug)]
+pub(crate) struct PooledEvent {
+    marks: Arc<EventPool>,
+    event: Option<OwnedEvent>,
+}
+
+impl EventPool {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<EventPool> {
+        Arc::new(EventPool { driver, idle: Mutex::default() })
+    }
+
+    /// Records an event at the current end of a stream.
+    pub(crate) fn mark(self: &Arc<Self>, on: UserStream) -> Result<PooledEvent> {
+        let idle = self.idle.lock().get_mut(&on.device).and_then(Vec::pop);
+        let event = match idle {
+            Some(event) => event,
+            None => OwnedEvent::new(&self.driver, on.device, EventKind::Plain)?,
+        };
+        // On failure too the event is kept.
+        let recorded = event.record(on.raw);
+        let mark = PooledEvent { marks: self.clone(), event: Some(event) };
+        recorded?;
+        Ok(mark)
+    }
+}
+
+impl PooledEvent {
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.event.as_ref().map_or(Ok(()), |event| Ok(event.synchronize()?))
+    }
+
+    pub(crate) fn is_passed(&self) -> Result<bool> {
+        self.event.as_ref().map_or(Ok(true), |event| Ok(event.is_passed()?))
+    }
+}
+
+impl Drop for PooledEvent {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            self.marks.idle.lock().entry(event.device()).or_default().push(event);
+        }
+    }
+}
+
+/// Parts of a split copy.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) relays: Arc<Relays>,
+    /// Lane set of the copy; dropped once its relays are idle and all of its results were reported.
+    pub(crate) lane_set: Weak<LaneSet>,
+    /// GPUs whose lanes carry parts.
+    pub(crate) used: DeviceSet,
+    /// Serial number of the copy within its lane set.
+    pub(crate) serial: u64,
+    /// Share of each path, for a copy between two spans.
+    pub(crate) shares: Option<Shares>,
+}
+
+impl Parts {
+    /// Returns which of `relays` are lost. Valid once the copy's stream has passed the join: earlier work of a relay without an error has
+    /// arrived.
+    ///
+    /// # Errors
+    /// The driver's, if a relay's answer is inconclusive.
+    pub(crate) fn lost(&self, relays: DeviceSet) -> Result<DeviceSet> {
+        let Some(lane_set) = self.lane_set.upgrade() else {
+            return Ok(self.relays.fenced().intersection(relays));
+        };
+        let mut lost = DeviceSet::EMPTY;
+        for relay in relays.iter() {
+            let Some(lane) = lane_set.lane(relay) else { continue };
+            // Of a later copy's event too: what is asked is the context's error.
+            let asked = lane.done.is_passed().or_else(|error| match error.is_sticky() {
+                true => Err(error),
+                false => lane.done.is_passed(),
+            });
+            match asked {
+                Ok(_) => {}
+                Err(error) if error.is_sticky() => lost = lost.union(DeviceSet::of(relay)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Returns an error if a relay of the copy is lost.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`]; see [`Parts::lost`].
+    pub(crate) fn check(&self) -> Result<()> {
+        let lost = self.lost(self.used)?;
+        lost.iter().for_each(|relay| self.relays.fence(relay));
+        let first: Option<DeviceId> = lost.iter().next();
+        first.map_or(Ok(()), |relay| Err(TransferError::Lost { relay, copies: 1 }))
+    }
+}
+
+/// Completion tracking of one engine.
+#[derive(Debug)]
+pub(crate) struct Completions {
+    contexts: Arc<Contexts>,
+    marks: Arc<EventPool>,
+}
+
+impl Completions {
+    pub(crate) fn new(contexts: &Arc<Contexts>, marks: &Arc<EventPool>) -> Arc<Completions> {
+        Arc::new(Completions { contexts: contexts.clone(), marks: marks.clone() })
+    }
+
+    /// Includes a copy on a program's stream in later completion points, also after an error: a part of the copy may be enqueued.
+    pub(crate) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
+        let told = self.contexts.program().enqueued_on(memory, (on.device, on.raw));
+        let enqueued = enqueued?;
+        told?;
+        Ok(enqueued)
+    }
+
+    /// Returns a handle for a copy that was just enqueued.
+    pub(crate) fn handle(
+        &self,
+        on: UserStream,
+        options: CopyOptions,
+        parts: Option<Parts>,
+    ) -> Result<CopyHandle> {
+        if options.waited {
+            match self.marks.mark(on).or_else(|_| self.marks.mark(on)) {
+                Ok(mark) => return Ok(CopyHandle::marked(mark, parts)),
+                Err(TransferError::Driver(error)) if !error.is_sticky() => {
+                    tracing::debug!(target: "glake::transfer", %error, "a handle waits for its whole stream");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(CopyHandle::unmarked(self.contexts.driver(), on, parts))
     }
 }

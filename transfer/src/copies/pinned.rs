@@ -13,16 +13,14 @@ use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::copies::event_pool::EventPool;
 use crate::copies::foreign::Staged;
 use crate::copies::fork::{Fork, Forks, MOST_WAITING};
+use crate::copies::handle::{EventPool, Parts};
 use crate::copies::native::NativeCopies;
-use crate::copies::parts::Parts;
 use crate::copies::resources::Resources;
 use crate::links::Links;
-use crate::links::counters::Path;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::links::ledger::Ledger;
+use crate::links::ledger::{Ledger, Path};
 use crate::paths::{Ask, Direction, LEAST_STAGED, MANY_RELAYS, Share, Shares, Way, split};
 use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;

@@ -7,14 +7,14 @@ use glake_device::owned::Span;
 use glake_units::Bytes;
 
 use crate::copies::captured::CapturedCopies;
+use crate::copies::handle::Parts;
 use crate::copies::native::NativeCopies;
 use crate::copies::pageable::PageableCopies;
-use crate::copies::parts::Parts;
 use crate::copies::pinned::{Job, PinnedCopies};
 use crate::copies::route::Endpoints;
 use crate::links::Links;
 use crate::links::contexts::Contexts;
-use crate::links::counters::Path;
+use crate::links::ledger::Path;
 use crate::paths::Way;
 use crate::traffic::Traffic;
 use crate::traffic::routes::Routes;

@@ -6,12 +6,9 @@
 //!                          ├───► lane of relay 2 ──share──┤│       lane set: the lanes assigned to one user's stream
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  Engine ─► kinds ─► fork, native        a copy consults traffic, takes its stream's lane set from links, forks and joins
-//!     │        └─► routes, links, traffic
-//!     └─► worker ─► provider              thread that creates contexts, lanes, events and slots on request
-//!
-//!  contexts  drivers of the program's and of GLake's own contexts      routes  current path graph and relays
-//!  ledger    copies in flight and totals                               waited, verify  copies that the caller waits for
+//!  Engine ─► copies ─► traffic, links     a copy consults traffic, takes its stream's lane set from links, forks and joins
+//!     ├─► verify                          copies that the caller waits for
+//!     └─► worker ─► provider, suspension  thread that creates and releases contexts, lanes, events and slots on request
 //! ```
 //!
 //! Invariants:
@@ -30,7 +27,6 @@ mod suspension;
 #[cfg(test)]
 mod tests;
 mod verify;
-mod waited;
 mod worker;
 
 use std::sync::{Arc, Weak};
@@ -44,9 +40,8 @@ use smallvec::SmallVec;
 
 use crate::copies::broadcast::BroadcastCopies;
 use crate::copies::captured::CapturedCopies;
-use crate::copies::completions::Completions;
-use crate::copies::event_pool::EventPool;
 use crate::copies::fork::Forks;
+use crate::copies::handle::{Completions, EventPool};
 use crate::copies::native::NativeCopies;
 use crate::copies::pageable::{PageableCopies, Staging};
 use crate::copies::pinned::PinnedCopies;
@@ -67,8 +62,7 @@ use crate::{
     Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, TransferError, UserStream,
 };
 use provider::Provider;
-use verify::Verifier;
-use waited::WaitedCopies;
+use verify::{Verifier, WaitedCopies};
 use worker::Worker;
 
 /// Engine for copies between host and GPUs.

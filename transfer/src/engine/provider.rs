@@ -12,11 +12,9 @@ use super::RelayCost;
 use crate::copies::resources::Resources;
 use crate::links::Links;
 use crate::links::contexts::Contexts;
-use crate::links::lane::Lane;
+use crate::links::lane::{Lane, Ring, TargetSide};
 use crate::links::lane_set::{LaneSet, StreamMarks};
 use crate::links::requests::Orders;
-use crate::links::slots::Ring;
-use crate::links::target::TargetSide;
 use crate::traffic::Traffic;
 use crate::{Result, TransferError};
 

@@ -23,9 +23,8 @@ use glake_device::owned::{DeviceSet, Gather, RecordedPoint};
 
 use crate::copies::resources::Resources;
 use crate::links::Links;
-use crate::links::lane::StagingStream;
+use crate::links::lane::{Ring, StagingStream};
 use crate::links::lane_set::LaneSet;
-use crate::links::slots::Ring;
 use crate::links::suspension::WhyUnsuspended;
 
 /// Interval at which incomplete steps are retried.

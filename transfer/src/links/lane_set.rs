@@ -15,11 +15,8 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::links::counters::Path;
-use crate::links::lane::Lane;
-use crate::links::ledger::{Carried, Ledger};
-use crate::links::slots::Ring;
-use crate::links::target::TargetSide;
+use crate::links::lane::{Lane, Ring, TargetSide};
+use crate::links::ledger::{Carried, Ledger, Path};
 use crate::links::unjoined::End;
 use crate::paths::{Direction, PathGraph, Shares};
 use crate::{Result, UserStream};

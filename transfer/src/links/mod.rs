@@ -1,25 +1,23 @@
-//! Links used by copies: the GPUs that relay, the lanes of each program stream, and their release.
+//! Links used by copies: the GPUs that relay, the lanes of each program stream, and the work in flight there.
 //!
 //! ```text
-//!   lane_sets ─► lane_set   lanes of one program stream on all relays
-//!   crossings               zero-staging copies of relays
-//!   relays                  GPUs that relay, and relays that were lost
-//!   suspension              release of relays and their contexts
-//!   unjoined                work of failed copies that no stream waits for yet
+//!   lane_sets ─► lane_set ─► lane   streams, events and slots of one program stream on all relays
+//!   relays                          GPUs that relay, and relays that were lost
+//!   ledger                          copies in flight, and totals
+//!   unjoined                        work of failed copies that no stream waits for yet
+//!   suspension                      results of releasing relays and their contexts
+//!   contexts                        drivers of the program's and of GLake's own contexts
+//!   requests                        queue of the engine's thread
 //! ```
 
 pub(crate) mod contexts;
-pub(crate) mod counters;
-pub(crate) mod crossings;
 pub(crate) mod lane;
 pub(crate) mod lane_set;
 pub(crate) mod lane_sets;
 pub(crate) mod ledger;
 pub(crate) mod relays;
 pub(crate) mod requests;
-pub(crate) mod slots;
 pub(crate) mod suspension;
-pub(crate) mod target;
 pub(crate) mod unjoined;
 
 use std::sync::Arc;

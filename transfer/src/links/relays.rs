@@ -16,7 +16,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::links::slots::Ring;
+use crate::links::lane::Ring;
 use crate::{RelayCost, Result, TransferError};
 
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Interaction of copies that share links: priorities, contention, and drift of the measured link rates.
 //!
 //! ```text
-//!   Traffic ─► prioritized ─► barriers ─► urgent_calls   background copies yield, on the links and on the host
-//!           ─► contention                                GPUs whose memory is copied at the same time
-//!           ─► drift                                     whether the path graph is still valid
+//!   Traffic ─► prioritized ─► barriers   background copies yield, on the links and on the host
+//!           ─► contention                GPUs whose memory is copied at the same time
+//!           ─► drift ─► routes           current path graph, and whether it is still valid
 //! ```
 //!
 //! Invariants:
@@ -15,7 +15,6 @@ pub(crate) mod contention;
 pub(crate) mod drift;
 pub(crate) mod prioritized;
 pub(crate) mod routes;
-pub(crate) mod urgent_calls;
 
 use std::sync::{Arc, OnceLock};
 
@@ -30,11 +29,10 @@ use crate::links::requests::Requests;
 use crate::paths::{Direction, PathGraph};
 use crate::traffic::routes::Routes;
 use crate::{Priority, UserStream};
-use barriers::Barriers;
+use barriers::{Barriers, UrgentCall};
 use contention::{Contenders, Contention};
 use drift::Drift;
 use prioritized::Prioritized;
-use urgent_calls::UrgentCall;
 
 /// Traffic state of one engine.
 #[derive(Debug)]

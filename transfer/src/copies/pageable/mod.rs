@@ -12,7 +12,6 @@
 
 mod job;
 mod staging;
-mod threads;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,16 +24,14 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::copies::native::NativeCopies;
-use crate::copies::pageable::job::{Job, Outcome};
+use crate::copies::pageable::job::{Job, Outcome, Threads, Work};
 use crate::copies::pageable::staging::{StagingBuffers, StagingHold};
-use crate::copies::pageable::threads::{Threads, Work};
 use crate::copies::pinned::PinnedCopies;
 use crate::copies::resources::Resources;
 use crate::links::Links;
 use crate::links::contexts::Contexts;
-use crate::links::counters::Path;
 use crate::links::lane::StagingStream;
-use crate::links::ledger::Ledger;
+use crate::links::ledger::{Ledger, Path};
 use crate::paths::{Ask, Direction, Way, split};
 use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;

@@ -1,8 +1,7 @@
 //! Relays that are suspended and resumed: their contexts go and come back, whatever is copied meanwhile.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, OwnedStream, Span};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use glake_device::Driver as _;
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
-use glake_device::{Address, DeviceId, Fault, Injected, PointerKind, Stream, Verb, When};
+use glake_device::{Address, DeviceId, Driver as _, Fault, Injected, PointerKind, Stream, Verb, When};
 use glake_sim::SimOptions;
 use glake_units::Bytes;
 
