@@ -18,18 +18,14 @@ use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::copies::fork::{Fork, Forks};
-use crate::copies::handle::{Completions, Parts};
-use crate::copies::native::NativeCopies;
+use crate::copies::fork::Fork;
+use crate::copies::handle::Parts;
 use crate::copies::route::Endpoints;
+use crate::copies::shared::Shared;
 use crate::copies::span::SpanCopies;
-use crate::links::Links;
-use crate::links::contexts::Contexts;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::links::ledger::{Ledger, Path};
+use crate::links::ledger::Path;
 use crate::paths::{Direction, GRAIN, PathGraph, Way};
-use crate::traffic::Traffic;
-use crate::traffic::routes::Routes;
 use crate::{CopyHandle, CopyOptions, Priority, Result, UserStream};
 
 /// Minimum bytes per GPU that justify two streams each.
@@ -55,15 +51,8 @@ struct Source {
 /// Broadcasts of one engine.
 #[derive(Debug)]
 pub(crate) struct BroadcastCopies {
-    pub(crate) contexts: Arc<Contexts>,
-    pub(crate) routes: Arc<Routes>,
-    pub(crate) links: Arc<Links>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) native: Arc<NativeCopies>,
-    pub(crate) forks: Arc<Forks>,
-    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) spans: Arc<SpanCopies>,
-    pub(crate) completions: Arc<Completions>,
 }
 
 impl BroadcastCopies {
@@ -79,21 +68,21 @@ impl BroadcastCopies {
         options: CopyOptions,
     ) -> Result<CopyHandle> {
         to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
-        self.links.begin_copy(on)?;
-        let _call = self.traffic.urgent_call(options.priority);
+        self.shared.links.begin_copy(on)?;
+        let _call = self.shared.traffic.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };
         let parts = self.enqueue_cast(cast);
-        let parts = self.completions.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
-        self.completions.handle(on, options, parts)
+        let parts = self.shared.covered(parts, to.iter().filter_map(Span::device).collect(), on)?;
+        self.shared.handle(on, options, parts)
     }
 
     /// Enqueues a broadcast: pulled in shares and forwarded, or one copy per target.
     fn enqueue_cast(&self, cast: Cast<'_>) -> Result<Option<Parts>> {
         let Cast { to, from, on, priority } = cast;
         let sources = self.sources(cast);
-        if sources.len() > 1 && self.contexts.is_plain(on) {
+        if sources.len() > 1 && self.shared.contexts.is_plain(on) {
             let outcome =
-                self.links.with(on.id, |lane_set, state| self.cast(lane_set, state, cast, &sources));
+                self.shared.links.with(on.id, |lane_set, state| self.cast(lane_set, state, cast, &sources));
             if let Some(parts) = outcome.transpose()?.flatten() {
                 return Ok(Some(parts));
             }
@@ -112,7 +101,7 @@ impl BroadcastCopies {
     /// Returns the GPUs that pull; empty if they are not fully connected or the broadcast is too small.
     fn sources(&self, cast: Cast<'_>) -> SmallVec<[Source; 8]> {
         let none = SmallVec::new();
-        let graph = self.routes.graph();
+        let graph = self.shared.routes.graph();
         let mut sources: SmallVec<[Source; 8]> = SmallVec::new();
         for (own, to) in cast.to.iter().enumerate() {
             let Some(device) = to.device() else { return none };
@@ -128,7 +117,7 @@ impl BroadcastCopies {
             sources.iter().all(|source| devices.without(are_joined(&graph, source.device)).is_empty());
         let least = LEAST.get().saturating_mul(devices.len().into());
         let benefit = cast.from.kind() == PointerKind::Pinned && cast.from.size().get() >= least;
-        let usable = devices.is_subset(self.links.relays().usable());
+        let usable = devices.is_subset(self.shared.links.relays().usable());
         if benefit && reached && joined && usable { sources } else { none }
     }
 
@@ -142,14 +131,15 @@ impl BroadcastCopies {
     ) -> Result<Option<Parts>> {
         state.withdraw();
         let Ok(Some(mark)) = Fork::mark(lane_set, cast.on) else {
-            self.links.want_fork_event(cast.on.device);
+            self.shared.links.want_fork_event(cast.on.device);
             return Ok(None);
         };
         let rates: SmallVec<[f64; 8]> = sources.iter().map(|source| source.rate).collect();
         let slices = Slices::new(cast.from.size(), &rates);
-        let mut fork = self.forks.begin(lane_set, state, cast.on, Some(mark));
-        let links = self.routes.most_links();
-        let prioritized = self.traffic.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
+        let mut fork = Fork::begin(&self.shared, lane_set, state, cast.on, Some(mark));
+        let links = self.shared.routes.most_links();
+        let prioritized =
+            self.shared.traffic.prioritize(cast.priority, Direction::ToGpu, cast.from.size(), links);
         fork.take(prioritized, sources.iter().map(|source| source.device));
         fork.poll();
         // What must go another way: a slice, and to which targets.
@@ -168,21 +158,21 @@ impl BroadcastCopies {
             for target in targets {
                 let relay = sources[slice.source].device;
                 let device = cast.to[target].device().unwrap_or(relay);
-                self.ledger.counters.retried(path(device, relay));
+                self.shared.ledger.counters.retried(path(device, relay));
                 if let Some((to, from)) = ends(&cast.to[target], cast.from, slice) {
-                    self.native.copy_twice(&to, &from, cast.on)?;
+                    self.shared.native.copy_twice(&to, &from, cast.on)?;
                 }
             }
         }
-        self.ledger.counters.split();
+        self.shared.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             size = %cast.from.size(), targets = cast.to.len(), links = sources.len(),
             "one copy to several GPUs"
         );
-        self.links.relays().tell()?;
+        self.shared.links.relays().tell()?;
         let (relays, lane_set, used) =
-            (self.links.relays().clone(), Arc::downgrade(lane_set), used.without(dead));
+            (self.shared.links.relays().clone(), Arc::downgrade(lane_set), used.without(dead));
         Ok(Some(Parts { relays, lane_set, used, serial, shares: None }))
     }
 
@@ -221,7 +211,7 @@ impl BroadcastCopies {
                 if let Err(error) = &passed {
                     fork.blame(device, error);
                 } else if let Some(target) = next.device() {
-                    self.ledger.counters.sent(path(target, device), slice.size, 1);
+                    self.shared.ledger.counters.sent(path(target, device), slice.size, 1);
                 }
                 passed.is_err()
             })

@@ -20,12 +20,10 @@ use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use crate::copies::native::NativeCopies;
-use crate::copies::resources::{KernelSet, Resources};
-use crate::links::contexts::Contexts;
-use crate::links::ledger::{Ledger, Path};
+use crate::copies::resources::KernelSet;
+use crate::copies::shared::Shared;
+use crate::links::ledger::Path;
 use crate::paths::{Ask, Load, Way, split};
-use crate::traffic::routes::Routes;
 use crate::{Result, UserStream};
 
 /// Number of streams that can capture split copies at a time. Copies of further streams become single nodes.
@@ -40,11 +38,7 @@ pub(crate) struct Branches {
 /// Captured copies of one engine.
 #[derive(Debug)]
 pub(crate) struct CapturedCopies {
-    pub(crate) contexts: Arc<Contexts>,
-    pub(crate) routes: Arc<Routes>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) native: Arc<NativeCopies>,
-    pub(crate) resources: Arc<Resources>,
+    pub(crate) shared: Arc<Shared>,
     /// Empty load: the traffic at the time of a graph's launch is unknown.
     pub(crate) idle: Load,
 }
@@ -171,24 +165,24 @@ impl CapturedCopies {
         capture: u64,
     ) -> Result<bool> {
         let Path { target, direction, .. } = path;
-        let kernels = self.resources.kernels.now();
+        let kernels = self.shared.resources.kernels.now();
         let reach = kernels.relays_reaching([to.side(), from.side()].into_iter());
-        let reach = reach.intersection(self.ledger.relays.usable());
+        let reach = reach.intersection(self.shared.ledger.relays.usable());
         let reach = reach.without(DeviceSet::of(target));
         let (size, load) = (to.size(), &self.idle);
         let shares = split(
-            &self.routes.graph(),
+            &self.shared.routes.graph(),
             &Ask { target, direction, size, zero_staging: reach, staged: reach, load, expected: 0 },
         );
         if shares.iter().all(|share| share.way == Way::Direct) {
             return Ok(false);
         }
-        let Some(branches) = self.resources.branches.of(capture, on.id) else {
+        let Some(branches) = self.shared.resources.branches.of(capture, on.id) else {
             return Ok(false);
         };
         let Some(fork) = branches.forks.get(&on.device) else {
             drop(branches);
-            self.resources.want(on.device);
+            self.shared.resources.want(on.device);
             return Ok(false);
         };
         if fork.record(on.raw).is_err() {
@@ -202,11 +196,11 @@ impl CapturedCopies {
             let branch = branches.get(share.relay).filter(|_| share.way != Way::Direct);
             let recorded = branch.map(|branch| self.record(&kernels, branch, fork, on, &to, &from));
             match recorded {
-                Some(Ok(true)) => self.ledger.counters.sent(path, share.size, 1),
+                Some(Ok(true)) => self.shared.ledger.counters.sent(path, share.size, 1),
                 Some(Err(error)) => outcome = Err(error),
                 None | Some(Ok(false)) => {
-                    self.native.copy_twice(&to, &from, on)?;
-                    self.ledger.counters.sent(
+                    self.shared.native.copy_twice(&to, &from, on)?;
+                    self.shared.ledger.counters.sent(
                         Path { relay: target, way: Way::Direct, ..path },
                         share.size,
                         1,
@@ -214,7 +208,7 @@ impl CapturedCopies {
                 }
             }
         }
-        self.ledger.counters.split();
+        self.shared.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             %size, %target, ?direction, paths = shares.len(), "a copy over several links, into a graph"
@@ -240,7 +234,7 @@ impl CapturedCopies {
         // The branch is part of the capture now: without a join the capture would fail.
         let join = || {
             branch.join.record(branch.stream.id())?;
-            self.contexts.driver().stream_wait_event(on.device, on.raw, branch.join.id())
+            self.shared.contexts.driver().stream_wait_event(on.device, on.raw, branch.join.id())
         };
         join().or_else(|_| join())?;
         Ok(recorded)

@@ -14,20 +14,17 @@
 //! - No call enqueues more than [`MOST_WAITING`] operations on a stream behind a fork that the user's stream has not reached: the driver's
 //!   queues are bounded, and a call that finds one full blocks until the program's earlier work completes.
 
-use std::sync::Arc;
-
 use glake_device::owned::{DeviceSet, OwnedStream, Piece, Span, StreamRef};
 use glake_device::{DeviceId, DriverError, Event};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::links::contexts::Contexts;
+use crate::copies::shared::Shared;
 use crate::links::lane::{Lane, TargetSide};
 use crate::links::lane_set::{LaneSet, LaneSetState, Part, StreamMarks};
-use crate::links::ledger::{Ledger, Path};
+use crate::links::ledger::Path;
 use crate::links::unjoined::twice;
 use crate::paths::Way;
-use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;
 use crate::{Result, UserStream};
 
@@ -41,17 +38,9 @@ const PART_OPERATIONS: u32 = 4;
 const LARGEST: Bytes = Bytes::mib(4);
 const PAGE: Bytes = Bytes::kib(4);
 
-/// State shared by all forks.
-#[derive(Debug)]
-pub(crate) struct Forks {
-    contexts: Arc<Contexts>,
-    ledger: Arc<Ledger>,
-    traffic: Arc<Traffic>,
-}
-
 /// A copy between its fork and its join.
 pub(crate) struct Fork<'a> {
-    forks: &'a Forks,
+    shared: &'a Shared,
     lane_set: &'a LaneSet,
     pub(crate) state: &'a mut LaneSetState,
     on: UserStream,
@@ -72,25 +61,20 @@ pub(crate) struct Fork<'a> {
     prioritized: Prioritized<'a>,
 }
 
-impl Forks {
-    pub(crate) fn new(contexts: &Arc<Contexts>, ledger: &Arc<Ledger>, traffic: &Arc<Traffic>) -> Arc<Forks> {
-        let (contexts, ledger, traffic) = (contexts.clone(), ledger.clone(), traffic.clone());
-        Arc::new(Forks { contexts, ledger, traffic })
-    }
-
+impl<'a> Fork<'a> {
     /// Begins a fork behind `event`, or without a wait.
-    pub(crate) fn begin<'a>(
-        &'a self,
+    pub(crate) fn begin(
+        shared: &'a Shared,
         lane_set: &'a LaneSet,
         state: &'a mut LaneSetState,
         on: UserStream,
         event: Option<Event>,
     ) -> Fork<'a> {
         state.serial += 1;
-        self.traffic.begin();
+        shared.traffic.begin();
         let none = DeviceSet::EMPTY;
         Fork {
-            forks: self,
+            shared,
             lane_set,
             state,
             on,
@@ -105,9 +89,7 @@ impl Forks {
             prioritized: Prioritized::alone(),
         }
     }
-}
 
-impl<'a> Fork<'a> {
     /// Records the fork event on a stream; `None` if the lane set has no event for the stream's device yet.
     ///
     /// # Errors
@@ -149,7 +131,7 @@ impl<'a> Fork<'a> {
 
     /// Returns the user's stream for driver calls.
     fn own(&self) -> StreamRef<'a> {
-        self.on.of_driver(&**self.forks.contexts.driver())
+        self.on.of_driver(&**self.shared.contexts.driver())
     }
 
     /// Takes turns with other copies on `links`.
@@ -238,7 +220,7 @@ impl<'a> Fork<'a> {
         }
         self.sent(path, size, 1);
         if path.way == Way::ZeroStaging {
-            self.forks.ledger.crossings.begin(device, path.direction, size);
+            self.shared.ledger.crossings.begin(device, path.direction, size);
             let crossing = &mut self.part(device).crossing[path.direction.index()];
             *crossing = crossing.saturating_add(size);
         }
@@ -276,9 +258,9 @@ impl<'a> Fork<'a> {
             tracing::debug!(target: "glake::transfer", %error, "a part of a copy is asked for again");
             return false;
         }
-        self.forks.ledger.counters.sent(path, size, 1);
+        self.shared.ledger.counters.sent(path, size, 1);
         if !self.is_background() {
-            self.state.carry_own(self.forks.ledger.begin(path, size));
+            self.state.carry_own(self.shared.ledger.begin(path, size));
         }
         true
     }
@@ -358,19 +340,19 @@ impl<'a> Fork<'a> {
 
     /// Records that `size` bytes were enqueued on a lane in `slices` driver copies.
     pub(crate) fn sent(&mut self, path: Path, size: Bytes, slices: u64) {
-        self.forks.ledger.counters.sent(path, size, slices);
+        self.shared.ledger.counters.sent(path, size, slices);
         // Nobody reckons with what gives way.
         if self.is_background() {
             return;
         }
-        let carried = self.forks.ledger.begin(path, size);
+        let carried = self.shared.ledger.begin(path, size);
         let part = self.part(path.relay);
         part.carried = Some(part.carried.map_or(carried, |earlier| earlier.and(carried)));
     }
 
     /// Polls the lanes' earlier copies before their events are recorded again.
     pub(crate) fn poll(&mut self) {
-        let lost = self.state.poll(self.lane_set, self.entered, &*self.forks.traffic);
+        let lost = self.state.poll(self.lane_set, self.entered, &*self.shared.traffic);
         lost.iter().for_each(|device| self.lose(device));
     }
 
@@ -385,9 +367,9 @@ impl<'a> Fork<'a> {
     fn lose(&mut self, device: DeviceId) {
         // The part of this copy goes another way: it is no loss.
         if self.entered.contains(device) && !self.dead.contains(device) {
-            self.forks.ledger.relays.confirm(device, 1);
+            self.shared.ledger.relays.confirm(device, 1);
         }
-        self.forks.ledger.relays.fence(device);
+        self.shared.ledger.relays.fence(device);
         self.dead = self.dead.union(DeviceSet::of(device));
     }
 
@@ -463,7 +445,7 @@ impl<'a> Fork<'a> {
         };
         let on = self.on;
         let joined = twice(|| lane.done.record(last.id())).and_then(|()| {
-            twice(|| self.forks.contexts.driver().stream_wait_event(on.device, on.raw, lane.done.id()))
+            twice(|| self.shared.contexts.driver().stream_wait_event(on.device, on.raw, lane.done.id()))
         });
         // The error itself may be that of the user's device. A relay that is lost did not wait for the target's side.
         let joined = joined.or_else(|_| {
@@ -496,11 +478,11 @@ impl<'a> Fork<'a> {
         if lane.is_primary && device != self.on.device {
             return None;
         }
-        if self.state.broken().contains(device) || !self.forks.ledger.relays.begin(device) {
+        if self.state.broken().contains(device) || !self.shared.ledger.relays.begin(device) {
             return None;
         }
         if let Some(Err(error)) = self.event.map(|event| lane.stream.wait_for(event)) {
-            self.forks.ledger.relays.confirm(device, 1);
+            self.shared.ledger.relays.confirm(device, 1);
             self.blame(device, &error);
             return None;
         }

@@ -7,11 +7,10 @@ use glake_device::{DeviceId, Driver, EventKind, Stream};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::links::contexts::Contexts;
 use crate::links::lane_set::LaneSet;
 use crate::links::relays::Relays;
 use crate::paths::Shares;
-use crate::{CopyOptions, Result, TransferError, UserStream};
+use crate::{Result, TransferError, UserStream};
 
 /// Enqueued copy. Dropping the handle does not affect the copy.
 #[derive(Debug)]
@@ -185,45 +184,5 @@ impl Parts {
         lost.iter().for_each(|relay| self.relays.fence(relay));
         let first: Option<DeviceId> = lost.iter().next();
         first.map_or(Ok(()), |relay| Err(TransferError::Lost { relay, copies: 1 }))
-    }
-}
-
-/// Completion tracking of one engine.
-#[derive(Debug)]
-pub(crate) struct Completions {
-    contexts: Arc<Contexts>,
-    marks: Arc<EventPool>,
-}
-
-impl Completions {
-    pub(crate) fn new(contexts: &Arc<Contexts>, marks: &Arc<EventPool>) -> Arc<Completions> {
-        Arc::new(Completions { contexts: contexts.clone(), marks: marks.clone() })
-    }
-
-    /// Includes a copy on a program's stream in later completion points, also after an error: a part of the copy may be enqueued.
-    pub(crate) fn covered<T>(&self, enqueued: Result<T>, memory: DeviceSet, on: UserStream) -> Result<T> {
-        let told = self.contexts.program().enqueued_on(memory, (on.device, on.raw));
-        let enqueued = enqueued?;
-        told?;
-        Ok(enqueued)
-    }
-
-    /// Returns a handle for a copy that was just enqueued.
-    pub(crate) fn handle(
-        &self,
-        on: UserStream,
-        options: CopyOptions,
-        parts: Option<Parts>,
-    ) -> Result<CopyHandle> {
-        if options.waited {
-            match self.marks.mark(on).or_else(|_| self.marks.mark(on)) {
-                Ok(mark) => return Ok(CopyHandle::marked(mark, parts)),
-                Err(TransferError::Driver(error)) if !error.is_sticky() => {
-                    tracing::debug!(target: "glake::transfer", %error, "a handle waits for its whole stream");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(CopyHandle::unmarked(self.contexts.driver(), on, parts))
     }
 }

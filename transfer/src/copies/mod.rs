@@ -25,4 +25,5 @@ pub(crate) mod pinned;
 pub(crate) mod resources;
 pub(crate) mod route;
 pub(crate) mod scattered;
+pub(crate) mod shared;
 pub(crate) mod span;

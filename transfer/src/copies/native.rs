@@ -20,8 +20,8 @@ pub(crate) struct NativeCopies {
 }
 
 impl NativeCopies {
-    pub(crate) fn new(contexts: &Arc<Contexts>, ledger: &Arc<Ledger>) -> Arc<NativeCopies> {
-        Arc::new(NativeCopies { contexts: contexts.clone(), ledger: ledger.clone() })
+    pub(crate) fn new(contexts: &Arc<Contexts>, ledger: &Arc<Ledger>) -> NativeCopies {
+        NativeCopies { contexts: contexts.clone(), ledger: ledger.clone() }
     }
 
     /// Returns a stream of the program for driver calls.

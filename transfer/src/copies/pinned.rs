@@ -14,17 +14,13 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::copies::foreign::Staged;
-use crate::copies::fork::{Fork, Forks, MOST_WAITING};
-use crate::copies::handle::{EventPool, Parts};
-use crate::copies::native::NativeCopies;
-use crate::copies::resources::Resources;
-use crate::links::Links;
+use crate::copies::fork::{Fork, MOST_WAITING};
+use crate::copies::handle::Parts;
+use crate::copies::shared::Shared;
 use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::links::ledger::{Ledger, Path};
+use crate::links::ledger::Path;
 use crate::paths::{Ask, Direction, LEAST_STAGED, MANY_RELAYS, Share, Shares, Way, split};
-use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;
-use crate::traffic::routes::Routes;
 use crate::{Priority, Result, UserStream};
 
 /// Size from which a copy takes longer than its preparation on the host.
@@ -55,31 +51,28 @@ pub(crate) struct Job<'a> {
 /// Copies of one engine between pinned memory and a GPU.
 #[derive(Debug)]
 pub(crate) struct PinnedCopies {
-    pub(crate) routes: Arc<Routes>,
-    pub(crate) links: Arc<Links>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) native: Arc<NativeCopies>,
-    pub(crate) forks: Arc<Forks>,
-    pub(crate) traffic: Arc<Traffic>,
-    pub(crate) resources: Arc<Resources>,
-    pub(crate) marks: Arc<EventPool>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl PinnedCopies {
     /// Enqueues a copy with its priority, over the lanes of its stream if available. Returns its parts if it was split.
     pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        let mut prioritized =
-            Some(self.traffic.prioritize(priority, job.direction, job.size, self.routes.most_links()));
-        if self.routes.may_split(job.target, job.size)
+        let mut prioritized = Some(self.shared.traffic.prioritize(
+            priority,
+            job.direction,
+            job.size,
+            self.shared.routes.most_links(),
+        ));
+        if self.shared.routes.may_split(job.target, job.size)
             && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
-        self.traffic.begin();
+        self.shared.traffic.begin();
         // Barriers are of links, and their GPUs' streams wait for them.
         match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
             Some(prioritized) => self.native_by_priority(job, prioritized)?,
-            None => job.ranges.iter().try_for_each(|(to, from)| self.native.copy(to, from, job.on))?,
+            None => job.ranges.iter().try_for_each(|(to, from)| self.shared.native.copy(to, from, job.on))?,
         }
         Ok(None)
     }
@@ -90,18 +83,20 @@ impl PinnedCopies {
         job: Job<'_>,
         prioritized: &mut Option<Prioritized<'a>>,
     ) -> Result<Option<Parts>> {
-        let split =
-            self.links.with(job.on.id, |lane_set, state| self.split(lane_set, state, job, prioritized));
+        let split = self
+            .shared
+            .links
+            .with(job.on.id, |lane_set, state| self.split(lane_set, state, job, prioritized));
         split.unwrap_or(Ok(None))
     }
 
     /// Copies over the target's own link, on the copy's own stream, with its priority.
     fn native_by_priority(&self, job: Job<'_>, mut prioritized: Prioritized<'_>) -> Result<()> {
-        let (mut sent, own) = (Bytes::ZERO, self.native.stream(job.on));
+        let (mut sent, own) = (Bytes::ZERO, self.shared.native.stream(job.on));
         // Two operations a slice.
         let (mut slices, most) = (0, MOST_WAITING / 2);
         let fits = prioritized.slice().get().saturating_mul(u64::from(most)) >= job.size.get();
-        let begin = if fits { None } else { self.marks.mark(job.on).ok() };
+        let begin = if fits { None } else { self.shared.marks.mark(job.on).ok() };
         let has_begun = || begin.as_ref().is_some_and(|begin| matches!(begin.is_passed(), Ok(true)));
         while sent < job.size && (slices < most || has_begun()) {
             let Some((to, from)) = job.within(sent, prioritized.slice()).next() else { break };
@@ -114,10 +109,10 @@ impl PinnedCopies {
         }
         prioritized.after(own);
         if !sent.is_zero() {
-            self.ledger.counters.native(sent);
+            self.shared.ledger.counters.native(sent);
         }
         let mut left = job.within(sent, Bytes::MAX);
-        left.try_for_each(|(to, from)| self.native.copy(&to, &from, job.on))?;
+        left.try_for_each(|(to, from)| self.shared.native.copy(&to, &from, job.on))?;
         prioritized.end(own);
         Ok(())
     }
@@ -130,22 +125,22 @@ impl PinnedCopies {
         job: Job<'_>,
         prioritized: &mut Option<Prioritized<'a>>,
     ) -> Result<Option<Parts>> {
-        let relays = self.links.relays();
+        let relays = self.shared.links.relays();
         state.withdraw();
         // Of the other direction too: copies that are over say that they are when somebody looks, and beside others none is timed.
-        let is_loaded = |direction| self.ledger.is_loaded(direction);
+        let is_loaded = |direction| self.shared.ledger.is_loaded(direction);
         let may_be_timed = job.tells && job.size >= TIMED;
         let looks = is_loaded(job.direction)
             || (may_be_timed && Direction::BOTH.into_iter().any(is_loaded))
             || (relays.usable().iter().any(|relay| self.is_crossed(relay, state, job))
                 && (job.size >= LONG || state.looks_around(Instant::now())));
         if looks {
-            self.links.lane_sets().refresh(lane_set);
+            self.shared.links.lane_sets().refresh(lane_set);
         }
-        let contenders = self.traffic.contenders(job.target, job.direction);
+        let contenders = self.shared.traffic.contenders(job.target, job.direction);
         let gives_way = prioritized.as_ref().is_some_and(Prioritized::is_background);
         let (zero_staging, staged) = self.relays_of(lane_set, state, job, (contenders.rivals, gives_way));
-        let graph = self.routes.graph();
+        let graph = self.shared.routes.graph();
         let shares = split(
             &graph,
             &Ask {
@@ -154,36 +149,36 @@ impl PinnedCopies {
                 size: job.size,
                 zero_staging,
                 staged,
-                load: &self.ledger.load,
+                load: &self.shared.ledger.load,
                 expected: contenders.expected,
             },
         );
         let own_lane = job.on.device != job.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
-            self.traffic.keep_apart(job.target, job.direction, shares.predicted());
+            self.shared.traffic.keep_apart(job.target, job.direction, shares.predicted());
         } else if job.tells && (!native || !zero_staging.union(staged).is_empty()) {
-            self.traffic.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
+            self.shared.traffic.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
         if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
             state.give_rings(staged);
             return Ok(None);
         }
-        let time = || self.traffic.time(lane_set, state, &graph, (job.on, job.target), job.size);
+        let time = || self.shared.traffic.time(lane_set, state, &graph, (job.on, job.target), job.size);
         let begun = job.tells.then(time).flatten();
         let mark = if job.unordered { Ok(None) } else { Fork::mark(lane_set, job.on) };
         let event = match mark {
             Ok(event) if event.is_some() || job.unordered => event,
             outcome => {
                 if outcome.is_ok() {
-                    self.links.want_fork_event(job.on.device);
+                    self.shared.links.want_fork_event(job.on.device);
                 }
                 state.give_rings(staged);
                 return Ok(None);
             }
         };
-        let mut fork = self.forks.begin(lane_set, state, job.on, event);
+        let mut fork = Fork::begin(&self.shared, lane_set, state, job.on, event);
         // One that others give way to looks anyway.
         if shares.len() > MANY_RELAYS && !prioritized.as_ref().is_some_and(Prioritized::is_foreground) {
             fork.look();
@@ -207,7 +202,7 @@ impl PinnedCopies {
             self.redo(share, job)?;
         }
         state.give_rings(staged);
-        self.ledger.counters.split();
+        self.shared.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             size = %job.size, target = %job.target, direction = ?job.direction, paths = shares.len(),
@@ -297,14 +292,14 @@ impl PinnedCopies {
 
     /// Copies a part over the user's stream after its path failed, with one retry.
     fn redo(&self, share: Share, job: Job<'_>) -> Result<()> {
-        self.ledger.counters.retried(job.path(&share));
-        job.part(&share).iter().try_for_each(|(to, from)| self.native.copy_twice(to, from, job.on))
+        self.shared.ledger.counters.retried(job.path(&share));
+        job.part(&share).iter().try_for_each(|(to, from)| self.shared.native.copy_twice(to, from, job.on))
     }
 
     /// Returns whether a relay runs zero-staging copies in the other direction, which a copy here would have to wait for.
     fn is_crossed(&self, relay: DeviceId, state: &LaneSetState, job: Job<'_>) -> bool {
         let other = job.direction.other();
-        self.ledger.crossings.of(relay, other) > state.crossing(relay, other)
+        self.shared.ledger.crossings.of(relay, other) > state.crossing(relay, other)
     }
 
     /// Returns the relays that can access the copy's memory directly, and others that have slots for it. A relay with zero-staging copies
@@ -317,7 +312,7 @@ impl PinnedCopies {
         job: Job<'_>,
         (rivals, gives_way): (DeviceSet, bool),
     ) -> (DeviceSet, DeviceSet) {
-        let others = self.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
+        let others = self.shared.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
         let usable = others.without(state.broken());
         let (device, host) = job.reach();
         let readers = usable.intersection(host);
@@ -351,7 +346,7 @@ impl PinnedCopies {
         let has_side = |relay: &DeviceId| lane_set.side(target, *relay).is_some();
         let candidates: DeviceSet = relays.iter().filter(has_side).collect();
         if candidates != relays {
-            self.resources.want(target);
+            self.shared.resources.want(target);
         }
         let (mut staged, mut refreshed) = (DeviceSet::EMPTY, false);
         for relay in candidates.iter() {
@@ -359,7 +354,7 @@ impl PinnedCopies {
             if !has && !refreshed {
                 // Slots come back when their work is seen done.
                 refreshed = true;
-                self.links.lane_sets().refresh(lane_set);
+                self.shared.links.lane_sets().refresh(lane_set);
                 has = state.take_ring(relay);
             }
             if has {

@@ -40,7 +40,7 @@ pub(crate) struct Resources {
     /// Branches of captured copies.
     pub(crate) branches: Branches,
     /// Staging of pageable copies.
-    pub(crate) staging: Arc<Staging>,
+    pub(crate) staging: Staging,
 }
 
 impl Resources {
@@ -48,18 +48,18 @@ impl Resources {
     pub(crate) fn new(
         contexts: &Arc<Contexts>,
         requests: &Arc<Requests>,
-        staging: &Arc<Staging>,
+        staging: Staging,
         lists: Bytes,
-    ) -> Arc<Resources> {
-        Arc::new(Resources {
+    ) -> Resources {
+        Resources {
             contexts: contexts.clone(),
             requests: requests.clone(),
             asked: AtomicU64::new(0),
             lists,
             kernels: Kernels::new(contexts.devices()),
             branches: Branches::new(contexts.devices()),
-            staging: staging.clone(),
-        })
+            staging,
+        }
     }
 
     /// Requests the resources for copies of a GPU's memory, once.

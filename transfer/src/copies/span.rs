@@ -8,16 +8,12 @@ use glake_units::Bytes;
 
 use crate::copies::captured::CapturedCopies;
 use crate::copies::handle::Parts;
-use crate::copies::native::NativeCopies;
 use crate::copies::pageable::PageableCopies;
 use crate::copies::pinned::{Job, PinnedCopies};
 use crate::copies::route::Endpoints;
-use crate::links::Links;
-use crate::links::contexts::Contexts;
+use crate::copies::shared::Shared;
 use crate::links::ledger::Path;
-use crate::paths::Way;
-use crate::traffic::Traffic;
-use crate::traffic::routes::Routes;
+use crate::paths::{Load, Way};
 use crate::{Priority, Result, UserStream};
 
 /// Minimum range size that justifies a driver copy each.
@@ -28,18 +24,24 @@ const FEW: usize = 32;
 /// Span copies of one engine.
 #[derive(Debug)]
 pub(crate) struct SpanCopies {
-    pub(crate) contexts: Arc<Contexts>,
-    pub(crate) routes: Arc<Routes>,
-    pub(crate) links: Arc<Links>,
-    pub(crate) traffic: Arc<Traffic>,
-    pub(crate) native: Arc<NativeCopies>,
-    pub(crate) pinned: PinnedCopies,
-    pub(crate) pageable: PageableCopies,
+    pub(crate) shared: Arc<Shared>,
+    pinned: PinnedCopies,
+    pageable: PageableCopies,
     /// `None` if captured copies are single nodes.
-    pub(crate) captured: Option<CapturedCopies>,
+    captured: Option<CapturedCopies>,
 }
 
 impl SpanCopies {
+    /// Creates the span copies. If `graphs` is set, captured copies may be split.
+    pub(crate) fn new(shared: &Arc<Shared>, graphs: bool) -> SpanCopies {
+        SpanCopies {
+            pinned: PinnedCopies { shared: shared.clone() },
+            pageable: PageableCopies::new(shared),
+            captured: graphs.then(|| CapturedCopies { shared: shared.clone(), idle: Load::new() }),
+            shared: shared.clone(),
+        }
+    }
+
     /// Enqueues a copy. Returns its parts if it was split.
     ///
     /// # Errors
@@ -52,7 +54,7 @@ impl SpanCopies {
         priority: Priority,
     ) -> Result<Option<Parts>> {
         let ends = Endpoints::of(to, from)?;
-        self.links.begin_copy(on)?;
+        self.shared.links.begin_copy(on)?;
         if let Endpoints::HostAndGpu { target, direction, pinned: false } = ends
             && self.pageable.copy(
                 to,
@@ -62,19 +64,19 @@ impl SpanCopies {
                 priority,
             )?
         {
-            self.traffic.begin();
+            self.shared.traffic.begin();
             return Ok(None);
         }
-        let _call = self.traffic.urgent_call(priority);
+        let _call = self.shared.traffic.urgent_call(priority);
         if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
-            && (self.routes.may_split(target, to.size()) || self.traffic.minds_others(priority))
+            && (self.shared.routes.may_split(target, to.size()) || self.shared.traffic.minds_others(priority))
         {
             // An answer that says nothing is no permission.
-            match self.contexts.driver().capture_state(on.device, on.raw) {
+            match self.shared.contexts.driver().capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
                     return self.pinned.copy(Job::one(&[(to, from)], on, (target, direction)), priority);
                 }
-                Ok(CaptureState::Active(capture)) if self.routes.may_split(target, to.size()) => {
+                Ok(CaptureState::Active(capture)) if self.shared.routes.may_split(target, to.size()) => {
                     let path = Path { target, relay: target, direction, way: Way::Direct };
                     if let Some(captured) = &self.captured
                         && captured.copy(to, from, on, path, capture)?
@@ -85,7 +87,7 @@ impl SpanCopies {
                 Ok(CaptureState::Active(_) | CaptureState::Invalidated) | Err(_) => {}
             }
         }
-        self.native.copy(to, from, on)?;
+        self.shared.native.copy(to, from, on)?;
         Ok(None)
     }
 
@@ -102,7 +104,7 @@ impl SpanCopies {
         let mean = Bytes::new(size.get() / ranges.len() as u64);
         let are_few_and_large = ranges.len() <= FEW && mean >= LARGE;
         // A graph keeps single copies.
-        (are_few_and_large && self.routes.may_split(target, size) && self.contexts.is_plain(on))
+        (are_few_and_large && self.shared.routes.may_split(target, size) && self.shared.contexts.is_plain(on))
             .then_some(job)
     }
 
@@ -111,8 +113,8 @@ impl SpanCopies {
     /// # Errors
     /// As [`crate::Engine::copy`].
     pub(crate) fn enqueue_as_one(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
-        self.links.begin_copy(job.on())?;
-        let _call = self.traffic.urgent_call(priority);
+        self.shared.links.begin_copy(job.on())?;
+        let _call = self.shared.traffic.urgent_call(priority);
         self.pinned.copy(job, priority)
     }
 

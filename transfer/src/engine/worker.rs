@@ -64,7 +64,7 @@ fn run(requests: &Requests, engine: &Weak<Engine>) {
         }
         forks = forks.union(orders.forks);
         if orders.prepare {
-            forks = forks.union(engine.contexts.in_use());
+            forks = forks.union(engine.shared.contexts.in_use());
         }
         engine.provider.provide(&orders, forks);
         for after in std::mem::take(&mut orders.after) {
@@ -73,7 +73,7 @@ fn run(requests: &Requests, engine: &Weak<Engine>) {
         if let Some(asked) = orders.suspend {
             suspension.ask(asked);
         }
-        more = suspension.step(&engine.links, &engine.resources);
+        more = suspension.step(&engine.shared.links, &engine.shared.resources);
         // Those that were of suspended relays are gone.
         engine.provider.restore_lane_sets(forks);
     }

@@ -68,8 +68,8 @@ impl Links {
         ledger: &Arc<Ledger>,
         requests: &Arc<Requests>,
         streams: usize,
-    ) -> Arc<Links> {
-        Arc::new(Links {
+    ) -> Links {
+        Links {
             contexts: contexts.clone(),
             relays: relays.clone(),
             lane_sets,
@@ -80,7 +80,7 @@ impl Links {
             most: streams.max(1),
             made: Instant::now(),
             looked: AtomicU64::new(0),
-        })
+        }
     }
 
     pub(crate) fn relays(&self) -> &Arc<Relays> {
@@ -240,7 +240,7 @@ mod tests {
     const ON: UserStream = UserStream { device: DeviceId(0), raw: Stream::LEGACY, id: StreamId(1) };
 
     /// Creates links with two GPUs, one of them ready as a relay.
-    fn links() -> (Arc<Simulator>, Arc<Requests>, Arc<Links>) {
+    fn links() -> (Arc<Simulator>, Arc<Requests>, Links) {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();

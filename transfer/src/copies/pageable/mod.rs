@@ -23,19 +23,15 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::copies::native::NativeCopies;
 use crate::copies::pageable::job::{Job, Outcome, Threads, Work};
 use crate::copies::pageable::staging::{StagingBuffers, StagingHold};
-use crate::copies::pinned::PinnedCopies;
-use crate::copies::resources::Resources;
-use crate::links::Links;
+use crate::copies::shared::Shared;
 use crate::links::contexts::Contexts;
 use crate::links::lane::StagingStream;
-use crate::links::ledger::{Ledger, Path};
+use crate::links::ledger::Path;
 use crate::paths::{Ask, Direction, Way, split};
-use crate::traffic::Traffic;
 use crate::traffic::prioritized::Prioritized;
-use crate::traffic::routes::{LEAST_PAGEABLE, Routes};
+use crate::traffic::routes::LEAST_PAGEABLE;
 use crate::{Priority, Result, UserStream};
 
 /// Number of polls of the user's stream before the host sleeps: about 50 us.
@@ -53,14 +49,7 @@ pub(crate) struct Staging {
 /// Pageable copies of one engine.
 #[derive(Debug)]
 pub(crate) struct PageableCopies {
-    contexts: Arc<Contexts>,
-    routes: Arc<Routes>,
-    links: Arc<Links>,
-    ledger: Arc<Ledger>,
-    native: Arc<NativeCopies>,
-    traffic: Arc<Traffic>,
-    resources: Arc<Resources>,
-    staging: Arc<Staging>,
+    shared: Arc<Shared>,
     threads: Threads,
     /// Events that the host sleeps on, by the device of the marked streams.
     marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
@@ -69,8 +58,8 @@ pub(crate) struct PageableCopies {
 
 impl Staging {
     /// Creates the staging for `threads` threads in at most `memory` bytes of pinned memory.
-    pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Arc<Staging> {
-        Arc::new(Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() })
+    pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Staging {
+        Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() }
     }
 
     /// Returns whether the options allow any staging.
@@ -116,19 +105,11 @@ impl Staging {
 }
 
 impl PageableCopies {
-    /// Creates the pageable copies next to the pinned ones, with as many threads as the staging supports, the caller included.
-    pub(crate) fn beside(pinned: &PinnedCopies, contexts: &Arc<Contexts>) -> PageableCopies {
-        let staging = pinned.resources.staging.clone();
+    /// Creates the pageable copies, with as many threads as the staging supports, the caller included.
+    pub(crate) fn new(shared: &Arc<Shared>) -> PageableCopies {
         PageableCopies {
-            contexts: contexts.clone(),
-            routes: pinned.routes.clone(),
-            links: pinned.links.clone(),
-            ledger: pinned.ledger.clone(),
-            native: pinned.native.clone(),
-            traffic: pinned.traffic.clone(),
-            resources: pinned.resources.clone(),
-            threads: Threads::new(staging.threads.saturating_sub(1)),
-            staging,
+            threads: Threads::new(shared.resources.staging.threads.saturating_sub(1)),
+            shared: shared.clone(),
             marks: Mutex::default(),
             stopped: AtomicBool::new(false),
         }
@@ -150,14 +131,18 @@ impl PageableCopies {
         priority: Priority,
     ) -> Result<bool> {
         let Path { target, direction, .. } = own;
-        if !self.staging.is_wanted() || self.stopped.load(Ordering::Relaxed) || to.size() < LEAST_PAGEABLE {
+        if !self.shared.resources.staging.is_wanted()
+            || self.stopped.load(Ordering::Relaxed)
+            || to.size() < LEAST_PAGEABLE
+        {
             return Ok(false);
         }
-        let Some(staging) = self.staging.made.get().filter(|staging| staging.serves(target)) else {
-            self.resources.want(target);
+        let Some(staging) = self.shared.resources.staging.made.get().filter(|staging| staging.serves(target))
+        else {
+            self.shared.resources.want(target);
             return Ok(false);
         };
-        if !self.contexts.is_plain(on) {
+        if !self.shared.contexts.is_plain(on) {
             return Ok(false);
         }
         if !self.reached(on)? {
@@ -168,29 +153,35 @@ impl PageableCopies {
         // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
         let mut prioritized = match priority {
             Priority::Background => Prioritized::alone(),
-            priority => self.traffic.prioritize(priority, direction, to.size(), self.routes.most_links()),
+            priority => self.shared.traffic.prioritize(
+                priority,
+                direction,
+                to.size(),
+                self.shared.routes.most_links(),
+            ),
         };
         prioritized.shut_now(paths.iter().copied());
-        let job = Arc::new(Job::new(self.links.relays(), staging, (to, from), (target, direction), paths));
+        let job =
+            Arc::new(Job::new(self.shared.links.relays(), staging, (to, from), (target, direction), paths));
         let work: Arc<dyn Work> = job.clone();
         self.threads.call(&work, job.width().saturating_sub(1));
         work.help();
         let Outcome { left, carried, unjoined, unjoined_on, .. } = job.finish();
-        unjoined_on.into_iter().for_each(|(of, slot)| self.links.leave_unjoined(of, slot));
+        unjoined_on.into_iter().for_each(|(of, slot)| self.shared.links.leave_unjoined(of, slot));
         drop((taken, prioritized));
         let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
         for (relay, bytes, copies) in carried {
-            self.ledger.counters.sent(path(relay), bytes, copies);
+            self.shared.ledger.counters.sent(path(relay), bytes, copies);
         }
         for chunk in left {
-            self.ledger.counters.retried(own);
+            self.shared.ledger.counters.retried(own);
             if let (Some(to), Some(from)) =
                 (to.part(chunk.offset, chunk.size), from.part(chunk.offset, chunk.size))
             {
-                self.native.copy_twice(&to, &from, on)?;
+                self.shared.native.copy_twice(&to, &from, on)?;
             }
         }
-        self.ledger.counters.split();
+        self.shared.ledger.counters.split();
         // The bytes are there, but what a lane may still write comes after them.
         unjoined.map_or(Ok(true), |error| Err(error.into()))
     }
@@ -200,7 +191,7 @@ impl PageableCopies {
         let idle = self.marks.lock().get_mut(&on.device).and_then(Vec::pop);
         let mark = match idle {
             Some(mark) => mark,
-            None => match OwnedEvent::new(self.contexts.driver(), on.device, EventKind::Sleeping) {
+            None => match OwnedEvent::new(self.shared.contexts.driver(), on.device, EventKind::Sleeping) {
                 Ok(mark) => mark,
                 Err(_) => return Ok(false),
             },
@@ -224,8 +215,8 @@ impl PageableCopies {
     ) -> SmallVec<[DeviceId; 8]> {
         let memory = if direction == Direction::ToGpu { to } else { from };
         let open = |relay: &DeviceId| taken.staging().staging_stream(target, *relay).is_some();
-        self.links.look_around();
-        let usable = self.links.relays().usable().without(DeviceSet::of(target));
+        self.shared.links.look_around();
+        let usable = self.shared.links.relays().usable().without(DeviceSet::of(target));
         let reach = usable.intersection(memory.reach()).iter().filter(open).collect();
         let ask = Ask {
             target,
@@ -233,11 +224,11 @@ impl PageableCopies {
             size: to.size(),
             zero_staging: reach,
             staged: DeviceSet::EMPTY,
-            load: &self.ledger.load,
+            load: &self.shared.ledger.load,
             expected: 0,
         };
         let mut paths: SmallVec<[DeviceId; 8]> =
-            split(&self.routes.graph(), &ask).iter().map(|share| share.relay).collect();
+            split(&self.shared.routes.graph(), &ask).iter().map(|share| share.relay).collect();
         if paths.is_empty() {
             paths.push(target);
         }

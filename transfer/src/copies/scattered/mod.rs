@@ -23,18 +23,14 @@ use glake_device::{DeviceId, DriverError, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::copies::fork::{Fork, Forks};
-use crate::copies::handle::{Completions, Parts};
-use crate::copies::native::NativeCopies;
-use crate::copies::resources::{KernelSet, Resources};
+use crate::copies::fork::Fork;
+use crate::copies::handle::Parts;
+use crate::copies::resources::KernelSet;
 use crate::copies::scattered::list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
-use crate::links::Links;
-use crate::links::contexts::Contexts;
+use crate::copies::shared::Shared;
 use crate::links::lane_set::LaneSetState;
-use crate::links::ledger::{Ledger, Path};
+use crate::links::ledger::Path;
 use crate::paths::{Ask, Direction, Shares, Way, split};
-use crate::traffic::Traffic;
-use crate::traffic::routes::Routes;
 use crate::{CopyHandle, CopyOptions, Priority, Result, TransferError, UserStream};
 
 /// Minimum number of blocks for the engine; fewer are left to the driver.
@@ -98,15 +94,7 @@ struct Turns {
 /// List copies of one engine.
 #[derive(Debug)]
 pub(crate) struct ScatteredCopies {
-    pub(crate) contexts: Arc<Contexts>,
-    pub(crate) routes: Arc<Routes>,
-    pub(crate) links: Arc<Links>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) native: Arc<NativeCopies>,
-    pub(crate) forks: Arc<Forks>,
-    pub(crate) traffic: Arc<Traffic>,
-    pub(crate) resources: Arc<Resources>,
-    pub(crate) completions: Arc<Completions>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl ScatteredCopies {
@@ -121,20 +109,20 @@ impl ScatteredCopies {
         options: CopyOptions,
     ) -> Result<CopyHandle> {
         let groups = groups(blocks);
-        self.links.begin_copy(on)?;
-        let _call = self.traffic.urgent_call(options.priority);
-        let kernels = &*self.resources.kernels.now();
+        self.shared.links.begin_copy(on)?;
+        let _call = self.shared.traffic.urgent_call(options.priority);
+        let kernels = &*self.shared.resources.kernels.now();
         let list = List { kernels, blocks, on, priority: options.priority };
         let mut spreads: SmallVec<[Spread<'_>; 2]> =
             groups.iter().filter_map(|group| self.spread_of(kernels, group)).collect();
         // A graph would outlive the lists that kernels read; and an answer that says nothing is no permission.
-        if !spreads.is_empty() && !self.contexts.is_plain(on) {
+        if !spreads.is_empty() && !self.shared.contexts.is_plain(on) {
             spreads.clear();
         }
         let parts = self.enqueue_groups(list, &groups, &spreads);
         let ends = blocks.iter().flat_map(|block| [block.to().kind, block.from().kind]);
-        let parts = self.completions.covered(parts, ends.filter_map(PointerKind::device).collect(), on)?;
-        self.completions.handle(on, options, parts)
+        let parts = self.shared.covered(parts, ends.filter_map(PointerKind::device).collect(), on)?;
+        self.shared.handle(on, options, parts)
     }
 
     /// Enqueues groups, spread over links where planned. Returns the parts of the spread ones.
@@ -169,7 +157,7 @@ impl ScatteredCopies {
             return Some(Spread { group, target, direction, most, by_kernels: false });
         }
         if kernels.target(target).is_none() {
-            self.resources.want(target);
+            self.shared.resources.want(target);
             return None;
         }
         let reached =
@@ -179,11 +167,11 @@ impl ScatteredCopies {
 
     /// Copies groups over the lanes of their stream. Returns no parts if all of it took the user's own stream.
     fn scatter(&self, list: List<'_>, spreads: &[Spread<'_>]) -> Result<Option<Parts>> {
-        let leased = self.links.with(list.on.id, |lane_set, state| {
+        let leased = self.shared.links.with(list.on.id, |lane_set, state| {
             state.withdraw();
             // One mark for all, so that they run side by side.
             let Ok(Some(mark)) = Fork::mark(lane_set, list.on) else {
-                self.links.want_fork_event(list.on.device);
+                self.shared.links.want_fork_event(list.on.device);
                 return Ok::<_, TransferError>(None);
             };
             let mut parts: Option<Parts> = None;
@@ -193,16 +181,17 @@ impl ScatteredCopies {
                     self.scatter_alone(list, *spread)?;
                     continue;
                 }
-                let mut fork = self.forks.begin(lane_set, state, list.on, Some(mark));
-                let links = self.routes.most_links();
-                let turn = self.traffic.prioritize(list.priority, spread.direction, spread.group.size, links);
+                let mut fork = Fork::begin(&self.shared, lane_set, state, list.on, Some(mark));
+                let links = self.shared.routes.most_links();
+                let turn =
+                    self.shared.traffic.prioritize(list.priority, spread.direction, spread.group.size, links);
                 let spread = Spread { most: spread.most.min(turn.slice()), ..*spread };
                 fork.take(turn, shares.iter().map(|share| share.relay));
                 fork.poll();
                 let (used, serial) = self.scatter_over(fork, list, spread, &shares)?;
                 let used = parts.map_or(used, |parts| parts.used.union(used));
                 parts = Some(Parts {
-                    relays: self.links.relays().clone(),
+                    relays: self.shared.links.relays().clone(),
                     lane_set: Arc::downgrade(lane_set),
                     used,
                     serial,
@@ -213,7 +202,7 @@ impl ScatteredCopies {
         });
         match leased.transpose()?.flatten() {
             Some(parts) => {
-                self.links.relays().tell()?;
+                self.shared.links.relays().tell()?;
                 Ok(parts)
             }
             None => {
@@ -230,13 +219,13 @@ impl ScatteredCopies {
             true => kernels.relays_reaching(group.ends.iter().copied()),
             false => group.reach(),
         };
-        let reach = reach.intersection(self.links.relays().usable()).without(state.broken());
+        let reach = reach.intersection(self.shared.links.relays().usable()).without(state.broken());
         let reach = reach.without(DeviceSet::of(target));
         // Kernels need no buffer, whatever the memory.
         let staged = if by_kernels { reach } else { DeviceSet::EMPTY };
-        let load = &self.ledger.load;
+        let load = &self.shared.ledger.load;
         split(
-            &self.routes.graph(),
+            &self.shared.routes.graph(),
             &Ask { target, direction, size: group.size, zero_staging: reach, staged, load, expected: 0 },
         )
     }
@@ -256,7 +245,7 @@ impl ScatteredCopies {
             let path = Path { target, relay: share.relay, direction, way: share.way };
             let own = share.way == Way::Direct && target == list.on.device;
             let (gather, stream) = match own {
-                true => (list.kernels.target(target), Some(self.native.stream(list.on))),
+                true => (list.kernels.target(target), Some(self.shared.native.stream(list.on))),
                 false => (list.kernels.relay(share.relay), fork.stream(share.relay).map(OwnedStream::of)),
             };
             let kernels = gather.filter(|_| spread.by_kernels).zip(stream);
@@ -277,7 +266,7 @@ impl ScatteredCopies {
         }
         for taker in takers.iter().filter(|taker| taker.launches > 0) {
             match taker.own {
-                true => self.ledger.counters.sent(taker.path, taker.carried, taker.launches),
+                true => self.shared.ledger.counters.sent(taker.path, taker.carried, taker.launches),
                 false => fork.sent(taker.path, taker.carried, taker.launches),
             }
         }
@@ -286,13 +275,13 @@ impl ScatteredCopies {
         let lost = turns.taken.iter().filter(|turn| dead.contains(turn.relay));
         for turn in turns.left.iter().chain(lost) {
             let way = if turn.relay == target { Way::Direct } else { Way::ZeroStaging };
-            self.ledger.counters.retried(Path { target, relay: turn.relay, direction, way });
+            self.shared.ledger.counters.retried(Path { target, relay: turn.relay, direction, way });
             self.native_list(list, group.kind, turn.place, turn.pieces, spread.most)?;
         }
         if let Some(place) = turns.rest {
             self.native_list(list, group.kind, place, usize::MAX, Bytes::MAX)?;
         }
-        self.ledger.counters.split();
+        self.shared.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
             size = %group.size, blocks = group.blocks, %target, ?direction, paths = takers.len(),
@@ -309,13 +298,13 @@ impl ScatteredCopies {
             return self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX);
         };
         let path = Path { target, relay: target, direction, way: Way::Direct };
-        let kernels = Some((kernels, self.native.stream(list.on)));
+        let kernels = Some((kernels, self.shared.native.stream(list.on)));
         let (size, carried, launches) = (group.size, Bytes::ZERO, 0);
         let mut takers = [Taker { path, size, own: true, kernels, carried, launches }];
         let turns = self.deal(list, spread, &mut takers, None);
-        self.ledger.counters.sent(path, takers[0].carried, takers[0].launches);
+        self.shared.ledger.counters.sent(path, takers[0].carried, takers[0].launches);
         for turn in &turns.left {
-            self.ledger.counters.retried(path);
+            self.shared.ledger.counters.retried(path);
             self.native_list(list, group.kind, turn.place, turn.pieces, PIECE)?;
         }
         turns.rest.map_or(Ok(()), |place| self.native_list(list, group.kind, place, usize::MAX, PIECE))
@@ -366,7 +355,7 @@ impl ScatteredCopies {
         pieces: usize,
         most: Bytes,
     ) -> Result<()> {
-        self.native.copy_pieces(Pieces::new(list.blocks, kind, most, place).take(pieces), list.on)
+        self.shared.native.copy_pieces(Pieces::new(list.blocks, kind, most, place).take(pieces), list.on)
     }
 }
 
