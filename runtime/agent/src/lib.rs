@@ -13,7 +13,10 @@
 //!
 //! The agent runs on one thread. While no worker waits for memory, only messages wake it.
 
-#![allow(missing_docs, reason = "an internal crate: most fields and variants need no comment beyond their names")]
+#![allow(
+    missing_docs,
+    reason = "an internal crate: most fields and variants need no comment beyond their names"
+)]
 
 mod agent;
 mod beside;
@@ -39,7 +42,6 @@ mod server;
 mod starts;
 mod supervise;
 mod supervisor;
-mod translate;
 
 pub use agent::{Agent, Broken, Seen};
 pub use beside::{open_private, read_whole, write_whole};

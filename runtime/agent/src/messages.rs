@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use glake_arbiter::{Event, Task, WorkerId};
+use glake_arbiter::{Account, Event, Task, WorkerId};
 use glake_wire::{Holding, ToAgent, ToWorker};
 
 use crate::Agent;
-use crate::translate::holdings;
 
 impl Agent {
     /// Passes a worker's message to the arbiter.
@@ -40,23 +39,23 @@ impl Agent {
             ToAgent::Parked => self.step(Event::Parked { worker }),
             ToAgent::Shrunk { holdings } => {
                 let is_last = self.has_answered_shrinks(worker);
-                let holdings = self.hold(worker, holdings, Ok(()));
+                let accounts = self.hold(worker, holdings, Ok(()));
                 self.step(match is_last {
-                    true => Event::Shrunk { worker, holdings },
-                    false => Event::Changed { worker, holdings },
+                    true => Event::Shrunk { worker, accounts },
+                    false => Event::Changed { worker, accounts },
                 });
             }
             ToAgent::Refilled { holdings } => {
-                let holdings = self.hold(worker, holdings, Ok(()));
+                let accounts = self.hold(worker, holdings, Ok(()));
                 // Its first use has been prepared: from then on its context is as large as it gets.
                 let mut known = self.roster.get_mut(worker);
                 if let Some(worker) = &mut known {
                     worker.starts_since = None;
                 }
                 if known.is_some_and(|worker| !std::mem::replace(&mut worker.was_refilled, true)) {
-                    self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
+                    self.to_measure.extend(accounts.iter().map(|account| account.gpu));
                 }
-                self.step(Event::Refilled { worker, holdings });
+                self.step(Event::Refilled { worker, accounts });
             }
             ToAgent::Failed { what, why, holdings } => {
                 self.counts.failed(&what);
@@ -67,15 +66,15 @@ impl Agent {
                     _ => None,
                 };
                 let why = format!("{what}: {why}");
-                let holdings = self.hold(worker, holdings, Err(why));
+                let accounts = self.hold(worker, holdings, Err(why));
                 self.step(match task {
-                    Some(what) => Event::Failed { worker, what, holdings },
-                    None => Event::Changed { worker, holdings },
+                    Some(what) => Event::Failed { worker, what, accounts },
+                    None => Event::Changed { worker, accounts },
                 });
             }
             ToAgent::Changed { holdings } => {
-                let holdings = self.hold_still(worker, holdings);
-                self.step(Event::Changed { worker, holdings });
+                let accounts = self.hold_still(worker, holdings);
+                self.step(Event::Changed { worker, accounts });
             }
             ToAgent::Bye => self.leave(worker),
             ToAgent::Hello(_) | ToAgent::Ack | ToAgent::Unknown => {}
@@ -90,19 +89,14 @@ impl Agent {
     }
 
     /// Records the holdings after a command, and its failure.
-    fn hold(
-        &mut self,
-        id: WorkerId,
-        told: Vec<Holding>,
-        outcome: Result<(), String>,
-    ) -> Vec<glake_arbiter::Holding> {
+    fn hold(&mut self, id: WorkerId, told: Vec<Holding>, outcome: Result<(), String>) -> Vec<Account> {
         if let Some(worker) = self.roster.get_mut(id) {
             worker.failed = outcome.err();
         }
         self.hold_still(id, told)
     }
 
-    fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<glake_arbiter::Holding> {
+    fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<Account> {
         // Of GPUs that are here, each once.
         let mut known: Vec<Holding> = Vec::new();
         for held in told {
@@ -112,7 +106,7 @@ impl Agent {
         }
         let Some(worker) = self.roster.get_mut(id) else { return Vec::new() };
         worker.holdings = known;
-        self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
+        self.roster.accounts(id)
     }
 
     /// Returns the smaller of the worker's own and the file's longest wait.

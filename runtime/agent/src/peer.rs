@@ -39,9 +39,7 @@ pub enum PeerError {
     User,
     /// The process belongs to another user.
     #[error("it runs as user {uid}: this agent serves user {own}", own = geteuid().as_raw())]
-    OtherUser {
-        uid: u32,
-    },
+    OtherUser { uid: u32 },
     /// The process has ended.
     #[error("process {pid} is gone")]
     Gone {

@@ -9,7 +9,6 @@ use glake_units::Bytes;
 use glake_wire::Peer;
 
 use crate::Agent;
-use crate::translate::holdings;
 
 /// Difference up to which a floor counts as unchanged.
 const SAME: Bytes = Bytes::mib(1);
@@ -73,9 +72,9 @@ impl Agent {
         }
         worker.seen_floors.remove(&gpu);
         worker.floors.insert(gpu, floor);
-        if let Some(worker) = self.roster.get(id) {
-            let holdings = holdings(&self.roster, worker, &worker.holdings);
-            self.step(Event::Changed { worker: id, holdings });
+        if self.roster.get(id).is_some() {
+            let accounts = self.roster.accounts(id);
+            self.step(Event::Changed { worker: id, accounts });
         }
     }
 

@@ -6,6 +6,9 @@ use glake_units::Bytes;
 
 use crate::Preempt;
 
+/// Retry interval of a want whose gang is incomplete, or whose memory is held by unmanaged processes.
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
+
 /// Parameters of the policy; the defaults are those of the product.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Settings {

@@ -113,7 +113,7 @@ impl Machine<'_> {
             let tenant = u32::try_from(tenant).unwrap_or(u32::MAX);
             let (priority, preempt, max_pause) = (worker.priority, worker.preempt, worker.max_pause());
             let profile = Profile { priority, tenant, preempt, max_pause };
-            let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.holdings()) };
+            let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.accounts()) };
             self.models.push(model);
             if resident || policy != Policy::Static {
                 self.tell(Event::Joined(joined));
@@ -233,14 +233,14 @@ impl Machine<'_> {
                 let model = &mut self.models[place];
                 model.shrinks -= 1;
                 if model.shrinks == 0 {
-                    let holdings = model.holdings();
-                    self.tell(Event::Shrunk { worker: WorkerId(place as u64), holdings });
+                    let accounts = model.accounts();
+                    self.tell(Event::Shrunk { worker: WorkerId(place as u64), accounts });
                 }
             }
             Happening::Refilled(place) => {
                 self.models[place].refilled();
-                let holdings = self.models[place].holdings();
-                self.tell(Event::Refilled { worker: WorkerId(place as u64), holdings });
+                let accounts = self.models[place].accounts();
+                self.tell(Event::Refilled { worker: WorkerId(place as u64), accounts });
                 self.opens(place);
             }
             Happening::WantsAgain(place) => {
@@ -375,9 +375,9 @@ impl Machine<'_> {
         if self.models[place].busy != busy {
             self.models[place].busy = busy;
             let activity = if busy { Activity::Busy } else { Activity::Idle };
-            let (worker, holdings) = (WorkerId(place as u64), self.models[place].holdings());
+            let (worker, accounts) = (WorkerId(place as u64), self.models[place].accounts());
             self.tell(Event::Activity { worker, activity, idle_for: Duration::ZERO });
-            self.tell(Event::Changed { worker, holdings });
+            self.tell(Event::Changed { worker, accounts });
         }
     }
 

@@ -9,7 +9,7 @@ use super::load::Request;
 use super::speeds::Speeds;
 use super::steps::{HAIR, Steps};
 use crate::node::Worker;
-use crate::{GpuId, Holding};
+use crate::{Account, GpuId};
 
 /// Running request, in the worker's own seconds of compute.
 #[derive(Clone, Debug)]
@@ -131,8 +131,8 @@ impl Model {
         self.spec.part(self.spec.kv_per_token.checked_mul(tokens).unwrap_or(Bytes::MAX))
     }
 
-    pub(super) fn holdings(&self) -> Vec<Holding> {
-        self.held.iter().map(|held| held.holding(self.floor, self.copies_out)).collect()
+    pub(super) fn accounts(&self) -> Vec<Account> {
+        self.held.iter().map(|held| held.account(self.floor, self.copies_out)).collect()
     }
 
     /// Evicts bytes from a GPU: unused lease first, then weights, which have copies, then the KV cache. Returns the evicted and the copied
@@ -222,14 +222,14 @@ impl Held {
     }
 
     /// Returns the state that the worker reports. The dead part of its KV cache is known only at a shrink, so all of it counts.
-    fn holding(&self, floor: Bytes, copies_out: bool) -> Holding {
+    fn account(&self, floor: Bytes, copies_out: bool) -> Account {
         let here = if copies_out { (self.weights, self.weights_out) } else { (self.kv, self.kv_out) };
-        Holding {
+        Account {
             lease: self.lease,
             resident: self.resident(),
             evicted: self.weights_out.saturating_add(self.kv_out),
             dirty: here.0.saturating_sub(here.1),
-            ..Holding::nothing(self.gpu, floor)
+            ..Account::nothing(self.gpu, floor)
         }
     }
 }

@@ -86,9 +86,7 @@ pub enum CalibrationError {
     },
     /// The calibration names an unknown worker.
     #[error("it has figures for a worker {name:?}, which the workers' file does not name")]
-    Unknown {
-        name: String,
-    },
+    Unknown { name: String },
 }
 
 /// Speed of memory moves under a policy.
