@@ -4,19 +4,18 @@
 //! process group, no input, and holds its log file itself, so that it survives the agent.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::fs::{self, DirBuilder, File};
-use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::{env, io};
 
 use glake_arbiter::node::{STARTED_WITH, Worker};
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Resource, Rlimit, geteuid, prlimit};
 use tokio::process::{Child, Command};
 
-use crate::beside::append_private;
+use crate::host::append_private;
 
 /// Size of a log that is rotated at the next start; only one earlier log is kept.
 const LONGEST_LOG: u64 = 64 << 20;

@@ -19,13 +19,11 @@
 )]
 
 mod agent;
-mod beside;
 mod client;
 mod contexts;
 mod driver;
 mod family;
 mod host;
-mod inherited;
 mod journal;
 mod launch;
 mod link;
@@ -43,12 +41,11 @@ mod starts;
 mod supervise;
 mod supervisor;
 
+pub use crate::host::{close_inherited, open_private, read_whole, write_whole};
 pub use agent::{Agent, Broken, Seen};
-pub use beside::{open_private, read_whole, write_whole};
 pub use client::{ClientError, ask};
 pub use contexts::{DriverAction, DriverAsk};
 pub use driver::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
-pub use inherited::close_inherited;
 pub use journal::{Entry, Journalled};
 pub use launch::{LaunchError, Launcher};
 pub use listener::{ListenError, check_folder, private_folder};

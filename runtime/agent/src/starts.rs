@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use glake_wire::Peer;
 use serde::{Deserialize, Serialize};
 
-use crate::beside::{read_whole, write_whole};
+use crate::host::{read_whole, write_whole};
 
 /// Upper bound of the file's size.
 const LONGEST: u64 = 16 << 20;
