@@ -33,7 +33,6 @@ mod meters;
 mod metrics;
 mod operators;
 mod peer;
-mod readings;
 mod roster;
 mod rows;
 mod server;
