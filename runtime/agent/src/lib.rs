@@ -22,7 +22,6 @@ mod agent;
 mod client;
 mod contexts;
 mod driver;
-mod family;
 mod host;
 mod journal;
 mod launch;
@@ -36,7 +35,6 @@ mod peer;
 mod roster;
 mod rows;
 mod server;
-mod starts;
 mod supervise;
 mod supervisor;
 
