@@ -19,7 +19,6 @@
 )]
 
 mod agent;
-mod client;
 mod contexts;
 mod driver;
 mod host;
@@ -30,7 +29,6 @@ mod listener;
 mod messages;
 mod meters;
 mod metrics;
-mod operators;
 mod peer;
 mod roster;
 mod rows;
@@ -39,8 +37,8 @@ mod supervise;
 mod supervisor;
 
 pub use crate::host::{close_inherited, open_private, read_whole, write_whole};
+pub use crate::link::{ClientError, ask};
 pub use agent::{Agent, Broken, Seen};
-pub use client::{ClientError, ask};
 pub use contexts::{DriverAction, DriverAsk};
 pub use driver::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
 pub use journal::{Entry, Journalled};
