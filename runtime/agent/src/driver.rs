@@ -22,7 +22,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::peer::start_of;
+use crate::listener::start_of;
 use crate::roster::activity_of;
 use crate::server::Server;
 use crate::{Agent, DriverAction, DriverAsk};

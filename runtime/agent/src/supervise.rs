@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::host::epoch;
 use crate::launch::{Family, LaunchError, Launcher, Started, Starts};
-use crate::peer::{has_ended, start_of};
+use crate::listener::{has_ended, start_of};
 use crate::server::{Server, dead};
 use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
 use crate::{Agent, Identity};
