@@ -7,11 +7,10 @@ use std::ops::Range;
 use glake_units::Bytes;
 use serde::Serialize;
 
-use super::load::Load;
+use super::load::{Load, Trace};
 use super::machine::run;
 use super::policy::Policy;
 use super::speeds::Calibration;
-use super::trace::Trace;
 use crate::node::{NodeFile, Worker};
 
 /// Results of the runs of one policy, one run per seed.

@@ -21,11 +21,9 @@ mod speeds;
 mod steps;
 #[cfg(test)]
 mod tests;
-mod trace;
 
 pub use figures::{Density, Figures, MOST_WORKERS, Tally};
-pub use load::{Load, Request};
+pub use load::{Load, Request, Row, Trace, TraceError};
 pub use machine::run;
 pub use policy::{Policy, UnknownPolicy};
 pub use speeds::{Calibration, CalibrationError};
-pub use trace::{Row, Trace, TraceError};
