@@ -8,10 +8,9 @@ use glake_units::Bytes;
 
 use super::figures::Tally;
 use super::load::Request;
-use super::model::{Gate, Model};
+use super::model::{Gate, HAIR, Model, equal_part};
 use super::policy::Policy;
 use super::speeds::{Calibration, Speeds};
-use super::steps::{HAIR, equal_part};
 use crate::node::NodeFile;
 use crate::predictions::over;
 use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};

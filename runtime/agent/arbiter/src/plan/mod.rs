@@ -18,7 +18,6 @@ mod machine;
 mod model;
 mod policy;
 mod speeds;
-mod steps;
 #[cfg(test)]
 mod tests;
 
