@@ -9,8 +9,7 @@ use serde::Serialize;
 
 use super::load::{Load, Trace};
 use super::machine::run;
-use super::policy::Policy;
-use super::speeds::Calibration;
+use super::policy::{Calibration, Policy};
 use crate::node::{NodeFile, Worker};
 
 /// Results of the runs of one policy, one run per seed.

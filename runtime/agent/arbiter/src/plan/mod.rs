@@ -17,12 +17,10 @@ mod load;
 mod machine;
 mod model;
 mod policy;
-mod speeds;
 #[cfg(test)]
 mod tests;
 
 pub use figures::{Density, Figures, MOST_WORKERS, Tally};
 pub use load::{Load, Request, Row, Trace, TraceError};
 pub use machine::run;
-pub use policy::{Policy, UnknownPolicy};
-pub use speeds::{Calibration, CalibrationError};
+pub use policy::{Calibration, CalibrationError, Policy, UnknownPolicy};

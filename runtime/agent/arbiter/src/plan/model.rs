@@ -13,7 +13,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::load::Request;
-use super::speeds::Speeds;
+use super::policy::Speeds;
 use crate::node::Worker;
 use crate::{Account, GpuId};
 
