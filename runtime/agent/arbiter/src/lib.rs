@@ -38,7 +38,6 @@ mod contexts;
 mod events;
 mod gang;
 mod gpu;
-mod growth;
 mod interface;
 mod ledger;
 mod log;
