@@ -13,9 +13,9 @@ use glake_units::Bytes;
 
 use crate::gang::{Gang, Growth, Presence, State};
 use crate::gpu::Gpu;
+use crate::interface::RETRY;
 use crate::ledger::Ledger;
 use crate::log::{Decision, Log, Outcome};
-use crate::settings::RETRY;
 use crate::{Action, Activity, Denied, Event, GangId, GpuId, Settings, WorkerId};
 
 /// Arbiter of the memory of a server's GPUs.

@@ -20,8 +20,8 @@ use glake_units::Bytes;
 
 use crate::arbiter::Arbiter;
 use crate::gang::{Gang, Growth, Presence, Share, State};
+use crate::interface::RETRY;
 use crate::log::{Decision, Outcome};
-use crate::settings::RETRY;
 use crate::{Action, Contexts, Denied, GangId, GpuId, WorkerId};
 
 /// Time after which a restore loses its claim on the GPUs: the want waits again behind all others and may be denied.

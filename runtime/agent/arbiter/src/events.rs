@@ -6,9 +6,9 @@ use glake_units::Bytes;
 
 use crate::arbiter::Arbiter;
 use crate::gang::{Distrust, Gang, Member, Presence, State, Want};
+use crate::interface::RETRY;
 use crate::log::Outcome;
 use crate::predictions::over;
-use crate::settings::RETRY;
 use crate::{Account, Action, Activity, Denied, Event, GangId, GpuId, Joined, Task, WorkerId};
 
 /// Unreported memory beyond a lease after which the arbiter stops counting on a worker.

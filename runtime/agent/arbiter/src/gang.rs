@@ -14,8 +14,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::gpu::Gpu;
+use crate::interface::RETRY;
 use crate::predictions::Predictions;
-use crate::settings::RETRY;
 use crate::{Account, Activity, GangId, GpuId, Joined, Profile, Settings, WorkerId};
 
 /// Minimum free memory beyond the floor before a restore; `MARGIN_PART` sets a larger margin for large floors.

@@ -45,16 +45,15 @@ pub mod node;
 pub mod plan;
 mod planner;
 mod predictions;
-mod settings;
 #[cfg(test)]
 mod tests;
 mod victims;
 
+pub use crate::interface::Settings;
 pub use arbiter::{Arbiter, Footprint};
 pub use glake_wire::Denied;
 pub use interface::{
     Account, Action, Activity, Contexts, Event, GangId, GpuId, Joined, Preempt, Profile, Task, Tier, WorkerId,
 };
 pub use log::{Decision, Outcome, Victim};
-pub use settings::Settings;
 pub use victims::Why;

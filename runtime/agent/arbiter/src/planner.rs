@@ -21,8 +21,8 @@ use crate::arbiter::Arbiter;
 use crate::commands::{Demand, victims_of};
 use crate::gang::{Gang, Growth, Presence, Refill, Share, State};
 use crate::gpu::Gpu;
+use crate::interface::RETRY;
 use crate::log::Outcome;
-use crate::settings::RETRY;
 use crate::{Action, Denied, GangId, GpuId, WorkerId};
 
 impl Arbiter {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::gang::{Gang, Share, ShareKey};
 use crate::gpu::LinkDuty;
-use crate::settings::RETRY;
+use crate::interface::RETRY;
 use crate::{Activity, GangId, GpuId, Preempt, Settings};
 
 /// Reason for the choice of a victim.
