@@ -10,14 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::{Action, Arbiter, Event, GangId, GpuId, Joined, Settings, WorkerId};
+use glake_arbiter::{Account, Action, Arbiter, Denied, Event, GangId, GpuId, Joined, Settings, WorkerId};
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holder, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
 use crate::contexts::Asks;
 use crate::metrics::Counts;
-use crate::roster::{Refusal, Roster, Worker};
-use crate::translate::{self, activity, holdings};
+use crate::roster::{Refusal, Roster, Worker, activity_of};
 use crate::{DriverAction, Entry, Identity, Journalled};
 
 /// Limit of unacknowledged messages to a worker; beyond it, the agent closes the connection until the next hello.
@@ -85,9 +84,7 @@ impl Agent {
     /// Creates an agent of these GPUs with their total memory, without workers.
     pub fn new(file: NodeFile, gpus: Vec<(String, Bytes)>, epoch: u64) -> Self {
         let mut settings = Settings::default();
-        if let Some(gbps) = file.node.link_gbps {
-            settings.link = translate::per_second(gbps);
-        }
+        settings.link = file.node.link().unwrap_or(settings.link);
         settings.checkpoint_after = file.node.checkpoint_after();
         settings.host_budget = file.node.host_budget.unwrap_or(settings.host_budget);
         let mut agent = Agent {
@@ -189,22 +186,22 @@ impl Agent {
         worker.starts_since = starting.then_some(self.now);
         let Some(worker) = self.roster.get(id) else { return };
         let (who, name, gang, ranks) = (worker.who, worker.name.clone(), worker.gang, worker.ranks);
-        let activity = activity(worker.activity);
-        let mut held = holdings(&self.roster, worker, &worker.holdings);
+        let activity = activity_of(worker.activity);
+        let mut accounts = self.roster.accounts(id);
         let (size, gpus) = self.roster.size_of(id).filter(|_| starting).unwrap_or_default();
         let known = gpus.into_iter().filter(|gpu| self.roster.gpus().any(|(known, _)| known == *gpu));
         let start: Vec<_> = known.map(|gpu| (gpu, size)).collect();
         for &(gpu, _) in &start {
-            if held.iter().all(|holding| holding.gpu != gpu) {
+            if accounts.iter().all(|account| account.gpu != gpu) {
                 let floor = worker.floor(gpu, self.roster.file().node.floor());
-                held.push(glake_arbiter::Holding::nothing(gpu, floor));
+                accounts.push(Account::nothing(gpu, floor));
             }
         }
-        self.to_measure.extend(held.iter().map(|holding| holding.gpu));
+        self.to_measure.extend(accounts.iter().map(|account| account.gpu));
         let profile = self.roster.profile(who, &name);
         // One whose size nobody knows asks as it grows.
         let is_start = !start.is_empty();
-        let joined = Joined { worker: id, gang, ranks, activity, start, profile, holdings: held };
+        let joined = Joined { worker: id, gang, ranks, activity, start, profile, accounts };
         if let Some(worker) = self.roster.get(id) {
             self.entries.push(Entry::Joined(self.journalled(id, worker)));
         }
@@ -253,10 +250,7 @@ impl Agent {
         if self.roster.get(id).is_none_or(|worker| worker.activity == page) {
             return;
         }
-        let held = |agent: &Agent| {
-            agent.roster.get(id).map_or_else(Vec::new, |of| holdings(&agent.roster, of, &of.holdings))
-        };
-        let before = held(self);
+        let before = self.roster.accounts(id);
         let Some(worker) = self.roster.get_mut(id) else { return };
         let known = std::mem::replace(&mut worker.activity, page);
         worker.idle_since =
@@ -265,14 +259,14 @@ impl Agent {
         if is_making && matches!(self.arbiter.state(id), Some("refilling")) {
             self.step(Event::Progress { worker: id });
         }
-        let holdings = held(self);
-        if holdings != before {
-            self.step(Event::Changed { worker: id, holdings });
+        let accounts = self.roster.accounts(id);
+        if accounts != before {
+            self.step(Event::Changed { worker: id, accounts });
         }
-        let told = |page: Option<Activity>| (activity(page), page.map(|page| page.idle_since_ns));
+        let told = |page: Option<Activity>| (activity_of(page), page.map(|page| page.idle_since_ns));
         if told(known) != told(page) {
             let idle_for = seen.map_or(Duration::ZERO, |seen| seen.idle_for);
-            self.step(Event::Activity { worker: id, activity: activity(page), idle_for });
+            self.step(Event::Activity { worker: id, activity: activity_of(page), idle_for });
         }
     }
 
@@ -451,9 +445,7 @@ impl Agent {
             tracing::trace!(target: "glake::agent", ?action, "decided");
             let shrinks = |of: &Action| matches!(of, Action::Shrink { .. });
             let more = shrinks(action)
-                && actions[at + 1..]
-                    .iter()
-                    .any(|next| shrinks(next) && translate::receiver(next) == translate::receiver(action));
+                && actions[at + 1..].iter().any(|next| shrinks(next) && next.worker() == action.worker());
             self.act(action, more);
         }
     }
@@ -480,7 +472,7 @@ impl Agent {
             }
             Action::Deny { worker, why, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
-                    worker.failed = Some(translate::why(why).to_owned());
+                    worker.failed = Some(denial(why).to_owned());
                 }
             }
             Action::Grant { worker, gpu, .. } => {
@@ -495,16 +487,39 @@ impl Agent {
             }
             _ => {}
         }
-        let (Some(mut message), Some(id)) =
-            (translate::message(&self.roster, action, more, self.now), translate::receiver(action))
-        else {
-            return;
-        };
-        if let (ToWorker::DenyGrowth { holders, .. }, Action::DenyGrowth { gpu, .. }) = (&mut message, action)
-        {
-            *holders = self.holders(*gpu);
+        if let (Some(id), Some(message)) = (action.worker(), self.message(action, more)) {
+            self.say(id, message);
         }
-        self.say(id, message);
+    }
+
+    /// Converts an action into a message; `None` if the worker needs none. `more`: another shrink of the same command follows.
+    fn message(&self, action: &Action, more: bool) -> Option<ToWorker> {
+        let name = |gpu: GpuId| self.roster.gpu_name(gpu).to_owned();
+        let within_ms = |by: Duration| millis(by.saturating_sub(self.now));
+        Some(match *action {
+            Action::Grant { gpu, bytes, .. } => ToWorker::Grant { gpu: name(gpu), bytes },
+            Action::Admit { .. } => ToWorker::Admit,
+            Action::Park { by, .. } => ToWorker::Park { within_ms: within_ms(by) },
+            Action::Unpark { .. } => ToWorker::Unpark,
+            Action::Shrink { gpu, bytes, tier, by, .. } => ToWorker::Shrink {
+                gpu: name(gpu),
+                bytes,
+                tier: tier.map(name),
+                within_ms: within_ms(by),
+                more,
+            },
+            Action::Demote { bytes, .. } => ToWorker::Demote { bytes },
+            Action::Deny { why, retry_after, .. } => {
+                ToWorker::Deny { why, retry_after_ms: retry_after.map(millis) }
+            }
+            Action::DenyGrowth { gpu, bytes, .. } => {
+                ToWorker::DenyGrowth { gpu: name(gpu), bytes, holders: self.holders(gpu) }
+            }
+            Action::StopCountingOn { .. }
+            | Action::Measure { .. }
+            | Action::Checkpoint { .. }
+            | Action::Restore { .. } => return None,
+        })
     }
 
     /// Returns the holders of a GPU, the largest lease first.
@@ -539,6 +554,20 @@ impl Agent {
     pub(crate) fn gang_of(&self, gang: GangId) -> String {
         self.roster.gang_name(gang)
     }
+}
+
+/// Returns the display text of a reason.
+pub(crate) fn denial(why: Denied) -> &'static str {
+    match why {
+        Denied::TooLarge => "denied: it needs more than its GPU could ever give",
+        Denied::Deadline => "denied: its deadline would have passed",
+        Denied::Incomplete => "denied: not all ranks of it are there",
+        Denied::Lost => "denied: the driver does not restore its process: end it, and start it again",
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn held(gpu: &str, lease: Bytes) -> Holding {

@@ -22,9 +22,9 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::peer::start_of;
+use crate::listener::start_of;
+use crate::roster::activity_of;
 use crate::server::Server;
-use crate::translate::activity;
 use crate::{Agent, DriverAction, DriverAsk};
 
 /// Poll interval for the lock of an earlier agent's command.
@@ -248,7 +248,7 @@ impl Server {
 
     /// Returns whether the journal contains the request and no use of the process runs.
     fn may_checkpoint(&self, peer: Peer) -> bool {
-        let is_idle = activity(self.page_of(peer)) == Activity::Idle;
+        let is_idle = activity_of(self.page_of(peer)) == Activity::Idle;
         let is_known = self.ask(|agent| agent.is_away(peer)) && !self.is_journal_lost.get();
         is_idle && is_known && !self.driver.is_ending.get()
     }

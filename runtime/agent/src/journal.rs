@@ -40,11 +40,7 @@ pub enum Entry {
     /// A worker joined.
     Joined(Journalled),
     /// A lease changed to `bytes`.
-    Lease {
-        peer: Peer,
-        gpu: String,
-        bytes: Bytes,
-    },
+    Lease { peer: Peer, gpu: String, bytes: Bytes },
     /// The driver is about to checkpoint the process, or the process is known to run again.
     Away {
         peer: Peer,

@@ -13,16 +13,15 @@
 //!
 //! The agent runs on one thread. While no worker waits for memory, only messages wake it.
 
-#![allow(missing_docs, reason = "an internal crate: most fields and variants need no comment beyond their names")]
+#![allow(
+    missing_docs,
+    reason = "an internal crate: most fields and variants need no comment beyond their names"
+)]
 
 mod agent;
-mod beside;
-mod client;
 mod contexts;
 mod driver;
-mod family;
 mod host;
-mod inherited;
 mod journal;
 mod launch;
 mod link;
@@ -30,27 +29,21 @@ mod listener;
 mod messages;
 mod meters;
 mod metrics;
-mod operators;
-mod peer;
-mod readings;
 mod roster;
 mod rows;
 mod server;
-mod starts;
 mod supervise;
 mod supervisor;
-mod translate;
 
+pub use crate::host::{close_inherited, open_private, read_whole, write_whole};
+pub use crate::link::{ClientError, ask};
+pub use crate::listener::{Identity, PeerError};
 pub use agent::{Agent, Broken, Seen};
-pub use beside::{open_private, read_whole, write_whole};
-pub use client::{ClientError, ask};
 pub use contexts::{DriverAction, DriverAsk};
 pub use driver::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
-pub use inherited::close_inherited;
 pub use journal::{Entry, Journalled};
 pub use launch::{LaunchError, Launcher};
 pub use listener::{ListenError, check_folder, private_folder};
 pub use metrics::METRICS;
-pub use peer::{Identity, PeerError};
 pub use roster::Refusal;
 pub use server::{Options, ServeError, serve};

@@ -1,19 +1,27 @@
 //! Connection of a worker or an operator: greeting, then frames in both directions.
+//!
+//! Requests of operators: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
+//!
+//! Client of operators: one question, and its answer.
 
 use std::io;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use glake_arbiter::WorkerId;
 use glake_wire::{
-    ActivityView, Ask, Envelope, Frames, Hello, PageError, ToAgent, ToWorker, frame, receive, send,
+    ActivityView, Answer, Ask, Envelope, FrameError, Frames, Hello, PageError, SocketError, ToAgent,
+    ToWorker, check_folder, check_server, frame, receive, send,
 };
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::Identity;
 use crate::agent::Broken;
-use crate::operators;
+use crate::rows::Progress;
 use crate::server::{Link, Server};
+use crate::{Agent, Identity};
 
 const CHUNK: usize = 64 << 10;
 /// Number of chunks read from one connection before the others get a turn.
@@ -251,4 +259,163 @@ enum Over {
 
 fn is_for_now(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Maximum size of a text in one frame.
+const PART: usize = 16 << 10;
+
+/// Answers a request completely.
+pub(crate) async fn answer(server: &Rc<Server>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
+    let answers = match ask {
+        Ask::Ps => {
+            server.look();
+            let mut rows = server.ask(Agent::rows);
+            rows.extend(server.child_rows());
+            rows.sort_by(|a, b| a.worker.cmp(&b.worker));
+            whole(rows.into_iter().map(Answer::Row))
+        }
+        Ask::Explain => whole(server.ask(Agent::decisions).into_iter().map(Answer::Decision)),
+        Ask::Metrics => {
+            server.look();
+            let text: Vec<char> = server.ask(crate::metrics::text).chars().collect();
+            whole(text.chunks(PART).map(|part| Answer::Text { text: part.iter().collect() }))
+        }
+        Ask::Shrink { worker } => {
+            let done = tokio::select! {
+                done = shrink(server, &worker) => done,
+                () = connection.closed() => return Ok(()),
+            };
+            vec![told(done)]
+        }
+        Ask::Refill { worker } => {
+            let done = tokio::select! {
+                done = refill(server, &worker) => done,
+                () = connection.closed() => return Ok(()),
+            };
+            vec![told(done)]
+        }
+        Ask::Start { worker } => {
+            let done = tokio::select! {
+                done = server.start_worker(&worker) => done,
+                () = connection.closed() => return Ok(()),
+            };
+            vec![told(done)]
+        }
+        Ask::Stop { worker } => {
+            let done = tokio::select! {
+                done = server.stop_worker(&worker) => done,
+                () = connection.closed() => return Ok(()),
+            };
+            vec![told(done)]
+        }
+    };
+    for answer in answers {
+        let bytes = frame(&Envelope::unnumbered(answer)).map_err(io::Error::other)?;
+        connection.say(bytes).await?;
+    }
+    Ok(())
+}
+
+fn whole(answers: impl Iterator<Item = Answer>) -> Vec<Answer> {
+    answers.chain([Answer::End]).collect()
+}
+
+fn told(done: Result<(), String>) -> Answer {
+    done.map_or_else(|why| Answer::Error { why }, |()| Answer::End)
+}
+
+async fn shrink(server: &Rc<Server>, name: &str) -> Result<(), String> {
+    let id = server.ask(|agent| agent.find(name))?;
+    loop {
+        let change = server.change();
+        if server.ask(|agent| agent.may_shrink(id))? {
+            break;
+        }
+        change.await;
+    }
+    server.look();
+    server.tell(|agent, now| agent.ask_to_shrink(id, now));
+    finish(server, id, name, Agent::shrink_progress).await
+}
+
+async fn refill(server: &Rc<Server>, name: &str) -> Result<(), String> {
+    if server.is_startable(name) {
+        server.start_worker(name).await?;
+    }
+    let id = server.ask(|agent| agent.find(name))?;
+    server.tell(|agent, now| agent.ask_to_refill(id, now))?;
+    finish(server, id, name, Agent::refill_progress).await
+}
+
+async fn finish(
+    server: &Rc<Server>,
+    id: WorkerId,
+    name: &str,
+    progress: impl Fn(&Agent, WorkerId) -> Progress,
+) -> Result<(), String> {
+    loop {
+        let change = server.change();
+        match server.ask(|agent| progress(agent, id)) {
+            Progress::Done => return Ok(()),
+            Progress::Failed(why) => return Err(format!("{name}: {why}")),
+            Progress::UnderWay => change.await,
+        }
+    }
+}
+
+/// Reason for a missing answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// No agent serves the socket.
+    #[error("no agent serves {}: start one (glake serve), or name its socket (--socket PATH, GLAKE_AGENT=PATH)", .0.display())]
+    Nobody(PathBuf),
+    /// The socket is not safe to use.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The answer is malformed.
+    #[error("the agent's answer: {0}")]
+    Frame(#[from] FrameError),
+    /// The connection failed.
+    #[error("the agent's answer did not come: {0}")]
+    Os(#[from] io::Error),
+    /// The agent ended before it had answered.
+    #[error("the agent ended before it had answered")]
+    Ended,
+    /// The agent refused the request, with its reason.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Sends a request to the agent at a socket and waits for the complete answer.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
+    match check_folder(path) {
+        Err(SocketError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(ClientError::Nobody(path.to_owned()));
+        }
+        checked => checked?,
+    }
+    let mut socket = UnixStream::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => ClientError::Nobody(path.to_owned()),
+        _ => ClientError::Os(error),
+    })?;
+    check_server(path, &socket)?;
+    socket.write_all(&frame(&Envelope::unnumbered(ask))?)?;
+    let (mut frames, mut bytes, mut answers) = (Frames::default(), vec![0; 64 << 10], Vec::new());
+    loop {
+        while let Some(Envelope { message, .. }) = frames.take::<Answer>()? {
+            match message {
+                Answer::End => return Ok(answers),
+                Answer::Error { why } | Answer::Refused { why } => return Err(ClientError::Refused(why)),
+                answer => answers.push(answer),
+            }
+        }
+        match socket.read(&mut bytes)? {
+            0 => return Err(ClientError::Ended),
+            length => frames.push(&bytes[..length]),
+        }
+    }
 }

@@ -1,12 +1,16 @@
 //! Conversion of workers' messages into events of the arbiter.
+//!
+//! Comparison of meter readings with the reports of workers.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use glake_arbiter::{Event, Task, WorkerId};
-use glake_wire::{Holding, ToAgent, ToWorker};
+use glake_arbiter::{Account, Event, GpuId, Task, WorkerId};
+use glake_meter::GpuMemory;
+use glake_units::Bytes;
+use glake_wire::{Holding, Peer, ToAgent, ToWorker};
 
 use crate::Agent;
-use crate::translate::holdings;
 
 impl Agent {
     /// Passes a worker's message to the arbiter.
@@ -40,23 +44,23 @@ impl Agent {
             ToAgent::Parked => self.step(Event::Parked { worker }),
             ToAgent::Shrunk { holdings } => {
                 let is_last = self.has_answered_shrinks(worker);
-                let holdings = self.hold(worker, holdings, Ok(()));
+                let accounts = self.hold(worker, holdings, Ok(()));
                 self.step(match is_last {
-                    true => Event::Shrunk { worker, holdings },
-                    false => Event::Changed { worker, holdings },
+                    true => Event::Shrunk { worker, accounts },
+                    false => Event::Changed { worker, accounts },
                 });
             }
             ToAgent::Refilled { holdings } => {
-                let holdings = self.hold(worker, holdings, Ok(()));
+                let accounts = self.hold(worker, holdings, Ok(()));
                 // Its first use has been prepared: from then on its context is as large as it gets.
                 let mut known = self.roster.get_mut(worker);
                 if let Some(worker) = &mut known {
                     worker.starts_since = None;
                 }
                 if known.is_some_and(|worker| !std::mem::replace(&mut worker.was_refilled, true)) {
-                    self.to_measure.extend(holdings.iter().map(|holding| holding.gpu));
+                    self.to_measure.extend(accounts.iter().map(|account| account.gpu));
                 }
-                self.step(Event::Refilled { worker, holdings });
+                self.step(Event::Refilled { worker, accounts });
             }
             ToAgent::Failed { what, why, holdings } => {
                 self.counts.failed(&what);
@@ -67,15 +71,15 @@ impl Agent {
                     _ => None,
                 };
                 let why = format!("{what}: {why}");
-                let holdings = self.hold(worker, holdings, Err(why));
+                let accounts = self.hold(worker, holdings, Err(why));
                 self.step(match task {
-                    Some(what) => Event::Failed { worker, what, holdings },
-                    None => Event::Changed { worker, holdings },
+                    Some(what) => Event::Failed { worker, what, accounts },
+                    None => Event::Changed { worker, accounts },
                 });
             }
             ToAgent::Changed { holdings } => {
-                let holdings = self.hold_still(worker, holdings);
-                self.step(Event::Changed { worker, holdings });
+                let accounts = self.hold_still(worker, holdings);
+                self.step(Event::Changed { worker, accounts });
             }
             ToAgent::Bye => self.leave(worker),
             ToAgent::Hello(_) | ToAgent::Ack | ToAgent::Unknown => {}
@@ -90,19 +94,14 @@ impl Agent {
     }
 
     /// Records the holdings after a command, and its failure.
-    fn hold(
-        &mut self,
-        id: WorkerId,
-        told: Vec<Holding>,
-        outcome: Result<(), String>,
-    ) -> Vec<glake_arbiter::Holding> {
+    fn hold(&mut self, id: WorkerId, told: Vec<Holding>, outcome: Result<(), String>) -> Vec<Account> {
         if let Some(worker) = self.roster.get_mut(id) {
             worker.failed = outcome.err();
         }
         self.hold_still(id, told)
     }
 
-    fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<glake_arbiter::Holding> {
+    fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<Account> {
         // Of GPUs that are here, each once.
         let mut known: Vec<Holding> = Vec::new();
         for held in told {
@@ -112,7 +111,7 @@ impl Agent {
         }
         let Some(worker) = self.roster.get_mut(id) else { return Vec::new() };
         worker.holdings = known;
-        self.roster.get(id).map_or_else(Vec::new, |worker| holdings(&self.roster, worker, &worker.holdings))
+        self.roster.accounts(id)
     }
 
     /// Returns the smaller of the worker's own and the file's longest wait.
@@ -120,5 +119,190 @@ impl Agent {
         let told = self.roster.get(id).and_then(|worker| self.roster.told(&worker.name)?.deadline_s);
         let told = told.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         said.into_iter().chain(told).min()
+    }
+}
+
+/// Difference up to which a floor counts as unchanged.
+const SAME: Bytes = Bytes::mib(1);
+/// Delay of the second reading that confirms a changed floor.
+const AGAIN: Duration = Duration::from_millis(50);
+
+impl Agent {
+    /// Returns the memory of a GPU in each worker's pools, by its status page.
+    pub fn made(&self, gpu: GpuId) -> BTreeMap<WorkerId, Bytes> {
+        let name = self.roster.gpu_name(gpu);
+        self.roster.workers().filter_map(|(id, worker)| Some((id, worker.made(name)?))).collect()
+    }
+
+    /// Takes a reading of the meter that began at `begun`. `before`: the workers' pools at that time, by their pages.
+    pub fn measured(
+        &mut self,
+        gpu: GpuId,
+        begun: Duration,
+        memory: &GpuMemory,
+        before: &BTreeMap<WorkerId, Bytes>,
+        now: Duration,
+    ) {
+        self.now = now;
+        let name = self.roster.gpu_name(gpu).to_owned();
+        let users =
+            self.roster.workers().filter(|(_, worker)| worker.holdings.iter().any(|held| held.gpu == name));
+        let users: Vec<(WorkerId, Peer, Option<Bytes>, bool)> =
+            users.map(|(id, worker)| (id, worker.who.peer, worker.made(&name), worker.is_silent)).collect();
+        let mut physical = Vec::new();
+        for (id, peer, made, is_silent) in users {
+            let used = memory.of_process(peer.pid);
+            if is_silent {
+                let made = self.count_silent(id, gpu, &name, used);
+                // Where it is not listed all of it may be made.
+                physical.extend((!used.is_zero()).then_some((id, made)));
+            } else if let Some(made) = made {
+                // What is not sure to be a worker's counts as others', so that nobody is given it.
+                physical.push((id, made.min(before.get(&id).copied().unwrap_or_default())));
+                // Where the meter does not list it, it is in another pid namespace.
+                let is_away = self.roster.get(id).is_some_and(|worker| worker.is_away);
+                if !used.is_zero() && !is_away {
+                    self.set_floor(id, gpu, used.saturating_sub(made));
+                }
+            }
+        }
+        self.step(Event::Measured { gpu, begun, used: memory.used, physical });
+    }
+
+    /// Sets the floor of a worker once two readings agree, because the meter and the page are not read simultaneously.
+    fn set_floor(&mut self, id: WorkerId, gpu: GpuId, floor: Bytes) {
+        let unmeasured = self.roster.file().node.floor();
+        let Some(worker) = self.roster.get_mut(id) else { return };
+        let same = |known: Bytes| known.max(floor).saturating_sub(known.min(floor)) < SAME;
+        if same(worker.floor(gpu, unmeasured)) {
+            worker.seen_floors.remove(&gpu);
+            return;
+        }
+        if !worker.seen_floors.insert(gpu, floor).is_some_and(same) {
+            self.again.entry(gpu).or_insert(self.now + AGAIN);
+            return;
+        }
+        worker.seen_floors.remove(&gpu);
+        worker.floors.insert(gpu, floor);
+        if self.roster.get(id).is_some() {
+            let accounts = self.roster.accounts(id);
+            self.step(Event::Changed { worker: id, accounts });
+        }
+    }
+
+    /// Raises the lease of a silent worker to its measured memory, because its last grants may be missing in the journal. Returns the
+    /// memory in its pools.
+    fn count_silent(&mut self, id: WorkerId, gpu: GpuId, name: &str, used: Bytes) -> Bytes {
+        let floor = self.roster.file().node.floor();
+        let Some(worker) = self.roster.get_mut(id) else { return Bytes::ZERO };
+        let made = used.saturating_sub(worker.floor(gpu, floor));
+        let held = worker.holdings.iter_mut().find(|held| held.gpu == name);
+        if let Some(held) = held.filter(|held| held.lease < made) {
+            held.lease = made;
+            self.join(id, false, true);
+        }
+        made
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // also in the functions that tests call
+mod tests {
+    use glake_arbiter::node::NodeFile;
+    use glake_meter::ProcessMemory;
+    use glake_wire::{Hello, Holding, Peer, ToAgent};
+
+    use super::*;
+    use crate::{Identity, Journalled};
+
+    fn who(pid: u32) -> Identity {
+        Identity { peer: Peer { pid, start: 1 }, uid: 0 }
+    }
+
+    /// After a full disk, the journal may know less than a worker was granted: until its hello, the meter's reading counts.
+    #[test]
+    fn who_is_silent_counts_with_at_least_what_the_meter_shows() {
+        let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
+        let file =
+            NodeFile::parse("[node]\nbudget = \"40GiB\"\nreserve = \"0B\"\nfloor = \"640MiB\"\n").unwrap();
+        let mut agent = Agent::new(file, vec![("0".to_owned(), gib(80))], 1);
+        let told = Journalled {
+            name: "silent".to_owned(),
+            peer: who(100).peer,
+            ranks: 1,
+            leases: vec![("0".to_owned(), gib(5))],
+            ..Journalled::default()
+        };
+        agent.expect(who(100), &told, at(0));
+        let has = gib(20).saturating_add(mib(640));
+        let memory = GpuMemory {
+            total: gib(80),
+            used: has,
+            reserved: Bytes::ZERO,
+            processes: vec![ProcessMemory { pid: 100, used: has }],
+        };
+        for second in 1..4 {
+            agent.measured(GpuId(0), at(second), &memory, &BTreeMap::new(), at(second));
+        }
+        let silent = agent.rows()[0].leased;
+        // Another one wants 30 GiB of the budget of 40.
+        let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
+        let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
+        let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
+        agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: Some(30_000) }, at(4)).unwrap();
+        let granted = agent.rows().iter().find(|row| row.worker == "other").unwrap().leased;
+        assert!(
+            silent >= gib(20) && granted.saturating_add(has) <= gib(40),
+            "the silent one has {has} and counts with {silent}; the other one was granted {granted} of a budget of 40 GiB"
+        );
+    }
+
+    /// A worker that left while no agent was running joins the next agent under another name.
+    #[test]
+    fn who_left_while_there_was_no_agent_may_join_under_another_name() {
+        let mut agent = Agent::new(NodeFile::parse("").unwrap(), vec![("0".to_owned(), Bytes::gib(80))], 1);
+        let told =
+            Journalled { name: "before".to_owned(), peer: who(100).peer, ranks: 1, ..Journalled::default() };
+        agent.expect(who(100), &told, Duration::ZERO);
+        let hello = Hello { name: "after".to_owned(), peer: who(100).peer, ranks: 1, ..Hello::default() };
+        let joined = agent.hello(who(100), hello, Duration::from_secs(1));
+        assert!(joined.is_ok(), "{}", joined.unwrap_err());
+    }
+
+    /// The agent restarts while a worker loads: memory granted but not created yet must not hide unmanaged memory.
+    #[test]
+    fn what_a_silent_worker_has_not_made_is_not_taken_off_what_others_use() {
+        let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
+        let file = NodeFile::parse("[node]\nreserve = \"0B\"\nfloor = \"640MiB\"\n").unwrap();
+        let mut agent = Agent::new(file, vec![("0".to_owned(), gib(80))], 1);
+        let told = Journalled {
+            name: "loading".to_owned(),
+            peer: who(100).peer,
+            ranks: 1,
+            leases: vec![("0".to_owned(), gib(40))],
+            ..Journalled::default()
+        };
+        agent.expect(who(100), &told, at(0));
+        // It has made 2 GiB of 40; a program that nobody manages has 30 GiB.
+        let made = gib(2).saturating_add(mib(640));
+        let memory = GpuMemory {
+            total: gib(80),
+            used: made.saturating_add(gib(30)),
+            reserved: Bytes::ZERO,
+            processes: vec![
+                ProcessMemory { pid: 100, used: made },
+                ProcessMemory { pid: 999, used: gib(30) },
+            ],
+        };
+        for second in 1..4 {
+            agent.measured(GpuId(0), at(second), &memory, &BTreeMap::new(), at(second));
+        }
+        let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
+        let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
+        let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
+        agent.hear(id, 1, 0, ToAgent::Want { deadline_ms: Some(30_000) }, at(4)).unwrap();
+        let granted = agent.rows().iter().find(|row| row.worker == "other").unwrap().leased;
+        let all = gib(30 + 40).saturating_add(mib(2 * 640)).saturating_add(granted);
+        assert!(all <= gib(80), "granted {granted}: {all} of a GPU of 80 GiB may be in use");
     }
 }

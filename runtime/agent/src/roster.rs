@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::{GangId, GpuId, Profile, WorkerId};
+use glake_arbiter::{Account, GangId, GpuId, Profile, WorkerId};
 use glake_units::Bytes;
 use glake_wire::{Activity, Conversation, Hello, Holding, Peer, ToWorker};
 
@@ -298,6 +298,36 @@ impl Roster {
         &self.file
     }
 
+    /// Converts a worker's holdings for the arbiter: its last report, updated by its page. Unknown state counts as the costlier one.
+    /// Holdings on unknown GPUs are skipped.
+    pub(crate) fn accounts(&self, id: WorkerId) -> Vec<Account> {
+        let Some(worker) = self.get(id) else { return Vec::new() };
+        let unmeasured = self.file.node.floor();
+        let account = |told: &Holding| {
+            let gpu = self.gpu(&told.gpu)?;
+            // A worker with evicted memory is refilling, and reports only at the end how much is back.
+            let is_whole = told.evicted.is_zero() && told.room.is_zero();
+            let resident = if is_whole { worker.resident(told) } else { told.resident };
+            let grown = resident.saturating_sub(told.resident);
+            let unused = told.unused.unwrap_or(told.discardable);
+            Some(Account {
+                gpu,
+                floor: worker.floor(gpu, unmeasured),
+                lease: told.lease,
+                resident,
+                fixed: told.fixed,
+                evicted: told.evicted,
+                room: told.room,
+                growth: told.growth,
+                dirty: told.dirty.saturating_add(grown),
+                discardable: told.discardable,
+                unknown: if worker.is_as_told(told) { Bytes::ZERO } else { unused },
+                hosted: told.hosted,
+            })
+        };
+        worker.holdings.iter().filter_map(account).collect()
+    }
+
     /// Returns the entry of the file for a worker's name.
     pub(crate) fn told(&self, name: &str) -> Option<&glake_arbiter::node::Worker> {
         self.file.workers.iter().find(|worker| worker.name == base(name))
@@ -335,6 +365,18 @@ impl Roster {
     }
 }
 
+/// Classifies a worker's activity. Without a page, or while loading, a worker may use its memory at any time; uses that never reached a
+/// safe point end by themselves.
+pub(crate) fn activity_of(page: Option<glake_wire::Activity>) -> glake_arbiter::Activity {
+    let Some(page) = page else { return glake_arbiter::Activity::Capturing };
+    match page {
+        _ if page.captures || page.begun == 0 => glake_arbiter::Activity::Capturing,
+        _ if page.uses == 0 => glake_arbiter::Activity::Idle,
+        _ if page.parks => glake_arbiter::Activity::Busy,
+        _ => glake_arbiter::Activity::Running,
+    }
+}
+
 /// Removes the number from a rank's name.
 pub(crate) fn base(name: &str) -> &str {
     name.split_once('/').map_or(name, |(base, _)| base)
@@ -361,5 +403,28 @@ mod tests {
         for name in ["", "a b", "a/", "a/x", "/3", "a/1/2", "ä", "a\n", &"n".repeat(65)] {
             assert!(!is_name(name), "{name}");
         }
+    }
+
+    #[test]
+    fn only_who_is_known_to_be_idle_is() {
+        let page = glake_wire::Activity { begun: 1, ..glake_wire::Activity::default() };
+        assert_eq!(activity_of(None), glake_arbiter::Activity::Capturing);
+        assert_eq!(activity_of(Some(page)), glake_arbiter::Activity::Idle);
+        assert_eq!(
+            activity_of(Some(glake_wire::Activity { begun: 0, ..page })),
+            glake_arbiter::Activity::Capturing
+        );
+        assert_eq!(
+            activity_of(Some(glake_wire::Activity { uses: 2, ..page })),
+            glake_arbiter::Activity::Running
+        );
+        assert_eq!(
+            activity_of(Some(glake_wire::Activity { uses: 2, parks: true, ..page })),
+            glake_arbiter::Activity::Busy
+        );
+        assert_eq!(
+            activity_of(Some(glake_wire::Activity { captures: true, ..page })),
+            glake_arbiter::Activity::Capturing
+        );
     }
 }

@@ -8,9 +8,8 @@ use glake_units::Bytes;
 use glake_wire::{DecisionRow, TakenRow, ToWorker, WorkerRow};
 
 use crate::Agent;
-use crate::roster::{Worker, base};
+use crate::roster::{Worker, activity_of, base};
 use crate::supervisor::{LONGEST_START, Presence, View};
-use crate::translate::activity;
 
 /// Progress of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +31,7 @@ impl Agent {
     fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
         let resident = worker.all_resident();
-        let is_busy = activity(worker.activity) != Activity::Idle;
+        let is_busy = activity_of(worker.activity) != Activity::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
             "resident" if is_busy => "busy",
@@ -82,11 +81,11 @@ impl Agent {
 
     /// Returns the latest decisions, the oldest first.
     pub fn decisions(&self) -> Vec<DecisionRow> {
-        let taken = |taken: &glake_arbiter::Taken| TakenRow {
-            worker: self.gang_of(taken.gang),
-            gpu: self.roster.gpu_name(taken.gpu).to_owned(),
-            bytes: taken.bytes,
-            why: why(taken.why).to_owned(),
+        let taken = |victim: &glake_arbiter::Victim| TakenRow {
+            worker: self.gang_of(victim.gang),
+            gpu: self.roster.gpu_name(victim.gpu).to_owned(),
+            bytes: victim.bytes,
+            why: why(victim.why).to_owned(),
         };
         let row = |of: &glake_arbiter::Decision| DecisionRow {
             ago_s: self.now.saturating_sub(of.at).as_secs_f64(),
@@ -230,7 +229,7 @@ fn outcome(outcome: Outcome) -> String {
         Outcome::Lost => "failed: the driver does not restore it: end it, and start it again",
         Outcome::Kept => "idle for long, and could not be checkpointed",
         Outcome::Late => "it did not end in time",
-        Outcome::Denied(why) => crate::translate::why(why),
+        Outcome::Denied(why) => crate::agent::denial(why),
         Outcome::Died => "it died",
     }
     .to_owned()

@@ -20,12 +20,10 @@ use tokio::sync::Notify;
 use tokio::task::{spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::family::Family;
 use crate::host::epoch;
-use crate::launch::{LaunchError, Launcher};
-use crate::peer::{has_ended, start_of};
+use crate::launch::{Family, LaunchError, Launcher, Started, Starts};
+use crate::listener::{has_ended, start_of};
 use crate::server::{Server, dead};
-use crate::starts::{Started, Starts};
 use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
 use crate::{Agent, Identity};
 

@@ -13,10 +13,16 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::away::Away;
+use crate::gpu::Gpu;
+use crate::interface::RETRY;
 use crate::predictions::Predictions;
-use crate::want::{Order, Want};
-use crate::{Activity, GangId, GpuId, Holding, Joined, Profile, Settings, WorkerId};
+use crate::{Account, Activity, GangId, GpuId, Joined, Profile, Settings, WorkerId};
+
+/// Minimum free memory beyond the floor before a restore; `MARGIN_PART` sets a larger margin for large floors.
+const MARGIN: Bytes = Bytes::mib(64);
+const MARGIN_PART: u64 = 20;
+/// Upper bound of the interval between attempts to restore a worker, which doubles with each failure.
+const SELDOM: Duration = Duration::from_secs(30);
 
 /// Workers that run together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +50,7 @@ pub(crate) struct Gang {
     pub(crate) demote_after: Duration,
     pub(crate) distrust: Distrust,
     pub(crate) predictions: Predictions,
-    pub(crate) away: Away,
+    pub(crate) contexts: ContextState,
 }
 
 /// Process of a gang.
@@ -64,7 +70,7 @@ pub(crate) struct Member {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Share {
     pub(crate) worker: WorkerId,
-    pub(crate) holding: Holding,
+    pub(crate) account: Account,
     /// Lease that the worker's start needs; 0 unless it starts.
     pub(crate) start: Bytes,
     /// Memory beyond floor and lease, as measured.
@@ -156,44 +162,55 @@ impl Distrust {
 impl Share {
     /// Returns the accounted memory: floor, lease and overrun.
     pub(crate) fn footprint(&self) -> Bytes {
-        self.floor().saturating_add(self.holding.lease).saturating_add(self.overrun)
+        self.floor().saturating_add(self.account.lease).saturating_add(self.overrun)
     }
 
     /// Returns the accounted floor; 0 if checkpointed.
     pub(crate) fn floor(&self) -> Bytes {
-        if self.is_checkpointed { Bytes::ZERO } else { self.holding.floor }
+        if self.is_checkpointed { Bytes::ZERO } else { self.account.floor }
     }
 
     pub(crate) fn evictable(&self) -> Bytes {
-        self.holding.lease.saturating_sub(self.holding.fixed)
+        self.account.lease.saturating_sub(self.account.fixed)
     }
 
     /// Returns the memory that a use or a start needs beyond the lease, so that evicted and resident memory fit together. Reports may be
     /// older than the latest eviction, hence the sum.
     pub(crate) fn need(&self) -> Bytes {
-        let missing = self.holding.evicted.saturating_add(self.holding.room);
-        let all = if missing.is_zero() { missing } else { missing.saturating_add(self.holding.resident) };
-        all.max(self.start).saturating_sub(self.holding.lease)
+        let missing = self.account.evicted.saturating_add(self.account.room);
+        let all = if missing.is_zero() { missing } else { missing.saturating_add(self.account.resident) };
+        all.max(self.start).saturating_sub(self.account.lease)
     }
 
     /// Returns the room to grow that is not leased yet; 0 if no memory must return.
     pub(crate) fn growth(&self) -> Bytes {
-        let missing = self.holding.evicted.saturating_add(self.holding.room);
+        let missing = self.account.evicted.saturating_add(self.account.room);
         if missing.is_zero() {
             return missing;
         }
-        let all = missing.saturating_add(self.holding.resident).saturating_add(self.holding.growth);
-        all.saturating_sub(self.holding.lease).min(self.holding.growth)
+        let all = missing.saturating_add(self.account.resident).saturating_add(self.account.growth);
+        all.saturating_sub(self.account.lease).min(self.account.growth)
     }
 
     /// Returns the memory that can leave without a copy while no use runs: unused lease and discardable memory.
     pub(crate) fn uncopied(&self) -> Bytes {
-        let unused = self.holding.lease.saturating_sub(self.holding.resident);
-        unused.saturating_add(self.holding.discardable).min(self.evictable())
+        let unused = self.account.lease.saturating_sub(self.account.resident);
+        unused.saturating_add(self.account.discardable).min(self.evictable())
     }
 
     pub(crate) fn key(&self) -> ShareKey {
-        (self.worker, self.holding.gpu)
+        (self.worker, self.account.gpu)
+    }
+
+    /// Returns the floor that must be free again before the worker is restored.
+    pub(crate) fn absent_floor(&self) -> Bytes {
+        if self.is_checkpointed { self.account.floor } else { Bytes::ZERO }
+    }
+
+    /// Returns the margin beyond the absent floor that must be free until the restore ends.
+    pub(crate) fn margin(&self) -> Bytes {
+        let floor = self.absent_floor();
+        if floor.is_zero() { floor } else { MARGIN.max(Bytes::new(floor.get() / MARGIN_PART)) }
     }
 }
 
@@ -218,7 +235,7 @@ impl Gang {
             demote_after: Duration::ZERO,
             distrust: Distrust::default(),
             predictions: Predictions::default(),
-            away: Away::new(now),
+            contexts: ContextState::new(now),
         }
     }
 
@@ -274,7 +291,7 @@ impl Gang {
             .for_each(|worker| self.end_start(worker));
     }
 
-    /// Ends the start of a member; from now on its reported holdings define its need.
+    /// Ends the start of a member; from now on its reported accounts define its need.
     pub(crate) fn end_start(&mut self, worker: WorkerId) {
         if let Some(member) = self.members.get_mut(&worker) {
             member.starting = false;
@@ -299,7 +316,7 @@ impl Gang {
 
     /// Returns the host memory that the gang's copies occupy.
     pub(crate) fn hosted(&self) -> Bytes {
-        self.shares.iter().map(|share| share.holding.hosted).sum()
+        self.shares.iter().map(|share| share.account.hosted).sum()
     }
 
     pub(crate) fn evictable_on(&self, gpu: GpuId) -> Bytes {
@@ -307,7 +324,7 @@ impl Gang {
     }
 
     pub(crate) fn on(&self, gpu: GpuId) -> impl Iterator<Item = &Share> {
-        self.shares.iter().filter(move |share| share.holding.gpu == gpu)
+        self.shares.iter().filter(move |share| share.account.gpu == gpu)
     }
 
     pub(crate) fn share(&self, key: ShareKey) -> Option<&Share> {
@@ -316,16 +333,16 @@ impl Gang {
 
     /// Returns the GPUs on which the gang needs memory; all of its GPUs if it starts or is absent.
     pub(crate) fn needs_gpus(&self) -> BTreeSet<GpuId> {
-        let all = self.starting || !self.away.is_present();
+        let all = self.starting || !self.contexts.is_present();
         let needs = self.shares.iter().filter(|share| all || !share.need().is_zero());
-        needs.map(|share| share.holding.gpu).collect()
+        needs.map(|share| share.account.gpu).collect()
     }
 
     /// Returns the bytes over the busiest link for a return of the evicted memory, and of all memory.
     pub(crate) fn copied(&self) -> (Bytes, Bytes) {
-        let evicted = self.shares.iter().map(|share| share.holding.evicted).max().unwrap_or_default();
+        let evicted = self.shares.iter().map(|share| share.account.evicted).max().unwrap_or_default();
         let whole = |share: &Share| {
-            share.evictable().saturating_sub(share.holding.discardable).saturating_add(share.holding.evicted)
+            share.evictable().saturating_sub(share.account.discardable).saturating_add(share.account.evicted)
         };
         (evicted, self.shares.iter().map(whole).max().unwrap_or_default())
     }
@@ -341,4 +358,170 @@ impl Gang {
         let want = self.want.filter(|_| !matches!(self.state, State::Refilling(_))).map(|want| want.deadline);
         [state, want, self.demoting].into_iter().flatten().min()
     }
+
+    /// Returns the memory of a GPU that must be free to restore the gang; 0 if it is present.
+    pub(crate) fn room_to_restore(&self, gpu: GpuId) -> Bytes {
+        self.on(gpu).map(|share| share.absent_floor().saturating_add(share.margin())).sum()
+    }
+
+    /// Returns the memory of a GPU that the gang's want needs, including absent floors.
+    pub(crate) fn wanted(&self, gpu: GpuId) -> Bytes {
+        let needs: Bytes = self.on(gpu).map(|share| share.need().saturating_add(share.absent_floor())).sum();
+        needs.max(self.room_to_restore(gpu))
+    }
+
+    /// Returns the missing memory of a GPU for the gang's want.
+    pub(crate) fn short(&self, gpu: GpuId, held: Option<&Gpu>) -> Bytes {
+        let excess = held.map_or(Bytes::ZERO, Gpu::excess);
+        self.wanted(gpu).saturating_add(excess).saturating_sub(held.map_or(Bytes::ZERO, Gpu::free))
+    }
+
+    /// Returns whether the gang must return although none of its uses waits for evicted memory.
+    pub(crate) fn is_to_return(&self) -> bool {
+        self.contexts.returns() || self.growing > 0
+    }
+
+    /// Returns the time at which the gang may be checkpointed; `None` while its state rules that out.
+    pub(crate) fn leaves_at(&self, after: Duration) -> Option<Duration> {
+        let holds_nothing = |share: &Share| {
+            let held = &share.account;
+            share.overrun.is_zero()
+                && [held.lease, held.resident, held.fixed].iter().all(|bytes| bytes.is_zero())
+        };
+        let is_asleep = self.is_resting() && self.want.is_none() && !self.is_resident();
+        let is_alone = self.ranks == 1 && self.members.len() == 1 && !self.silent && !self.starting;
+        let is_quiet = self.activity == Activity::Idle && self.growing == 0 && self.demoting.is_none();
+        let leaves = self.contexts.is_present()
+            && is_asleep
+            && is_alone
+            && is_quiet
+            && !self.shares.is_empty()
+            && self.shares.iter().all(holds_nothing);
+        let at = (self.contexts.rests_since + after).max(self.contexts.stays_until).max(self.distrust.until);
+        leaves.then_some(at)
+    }
+}
+
+/// Location of a gang's contexts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Presence {
+    /// The contexts are on their GPUs.
+    #[default]
+    Present,
+    /// A checkpoint is under way.
+    Leaving,
+    /// In the driver's checkpoint. `returns`: restore it even without a want.
+    Checkpointed { returns: bool },
+    /// An earlier agent's checkpoint or restore was interrupted, so the driver must be asked.
+    Unknown,
+    /// A restore is under way.
+    Returning,
+    /// In the driver's checkpoint without a way to restore it.
+    Lost,
+}
+
+/// Checkpoint state of a gang.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct ContextState {
+    pub(crate) presence: Presence,
+    /// Worker whose contexts left; the gang may get another rank meanwhile.
+    pub(crate) worker: Option<WorkerId>,
+    /// Time since which the gang rests.
+    pub(crate) rests_since: Duration,
+    /// Earliest time of the next checkpoint after a failed one.
+    pub(crate) stays_until: Duration,
+    pub(crate) refusals: u32,
+    /// Earliest time of the next restore after a failed one.
+    pub(crate) restore_after: Duration,
+    pub(crate) misses: u32,
+}
+
+impl ContextState {
+    pub(crate) fn new(now: Duration) -> Self {
+        ContextState { rests_since: now, ..ContextState::default() }
+    }
+
+    pub(crate) fn is_present(self) -> bool {
+        self.presence == Presence::Present
+    }
+
+    /// Returns whether the driver has checkpointed the worker completely, so that its floors do not count.
+    pub(crate) fn is_checkpointed(self) -> bool {
+        matches!(self.presence, Presence::Checkpointed { .. } | Presence::Lost)
+    }
+
+    /// Returns whether the driver can never restore the worker.
+    pub(crate) fn is_lost(self) -> bool {
+        self.presence == Presence::Lost
+    }
+
+    /// Returns whether a checkpoint or a restore is under way.
+    pub(crate) fn is_moving(self) -> bool {
+        matches!(self.presence, Presence::Leaving | Presence::Returning)
+    }
+
+    /// Records a failed checkpoint and doubles the time until the next attempt.
+    pub(crate) fn refused(&mut self, now: Duration, length: Duration) {
+        self.stays_until = now + length * (1 << self.refusals.min(6));
+        self.refusals += 1;
+    }
+
+    /// Records a failed restore and doubles the time until the next attempt.
+    pub(crate) fn missed(&mut self, now: Duration) {
+        self.restore_after = now + SELDOM.min(RETRY * (1 << self.misses.min(6)));
+        self.misses += 1;
+    }
+
+    /// Returns whether the floor of this worker does not count at the moment.
+    pub(crate) fn is_out(self, worker: WorkerId) -> bool {
+        self.is_checkpointed() && self.worker == Some(worker)
+    }
+
+    /// Returns whether the gang must return even without a want.
+    pub(crate) fn returns(self) -> bool {
+        matches!(self.presence, Presence::Checkpointed { returns: true } | Presence::Unknown)
+    }
+}
+
+/// Order of wants, the smallest first: highest class, then gangs that were not parked or waited long, then age.
+pub(crate) type Order = (Reverse<i64>, bool, Duration, GangId);
+
+/// Want of a gang whose uses wait for its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Want {
+    pub(crate) since: Duration,
+    pub(crate) deadline: Duration,
+}
+
+impl Want {
+    /// Returns the class: the worker's priority plus one per quarter of the deadline waited (at most a minute), which prevents starvation.
+    pub(crate) fn class(&self, priority: i32, now: Duration) -> i64 {
+        let quarter = (self.deadline - self.since).min(Duration::from_secs(60)).as_millis().max(4) / 4;
+        let waited = now.saturating_sub(self.since).as_millis();
+        i64::from(priority) + i64::try_from(waited / quarter).unwrap_or(i64::MAX / 2)
+    }
+
+    pub(crate) fn new(now: Duration, deadline: Option<Duration>, settings: &Settings) -> Self {
+        Want {
+            since: now,
+            deadline: now + deadline.unwrap_or(settings.longest_wait).min(settings.longest_wait),
+        }
+    }
+}
+
+/// Growth request of a use, with its own timeout.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Growth {
+    pub(crate) gang: GangId,
+    pub(crate) worker: WorkerId,
+    pub(crate) gpu: GpuId,
+    pub(crate) bytes: Bytes,
+    /// End of the request's own time.
+    pub(crate) by: Duration,
+    /// Gangs that were asked for the bytes; none, where its gang is absent.
+    pub(crate) victims: BTreeSet<GangId>,
+    /// Time after which other gangs are asked too.
+    pub(crate) late_at: Duration,
+    /// Longest time between two parts of the bytes.
+    pub(crate) patience: Duration,
 }

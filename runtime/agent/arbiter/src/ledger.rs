@@ -1,145 +1,444 @@
-//! Sums of a GPU's memory by owner.
+//! Ledger of a server: the memory of each gang on each GPU, and the operations under way.
 //!
-//! Invariant: a grant never makes `counted + reclaiming` exceed the limit. Only reports from outside do: a lower budget, a higher meter
-//! reading, a larger floor, a worker that used more than its lease.
+//! Invariants: a gang has one state; refills never share a GPU; leases fall only by reports of returned memory.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use glake_units::Bytes;
 
-/// Time within which the driver frees a dead process's memory. The remainder then counts as unmanaged.
-const RECLAIM: Duration = Duration::from_secs(2);
-/// Number of readings before the unmanaged memory follows them.
-const READINGS: usize = 8;
-/// Interval of readings while memory is being reclaimed.
-const MEASURE: Duration = Duration::from_millis(50);
+use crate::gang::{Distrust, Gang, Growth, Order, Presence, Share, ShareKey, State};
+use crate::gpu::{Gpu, LinkDuty};
+use crate::victims::{Choice, Chooser};
+use crate::{Account, Activity, GangId, GpuId, Preempt, Settings, WorkerId};
 
-/// Sums of one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Gpu {
-    budget: Bytes,
-    total: Bytes,
-    unmanaged: Bytes,
-    /// Unmanaged memory of the last readings. A reading and the reports of workers are not simultaneous, so that single readings may show
-    /// too much.
-    unmanaged_before: VecDeque<Bytes>,
-    /// Memory of dead workers; counts until the meter shows that the driver freed it.
-    reclaiming: Bytes,
-    reclaimed_by: Duration,
-    measure_at: Duration,
-    /// Floors, leases and overruns of all workers.
-    pub(crate) counted: Bytes,
+/// State of the server that decisions depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Ledger {
+    pub(crate) settings: Settings,
+    pub(crate) gangs: BTreeMap<GangId, Gang>,
+    pub(crate) gang_of: BTreeMap<WorkerId, GangId>,
+    pub(crate) gpus: BTreeMap<GpuId, Gpu>,
+    pub(crate) duties: BTreeMap<GpuId, LinkDuty>,
+    /// Gangs that the passage of time can change.
+    pub(crate) under_way: BTreeSet<GangId>,
+    /// Gangs whose contexts are not on their GPUs, or may not be.
+    pub(crate) absent: BTreeSet<GangId>,
+    pub(crate) growths: Vec<Growth>,
+    pub(crate) now: Duration,
 }
 
-impl Gpu {
-    /// Returns the memory of the GPU that all workers together may have.
-    pub(crate) fn limit(&self) -> Bytes {
-        self.budget.min(self.total.saturating_sub(self.unmanaged))
+impl Ledger {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Ledger {
+            settings,
+            gangs: BTreeMap::new(),
+            gang_of: BTreeMap::new(),
+            gpus: BTreeMap::new(),
+            duties: BTreeMap::new(),
+            under_way: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            growths: Vec::new(),
+            now: Duration::ZERO,
+        }
     }
 
-    /// Returns whether unmanaged processes hold some of the memory that workers might have.
-    pub(crate) fn is_curtailed(&self) -> bool {
-        self.limit() < self.budget || !self.reclaiming.is_zero()
+    pub(crate) fn free(&self, gpu: GpuId) -> Bytes {
+        self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::free)
     }
 
-    /// Returns the limit of workers if they alone used the GPU.
-    pub(crate) fn most(&self) -> Bytes {
-        self.budget.min(self.total)
+    pub(crate) fn gang(&self, worker: WorkerId) -> Option<&Gang> {
+        self.gangs.get(self.gang_of.get(&worker)?)
     }
 
-    pub(crate) fn claimed(&self) -> Bytes {
-        self.counted.saturating_add(self.reclaiming)
+    pub(crate) fn gang_mut(&mut self, worker: WorkerId) -> Option<(GangId, &mut Gang)> {
+        let id = *self.gang_of.get(&worker)?;
+        Some((id, self.gangs.get_mut(&id)?))
     }
 
-    pub(crate) fn free(&self) -> Bytes {
-        self.limit().saturating_sub(self.claimed())
+    /// Updates the index of gangs under way after a change of state or want.
+    pub(crate) fn note(&mut self, id: GangId) {
+        if self.gangs.get(&id).is_some_and(Gang::is_under_way) {
+            self.under_way.insert(id);
+        } else {
+            self.under_way.remove(&id);
+        }
     }
 
-    /// Returns the memory beyond the limit that must leave before any grant.
-    pub(crate) fn excess(&self) -> Bytes {
-        self.claimed().saturating_sub(self.limit())
+    pub(crate) fn set_state(&mut self, id: GangId, state: State) {
+        if let Some(gang) = self.gangs.get_mut(&id) {
+            gang.state = state;
+            gang.contexts.rests_since = self.now;
+        }
+        self.note(id);
     }
 
-    pub(crate) fn set_capacity(&mut self, budget: Bytes, total: Bytes) {
-        (self.budget, self.total) = (budget, total);
+    /// Ends a refill, successful or not.
+    pub(crate) fn rest(&mut self, id: GangId) {
+        if let Some(gang) = self.gangs.get_mut(&id) {
+            gang.shares.iter_mut().for_each(|share| (share.owed, share.granted) = (Bytes::ZERO, Bytes::ZERO));
+            gang.resident_since = self.now;
+        }
+        self.set_state(id, State::Resting);
     }
 
-    /// Applies a reading of the meter that started at `begun`. `others`: memory of everything except living workers, which is unmanaged
-    /// processes and dead workers.
-    ///
-    /// A reading that started before a worker's death is ignored, because the worker may have grown after the reading. The meter is read
-    /// again after a death.
-    pub(crate) fn measured(&mut self, begun: Duration, now: Duration, others: Bytes) {
-        if !self.reclaiming.is_zero() && begun + RECLAIM < self.reclaimed_by {
+    /// Changes a worker's share of a GPU, and the GPU's sum with it.
+    pub(crate) fn change(&mut self, id: GangId, key: ShareKey, change: impl FnOnce(&mut Share)) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        let Some(share) = gang.shares.iter_mut().find(|share| share.key() == key) else { return };
+        let gpu = self.gpus.entry(key.1).or_default();
+        gpu.counted = gpu.counted.saturating_sub(share.footprint());
+        change(share);
+        gpu.counted = gpu.counted.saturating_add(share.footprint());
+    }
+
+    /// Replaces a worker's accounts by its report, except for leases, which the arbiter decides.
+    pub(crate) fn hold(&mut self, worker: WorkerId, accounts: &[Account]) {
+        let Some(&id) = self.gang_of.get(&worker) else { return };
+        for told in accounts {
+            self.add_share(id, (worker, told.gpu));
+            self.change(id, (worker, told.gpu), |share| {
+                share.account = Account { lease: share.account.lease, ..told.clone().possible() };
+            });
+        }
+    }
+
+    pub(crate) fn add_share(&mut self, id: GangId, (worker, gpu): ShareKey) {
+        let Some(gang) = self.gangs.get_mut(&id).filter(|gang| gang.share((worker, gpu)).is_none()) else {
+            return;
+        };
+        let zero = Bytes::ZERO;
+        let account = Account::nothing(gpu, zero);
+        let is_checkpointed = gang.contexts.is_out(worker);
+        gang.shares.push(Share {
+            worker,
+            account,
+            start: zero,
+            overrun: zero,
+            owed: zero,
+            granted: zero,
+            is_checkpointed,
+        });
+        gang.shares.sort_by_key(Share::key);
+    }
+
+    /// Removes a worker's shares and returns their accounted memory by GPU.
+    pub(crate) fn remove_shares(&mut self, worker: WorkerId) -> Vec<(GpuId, Bytes)> {
+        let Some(gang) = self.gang_of.get(&worker).and_then(|id| self.gangs.get_mut(id)) else {
+            return Vec::new();
+        };
+        let gone = gang.shares.iter().filter(|share| share.worker == worker);
+        let gone = gone.map(|share| (share.account.gpu, share.footprint())).collect();
+        gang.shares.retain(|share| share.worker != worker);
+        gone
+    }
+
+    /// Removes the shares of a living worker and their accounted memory, before a new account.
+    pub(crate) fn uncount(&mut self, worker: WorkerId) {
+        for (gpu, footprint) in self.remove_shares(worker) {
+            let gpu = self.gpus.entry(gpu).or_default();
+            gpu.counted = gpu.counted.saturating_sub(footprint);
+        }
+    }
+
+    pub(crate) fn hosted(&self) -> Bytes {
+        if self.settings.host_budget == Bytes::MAX {
+            return Bytes::ZERO;
+        }
+        self.gangs.values().flat_map(|gang| &gang.shares).map(|share| share.account.hosted).sum()
+    }
+
+    /// Returns the copies in flight to host memory that workers do not report yet; the whole budget while a silent worker may have copies.
+    pub(crate) fn hosting(&self) -> Bytes {
+        if self.settings.host_budget == Bytes::MAX {
+            return Bytes::ZERO;
+        }
+        let copies = self.gangs.values().map(|gang| match gang.state {
+            _ if gang.silent => self.settings.host_budget,
+            State::Shrinking { hosting, .. } => hosting,
+            _ => Bytes::ZERO,
+        });
+        copies.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+
+    /// Returns the largest memory that a GPU could ever free for a gang: all except floors and fixed memory.
+    pub(crate) fn reachable(&self, gpu: GpuId, id: GangId) -> Bytes {
+        let stays = |other: GangId, gang: &Gang, share: &Share| {
+            let fixed = other == id || gang.profile.preempt.min(self.settings.preempt) == Preempt::Never;
+            share.footprint().saturating_sub(if fixed { Bytes::ZERO } else { share.evictable() })
+        };
+        let gangs = self.gangs.iter();
+        let others =
+            gangs.flat_map(|(other, gang)| gang.on(gpu).map(move |share| stays(*other, gang, share)));
+        self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit).saturating_sub(others.sum())
+    }
+
+    /// Reduces the requested room of a gang to the reachable memory of the GPU.
+    pub(crate) fn do_without_room(&mut self, id: GangId, gpu: GpuId) {
+        let Some(gang) = self.gangs.get(&id) else { return };
+        let mut over = gang.wanted(gpu).saturating_sub(self.reachable(gpu, id));
+        // Else it cannot be helped.
+        if gang.on(gpu).map(|share| share.account.room).sum::<Bytes>() < over {
             return;
         }
-        let before = self.unmanaged_before.iter().copied();
-        let steady = before.chain([self.unmanaged]).min().unwrap_or_default();
-        let dead = if now < self.reclaimed_by { others.saturating_sub(steady) } else { Bytes::ZERO };
-        self.reclaiming = self.reclaiming.min(dead);
-        if self.reclaiming.is_zero() {
-            self.unmanaged_before.push_back(self.unmanaged);
-            if self.unmanaged_before.len() > READINGS {
-                self.unmanaged_before.pop_front();
+        for key in gang.on(gpu).map(Share::key).collect::<Vec<_>>() {
+            self.change(id, key, |share| {
+                let less = share.account.room.min(over);
+                share.account.room = share.account.room.saturating_sub(less);
+                over = over.saturating_sub(less);
+            });
+        }
+    }
+
+    /// Returns the free memory of a GPU beyond the needs of refills that wait for a restore.
+    pub(crate) fn free_beside_restores(&self, gpu: GpuId) -> Bytes {
+        let restored = self.absent.iter().filter_map(|id| self.gangs.get(id));
+        let refills = restored.filter(|gang| matches!(gang.state, State::Refilling(_)));
+        let owed = |share: &Share| share.owed.saturating_add(share.absent_floor());
+        self.free(gpu).saturating_sub(refills.flat_map(|gang| gang.on(gpu)).map(owed).sum())
+    }
+
+    pub(crate) fn does(&mut self, worker: WorkerId, activity: Activity, idle_for: Duration) {
+        let now = self.now;
+        let Some((_, gang)) = self.gang_mut(worker) else { return };
+        if let Some(member) = gang.members.get_mut(&worker) {
+            (member.activity, member.idle_since) = (activity, now.saturating_sub(idle_for));
+        }
+        gang.sum_up();
+    }
+
+    /// Extends the deadline of a refill whose worker still makes progress.
+    pub(crate) fn progresses(&mut self, worker: WorkerId) {
+        let now = self.now;
+        let Some((_, gang)) = self.gang_mut(worker) else { return };
+        if let State::Refilling(refill) = &mut gang.state
+            && refill.admitted.is_some()
+        {
+            refill.by = refill.by.max(now + refill.patience);
+        }
+    }
+
+    pub(crate) fn cancelled(&mut self, worker: WorkerId) {
+        let now = self.now;
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.wants = false;
+        }
+        if gang.members.values().all(|member| !member.wants) {
+            (gang.want, gang.contexts.rests_since) = (None, now);
+            gang.begin_anew();
+        }
+        self.note(id);
+    }
+
+    pub(crate) fn shrunk(&mut self, worker: WorkerId) {
+        let (now, link) = (self.now, self.settings.link);
+        let Some((id, gang)) = self.gang_mut(worker) else { return };
+        let State::Shrinking { waits, since, leaving, dirty, .. } = &mut gang.state else { return };
+        waits.remove(&worker);
+        if waits.is_empty() {
+            let (since, leaving, dirty) = (*since, *leaving, *dirty);
+            gang.predictions.saw_shrink(leaving, dirty, link, now.saturating_sub(since));
+            gang.distrust = Distrust::default();
+            self.set_state(id, State::Resting);
+        }
+    }
+
+    /// Clears the needs of a worker on GPUs missing from `named`, once it is resident and has given their leases back: its start reserved
+    /// them but never used them.
+    pub(crate) fn wants_nothing_elsewhere(&mut self, worker: WorkerId, named: &[Account]) {
+        let Some((_, gang)) = self.gang_mut(worker) else { return };
+        let is_named = |share: &Share| named.iter().any(|held| held.gpu == share.account.gpu);
+        for share in gang.shares.iter_mut().filter(|share| share.worker == worker && !is_named(share)) {
+            if share.account.lease.is_zero() {
+                (share.account.evicted, share.account.room) = (Bytes::ZERO, Bytes::ZERO);
             }
         }
-        self.unmanaged = others.saturating_sub(self.reclaiming);
     }
 
-    pub(crate) fn died(&mut self, now: Duration, footprint: Bytes) {
-        self.counted = self.counted.saturating_sub(footprint);
-        self.reclaiming = self.reclaiming.saturating_add(footprint);
-        (self.reclaimed_by, self.measure_at) = (now + RECLAIM, now);
-    }
-
-    /// Returns the time of the next reading; `None` if no memory is being reclaimed.
-    pub(crate) fn measure_at(&self) -> Option<Duration> {
-        (!self.reclaiming.is_zero()).then_some(self.measure_at)
-    }
-
-    /// Returns whether a reading is due, and schedules the next one if so.
-    pub(crate) fn measure_due(&mut self, now: Duration) -> bool {
-        let due = self.measure_at().is_some_and(|at| at <= now);
-        if due {
-            self.measure_at = now + MEASURE;
+    /// Sets the location of a gang's contexts and adjusts the accounted floors.
+    pub(crate) fn set_presence(&mut self, id: GangId, worker: Option<WorkerId>, presence: Presence) {
+        let Some(gang) = self.gangs.get_mut(&id) else { return };
+        gang.contexts.presence = presence;
+        gang.contexts.worker = worker.filter(|_| presence != Presence::Present);
+        if presence == Presence::Present {
+            (gang.contexts.restore_after, gang.contexts.misses) = (self.now, 0);
         }
-        due
+        let away = gang.contexts;
+        let keys: Vec<_> = gang.shares.iter().map(Share::key).collect();
+        for key in keys {
+            self.change(id, key, |share| share.is_checkpointed = away.is_out(key.0));
+        }
+        if away.is_present() {
+            self.absent.remove(&id)
+        } else {
+            self.absent.insert(id)
+        };
+        self.note(id);
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_dead_had_is_free_when_the_meter_shows_it() {
-        let (gib, at) = (Bytes::gib, Duration::from_millis);
-        let mut gpu = Gpu { counted: gib(20), ..Gpu::default() };
-        gpu.set_capacity(gib(30), gib(40));
-        (0..=READINGS + 1).for_each(|_| gpu.measured(at(0), at(0), gib(15)));
-        assert_eq!((gpu.limit(), gpu.free()), (gib(25), gib(5)));
-        gpu.died(at(0), gib(8));
-        assert_eq!(gpu.free(), gib(5));
-        gpu.measured(at(100), at(100), gib(23));
-        assert_eq!(gpu.free(), gib(5));
-        gpu.measured(at(200), at(200), gib(16));
-        assert_eq!(gpu.free(), gib(12));
-        gpu.measured(at(300), at(300), gib(15));
-        assert_eq!((gpu.free(), gpu.measure_at()), (gib(13), None));
-        gpu.measured(at(400), at(400), gib(24));
-        assert_eq!((gpu.free(), gpu.limit()), (gib(4), gib(16)));
+    pub(crate) fn operator_refills(&mut self, worker: WorkerId) {
+        let id = self.gang_of.get(&worker);
+        let Some(gang) = id.and_then(|id| self.gangs.get_mut(id)) else { return };
+        if let Presence::Checkpointed { returns } = &mut gang.contexts.presence {
+            *returns = true;
+            gang.contexts.restore_after = gang.contexts.restore_after.min(self.now);
+        }
     }
-    /// A worker grows and dies during a reading, which does not show its memory.
-    #[test]
-    fn a_reading_that_began_before_a_death_frees_nothing() {
-        let (gib, at) = (Bytes::gib, Duration::from_millis);
-        let mut gpu = Gpu { counted: gib(24), ..Gpu::default() };
-        gpu.set_capacity(gib(24), gib(80));
-        gpu.died(at(20), gib(3));
-        gpu.measured(at(10), at(30), Bytes::ZERO);
-        assert_eq!(gpu.free(), Bytes::ZERO);
-        gpu.measured(at(30), at(40), Bytes::ZERO);
-        assert_eq!(gpu.free(), gib(3));
+
+    /// Returns the next gang to checkpoint and its time. Only one checkpoint runs at a time.
+    pub(crate) fn next_to_leave(&self) -> Option<(Duration, GangId)> {
+        let after = self.settings.checkpoint_after?;
+        let is_leaving =
+            |id: &GangId| self.gangs.get(id).is_some_and(|gang| gang.contexts.presence == Presence::Leaving);
+        if self.absent.iter().any(is_leaving) {
+            return None;
+        }
+        self.gangs.iter().filter_map(|(id, gang)| Some((gang.leaves_at(after)?, *id))).min()
+    }
+
+    /// Returns the earliest time of a restore or checkpoint without another event.
+    pub(crate) fn contexts_due_at(&self) -> Option<Duration> {
+        let gangs = self.absent.iter().filter_map(|id| self.gangs.get(id));
+        let may_move = |gang: &&Gang| !gang.contexts.is_moving() && !gang.contexts.is_lost();
+        let waits = |gang: &&Gang| may_move(gang) && (gang.is_to_return() || gang.want.is_some());
+        let restores =
+            gangs.filter(waits).map(|gang| gang.contexts.restore_after).filter(|at| *at > self.now);
+        restores.chain(self.next_to_leave().map(|(at, _)| at)).min()
+    }
+
+    /// Returns the predicted time for a gang's return once there is room.
+    pub(crate) fn wake(&self, gang: &Gang) -> Duration {
+        let restore = if gang.contexts.is_present() { Duration::ZERO } else { self.settings.restore };
+        restore + gang.predictions.refill(gang.copied().0, self.settings.link)
+    }
+
+    /// Returns the timeout of an operation with a predicted duration.
+    pub(crate) fn late(&self, predicted: Duration) -> Duration {
+        predicted.saturating_mul(self.settings.late).max(self.settings.least_late)
+    }
+
+    /// Extends the deadline of a shrink whose bytes come, by the time that running uses may need to end.
+    pub(crate) fn goes_on(&mut self, id: GangId) {
+        let by = self.now + self.settings.drain;
+        if let Some(Gang { state: State::Shrinking { by: Some(late), .. }, .. }) = self.gangs.get_mut(&id) {
+            *late = by.max(*late);
+        }
+    }
+
+    /// Returns the earliest deadline among `victims` that have not missed theirs.
+    pub(crate) fn in_time(&self, victims: &BTreeSet<GangId>) -> Option<Duration> {
+        let by = |id: &GangId| match self.gangs.get(id)?.state {
+            State::Parking { by, .. } | State::Shrinking { by: Some(by), .. } => Some(by),
+            _ => None,
+        };
+        victims.iter().filter_map(by).filter(|by| *by > self.now).min()
+    }
+
+    /// Returns a lower bound of the time until a want is satisfied, including earlier wants.
+    pub(crate) fn least_wait(&self, id: GangId) -> Duration {
+        let order = |id, gang: &Gang| gang.order(id, self.now, &self.settings);
+        let Some((gang, own)) = self.gangs.get(&id).and_then(|gang| Some((gang, order(id, gang)?))) else {
+            return Duration::ZERO;
+        };
+        let gpus = gang.needs_gpus();
+        let refill = |gang: &Gang| self.wake(gang);
+        let before = self.under_way.iter().filter_map(|other| {
+            let gang = self.gangs.get(other)?;
+            let first = order(*other, gang)? < own;
+            (first && gang.is_resting() && !gang.needs_gpus().is_disjoint(&gpus)).then(|| refill(gang))
+        });
+        before.sum::<Duration>() + refill(gang)
+    }
+
+    /// Chooses victims on a GPU.
+    pub(crate) fn choose(
+        &self,
+        gpu: GpuId,
+        short: Bytes,
+        class: Option<i64>,
+        whom: Option<GangId>,
+    ) -> Choice {
+        let idle = LinkDuty::default();
+        Chooser {
+            gangs: &self.gangs,
+            settings: &self.settings,
+            duty: self.duties.get(&gpu).unwrap_or(&idle),
+            now: self.now,
+            gpu,
+            limit: self.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::limit),
+            class,
+            whom,
+        }
+        .choose(short)
+    }
+
+    /// Returns whether all victims of a refill have given what they can, and no dead worker's memory is being reclaimed.
+    pub(crate) fn has_nobody_left(&self, id: GangId) -> bool {
+        let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.gangs.get(&id) else {
+            return false;
+        };
+        let mut gpus = shares.iter().filter_map(|share| self.gpus.get(&share.account.gpu));
+        let is_dying = gpus.any(|gpu| gpu.measure_at().is_some());
+        !refill.victims.is_empty() && !is_dying && self.in_time(&refill.victims).is_none()
+    }
+
+    /// Returns whether a refill with late bytes blocks a want of a higher class.
+    pub(crate) fn is_overtaken(&self, id: GangId) -> bool {
+        let (now, settings) = (self.now, &self.settings);
+        let order = |id: GangId| self.gangs.get(&id).and_then(|gang| gang.order(id, now, settings));
+        let Some(gang) = self.gangs.get(&id) else { return false };
+        let gpus: BTreeSet<GpuId> = gang.shares.iter().map(|share| share.account.gpu).collect();
+        let class = |order: Option<Order>| order.map(|(Reverse(class), ..)| class);
+        self.under_way.iter().filter(|other| **other != id).any(|&other| {
+            let waits = self.gangs.get(&other).filter(|gang| gang.is_resting());
+            waits.is_some_and(|gang| !gang.needs_gpus().is_disjoint(&gpus))
+                && class(order(other)) > class(order(id))
+        })
+    }
+
+    /// Returns whether a refill that waits for bytes is under way on a GPU.
+    pub(crate) fn is_refilling(&self, gpu: GpuId) -> bool {
+        let refills = |gang: &Gang| {
+            matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_none())
+                && gang.on(gpu).next().is_some()
+        };
+        self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(refills)
+    }
+
+    /// Returns whether another gang's start is under way on a GPU; no memory leaves during a start.
+    pub(crate) fn is_starting(&self, gpu: GpuId, asker: GangId) -> bool {
+        let starts = |gang: &Gang| {
+            matches!(gang.state, State::Refilling(_)) && gang.starting && gang.on(gpu).next().is_some()
+        };
+        let others = self.under_way.iter().filter(|id| **id != asker);
+        others.filter_map(|id| self.gangs.get(id)).any(starts)
+    }
+
+    /// Returns whether waiting is useless: all other workers together could not give enough, and no unmanaged memory is in the way.
+    pub(crate) fn is_hopeless(&self, growth: &Growth) -> bool {
+        let is_curtailed = self.gpus.get(&growth.gpu).is_some_and(Gpu::is_curtailed);
+        !is_curtailed && self.reachable(growth.gpu, growth.gang) < growth.bytes
+    }
+
+    /// Returns whether usable bytes are on their way: from a shrink, a dead worker, or a refill with victims.
+    pub(crate) fn is_to_come(&self, growth: &Growth) -> bool {
+        let gives = |gang: &Gang| {
+            matches!(gang.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. })
+                && gang.on(growth.gpu).next().is_some()
+        };
+        let died = self.gpus.get(&growth.gpu).is_some_and(|gpu| gpu.measure_at().is_some());
+        let leaves = died || self.under_way.iter().filter_map(|id| self.gangs.get(id)).any(gives);
+        self.now < growth.late_at && leaves || !growth.victims.is_empty() && self.is_refilling(growth.gpu)
+    }
+
+    /// Extends the time of growths that wait for a gang whose bytes just came.
+    pub(crate) fn came(&mut self, id: GangId, gpu: GpuId) {
+        let now = self.now;
+        let growths = self.growths.iter_mut();
+        for growth in growths.filter(|growth| growth.gpu == gpu && growth.victims.contains(&id)) {
+            growth.late_at = now + growth.patience;
+        }
     }
 }

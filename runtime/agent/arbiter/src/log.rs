@@ -25,7 +25,7 @@ pub struct Decision {
     /// Missing memory on each GPU.
     pub needed: Vec<(GpuId, Bytes)>,
     /// Victims and the reasons.
-    pub taken: Vec<Taken>,
+    pub taken: Vec<Victim>,
     /// Predicted time until the memory is back.
     pub predicted: Duration,
     /// Outcome, updated when it is known.
@@ -34,7 +34,7 @@ pub struct Decision {
 
 /// Memory taken from a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Taken {
+pub struct Victim {
     pub gang: GangId,
     pub gpu: GpuId,
     pub bytes: Bytes,

@@ -161,9 +161,7 @@ pub enum NodeError {
     NoWorker,
     /// Two workers have the same name.
     #[error("two workers are called {name:?}: give each a name of its own")]
-    Twice {
-        name: String,
-    },
+    Twice { name: String },
     /// A value is out of range.
     #[error("{key} of {whom} is {found}: {allowed}")]
     Value {
@@ -201,6 +199,13 @@ pub enum NodeError {
 impl Node {
     /// Minimum of `checkpoint_after_s`, so that a worker is not checkpointed between two requests.
     const LEAST_CHECKPOINT_AFTER: Duration = Duration::from_secs(1);
+
+    /// Returns the rate of a GPU's host link in bytes per second, if given.
+    pub fn link(&self) -> Option<Bytes> {
+        // Checked when the file was read: finite and above 0.
+        let gigabytes = Duration::try_from_secs_f64(self.link_gbps?);
+        Some(gigabytes.map_or(Bytes::MAX, |gb| Bytes::new(u64::try_from(gb.as_nanos()).unwrap_or(u64::MAX))))
+    }
 
     /// Returns the idle time after which the driver checkpoints a worker without GPU memory.
     pub fn checkpoint_after(&self) -> Option<Duration> {

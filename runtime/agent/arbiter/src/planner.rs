@@ -2,6 +2,14 @@
 //!
 //! Invariants: a want is planned completely or not at all, so that a waiter never holds memory; each GPU has at most one refill; all later
 //! wants wait behind a GPU's first want.
+//!
+//! Growth: a running use asks for more memory.
+//!
+//! ```text
+//! grow ─► enough is free ─► granted
+//!           └► waits: for what leaves or refills ─► for others' memory, idle workers' first ─► its time is over: denied
+//!           └► no holder could ever give it: denied
+//! ```
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -9,49 +17,48 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::away::{short, wanted};
-use crate::gang::{Gang, Refill, Share, State};
-use crate::ledger::Gpu;
+use crate::arbiter::Arbiter;
+use crate::commands::{Demand, victims_of};
+use crate::gang::{Gang, Growth, Presence, Refill, Share, State};
+use crate::gpu::Gpu;
+use crate::interface::RETRY;
 use crate::log::Outcome;
-use crate::server::{AGAIN, Asked, Server};
-use crate::victims::Take;
-use crate::want::Order;
-use crate::{Denied, GangId, GpuId, WorkerId};
+use crate::{Action, Denied, GangId, GpuId, WorkerId};
 
-/// Single pass of decisions over the server.
-pub(crate) struct Planner<'a> {
-    pub(crate) server: &'a mut Server,
-    /// Time at which another victim becomes eligible.
-    pub(crate) retry_at: Option<Duration>,
-}
-
-impl Planner<'_> {
+impl Arbiter {
+    /// Makes all decisions that the current state allows.
     pub(crate) fn decide(&mut self) {
+        self.retry_at = None;
         self.pay();
         self.plan();
-        self.server.bring_back();
+        self.bring_back();
         self.lower();
-        self.server.demote();
-        self.server.put_away();
+        self.demote();
+        // The checkpoint of a gang that has been idle long enough.
+        if let Some((_, id)) = self.ledger.next_to_leave().filter(|(at, _)| *at <= self.ledger.now) {
+            let worker = self.ledger.gangs.get(&id).and_then(|gang| gang.members.keys().next().copied());
+            self.ledger.set_presence(id, worker, Presence::Leaving);
+            self.actions.extend(worker.map(|worker| Action::Checkpoint { worker }));
+        }
     }
 
     /// Grants free bytes to the refills that are owed them.
-    fn pay(&mut self) {
-        let now = self.server.now;
-        for id in self.server.under_way.iter().copied().collect::<Vec<_>>() {
-            let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get(&id) else {
+    pub(crate) fn pay(&mut self) {
+        let now = self.ledger.now;
+        for id in self.ledger.under_way.iter().copied().collect::<Vec<_>>() {
+            let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get(&id) else {
                 continue;
             };
             let is_admitted = refill.admitted.is_some();
-            if !is_admitted && !self.server.restore(id) {
+            if !is_admitted && !self.restore(id) {
                 continue;
             }
-            let Some(Gang { shares, .. }) = self.server.gangs.get(&id) else { continue };
+            let Some(Gang { shares, .. }) = self.ledger.gangs.get(&id) else { continue };
             let owed: Vec<_> = shares.iter().map(|share| (share.key(), share.owed)).collect();
             let (mut came, mut missing) = (false, false);
             for (key, owed) in owed {
-                let bytes = self.server.grant(id, key, owed);
-                self.server.change(id, key, |share| {
+                let bytes = self.grant(id, key, owed);
+                self.ledger.change(id, key, |share| {
                     share.owed = owed.saturating_sub(bytes);
                     share.granted = share.granted.saturating_add(bytes);
                 });
@@ -62,45 +69,36 @@ impl Planner<'_> {
                 continue;
             }
             if !missing {
-                self.server.admit(id);
+                self.admit(id);
             } else if let (true, Some(Gang { state: State::Refilling(refill), .. })) =
-                (came, self.server.gangs.get_mut(&id))
+                (came, self.ledger.gangs.get_mut(&id))
             {
                 refill.by = now + refill.patience;
-            } else if self.has_nobody_left(id) {
+            } else if self.ledger.has_nobody_left(id) {
                 self.look_elsewhere(id);
             }
         }
-        let next = self.server.pay_growths();
+        let next = self.pay_growths();
         self.retry_at = next.into_iter().chain(self.retry_at).min();
     }
 
-    /// Returns whether all victims of a refill have given what they can, and no dead worker's memory is being reclaimed.
-    fn has_nobody_left(&self, id: GangId) -> bool {
-        let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.server.gangs.get(&id) else {
-            return false;
-        };
-        let mut gpus = shares.iter().filter_map(|share| self.server.gpus.get(&share.holding.gpu));
-        let is_dying = gpus.any(|gpu| gpu.measure_at().is_some());
-        !refill.victims.is_empty() && !is_dying && self.server.in_time(&refill.victims).is_none()
-    }
-
     /// Plans the first want of each GPU.
-    fn plan(&mut self) {
-        let server = &self.server;
+    pub(crate) fn plan(&mut self) {
         let (mut blocked, mut wants, mut behind) = (BTreeSet::new(), BinaryHeap::new(), None);
-        for (id, gang) in server.under_way.iter().filter_map(|id| Some((*id, server.gangs.get(id)?))) {
+        for (id, gang) in
+            self.ledger.under_way.iter().filter_map(|id| Some((*id, self.ledger.gangs.get(id)?)))
+        {
             match (&gang.state, gang.want) {
-                (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.holding.gpu)),
+                (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.account.gpu)),
                 // The driver is asked, or was a moment ago.
                 (State::Resting, Some(_))
-                    if gang.away.is_moving() || gang.away.restore_after > server.now => {}
+                    if gang.contexts.is_moving() || gang.contexts.restore_after > self.ledger.now => {}
                 (State::Resting, _) => {
-                    let order = gang.order(id, server.now, &server.settings);
+                    let order = gang.order(id, self.ledger.now, &self.ledger.settings);
                     // It comes before others then.
                     let until = order.filter(|(_, is_behind, ..)| *is_behind);
                     behind = until
-                        .map(|(_, _, since, _)| since + server.settings.resume_after)
+                        .map(|(_, _, since, _)| since + self.ledger.settings.resume_after)
                         .into_iter()
                         .chain(behind)
                         .min();
@@ -111,17 +109,17 @@ impl Planner<'_> {
         }
         self.retry_at = self.retry_at.into_iter().chain(behind).min();
         while let Some(Reverse((Reverse(class), .., id))) = wants.pop() {
-            let Some(gang) = self.server.gangs.get(&id) else { continue };
+            let Some(gang) = self.ledger.gangs.get(&id) else { continue };
             let gpus = gang.needs_gpus();
             if !gang.is_complete() {
-                self.server.refuse(id, Denied::Incomplete, Some(AGAIN));
-            } else if gpus.is_empty() && gang.away.is_present() {
-                self.server.admit(id);
+                self.refuse(id, Denied::Incomplete, Some(RETRY));
+            } else if gpus.is_empty() && gang.contexts.is_present() {
+                self.admit(id);
             } else if blocked.is_disjoint(&gpus) {
                 if self.plan_want(id, class, &gpus) {
-                    let held = self.server.gangs.get(&id).into_iter().flat_map(|gang| &gang.shares);
-                    blocked.extend(held.map(|share| share.holding.gpu));
-                } else if self.server.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
+                    let held = self.ledger.gangs.get(&id).into_iter().flat_map(|gang| &gang.shares);
+                    blocked.extend(held.map(|share| share.account.gpu));
+                } else if self.ledger.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
                     blocked.extend(gpus);
                 }
             } else {
@@ -131,32 +129,32 @@ impl Planner<'_> {
     }
 
     /// Plans a want completely and returns true; otherwise leaves it waiting, or denies it.
-    fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
+    pub(crate) fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
-            self.server.do_without_room(id, gpu);
-            let Some(gang) = self.server.gangs.get(&id) else { return false };
-            let need = wanted(gang, gpu);
-            let held = self.server.gpus.get(&gpu);
-            let short = short(gang, gpu, held);
-            let others = self.server.gangs.iter().filter(|(other, _)| **other != id);
-            let short = match self.server.settings.exclusive {
+            self.ledger.do_without_room(id, gpu);
+            let Some(gang) = self.ledger.gangs.get(&id) else { return false };
+            let need = gang.wanted(gpu);
+            let held = self.ledger.gpus.get(&gpu);
+            let short = gang.short(gpu, held);
+            let others = self.ledger.gangs.iter().filter(|(other, _)| **other != id);
+            let short = match self.ledger.settings.exclusive {
                 true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
                 false => short,
             };
             if short.is_zero() {
                 continue;
             }
-            let found = self.server.choose(gpu, short, Some(class), Some(id));
+            let found = self.ledger.choose(gpu, short, Some(class), Some(id));
             if found.short.is_zero() {
                 takes.extend(found.takes);
                 continue;
             }
-            if self.server.reachable(gpu, id) < need {
+            if self.ledger.reachable(gpu, id) < need {
                 // Others' contexts, and what of them is fixed, may be gone when it asks again; its own may not.
                 let own = gang.on(gpu).map(Share::footprint).sum();
                 let most = held.map_or(Bytes::ZERO, Gpu::most).saturating_sub(own);
-                self.server.refuse(id, Denied::TooLarge, (need <= most).then_some(AGAIN));
+                self.refuse(id, Denied::TooLarge, (need <= most).then_some(RETRY));
                 return false;
             }
             missing = true;
@@ -165,18 +163,13 @@ impl Planner<'_> {
         if missing {
             return false;
         }
-        self.begin(id, &takes);
-        true
-    }
-
-    fn begin(&mut self, id: GangId, takes: &[Take]) {
-        let Asked { victims, first, patience } = self.server.take(takes, Some(id));
-        let now = self.server.now;
-        let Some(gang) = self.server.gangs.get(&id) else { return };
+        let Demand { victims, first, patience } = self.take(&takes, Some(id));
+        let now = self.ledger.now;
+        let Some(gang) = self.ledger.gangs.get(&id) else { return false };
         let copied = gang.copied().0;
-        let predicted = self.server.wake(gang) + first;
-        self.server.decided(id, Server::taken(takes), predicted, Outcome::UnderWay);
-        let Some(gang) = self.server.gangs.get_mut(&id) else { return };
+        let predicted = self.ledger.wake(gang) + first;
+        self.decided(id, victims_of(&takes), predicted, Outcome::UnderWay);
+        let Some(gang) = self.ledger.gangs.get_mut(&id) else { return false };
         let starting = gang.members.iter().filter(|(_, member)| member.starting).map(|(worker, _)| *worker);
         let mut waits: BTreeSet<WorkerId> = starting.collect();
         for share in &mut gang.shares {
@@ -188,54 +181,55 @@ impl Planner<'_> {
         let (since, by) = (now, now + patience);
         let starts = gang.starting;
         let refill = Refill { victims, since, by, patience, waits, copied, starts, admitted: None };
-        self.server.set_state(id, State::Refilling(refill));
+        self.ledger.set_state(id, State::Refilling(refill));
         self.pay();
+        true
     }
 
     /// Shrinks idle workers of GPUs above their limit; no worker is parked for this.
-    fn lower(&mut self) {
-        for gpu in self.server.gpus.keys().copied().collect::<Vec<_>>() {
-            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
-            let mut moving = self.server.under_way.iter().filter_map(|id| self.server.gangs.get(id));
+    pub(crate) fn lower(&mut self) {
+        for gpu in self.ledger.gpus.keys().copied().collect::<Vec<_>>() {
+            let excess = self.ledger.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
+            let mut moving = self.ledger.under_way.iter().filter_map(|id| self.ledger.gangs.get(id));
             if excess.is_zero() || moving.any(|gang| gang.is_counted_on() && gang.on(gpu).next().is_some()) {
                 continue;
             }
-            let found = self.server.choose(gpu, excess, None, None);
+            let found = self.ledger.choose(gpu, excess, None, None);
             self.retry_at = found.next.into_iter().chain(self.retry_at).min();
-            self.server.take(&found.takes, None);
+            self.take(&found.takes, None);
         }
     }
 
     /// Asks further victims for a refill whose bytes are late: idle workers first, and any eligible one after the first victims' deadline.
     /// Without a victim left, the refill gives its grants back.
     pub(crate) fn look_elsewhere(&mut self, id: GangId) {
-        let now = self.server.now;
+        let now = self.ledger.now;
         let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
-            self.server.gangs.get(&id)
+            self.ledger.gangs.get(&id)
         else {
             return;
         };
-        let in_time = self.server.in_time(&refill.victims);
+        let in_time = self.ledger.in_time(&refill.victims);
         let class = want.map(|want| want.class(profile.priority, now)).filter(|_| in_time.is_none());
         let patience = refill.patience;
         // Nobody is asked anew for a want whose time is over.
         let is_over = in_time.is_none() && want.is_some_and(|want| want.deadline <= now);
-        if is_over || self.is_overtaken(id) {
-            return self.server.give_back(id, Outcome::Returned);
+        if is_over || self.ledger.is_overtaken(id) {
+            return self.give_back(id, Outcome::Returned);
         }
         let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
         for share in shares {
-            let sum = owed.entry(share.holding.gpu).or_default();
+            let sum = owed.entry(share.account.gpu).or_default();
             *sum = sum.saturating_add(share.owed).saturating_add(share.absent_floor());
         }
         let mut takes = Vec::new();
         for (gpu, owed) in owed {
-            let excess = self.server.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
+            let excess = self.ledger.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
             let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
-            let found = self.server.choose(gpu, short.saturating_sub(self.server.free(gpu)), class, Some(id));
+            let found = self.ledger.choose(gpu, short.saturating_sub(self.ledger.free(gpu)), class, Some(id));
             if !found.short.is_zero() {
-                let Some(late) = in_time else { return self.server.give_back(id, Outcome::Returned) };
-                if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
+                let Some(late) = in_time else { return self.give_back(id, Outcome::Returned) };
+                if let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get_mut(&id) {
                     let again = found.next.filter(|next| *next > now).unwrap_or(now + patience);
                     refill.by = late.min(again).min(now + patience);
                 }
@@ -244,25 +238,89 @@ impl Planner<'_> {
             takes.extend(found.takes);
         }
         // Others give it.
-        self.server.call_off(id);
-        let asked = self.server.take(&takes, Some(id));
-        if let Some(Gang { state: State::Refilling(refill), .. }) = self.server.gangs.get_mut(&id) {
+        self.call_off(id);
+        let asked = self.take(&takes, Some(id));
+        if let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get_mut(&id) {
             refill.victims.extend(asked.victims);
             (refill.by, refill.patience) = (now + asked.patience, asked.patience);
         }
     }
+}
 
-    /// Returns whether a refill with late bytes blocks a want of a higher class.
-    fn is_overtaken(&self, id: GangId) -> bool {
-        let (now, settings) = (self.server.now, &self.server.settings);
-        let order = |id: GangId| self.server.gangs.get(&id).and_then(|gang| gang.order(id, now, settings));
-        let Some(gang) = self.server.gangs.get(&id) else { return false };
-        let gpus: BTreeSet<GpuId> = gang.shares.iter().map(|share| share.holding.gpu).collect();
-        let class = |order: Option<Order>| order.map(|(Reverse(class), ..)| class);
-        self.server.under_way.iter().filter(|other| **other != id).any(|&other| {
-            let waits = self.server.gangs.get(&other).filter(|gang| gang.is_resting());
-            waits.is_some_and(|gang| !gang.needs_gpus().is_disjoint(&gpus))
-                && class(order(other)) > class(order(id))
-        })
+impl Arbiter {
+    /// Accepts the request of a use that waits for `within`.
+    pub(crate) fn grow(&mut self, worker: WorkerId, gpu: GpuId, bytes: Bytes, within: Duration) {
+        let (by, late_at) = (self.ledger.now + within, self.ledger.now);
+        let Some(&gang) = self.ledger.gang_of.get(&worker) else {
+            return self.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+        };
+        self.ledger.add_share(gang, (worker, gpu));
+        let (victims, patience) = (BTreeSet::new(), Duration::ZERO);
+        let growth = Growth { gang, worker, gpu, bytes, by, victims, late_at, patience };
+        if let Some(gang) = self.ledger.gangs.get_mut(&gang) {
+            gang.growing += 1;
+        }
+        if self.ledger.gangs.get(&gang).is_some_and(|gang| gang.contexts.is_lost()) {
+            self.deny_growth(&growth);
+        } else {
+            self.pay_growth(growth);
+        }
+    }
+
+    /// Grants free bytes to growths and asks victims for the rest. Returns the time at which another victim becomes eligible.
+    pub(crate) fn pay_growths(&mut self) -> Option<Duration> {
+        let growths = std::mem::take(&mut self.ledger.growths).into_iter();
+        growths.filter_map(|growth| self.pay_growth(growth)).min()
+    }
+
+    pub(crate) fn pay_growth(&mut self, growth: Growth) -> Option<Duration> {
+        if self.ledger.absent.contains(&growth.gang) {
+            self.ledger.growths.push(growth);
+        } else if self.ledger.free_beside_restores(growth.gpu) >= growth.bytes {
+            self.grant(growth.gang, (growth.worker, growth.gpu), growth.bytes);
+            self.end_growth(&growth);
+        } else if self.ledger.is_hopeless(&growth) {
+            self.deny_growth(&growth);
+        } else if self.ledger.is_to_come(&growth) || self.ledger.is_starting(growth.gpu, growth.gang) {
+            self.ledger.growths.push(growth);
+        } else {
+            return self.take_for(growth);
+        }
+        None
+    }
+
+    /// Asks victims for the missing bytes: only idle workers while earlier victims still have time.
+    pub(crate) fn take_for(&mut self, mut growth: Growth) -> Option<Duration> {
+        let Growth { gang, gpu, bytes, by, .. } = growth;
+        let short = bytes.saturating_sub(self.ledger.free_beside_restores(gpu));
+        let in_time = self.ledger.in_time(&growth.victims);
+        let class = self.ledger.gangs.get(&gang).map(|gang| i64::from(gang.profile.priority));
+        let found = self.ledger.choose(gpu, short, class.filter(|_| in_time.is_none()), Some(gang));
+        let mut next = found.next.into_iter().chain(in_time).min();
+        if found.short.is_zero() {
+            // Others give it.
+            self.call_off(gang);
+            let asked = self.take(&found.takes, Some(gang));
+            growth.victims.extend(asked.victims);
+            // Half of the request's time is left for others.
+            growth.patience = asked.patience.min(by.saturating_sub(self.ledger.now) / 2);
+            growth.late_at = self.ledger.now + growth.patience;
+            next = None;
+        }
+        self.ledger.growths.push(growth);
+        next
+    }
+
+    pub(crate) fn deny_growth(&mut self, growth: &Growth) {
+        let Growth { worker, gpu, bytes, .. } = *growth;
+        self.actions.push(Action::DenyGrowth { worker, gpu, bytes });
+        self.end_growth(growth);
+    }
+
+    pub(crate) fn end_growth(&mut self, growth: &Growth) {
+        if let Some(gang) = self.ledger.gangs.get_mut(&growth.gang) {
+            gang.growing -= 1;
+        }
+        self.call_off(growth.gang);
     }
 }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use glake_units::Bytes;
 use serde::Serialize;
 
-use crate::duty::LinkDuty;
 use crate::gang::{Gang, Share, ShareKey};
-use crate::server::AGAIN;
+use crate::gpu::LinkDuty;
+use crate::interface::RETRY;
 use crate::{Activity, GangId, GpuId, Preempt, Settings};
 
 /// Reason for the choice of a victim.
@@ -52,7 +52,7 @@ pub(crate) struct Chooser<'a> {
 }
 
 /// Chosen victims and the remainder.
-pub(crate) struct Found {
+pub(crate) struct Choice {
     pub(crate) takes: Vec<Take>,
     /// Bytes still missing after all choices.
     pub(crate) short: Bytes,
@@ -65,8 +65,8 @@ type Ranked<R> = Reverse<(R, GangId, ShareKey)>;
 
 impl Chooser<'_> {
     /// Chooses victims for `short` bytes, or all candidates if they have less.
-    pub(crate) fn choose(&self, short: Bytes) -> Found {
-        let mut found = Found { takes: Vec::new(), short, next: None };
+    pub(crate) fn choose(&self, short: Bytes) -> Choice {
+        let mut choice = Choice { takes: Vec::new(), short, next: None };
         let (mut idle, mut busy) = (Vec::new(), Vec::new());
         let mut tenants: BTreeMap<u32, Bytes> = BTreeMap::new();
         for (&id, gang) in self.gangs {
@@ -77,7 +77,7 @@ impl Chooser<'_> {
                     continue;
                 }
                 if gang.distrust.until > self.now {
-                    found.again(gang.distrust.until);
+                    choice.again(gang.distrust.until);
                     continue;
                 }
                 match gang.activity {
@@ -93,44 +93,50 @@ impl Chooser<'_> {
             // Who was refilled just now may not have said yet that it runs.
             let settled = gang.resident_since + self.settings.least_quantum;
             if gang.idle_since <= gang.resident_since && settled > self.now {
-                found.again(settled);
+                choice.again(settled);
                 continue;
             }
             let under = tenants.get(&gang.profile.tenant).is_none_or(|held| held.get() <= equal);
-            let rank = (under, gang.profile.priority, !share.holding.dirty.is_zero(), gang.idle_since);
+            let rank = (under, gang.profile.priority, !share.account.dirty.is_zero(), gang.idle_since);
             ranked.push(Reverse((rank, id, share.key())));
             if self.settings.partial && !share.uncopied().is_zero() {
                 discardable.push(Reverse((rank, id, share.key())));
             }
         }
-        self.take(&mut found, discardable, Why::Discardable, Share::uncopied);
-        self.take(&mut found, ranked, Why::Idle, Share::evictable);
-        if found.short.is_zero() {
-            return found;
+        self.take(&mut choice, discardable, Why::Discardable, Share::uncopied);
+        self.take(&mut choice, ranked, Why::Idle, Share::evictable);
+        if choice.short.is_zero() {
+            return choice;
         }
         let (mut ranked, waiting) = (Vec::new(), self.waiting_in_turn());
         for (gang, id, share) in busy.into_iter().filter(|(gang, ..)| self.may_park(gang)) {
             let over = gang.resident_since + self.turn(gang, waiting);
             if over > self.now {
-                found.again(over);
+                choice.again(over);
             } else if self.is_too_long(gang) {
                 // Whoever asks is of a higher class by and by.
-                found.again(self.now + AGAIN);
+                choice.again(self.now + RETRY);
             } else {
                 let rank = (gang.activity == Activity::Running, gang.resident_since);
                 ranked.push(Reverse((rank, id, share.key())));
             }
         }
-        self.take(&mut found, ranked, Why::Quantum, Share::evictable);
-        found
+        self.take(&mut choice, ranked, Why::Quantum, Share::evictable);
+        choice
     }
 
     /// Takes from candidates in ascending order until the request is covered.
-    fn take<R: Ord>(&self, found: &mut Found, from: Vec<Ranked<R>>, why: Why, of: impl Fn(&Share) -> Bytes) {
+    fn take<R: Ord>(
+        &self,
+        choice: &mut Choice,
+        from: Vec<Ranked<R>>,
+        why: Why,
+        of: impl Fn(&Share) -> Bytes,
+    ) {
         let mut from = BinaryHeap::from(from);
-        while let Some(Reverse((_, id, key))) = if found.short.is_zero() { None } else { from.pop() } {
+        while let Some(Reverse((_, id, key))) = if choice.short.is_zero() { None } else { from.pop() } {
             if let Some(share) = self.gangs.get(&id).and_then(|gang| gang.share(key)) {
-                found.take(id, key, of(share), why, self.settings.partial);
+                choice.take(id, key, of(share), why, self.settings.partial);
             }
         }
     }
@@ -140,7 +146,7 @@ impl Chooser<'_> {
             && gang.is_resting()
             && !gang.starting
             && !gang.silent
-            && gang.away.is_present()
+            && gang.contexts.is_present()
             && gang.growing == 0
             && gang.profile.preempt.min(self.settings.preempt) != Preempt::Never
     }
@@ -168,7 +174,7 @@ impl Chooser<'_> {
             whom.predictions.refill(whom.copied().0, link) + start + self.quantum(whom) + behind
         };
         let turn = self.whom.and_then(|whom| self.gangs.get(&whom)).map_or(Duration::ZERO, turn);
-        let largest = gang.on(self.gpu).map(|share| (share.evictable(), share.holding.dirty)).max();
+        let largest = gang.on(self.gpu).map(|share| (share.evictable(), share.account.dirty)).max();
         let (leaving, dirty) = largest.unwrap_or_default();
         let (park, shrink) = (gang.predictions.park(), gang.predictions.shrink(leaving, dirty, link));
         park + shrink + turn + gang.predictions.refill(gang.copied().1, link)
@@ -207,7 +213,7 @@ impl Chooser<'_> {
     }
 }
 
-impl Found {
+impl Choice {
     fn again(&mut self, at: Duration) {
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }

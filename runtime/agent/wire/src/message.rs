@@ -235,12 +235,12 @@ pub struct Welcome {
     pub wait: bool,
 }
 
-/// Destination of evicted copies.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Destination of evicted copies. `G` identifies a GPU: its name in messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Tier {
+pub enum Tier<G = String> {
     /// Memory of another GPU, which was granted for the copies.
-    Peer(String),
+    Peer(G),
     /// Pinned host memory.
     Host,
     /// Files on a disk.
@@ -248,7 +248,7 @@ pub enum Tier {
 }
 
 /// Reason of a denied want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Denied {
     /// The want exceeds the capacity of its GPU.
@@ -259,6 +259,17 @@ pub enum Denied {
     Incomplete,
     /// The driver cannot restore the worker: it must be started again.
     Lost,
+}
+
+impl<G> Tier<G> {
+    /// Converts the identification of the GPU.
+    pub fn map<H>(self, convert: impl FnOnce(G) -> H) -> Tier<H> {
+        match self {
+            Tier::Peer(gpu) => Tier::Peer(convert(gpu)),
+            Tier::Host => Tier::Host,
+            Tier::File => Tier::File,
+        }
+    }
 }
 
 impl ToWorker {

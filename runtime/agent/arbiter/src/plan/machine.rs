@@ -8,10 +8,8 @@ use glake_units::Bytes;
 
 use super::figures::Tally;
 use super::load::Request;
-use super::model::{Gate, Model};
-use super::policy::Policy;
-use super::speeds::{Calibration, Speeds};
-use super::steps::{HAIR, equal_part};
+use super::model::{Gate, HAIR, Model, equal_part};
+use super::policy::{Calibration, Policy, Speeds};
 use crate::node::NodeFile;
 use crate::predictions::over;
 use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};
@@ -113,7 +111,7 @@ impl Machine<'_> {
             let tenant = u32::try_from(tenant).unwrap_or(u32::MAX);
             let (priority, preempt, max_pause) = (worker.priority, worker.preempt, worker.max_pause());
             let profile = Profile { priority, tenant, preempt, max_pause };
-            let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.holdings()) };
+            let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.accounts()) };
             self.models.push(model);
             if resident || policy != Policy::Static {
                 self.tell(Event::Joined(joined));
@@ -233,14 +231,14 @@ impl Machine<'_> {
                 let model = &mut self.models[place];
                 model.shrinks -= 1;
                 if model.shrinks == 0 {
-                    let holdings = model.holdings();
-                    self.tell(Event::Shrunk { worker: WorkerId(place as u64), holdings });
+                    let accounts = model.accounts();
+                    self.tell(Event::Shrunk { worker: WorkerId(place as u64), accounts });
                 }
             }
             Happening::Refilled(place) => {
                 self.models[place].refilled();
-                let holdings = self.models[place].holdings();
-                self.tell(Event::Refilled { worker: WorkerId(place as u64), holdings });
+                let accounts = self.models[place].accounts();
+                self.tell(Event::Refilled { worker: WorkerId(place as u64), accounts });
                 self.opens(place);
             }
             Happening::WantsAgain(place) => {
@@ -375,9 +373,9 @@ impl Machine<'_> {
         if self.models[place].busy != busy {
             self.models[place].busy = busy;
             let activity = if busy { Activity::Busy } else { Activity::Idle };
-            let (worker, holdings) = (WorkerId(place as u64), self.models[place].holdings());
+            let (worker, accounts) = (WorkerId(place as u64), self.models[place].accounts());
             self.tell(Event::Activity { worker, activity, idle_for: Duration::ZERO });
-            self.tell(Event::Changed { worker, holdings });
+            self.tell(Event::Changed { worker, accounts });
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Action, Activity, Contexts, Event, GpuId, Holding, Outcome, Settings, WorkerId};
+use crate::{Account, Action, Activity, Contexts, Event, GpuId, Outcome, Settings, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const AFTER: Duration = Duration::from_secs(30);
@@ -81,15 +81,15 @@ fn who_is_busy_starts_is_a_rank_or_has_fixed_memory_stays() {
     assert_eq!(world.arbiter.next_deadline(), None);
     world.does(WorkerId(0), Activity::Idle);
     assert!(world.arbiter.next_deadline().is_some());
-    let fixed = Holding {
+    let fixed = Account {
         fixed: Bytes::mib(2),
         lease: Bytes::mib(2),
         evicted: Bytes::gib(1),
-        ..Holding::nothing(GPU, FLOOR)
+        ..Account::nothing(GPU, FLOOR)
     };
     world.tell(Event::Died { worker: WorkerId(0) });
     world.join(1, 1, 1, crate::Profile::default(), vec![fixed]);
-    let evicted = Holding { evicted: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+    let evicted = Account { evicted: Bytes::gib(1), ..Account::nothing(GPU, FLOOR) };
     world.join(2, 9, 2, crate::Profile::default(), vec![evicted.clone()]);
     world.join(3, 9, 2, crate::Profile::default(), vec![evicted]);
     world.measure(GPU);
@@ -273,7 +273,7 @@ fn an_idle_victim_leaves_for_who_returns_or_grows_without_a_want() {
 fn another_rank_of_a_gang_that_is_away_counts() {
     let mut world = asleep(1, 23, Some(AFTER));
     put_away(&mut world, 0);
-    let held = Holding { evicted: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { evicted: Bytes::gib(1), ..Account::nothing(GPU, FLOOR) };
     world.join(7, 0, 1, crate::Profile::default(), vec![held]);
     assert_eq!(world.arbiter.claimed(GPU), FLOOR);
     world.tell(Event::Refill { worker: WorkerId(0) });
@@ -327,11 +327,11 @@ fn a_restore_has_a_margin_beside_its_floor() {
         let worker = WorkerId(0);
         put_away(&mut world, 0);
         let other =
-            Holding { lease: Bytes::gib(23), resident: Bytes::gib(23), ..Holding::nothing(GPU, Bytes::ZERO) };
+            Account { lease: Bytes::gib(23), resident: Bytes::gib(23), ..Account::nothing(GPU, Bytes::ZERO) };
         let rest = FLOOR.saturating_add(Bytes::mib(spare));
         let lease = other.lease.saturating_sub(rest);
         let profile = crate::Profile { preempt: crate::Preempt::Never, ..crate::Profile::default() };
-        world.join(1, 1, 1, profile, vec![Holding { lease, resident: lease, fixed: lease, ..other }]);
+        world.join(1, 1, 1, profile, vec![Account { lease, resident: lease, fixed: lease, ..other }]);
         let actions = world.tell(Event::Refill { worker });
         assert_eq!(actions.contains(&Action::Restore { worker }), asks, "{spare}: {actions:?}");
     }

@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::scenarios::{last_victims, six, wake};
 use super::world::{FLOOR, World};
-use crate::{Action, Activity, Event, GpuId, Holding, Preempt, Profile, Settings, Why, WorkerId};
+use crate::{Account, Action, Activity, Event, GpuId, Preempt, Profile, Settings, Why, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -15,7 +15,7 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 fn busy(profile: &Profile) -> World {
     let mut world = six(0);
     for id in 0..3 {
-        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+        let held = Account { evicted: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
         let profile = if id < 2 { profile.clone() } else { Profile::default() };
         world.join(id, id, 1, profile, vec![held]);
     }
@@ -111,8 +111,8 @@ fn a_drain_that_nobody_waits_for_any_more_is_called_off() {
     let mut world = busy(&Profile::default());
     world.want(WorkerId(2), None);
     world.tell(Event::Cancelled { worker: WorkerId(2) });
-    let holdings = world.workers[&WorkerId(2)].held.clone();
-    let actions = world.tell(Event::Failed { worker: WorkerId(2), what: crate::Task::Refill, holdings });
+    let accounts = world.workers[&WorkerId(2)].held.clone();
+    let actions = world.tell(Event::Failed { worker: WorkerId(2), what: crate::Task::Refill, accounts });
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
 
     let mut world = busy(&Profile::default());
@@ -151,7 +151,7 @@ fn a_worker_that_has_just_come_in_runs_for_its_quantum() {
 #[test]
 fn a_refill_that_waits_for_a_drain_gives_way_to_a_higher_class() {
     let mut world = busy(&Profile::default());
-    let held = Holding { evicted: Bytes::gib(2), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { evicted: Bytes::gib(2), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile { priority: 9, ..Profile::default() }, vec![held]);
     let begin = world.now;
     world.want(WorkerId(2), None);
@@ -224,12 +224,12 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
         Request::Want => world.want(second, Some(MS(30_000))),
         Request::Restore => _ = world.tell(Event::Refill { worker: second }),
         Request::Growth => {
-            let held = Holding::nothing(GPU, FLOOR);
+            let held = Account::nothing(GPU, FLOOR);
             world.join(1, 1, 1, Profile::default(), vec![held]);
             world.tell(grow(second, Bytes::gib(2), MS(30_000)));
         }
         Request::Start => {
-            let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+            let starts = Account { room: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
             world.join_as(1, 1, 1, Profile::default(), vec![starts], true);
             world.want(second, None);
         }

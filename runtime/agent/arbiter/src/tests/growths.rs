@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Action, Activity, Contexts, Event, GpuId, Holding, Profile, Settings, WorkerId};
+use crate::{Account, Action, Activity, Contexts, Event, GpuId, Profile, Settings, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -43,9 +43,9 @@ fn gives(world: &mut World, id: u64) -> Vec<Action> {
     let Some(Action::Shrink { bytes, .. }) = world.workers[&worker].queue.front().cloned() else {
         panic!("{id} was not asked")
     };
-    let evicted = Holding { evicted: bytes, ..Holding::nothing(GPU, FLOOR) };
+    let evicted = Account { evicted: bytes, ..Account::nothing(GPU, FLOOR) };
     let mut actions = step(world, Event::Returned { worker, gpu: GPU, bytes }, MS(20));
-    actions.extend(step(world, Event::Shrunk { worker, holdings: vec![evicted] }, MS(0)));
+    actions.extend(step(world, Event::Shrunk { worker, accounts: vec![evicted] }, MS(0)));
     actions
 }
 
@@ -58,8 +58,8 @@ fn granted(actions: &[Action], to: u64) -> bool {
 fn bytes_that_come_steadily_are_waited_for() {
     let mut world = full(&[8, 30, 30], 1, 78);
     for id in [1, 2] {
-        let dirty = Holding { dirty: Bytes::gib(30), ..world.workers[&WorkerId(id)].held[0].clone() };
-        world.tell(Event::Changed { worker: WorkerId(id), holdings: vec![dirty] });
+        let dirty = Account { dirty: Bytes::gib(30), ..world.workers[&WorkerId(id)].held[0].clone() };
+        world.tell(Event::Changed { worker: WorkerId(id), accounts: vec![dirty] });
     }
     let asked = world.tell(grow(0, Bytes::gib(20)));
     assert!(matches!(asked[..], [Action::Shrink { worker: WorkerId(1), .. }]), "{asked:?}");
@@ -196,7 +196,7 @@ fn growth_beside_a_start_is_answered_after_it() {
     let mut world = full(&[8, 8], 1, 20);
     world.tell(Event::Shrink { worker: WorkerId(1) });
     world.answer(WorkerId(1));
-    let starts = Holding { room: Bytes::gib(2), ..Holding::nothing(GPU, FLOOR) };
+    let starts = Account { room: Bytes::gib(2), ..Account::nothing(GPU, FLOOR) };
     world.join_as(2, 2, 1, Profile::default(), vec![starts], true);
     world.want(WorkerId(2), None);
     assert_eq!(world.arbiter.state(WorkerId(2)), Some("starting"));
@@ -206,7 +206,7 @@ fn growth_beside_a_start_is_answered_after_it() {
     // It needs no more than half of what the file says.
     let worker = world.workers.get_mut(&WorkerId(2)).unwrap();
     worker.held[0] =
-        Holding { resident: Bytes::gib(1), lease: Bytes::gib(2), ..Holding::nothing(GPU, FLOOR) };
+        Account { resident: Bytes::gib(1), lease: Bytes::gib(2), ..Account::nothing(GPU, FLOOR) };
     world.answer(WorkerId(2));
     let now = world.now;
     let actions = until(&mut world, now + MS(300));
@@ -229,10 +229,10 @@ fn lease(world: &World, id: u64) -> Bytes {
 fn with_room_to_grow() -> World {
     let mut world = World::new(Settings::default(), &[(18, 140)]);
     let profile = Profile::default;
-    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, profile(), vec![held]);
     for id in 1..3 {
-        let held = Holding { evicted: Bytes::gib(8), growth: Bytes::gib(1), ..Holding::nothing(GPU, FLOOR) };
+        let held = Account { evicted: Bytes::gib(8), growth: Bytes::gib(1), ..Account::nothing(GPU, FLOOR) };
         world.join(id, id, 1, profile(), vec![held]);
     }
     world.pass(MS(1_000));
@@ -252,10 +252,10 @@ fn room_to_grow_comes_from_free_bytes() {
 fn room_to_grow_is_kept_from_nobody_who_waits() {
     let mut world = with_room_to_grow();
     world.does(WorkerId(0), Activity::Capturing);
-    let held = |gib| Holding {
+    let held = |gib| Account {
         evicted: Bytes::gib(gib),
         growth: Bytes::gib(1),
-        ..Holding::nothing(GPU, Bytes::ZERO)
+        ..Account::nothing(GPU, Bytes::ZERO)
     };
     world.join(3, 3, 1, Profile::default(), vec![held(9)]);
     world.join(4, 4, 1, Profile { priority: 1, ..Profile::default() }, vec![held(4)]);
@@ -271,7 +271,7 @@ fn what_was_leased_to_grow_and_never_made_goes_back_first() {
     world.want(WorkerId(1), None);
     world.answer(WorkerId(1));
     let unused = lease(&world, 1).saturating_sub(Bytes::gib(8));
-    let small = Holding { evicted: unused, ..Holding::nothing(GPU, Bytes::ZERO) };
+    let small = Account { evicted: unused, ..Account::nothing(GPU, Bytes::ZERO) };
     world.join(3, 3, 1, Profile::default(), vec![small]);
     world.pass(MS(1_000));
     world.want(WorkerId(3), None);

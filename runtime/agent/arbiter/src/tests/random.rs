@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::world::{FLOOR, World};
-use crate::{Activity, Event, GpuId, Holding, Preempt, Profile, Settings, WorkerId};
+use crate::{Account, Activity, Event, GpuId, Preempt, Profile, Settings, WorkerId};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -80,10 +80,10 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
             let gpu = GpuId(u16::try_from(*next % 2).unwrap_or(0));
             let room = world.arbiter.limit(gpu).saturating_sub(world.arbiter.claimed(gpu));
             let (bytes, asleep) = (Bytes::gib(gib), asleep || room < Bytes::gib(gib + 1));
-            let nothing = Holding { discardable: Bytes::mib(300), ..Holding::nothing(gpu, FLOOR) };
+            let nothing = Account { discardable: Bytes::mib(300), ..Account::nothing(gpu, FLOOR) };
             let held = match asleep {
-                true => Holding { evicted: bytes, room: Bytes::mib(200), growth: Bytes::mib(700), ..nothing },
-                false => Holding { lease: bytes, resident: bytes, dirty: Bytes::mib(100 * gib), ..nothing },
+                true => Account { evicted: bytes, room: Bytes::mib(200), growth: Bytes::mib(700), ..nothing },
+                false => Account { lease: bytes, resident: bytes, dirty: Bytes::mib(100 * gib), ..nothing },
             };
             // Two that follow each other are ranks of one gang.
             let (gang, ranks) = if rank { (100 + *next / 2, 2) } else { (*next, 1) };

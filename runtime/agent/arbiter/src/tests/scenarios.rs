@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Action, Activity, Arbiter, Denied, Event, GpuId, Holding, Joined, Outcome, Preempt, Profile, Settings,
+    Account, Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Outcome, Preempt, Profile, Settings,
     Task, Tier, Why, WorkerId,
 };
 
@@ -76,7 +76,7 @@ fn what_a_decision_is_predicted_to_take_is_no_patience() {
 fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
     let mut world = six(0);
     for (id, most) in [(0, Some(MS(500))), (1, None), (2, None)] {
-        let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+        let held = Account { evicted: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
         world.join(id, id, 1, Profile { max_pause: most, ..Profile::default() }, vec![held]);
     }
     wake(&mut world, 0);
@@ -91,7 +91,7 @@ fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
 #[test]
 fn a_worker_whose_uses_may_not_pause_keeps_others_waiting_for_a_while_only() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
-    let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { evicted: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     let profile = Profile { max_pause: Some(MS(500)), ..Profile::default() };
     world.join(0, 0, 1, profile, vec![held]);
     wake(&mut world, 0);
@@ -127,7 +127,7 @@ fn idle_workers_go_first_the_longest_idle_before_others_and_only_as_much_as_is_n
 #[test]
 fn an_older_want_goes_first_and_a_higher_class_before_it() {
     let mut world = six(3);
-    let held = Holding { evicted: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { evicted: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile { priority: 1, ..Profile::default() }, vec![held]);
     wake(&mut world, 0);
     world.want(WorkerId(1), None);
@@ -144,7 +144,7 @@ fn an_older_want_goes_first_and_a_higher_class_before_it() {
 #[test]
 fn what_can_never_be_is_denied_for_good_and_what_comes_too_late_at_once() {
     let mut world = six(1);
-    let large = Holding { evicted: Bytes::gib(30), ..Holding::nothing(GPU, FLOOR) };
+    let large = Account { evicted: Bytes::gib(30), ..Account::nothing(GPU, FLOOR) };
     world.join(7, 7, 1, Profile::default(), vec![large]);
     let actions = world.tell(Event::Want { worker: WorkerId(7), deadline: None });
     assert_eq!(actions, [Action::Deny { worker: WorkerId(7), why: Denied::TooLarge, retry_after: None }]);
@@ -160,7 +160,7 @@ fn all_ranks_of_a_gang_or_none() {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     for rank in 0..2_u64 {
         let gpu = GpuId(u16::try_from(rank).unwrap());
-        let held = Holding { evicted: Bytes::gib(6), ..Holding::nothing(gpu, FLOOR) };
+        let held = Account { evicted: Bytes::gib(6), ..Account::nothing(gpu, FLOOR) };
         world.join(rank, 50, 2, Profile::default(), vec![held]);
         if rank == 0 {
             let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
@@ -168,7 +168,7 @@ fn all_ranks_of_a_gang_or_none() {
         }
     }
     // GPU 1 has no room: GPU 0's is not given either.
-    let fixed = Holding { lease: Bytes::gib(5), fixed: Bytes::gib(1), ..Holding::nothing(GpuId(1), FLOOR) };
+    let fixed = Account { lease: Bytes::gib(5), fixed: Bytes::gib(1), ..Account::nothing(GpuId(1), FLOOR) };
     world.join(9, 9, 1, Profile { preempt: Preempt::Idle, ..Profile::default() }, vec![fixed]);
     world.does(WorkerId(9), Activity::Busy);
     let actions = world.tell(Event::Want { worker: WorkerId(1), deadline: None });
@@ -186,11 +186,11 @@ fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     for rank in 0..2_u64 {
         let gpu = GpuId(u16::try_from(rank).unwrap());
-        let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(gpu, FLOOR) };
+        let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(gpu, FLOOR) };
         world.join(rank, 50, 2, Profile::default(), vec![held]);
         world.does(WorkerId(rank), Activity::Busy);
     }
-    let held = Holding { evicted: Bytes::gib(6), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { evicted: Bytes::gib(6), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile::default(), vec![held]);
     world.pass(MS(5_000));
     world.want(WorkerId(9), None);
@@ -207,7 +207,7 @@ fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
 #[test]
 fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
-    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
     world.does(WorkerId(0), Activity::Busy);
     world.join_asleep(1, Bytes::gib(6));
@@ -217,10 +217,10 @@ fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
     let failed = |what| Event::Failed {
         worker: WorkerId(0),
         what,
-        holdings: vec![Holding {
+        accounts: vec![Account {
             lease: Bytes::gib(8),
             resident: Bytes::gib(8),
-            ..Holding::nothing(GPU, FLOOR)
+            ..Account::nothing(GPU, FLOOR)
         }],
     };
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
@@ -235,13 +235,13 @@ fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
 #[test]
 fn a_want_is_planned_whole_whatever_of_it_was_evicted_just_then() {
     let mut world = six(1);
-    let told = Holding {
+    let told = Account {
         resident: Bytes::gib(1),
         evicted: Bytes::gib(7),
         room: Bytes::mib(4),
-        ..Holding::nothing(GPU, FLOOR)
+        ..Account::nothing(GPU, FLOOR)
     };
-    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![told] });
+    world.tell(Event::Changed { worker: WorkerId(0), accounts: vec![told] });
     let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
     let granted =
         |action: &Action| if let Action::Grant { bytes, .. } = action { *bytes } else { Bytes::ZERO };
@@ -258,8 +258,8 @@ fn what_leaves_by_itself_while_it_is_refilled_is_granted_again() {
     worker.held[0].lease = worker.held[0].lease.saturating_sub(bytes);
     world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes });
     let worker = &world.workers[&WorkerId(0)];
-    let holdings = worker.held.clone();
-    let actions = world.tell(Event::Changed { worker: WorkerId(0), holdings });
+    let accounts = worker.held.clone();
+    let actions = world.tell(Event::Changed { worker: WorkerId(0), accounts });
     assert!(matches!(actions[..], [Action::Grant { bytes: granted, .. }] if granted == bytes), "{actions:?}");
     world.answer(WorkerId(0));
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
@@ -276,11 +276,11 @@ fn a_refill_that_ends_without_what_left_meanwhile_is_over() {
     (worker.held[0].resident, worker.held[0].evicted) = (Bytes::gib(5), Bytes::gib(3));
     world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(3) });
     // All that is free is somebody's now.
-    let other = Holding { lease: Bytes::gib(7), resident: Bytes::gib(7), ..Holding::nothing(GPU, FLOOR) };
+    let other = Account { lease: Bytes::gib(7), resident: Bytes::gib(7), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile { preempt: Preempt::Never, ..Profile::default() }, vec![other]);
-    let holdings = world.workers[&WorkerId(0)].held.clone();
-    world.tell(Event::Changed { worker: WorkerId(0), holdings: holdings.clone() });
-    world.tell(Event::Refilled { worker: WorkerId(0), holdings });
+    let accounts = world.workers[&WorkerId(0)].held.clone();
+    world.tell(Event::Changed { worker: WorkerId(0), accounts: accounts.clone() });
+    world.tell(Event::Refilled { worker: WorkerId(0), accounts });
     let state = world.arbiter.state(WorkerId(0));
     assert_eq!(state, Some("asleep"), "nothing is taken of it, and nothing waited for");
     let queue = &world.workers[&WorkerId(0)].queue;
@@ -314,7 +314,7 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
 #[test]
 fn a_shrink_that_is_late_is_called_so_until_it_ends() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
-    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
     world.tell(Event::Shrink { worker: WorkerId(0) });
     assert!(!world.arbiter.is_late(WorkerId(0)));
@@ -398,13 +398,13 @@ fn growth_gets_other_victims_where_one_is_late_and_waits_for_all_of_them() {
 #[test]
 fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
-    let held = |gpu| Holding {
+    let held = |gpu| Account {
         lease: Bytes::gib(4),
         resident: Bytes::gib(4),
-        ..Holding::nothing(GpuId(gpu), FLOOR)
+        ..Account::nothing(GpuId(gpu), FLOOR)
     };
     world.join(0, 50, 2, Profile::default(), vec![held(0)]);
-    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    let starts = Account { room: Bytes::gib(4), ..Account::nothing(GpuId(1), FLOOR) };
     world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
     world.want(WorkerId(1), None);
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("starting"));
@@ -416,9 +416,9 @@ fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
 /// Two ranks on two GPUs: one has its memory, the other has been admitted to its start.
 fn starting_beside_resident() -> World {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
-    let held = Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 50, 2, Profile::default(), vec![held]);
-    let starts = Holding { room: Bytes::gib(4), ..Holding::nothing(GpuId(1), FLOOR) };
+    let starts = Account { room: Bytes::gib(4), ..Account::nothing(GpuId(1), FLOOR) };
     world.join_as(1, 50, 2, Profile::default(), vec![starts], true);
     world.want(WorkerId(1), None);
     world
@@ -427,16 +427,16 @@ fn starting_beside_resident() -> World {
 #[test]
 fn what_a_rank_wants_while_another_starts_is_granted_once_that_is_over() {
     let mut world = starting_beside_resident();
-    let gone = Holding { evicted: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    let gone = Account { evicted: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
     world.workers.get_mut(&WorkerId(0)).unwrap().held = vec![gone.clone()];
     world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(4) });
-    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![gone] });
+    world.tell(Event::Changed { worker: WorkerId(0), accounts: vec![gone] });
     let actions = world.tell(Event::Want { worker: WorkerId(0), deadline: None });
     assert!(actions.is_empty(), "nothing was granted: {actions:?}");
-    let holdings = world.workers[&WorkerId(0)].held.clone();
-    world.tell(Event::Failed { worker: WorkerId(0), what: Task::Refill, holdings });
+    let accounts = world.workers[&WorkerId(0)].held.clone();
+    world.tell(Event::Failed { worker: WorkerId(0), what: Task::Refill, accounts });
     assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"), "another's failure is not its own");
-    let actions = world.tell(Event::Refilled { worker: WorkerId(1), holdings: vec![] });
+    let actions = world.tell(Event::Refilled { worker: WorkerId(1), accounts: vec![] });
     assert!(matches!(actions[..], [Action::Grant { worker: WorkerId(0), .. }, ..]), "{actions:?}");
 }
 
@@ -445,8 +445,8 @@ fn a_start_that_ends_by_death_says_nothing_of_the_link() {
     let mut world = starting_beside_resident();
     world.pass(MS(20_000));
     world.die(WorkerId(1));
-    let gone = Holding { evicted: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
-    world.tell(Event::Changed { worker: WorkerId(0), holdings: vec![gone] });
+    let gone = Account { evicted: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
+    world.tell(Event::Changed { worker: WorkerId(0), accounts: vec![gone] });
     let wake = world.arbiter.predicted_wake(WorkerId(0)).unwrap();
     assert!(wake < MS(150), "4 GiB at 50 GB/s, not {wake:?}");
 }
@@ -455,7 +455,7 @@ fn a_start_that_ends_by_death_says_nothing_of_the_link() {
 fn one_starts_at_a_time() {
     let mut world = six(0);
     for id in 0..2 {
-        let held = Holding { room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+        let held = Account { room: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
         world.join_as(id, id, 1, Profile::default(), vec![held], true);
         world.want(WorkerId(id), None);
     }
@@ -464,7 +464,7 @@ fn one_starts_at_a_time() {
     world.pass(MS(100_000));
     let worker = world.workers.get_mut(&WorkerId(0)).unwrap();
     worker.held[0] =
-        Holding { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+        Account { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
     world.answer(WorkerId(0));
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
     assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"));
@@ -476,8 +476,8 @@ fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
     let mut world = World::new(settings, &[(20, 24), (20, 24)]);
     let dirty = |id: u64, hosted: u64| {
         let bytes = Bytes::gib(6);
-        let held = Holding::nothing(GPU, FLOOR);
-        (id, Holding { lease: bytes, resident: bytes, dirty: bytes, hosted: Bytes::gib(hosted), ..held })
+        let held = Account::nothing(GPU, FLOOR);
+        (id, Account { lease: bytes, resident: bytes, dirty: bytes, hosted: Bytes::gib(hosted), ..held })
     };
     for (id, held) in [dirty(0, 0), dirty(1, 0), dirty(2, 9)] {
         world.join(id, id, 1, Profile::default(), vec![held]);
@@ -501,12 +501,12 @@ fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
     let gib = Bytes::gib;
     let settings = Settings { host_budget: gib(10), ..Settings::default() };
     let mut world = World::new(settings, &[(20, 24)]);
-    let held = |dirty: u64, unknown: u64| Holding {
+    let held = |dirty: u64, unknown: u64| Account {
         lease: gib(6),
         resident: gib(6),
         dirty: gib(dirty),
         unknown: gib(unknown),
-        ..Holding::nothing(GPU, FLOOR)
+        ..Account::nothing(GPU, FLOOR)
     };
     for (id, held) in [held(5, 0), held(5, 0), held(0, 5), held(0, 0)].into_iter().enumerate() {
         world.join(id as u64, id as u64, 1, Profile::default(), vec![held]);
@@ -546,7 +546,7 @@ fn the_same_events_give_the_same_actions() {
                 1 => Event::Activity { worker, activity: Activity::Busy, idle_for: Duration::ZERO },
                 2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
                 _ if step % 2 == 0 => Event::Parked { worker },
-                _ => Event::Refilled { worker, holdings: Vec::new() },
+                _ => Event::Refilled { worker, accounts: Vec::new() },
             },
         ));
     }
@@ -571,15 +571,15 @@ fn who_was_resident_can_come_back_though_there_is_no_room_to_grow_beside() {
     let mut arbiter = Arbiter::new(Settings::default());
     arbiter.step(Event::Capacity { gpu, budget: gib(10), total: gib(10) }, s(0));
     // Two contexts of 0.5 GiB; A has 8.5 GiB of the 9 that are left, by growths that were granted.
-    let resident = Holding {
+    let resident = Account {
         lease: mib(8704),
         resident: mib(8704),
         dirty: mib(8704),
-        ..Holding::nothing(gpu, mib(512))
+        ..Account::nothing(gpu, mib(512))
     };
     arbiter.step(Event::Joined(Joined::alone(a, vec![resident.clone()])), s(0));
     arbiter.step(
-        Event::Joined(Joined::alone(b, vec![Holding { evicted: gib(2), ..Holding::nothing(gpu, mib(512)) }])),
+        Event::Joined(Joined::alone(b, vec![Account { evicted: gib(2), ..Account::nothing(gpu, mib(512)) }])),
         s(0),
     );
     arbiter.step(Event::Activity { worker: a, activity: Activity::Idle, idle_for: s(0) }, s(1));
@@ -596,30 +596,30 @@ fn who_was_resident_can_come_back_though_there_is_no_room_to_grow_beside() {
     let left = mib(8704 - 1536);
     arbiter.step(Event::Returned { worker: a, gpu, bytes: taken }, s(6));
     // What is evicted asks for lease.growth beside it: 1 GiB by default.
-    let held = Holding {
+    let held = Account {
         lease: left,
         resident: left,
         dirty: left,
         evicted: taken,
         room: gib(1),
-        ..Holding::nothing(gpu, mib(512))
+        ..Account::nothing(gpu, mib(512))
     };
-    arbiter.step(Event::Shrunk { worker: a, holdings: vec![held.clone()] }, s(6));
+    arbiter.step(Event::Shrunk { worker: a, accounts: vec![held.clone()] }, s(6));
     arbiter.step(
         Event::Refilled {
             worker: b,
-            holdings: vec![Holding {
+            accounts: vec![Account {
                 lease: gib(2),
                 resident: gib(2),
                 dirty: gib(2),
-                ..Holding::nothing(gpu, mib(512))
+                ..Account::nothing(gpu, mib(512))
             }],
         },
         s(7),
     );
     arbiter.step(Event::Activity { worker: b, activity: Activity::Idle, idle_for: s(0) }, s(8));
     // A's next use. B is idle, and has all that A had.
-    arbiter.step(Event::Changed { worker: a, holdings: vec![held] }, s(20));
+    arbiter.step(Event::Changed { worker: a, accounts: vec![held] }, s(20));
     let actions = arbiter.step(Event::Want { worker: a, deadline: Some(s(30)) }, s(20));
     assert!(
         !actions.iter().any(|action| matches!(action, Action::Deny { .. })),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use glake_units::Bytes;
 
 use super::world::FLOOR;
-use crate::{Action, Arbiter, Event, GpuId, Holding, Joined, Settings, WorkerId};
+use crate::{Account, Action, Arbiter, Event, GpuId, Joined, Settings, WorkerId};
 
 /// The median of decisions among so many workers, and what one in a hundred takes and more.
 fn decisions_among(workers: u64) -> (Duration, Duration) {
@@ -14,11 +14,11 @@ fn decisions_among(workers: u64) -> (Duration, Duration) {
     let (budget, total) = (Bytes::gib(workers * 9 / 10), Bytes::gib(workers * 2));
     arbiter.step(Event::Capacity { gpu, budget, total }, now);
     for id in 0..workers {
-        let held = Holding { evicted: Bytes::gib(1), ..Holding::nothing(gpu, FLOOR) };
+        let held = Account { evicted: Bytes::gib(1), ..Account::nothing(gpu, FLOOR) };
         arbiter.step(Event::Joined(Joined::alone(WorkerId(id), vec![held])), now);
     }
-    let resident = Holding { resident: Bytes::gib(1), ..Holding::nothing(gpu, FLOOR) };
-    let gone = Holding { evicted: Bytes::gib(1), ..Holding::nothing(gpu, FLOOR) };
+    let resident = Account { resident: Bytes::gib(1), ..Account::nothing(gpu, FLOOR) };
+    let gone = Account { evicted: Bytes::gib(1), ..Account::nothing(gpu, FLOOR) };
     let mut times = Vec::new();
     for round in 0..3_000_u64 {
         let worker = WorkerId(round * 7 % workers);
@@ -33,10 +33,10 @@ fn decisions_among(workers: u64) -> (Duration, Duration) {
         for action in std::mem::take(&mut actions) {
             if let Action::Shrink { worker, gpu, bytes, .. } = action {
                 actions.extend(arbiter.step(Event::Returned { worker, gpu, bytes }, now));
-                arbiter.step(Event::Shrunk { worker, holdings: vec![gone.clone()] }, now);
+                arbiter.step(Event::Shrunk { worker, accounts: vec![gone.clone()] }, now);
             }
         }
-        arbiter.step(Event::Refilled { worker, holdings: vec![resident.clone()] }, now);
+        arbiter.step(Event::Refilled { worker, accounts: vec![resident.clone()] }, now);
     }
     times.sort();
     (times[times.len() / 2], times[times.len() * 99 / 100])

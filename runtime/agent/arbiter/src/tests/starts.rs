@@ -5,13 +5,13 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Action, Activity, Denied, Event, GpuId, Holding, Profile, Settings, WorkerId};
+use crate::{Account, Action, Activity, Denied, Event, GpuId, Profile, Settings, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
 fn starts(world: &mut World, id: u64, gib: u64) {
-    let held = Holding { room: Bytes::gib(gib), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { room: Bytes::gib(gib), ..Account::nothing(GPU, FLOOR) };
     world.join_as(id, id, 1, Profile::default(), vec![held], true);
     world.want(WorkerId(id), None);
 }
@@ -24,14 +24,14 @@ fn lease(world: &World, id: u64) -> Bytes {
 /// What the library says after each welcome: it holds nothing, and needs nothing that it knows of.
 fn says_that_it_holds_nothing(world: &mut World, id: u64) {
     let held = lease(world, id);
-    let nothing = Holding { lease: held, ..Holding::nothing(GPU, FLOOR) };
+    let nothing = Account { lease: held, ..Account::nothing(GPU, FLOOR) };
     world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![nothing.clone()];
-    world.tell(Event::Changed { worker: WorkerId(id), holdings: vec![nothing] });
+    world.tell(Event::Changed { worker: WorkerId(id), accounts: vec![nothing] });
 }
 
 fn has_loaded(world: &mut World, id: u64, gib: u64) {
     let bytes = Bytes::gib(gib);
-    let held = Holding { lease: lease(world, id), resident: bytes, ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: lease(world, id), resident: bytes, ..Account::nothing(GPU, FLOOR) };
     world.workers.get_mut(&WorkerId(id)).unwrap().held = vec![held];
     world.answer(WorkerId(id));
 }
@@ -55,7 +55,7 @@ fn a_start_that_waits_gets_all_of_its_size_whatever_its_worker_says_meanwhile() 
 #[test]
 fn a_start_whose_victims_are_late_waits_for_all_of_its_size_again() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
-    let held = Holding { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
     world.does(WorkerId(0), Activity::Idle);
     world.pass(MS(1_000));
@@ -76,7 +76,7 @@ fn a_start_whose_victims_are_late_waits_for_all_of_its_size_again() {
 #[test]
 fn a_worker_that_starts_grows_beyond_its_size() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
-    let held = Holding { lease: Bytes::gib(5), resident: Bytes::gib(5), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { lease: Bytes::gib(5), resident: Bytes::gib(5), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
     world.does(WorkerId(0), Activity::Idle);
     world.pass(MS(1_000));
@@ -93,20 +93,20 @@ fn a_worker_that_starts_grows_beyond_its_size() {
 #[test]
 fn room_that_cannot_be_had_is_not_waited_for_when_it_is_told_again() {
     let mut world = World::new(Settings::default(), &[(20, 140)]);
-    let busy = Holding {
+    let busy = Account {
         lease: Bytes::gib(8),
         resident: Bytes::gib(8),
         fixed: Bytes::gib(8),
-        ..Holding::nothing(GPU, FLOOR)
+        ..Account::nothing(GPU, FLOOR)
     };
     world.join(0, 0, 1, Profile::default(), vec![busy]);
-    let idle = Holding { lease: Bytes::gib(10), resident: Bytes::gib(10), ..Holding::nothing(GPU, FLOOR) };
+    let idle = Account { lease: Bytes::gib(10), resident: Bytes::gib(10), ..Account::nothing(GPU, FLOOR) };
     world.join(1, 1, 1, Profile::default(), vec![idle]);
     world.pass(MS(1_000));
-    let held = Holding { evicted: Bytes::gib(9), room: Bytes::gib(4), ..Holding::nothing(GPU, FLOOR) };
+    let held = Account { evicted: Bytes::gib(9), room: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
     world.join(2, 2, 1, Profile::default(), vec![held.clone()]);
     world.want(WorkerId(2), None);
-    world.tell(Event::Changed { worker: WorkerId(2), holdings: vec![held] });
+    world.tell(Event::Changed { worker: WorkerId(2), accounts: vec![held] });
     world.answer(WorkerId(1));
     let come = Bytes::gib(20 - 8).saturating_sub(FLOOR.checked_mul(3).unwrap());
     assert_eq!((lease(&world, 2), world.open.contains(&WorkerId(2))), (come, false), "it is admitted");
@@ -118,7 +118,7 @@ fn what_others_contexts_keep_is_denied_for_now_and_what_the_gpu_has_not_for_good
     world.join_asleep(0, Bytes::gib(9));
     // Programs that join with nothing but a context.
     for id in 1..3 {
-        world.join(id, id, 1, Profile::default(), vec![Holding::nothing(GPU, FLOOR)]);
+        world.join(id, id, 1, Profile::default(), vec![Account::nothing(GPU, FLOOR)]);
     }
     let again = |actions: &[Action]| match actions {
         [Action::Deny { worker: WorkerId(0), why: Denied::TooLarge, retry_after }] => *retry_after,

@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::scenarios::{six, wake};
 use super::world::{FLOOR, World};
-use crate::{Action, Activity, Event, GangId, GpuId, Holding, Profile, Settings, WorkerId};
+use crate::{Account, Action, Activity, Event, GangId, GpuId, Profile, Settings, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -82,7 +82,7 @@ fn turns_of_workers_that_are_parked_in_turn_get_longer() {
 }
 
 fn parks(world: &World, id: u64) -> (bool, u32) {
-    let gang = &world.arbiter.server.gangs[&GangId(id)];
+    let gang = &world.arbiter.ledger.gangs[&GangId(id)];
     (gang.is_parked, gang.parks)
 }
 
@@ -137,7 +137,7 @@ fn what_was_parked_is_forgotten_however_its_wait_ends() {
 fn turns_of_two_large_ones(max_pause: Option<Duration>) -> (World, Vec<Duration>) {
     let mut world = World::new(Settings::default(), &[(46, 140)]);
     for id in 0..3 {
-        let held = Holding { evicted: Bytes::gib(40), ..Holding::nothing(GPU, FLOOR) };
+        let held = Account { evicted: Bytes::gib(40), ..Account::nothing(GPU, FLOOR) };
         let max_pause = max_pause.filter(|_| id == 1);
         world.join(id, id, 1, Profile { max_pause, ..Profile::default() }, vec![held]);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Action, Activity, Arbiter, Contexts, Denied, Event, GangId, GpuId, Holding, Joined, Preempt, Profile,
+    Account, Action, Activity, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Preempt, Profile,
     Settings, Task, WorkerId,
 };
 
@@ -15,7 +15,7 @@ pub(super) const FLOOR: Bytes = Bytes::mib(640);
 /// A worker as it is, which the arbiter hears of by events only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Worker {
-    pub(super) held: Vec<Holding>,
+    pub(super) held: Vec<Account>,
     pub(super) activity: Activity,
     pub(super) gang: GangId,
     pub(super) ranks: u32,
@@ -105,7 +105,7 @@ impl World {
             Event::Want { deadline, .. } => deadline,
             _ => None,
         };
-        let wants = self.arbiter.server.gangs.iter();
+        let wants = self.arbiter.ledger.gangs.iter();
         let wants: BTreeMap<GangId, Duration> =
             wants.filter_map(|(id, gang)| Some((*id, gang.want?.deadline))).collect();
         let actions = self.arbiter.step(event, self.now);
@@ -140,7 +140,7 @@ impl World {
         wants: &BTreeMap<GangId, Duration>,
         asked: Option<Duration>,
     ) {
-        let server = &self.arbiter.server;
+        let ledger = &self.arbiter.ledger;
         let growth = |worker, gpu, bytes| {
             self.growths.iter().position(|of| (of.0, of.1, of.2) == (worker, gpu, bytes))
         };
@@ -148,8 +148,9 @@ impl World {
             Action::DenyGrowth { worker, gpu, bytes } => {
                 let Some(at) = growth(worker, gpu, bytes) else { return };
                 let (.., by) = self.growths.remove(at);
-                let Some(gang) = server.gang_of.get(&worker) else { return };
-                let is_hopeless = server.reachable(gpu, *gang) < bytes || server.gangs[gang].away.is_lost();
+                let Some(gang) = ledger.gang_of.get(&worker) else { return };
+                let is_hopeless =
+                    ledger.reachable(gpu, *gang) < bytes || ledger.gangs[gang].contexts.is_lost();
                 assert!(by <= self.now || is_hopeless, "{action:?} at {:?}, before {by:?}", self.now);
             }
             Action::Grant { worker, gpu, bytes } => {
@@ -158,7 +159,7 @@ impl World {
                 }
             }
             Action::Deny { worker, why: Denied::Deadline, .. } => {
-                let by = server.gang_of.get(&worker).and_then(|gang| wants.get(gang));
+                let by = ledger.gang_of.get(&worker).and_then(|gang| wants.get(gang));
                 // No link brings 9 GiB back sooner, and it may want again shortly before its time is over.
                 let least = Duration::from_millis(100);
                 let ends = by.copied().into_iter().chain(asked.map(|deadline| self.now + deadline));
@@ -195,7 +196,7 @@ impl World {
             Action::Grant { worker, gpu, bytes } => {
                 if let Some(worker) = self.workers.get_mut(&worker) {
                     if worker.held.iter().all(|held| held.gpu != gpu) {
-                        worker.held.push(Holding::nothing(gpu, Bytes::ZERO));
+                        worker.held.push(Account::nothing(gpu, Bytes::ZERO));
                     }
                     let held = worker.held.iter_mut().find(|held| held.gpu == gpu).unwrap();
                     held.lease = held.lease.saturating_add(bytes);
@@ -215,7 +216,7 @@ impl World {
         }
     }
 
-    pub(super) fn join(&mut self, id: u64, gang: u64, ranks: u32, profile: Profile, held: Vec<Holding>) {
+    pub(super) fn join(&mut self, id: u64, gang: u64, ranks: u32, profile: Profile, held: Vec<Account>) {
         self.join_as(id, gang, ranks, profile, held, false);
     }
 
@@ -225,7 +226,7 @@ impl World {
         gang: u64,
         ranks: u32,
         profile: Profile,
-        held: Vec<Holding>,
+        held: Vec<Account>,
         starting: bool,
     ) {
         let worker = Worker {
@@ -248,16 +249,16 @@ impl World {
 
     /// A worker that has all its memory elsewhere.
     pub(super) fn join_asleep(&mut self, id: u64, bytes: Bytes) {
-        let held = Holding { evicted: bytes, ..Holding::nothing(GpuId(0), FLOOR) };
+        let held = Account { evicted: bytes, ..Account::nothing(GpuId(0), FLOOR) };
         self.join(id, id, 1, Profile { preempt: Preempt::Step, ..Profile::default() }, vec![held]);
     }
 
     pub(super) fn tell_joined(&mut self, id: WorkerId, event: impl Fn(Joined) -> Event) {
         let Some(worker) = self.workers.get(&id) else { return };
         let Worker { gang, ranks, profile, held, starting, activity, .. } = worker.clone();
-        let size = |held: &Holding| (held.gpu, held.resident.saturating_add(held.room));
+        let size = |held: &Account| (held.gpu, held.resident.saturating_add(held.room));
         let start = held.iter().filter(|_| starting).map(size).collect();
-        self.tell(event(Joined { worker: id, gang, ranks, activity, start, profile, holdings: held }));
+        self.tell(event(Joined { worker: id, gang, ranks, activity, start, profile, accounts: held }));
         self.workers.get_mut(&id).unwrap().told = true;
     }
 
@@ -305,14 +306,14 @@ impl World {
                 // One answer to all shrinks of a command.
                 let more = self.workers.get(&id).and_then(|worker| worker.queue.front());
                 if !matches!(more, Some(Action::Shrink { .. })) {
-                    let holdings =
+                    let accounts =
                         self.workers.get(&id).map(|worker| worker.held.clone()).unwrap_or_default();
-                    self.tell(Event::Shrunk { worker: id, holdings });
+                    self.tell(Event::Shrunk { worker: id, accounts });
                 }
             }
             Some(Action::Admit { .. }) => {
                 // Who wants nothing says nothing.
-                let wants = |held: &Holding| !held.evicted.saturating_add(held.room).is_zero();
+                let wants = |held: &Account| !held.evicted.saturating_add(held.room).is_zero();
                 if !std::mem::take(&mut worker.starting) && !worker.held.iter().any(wants) {
                     return;
                 }
@@ -321,8 +322,8 @@ impl World {
                     held.evicted = held.evicted.saturating_sub(back);
                     held.resident = held.resident.saturating_add(back);
                 }
-                let holdings = worker.held.clone();
-                self.tell(Event::Refilled { worker: id, holdings });
+                let accounts = worker.held.clone();
+                self.tell(Event::Refilled { worker: id, accounts });
             }
             _ => {}
         }
@@ -362,14 +363,14 @@ impl World {
             Some(_) => Task::Refill,
             None => return,
         };
-        let holdings = worker.held.clone();
-        self.tell(Event::Failed { worker: id, what, holdings });
+        let accounts = worker.held.clone();
+        self.tell(Event::Failed { worker: id, what, accounts });
     }
 
     /// The meter is read; half of what dead workers had is back by then.
     pub(super) fn measure(&mut self, gpu: GpuId) {
         let living = |worker: &Worker| {
-            let floor = |held: &Holding| if worker.locked == Some(true) { Bytes::ZERO } else { held.floor };
+            let floor = |held: &Account| if worker.locked == Some(true) { Bytes::ZERO } else { held.floor };
             let held = worker.held.iter().filter(|held| held.gpu == gpu);
             held.map(|held| floor(held).saturating_add(held.resident)).sum()
         };

@@ -1,11 +1,43 @@
-//! Events that the agent reports to the arbiter.
+//! Interface of the arbiter: identifiers, the events that the agent reports, and the actions that it carries out.
+//!
+//! Parameters of the arbiter's policy.
 
+use std::fmt;
 use std::time::Duration;
 
 use glake_units::Bytes;
+use glake_wire::Denied;
 use serde::{Deserialize, Serialize};
 
-use crate::{GangId, GpuId, WorkerId};
+use crate::Preempt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($number:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $number);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+id!(
+    /// Number of a process that joined, valid for its lifetime; the agent never reuses a number.
+    WorkerId(u64)
+);
+id!(
+    /// Number of a gang: a single worker, or all ranks of one launcher.
+    GangId(u64)
+);
+id!(
+    /// Index of a GPU of the server.
+    GpuId(u16)
+);
 
 /// Event in the life of a worker or a GPU. The agent reports each event of a worker once and in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -37,7 +69,7 @@ pub enum Event {
     Changed {
         worker: WorkerId,
         /// State on each of the worker's GPUs.
-        holdings: Vec<Holding>,
+        accounts: Vec<Account>,
     },
     /// The activity of a worker changed.
     Activity {
@@ -53,9 +85,7 @@ pub enum Event {
         deadline: Option<Duration>,
     },
     /// The uses of a worker no longer wait.
-    Cancelled {
-        worker: WorkerId,
-    },
+    Cancelled { worker: WorkerId },
     /// A running use needs more memory.
     Grow {
         worker: WorkerId,
@@ -65,56 +95,39 @@ pub enum Event {
         within: Duration,
     },
     /// Every use of a worker waits at a safe point or has ended.
-    Parked {
-        worker: WorkerId,
-    },
+    Parked { worker: WorkerId },
     /// A worker returned memory to the driver: its lease falls by `bytes`.
-    Returned {
-        worker: WorkerId,
-        gpu: GpuId,
-        bytes: Bytes,
-    },
+    Returned { worker: WorkerId, gpu: GpuId, bytes: Bytes },
     /// A shrink has ended.
     Shrunk {
         worker: WorkerId,
         /// State after the shrink.
-        holdings: Vec<Holding>,
+        accounts: Vec<Account>,
     },
     /// A refill or a start has ended: all memory is resident.
     Refilled {
         worker: WorkerId,
         /// State after the refill.
-        holdings: Vec<Holding>,
+        accounts: Vec<Account>,
     },
     /// A worker made progress since its last status page: an ongoing refill is not late.
-    Progress {
-        worker: WorkerId,
-    },
+    Progress { worker: WorkerId },
     /// A worker could not carry out a command. Memory that it returned before still counts.
     Failed {
         worker: WorkerId,
         what: Task,
         /// State after the failure.
-        holdings: Vec<Holding>,
+        accounts: Vec<Account>,
     },
     /// The result of a [`Checkpoint`](crate::Action::Checkpoint) or a [`Restore`](crate::Action::Restore), each of which gets an answer; or
     /// the unknown state of a worker that a journal names.
-    Contexts {
-        worker: WorkerId,
-        contexts: Contexts,
-    },
+    Contexts { worker: WorkerId, contexts: Contexts },
     /// The operator requests a refill. The agent forwards the request to the worker, which is restored first if necessary.
-    Refill {
-        worker: WorkerId,
-    },
+    Refill { worker: WorkerId },
     /// A process died. Its memory counts until the meter shows that the driver has freed it.
-    Died {
-        worker: WorkerId,
-    },
+    Died { worker: WorkerId },
     /// The operator requests a shrink of a worker.
-    Shrink {
-        worker: WorkerId,
-    },
+    Shrink { worker: WorkerId },
     /// Time passed without another event.
     Tick,
 }
@@ -167,21 +180,21 @@ pub struct Joined {
     pub ranks: u32,
     /// Activity, as far as known at the join.
     pub activity: Activity,
-    /// Lease of each GPU that a starting worker needs to load; empty for other workers. It applies until the start ends, whatever holdings
+    /// Lease of each GPU that a starting worker needs to load; empty for other workers. It applies until the start ends, whatever accounts
     /// the worker reports. Until then no other worker of these GPUs starts, shrinks or refills.
     pub start: Vec<(GpuId, Bytes)>,
     /// Scheduling attributes of the worker.
     pub profile: Profile,
     /// State on each of the worker's GPUs.
-    pub holdings: Vec<Holding>,
+    pub accounts: Vec<Account>,
 }
 
 impl Joined {
     /// Describes an idle worker of one rank that has already started; its gang has the same number.
-    pub fn alone(worker: WorkerId, holdings: Vec<Holding>) -> Self {
+    pub fn alone(worker: WorkerId, accounts: Vec<Account>) -> Self {
         let (gang, profile) = (GangId(worker.0), Profile::default());
         let activity = Activity::Idle;
-        Joined { worker, gang, ranks: 1, activity, start: Vec::new(), profile, holdings }
+        Joined { worker, gang, ranks: 1, activity, start: Vec::new(), profile, accounts }
     }
 }
 
@@ -213,7 +226,7 @@ pub enum Preempt {
 
 /// Memory of a worker on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Holding {
+pub struct Account {
     pub gpu: GpuId,
     /// Memory of context, modules and libraries, which counts and never leaves.
     pub floor: Bytes,
@@ -240,7 +253,7 @@ pub struct Holding {
     pub hosted: Bytes,
 }
 
-impl Holding {
+impl Account {
     /// Limits a size to more than any machine has, so that sums cannot overflow.
     pub(crate) fn at_most(bytes: Bytes) -> Bytes {
         bytes.min(Bytes::new(1 << 48))
@@ -248,15 +261,15 @@ impl Holding {
 
     /// Limits the reported sizes to possible ones.
     pub(crate) fn possible(self) -> Self {
-        let most = Holding::at_most;
+        let most = Account::at_most;
         let (floor, lease) = (most(self.floor), most(self.lease));
-        Holding { floor, lease, resident: most(self.resident), growth: most(self.growth), ..self }
+        Account { floor, lease, resident: most(self.resident), growth: most(self.growth), ..self }
     }
 
-    /// Returns a holding that consists of a floor only.
+    /// Returns a account that consists of a floor only.
     pub fn nothing(gpu: GpuId, floor: Bytes) -> Self {
         let zero = Bytes::ZERO;
-        Holding {
+        Account {
             gpu,
             floor,
             lease: zero,
@@ -269,6 +282,166 @@ impl Holding {
             discardable: zero,
             unknown: zero,
             hosted: zero,
+        }
+    }
+}
+
+/// Action for the agent to carry out. Deadlines are on the clock of [`step`](crate::Arbiter::step); the arbiter handles a missed deadline
+/// at its next step.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Action {
+    /// Raises the lease of a worker: bytes of its refill, or the answer to a growth.
+    Grant { worker: WorkerId, gpu: GpuId, bytes: Bytes },
+    /// Admits a want whose memory is granted completely: uses may run once the refill is over, parked ones first.
+    Admit { worker: WorkerId },
+    /// Makes all uses of a worker wait at safe points.
+    Park {
+        worker: WorkerId,
+        /// Deadline of the worker's answer.
+        by: Duration,
+    },
+    /// Lets the parked uses of a worker continue.
+    Unpark { worker: WorkerId },
+    /// Makes a worker give memory of a GPU back.
+    Shrink {
+        worker: WorkerId,
+        gpu: GpuId,
+        bytes: Bytes,
+        /// Destination of the copies.
+        tier: Tier,
+        /// Deadline of the worker's answer.
+        by: Duration,
+    },
+    /// Moves copies of an idle worker from host memory to files.
+    Demote { worker: WorkerId, bytes: Bytes },
+    /// Ends a want without memory.
+    Deny {
+        worker: WorkerId,
+        why: Denied,
+        /// Time from now after which the worker may ask again; `None` if the arbiter would deny the want forever.
+        retry_after: Option<Duration>,
+    },
+    /// Ends a growth without memory: the worker reports out of memory as at any limit.
+    DenyGrowth {
+        worker: WorkerId,
+        gpu: GpuId,
+        /// Size of the denied request.
+        bytes: Bytes,
+    },
+    /// Reports a missed deadline. Until `until` the worker is never a victim, and its lease counts as used.
+    StopCountingOn {
+        worker: WorkerId,
+        /// End of the exclusion, on the clock of `step`.
+        until: Duration,
+    },
+    /// Asks the driver to checkpoint a worker. The agent records this in its journal before.
+    Checkpoint { worker: WorkerId },
+    /// Asks the driver to restore a worker if it is checkpointed or locked.
+    Restore { worker: WorkerId },
+    /// Asks for a reading of a GPU's meter now.
+    Measure { gpu: GpuId },
+}
+
+/// Destination of evicted memory.
+pub type Tier = glake_wire::Tier<GpuId>;
+
+impl Action {
+    /// Returns the worker that gets a message about the action, if any.
+    pub fn worker(&self) -> Option<WorkerId> {
+        match *self {
+            Action::Grant { worker, .. }
+            | Action::Admit { worker }
+            | Action::Park { worker, .. }
+            | Action::Unpark { worker }
+            | Action::Shrink { worker, .. }
+            | Action::Demote { worker, .. }
+            | Action::Deny { worker, .. }
+            | Action::DenyGrowth { worker, .. } => Some(worker),
+            Action::StopCountingOn { .. }
+            | Action::Measure { .. }
+            | Action::Checkpoint { .. }
+            | Action::Restore { .. } => None,
+        }
+    }
+}
+
+/// Retry interval of a want whose gang is incomplete, or whose memory is held by unmanaged processes.
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
+
+/// Parameters of the policy; the defaults are those of the product.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Settings {
+    /// Assumed link rate in bytes per second, until measured.
+    pub link: Bytes,
+    /// Minimum time between a refill and the next park.
+    pub least_quantum: Duration,
+    /// Length of the quantum in multiples of the worker's refill time.
+    pub quantum_refills: u32,
+    /// Number of parks after which turns of alternately parked workers stop growing.
+    pub longest_turn: u32,
+    /// Time for which the want of a parked worker waits behind newer wants of its class.
+    pub resume_after: Duration,
+    /// Timeout of a command in multiples of its predicted duration, before another victim is chosen.
+    pub late: u32,
+    /// Minimum timeout of a command.
+    pub least_late: Duration,
+    /// Minimum timeout of the first shrink of a worker, which pins host memory and creates contexts and page tables.
+    pub first_late: Duration,
+    /// Timeout of a command whose uses must run to their end.
+    pub drain: Duration,
+    /// Timeout of a start.
+    pub start: Duration,
+    /// Longest wait of a want without its own deadline.
+    pub longest_wait: Duration,
+    /// Initial exclusion of a worker that missed a deadline; doubles each time.
+    pub distrust: Duration,
+    /// Upper bound on every worker's own `preempt`.
+    pub preempt: Preempt,
+    /// Whether a victim gives only the needed bytes, instead of all.
+    pub partial: bool,
+    /// Whether a GPU serves one gang at a time.
+    pub exclusive: bool,
+    /// Pinned host memory of all workers: above 90 % copies go to files, and demotion ends at 80 %.
+    pub host_budget: Bytes,
+    /// Whether copies may go to idle GPUs.
+    pub peers: bool,
+    /// Idle time after which the driver checkpoints a worker without leases; `None`: never.
+    pub checkpoint_after: Option<Duration>,
+    /// Predicted duration of a restore by the driver.
+    pub restore: Duration,
+}
+
+impl Settings {
+    /// Returns the longest predicted parking time: its timeout is then `longest_wait`.
+    pub(crate) fn longest_park(&self) -> Duration {
+        self.longest_wait / self.late.max(1)
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            link: Bytes::new(50_000_000_000),
+            least_quantum: Duration::from_millis(300),
+            quantum_refills: 2,
+            longest_turn: 4,
+            resume_after: Duration::from_secs(1),
+            late: 4,
+            least_late: Duration::from_millis(200),
+            // The slowest first shrink that was measured moved 3.7 GB/s: four times what its first 512 MiB took.
+            first_late: Duration::from_secs(2),
+            drain: Duration::from_secs(30),
+            start: Duration::from_secs(600),
+            longest_wait: Duration::from_secs(300),
+            distrust: Duration::from_secs(60),
+            preempt: Preempt::Step,
+            partial: true,
+            exclusive: false,
+            host_budget: Bytes::MAX,
+            peers: false,
+            checkpoint_after: None,
+            // A shrunk worker on one H200: docs/lab.
+            restore: Duration::from_millis(560),
         }
     }
 }

@@ -1,0 +1,319 @@
+//! Events: changes that workers, the meter and operators report to the arbiter.
+
+use std::time::Duration;
+
+use glake_units::Bytes;
+
+use crate::arbiter::Arbiter;
+use crate::gang::{Distrust, Gang, Member, Presence, State, Want};
+use crate::interface::RETRY;
+use crate::log::Outcome;
+use crate::predictions::over;
+use crate::{Account, Action, Activity, Denied, Event, GangId, GpuId, Joined, Task, WorkerId};
+
+/// Unreported memory beyond a lease after which the arbiter stops counting on a worker.
+const SLACK: Bytes = Bytes::mib(64);
+
+/// Upper bound of the speedup of a refill over several links, relative to the configured link rate.
+const FASTEST: u32 = 4;
+
+/// Interval before the next demotion of a gang that did not carry out the last one.
+const DEMOTE_AGAIN: Duration = Duration::from_secs(60);
+
+impl Arbiter {
+    pub(crate) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Capacity { gpu, budget, total } => {
+                self.ledger.gpus.entry(gpu).or_default().set_capacity(budget, total);
+            }
+            Event::Measured { gpu, begun, used, physical } => self.measured(gpu, begun, used, &physical),
+            Event::Expected(joined) => self.joined(joined, true),
+            Event::Joined(joined) => self.joined(joined, false),
+            Event::Changed { worker, accounts } => {
+                let hosted = |arbiter: &Arbiter| arbiter.ledger.gang(worker).map(Gang::hosted);
+                let before = hosted(self);
+                self.ledger.hold(worker, &accounts);
+                let (fell, now) = (hosted(self) < before, self.ledger.now);
+                self.owe(worker);
+                if let Some((id, gang)) = self.ledger.gang_mut(worker) {
+                    if gang.demoting.take().is_some() && !fell {
+                        // It cannot, for now.
+                        gang.demote_after = now + DEMOTE_AGAIN;
+                    }
+                    self.ledger.note(id);
+                }
+            }
+            Event::Activity { worker, activity, idle_for } => self.ledger.does(worker, activity, idle_for),
+            Event::Want { worker, deadline } => self.wants(worker, deadline),
+            Event::Cancelled { worker } => self.ledger.cancelled(worker),
+            Event::Grow { worker, gpu, bytes, within } => self.grow(worker, gpu, bytes, within),
+            Event::Progress { worker } => self.ledger.progresses(worker),
+            Event::Parked { worker } => {
+                if let Some(&id) = self.ledger.gang_of.get(&worker) {
+                    self.stops_waiting_to_park(id, worker);
+                }
+            }
+            Event::Returned { worker, gpu, bytes } => {
+                if let Some(&id) = self.ledger.gang_of.get(&worker) {
+                    self.ledger.change(id, (worker, gpu), |share| {
+                        let held = &mut share.account;
+                        (held.lease, held.resident) =
+                            (held.lease.saturating_sub(bytes), held.resident.saturating_sub(bytes));
+                    });
+                    self.ledger.came(id, gpu);
+                    self.ledger.goes_on(id);
+                }
+            }
+            Event::Shrunk { worker, accounts } => {
+                self.ledger.hold(worker, &accounts);
+                self.ledger.shrunk(worker);
+            }
+            Event::Refilled { worker, accounts } => {
+                self.ledger.hold(worker, &accounts);
+                self.ledger.wants_nothing_elsewhere(worker, &accounts);
+                self.refilled(worker);
+            }
+            Event::Failed { worker, what, accounts } => {
+                self.ledger.hold(worker, &accounts);
+                self.failed(worker, what);
+            }
+            Event::Contexts { worker, contexts } => self.contexts(worker, contexts),
+            Event::Refill { worker } => self.ledger.operator_refills(worker),
+            Event::Died { worker } => self.died(worker),
+            Event::Shrink { worker } => self.operator_shrinks(worker),
+            Event::Tick => {}
+        }
+    }
+
+    pub(crate) fn joined(&mut self, joined: Joined, silent: bool) {
+        let worker = joined.worker;
+        let known = self
+            .ledger
+            .gang_mut(worker)
+            .map(|(id, gang)| (id, gang.members.get(&worker).is_some_and(|m| m.silent)));
+        match known {
+            // A journal knows less than whoever has joined.
+            Some((_, false)) if silent => return,
+            // It joined another gang than the journal says, or than before: that one lost a rank.
+            Some((id, _)) if id != joined.gang => {
+                self.ledger.uncount(worker);
+                self.forget(worker, id);
+            }
+            // What it says counts, not the journal; and it may be in use since.
+            Some((id, true)) => {
+                let now = self.ledger.now;
+                self.ledger.uncount(worker);
+                if let Some(gang) = self.ledger.gangs.get_mut(&id) {
+                    gang.resident_since = now;
+                    gang.members.remove(&worker);
+                }
+            }
+            _ => {}
+        }
+        let now = self.ledger.now;
+        let gang = self.ledger.gangs.entry(joined.gang).or_insert_with(|| Gang::new(&joined, now));
+        let old = gang.members.contains_key(&worker) && known.is_some_and(|(_, was_silent)| !was_silent);
+        (gang.profile, gang.ranks) = (joined.profile, joined.ranks.max(1));
+        gang.contexts.rests_since = now;
+        let member = gang.members.entry(worker).or_insert_with(|| Member::new(now));
+        (member.silent, member.starting, member.activity) =
+            (silent, !joined.start.is_empty(), joined.activity);
+        gang.sum_up();
+        self.ledger.gang_of.insert(worker, joined.gang);
+        for told in joined.accounts.into_iter().map(Account::possible) {
+            let key = (worker, told.gpu);
+            let start = joined
+                .start
+                .iter()
+                .find(|(gpu, _)| *gpu == told.gpu)
+                .map(|(_, bytes)| Account::at_most(*bytes));
+            self.ledger.add_share(joined.gang, key);
+            self.ledger.change(joined.gang, key, |share| {
+                share.start = start.unwrap_or_default();
+                // Grants that it has not seen yet are its own.
+                let lease = if old { share.account.lease.max(told.lease) } else { told.lease };
+                share.account = Account { lease, ..told };
+            });
+        }
+    }
+
+    pub(crate) fn measured(
+        &mut self,
+        gpu: GpuId,
+        begun: Duration,
+        used: Bytes,
+        physical: &[(WorkerId, Bytes)],
+    ) {
+        let mut living = Bytes::ZERO;
+        let shares =
+            self.ledger.gangs.iter().flat_map(|(id, gang)| gang.on(gpu).map(move |share| (*id, share.key())));
+        for (id, key) in shares.collect::<Vec<_>>() {
+            let told = physical.iter().find(|(worker, _)| *worker == key.0).map(|(_, bytes)| *bytes);
+            let mut lied = false;
+            self.ledger.change(id, key, |share| {
+                let lease = share.account.lease;
+                if let Some(physical) = told.map(Account::at_most) {
+                    share.overrun = physical.saturating_sub(lease);
+                    lied = share.overrun > SLACK.saturating_add(Bytes::new(lease.get() / 20));
+                }
+                let held = told.unwrap_or_else(|| lease.saturating_add(share.overrun));
+                living = living.saturating_add(share.floor()).saturating_add(held);
+            });
+            let trusted =
+                self.ledger.gangs.get(&id).is_some_and(|gang| gang.distrust.until <= self.ledger.now);
+            if lied && trusted {
+                self.distrust(id, self.ledger.settings.distrust);
+            }
+        }
+        let now = self.ledger.now;
+        self.ledger.gpus.entry(gpu).or_default().measured(begun, now, used.saturating_sub(living));
+    }
+
+    pub(crate) fn wants(&mut self, worker: WorkerId, deadline: Option<Duration>) {
+        let (now, settings) = (self.ledger.now, self.ledger.settings.clone());
+        let Some((id, gang)) = self.ledger.gang_mut(worker) else {
+            return self.actions.push(Action::Deny {
+                worker,
+                why: Denied::Incomplete,
+                retry_after: Some(RETRY),
+            });
+        };
+        // What it lacks since then is planned when this refill is over.
+        let lacks_nothing = gang.shares.iter().all(|share| share.worker != worker || share.need().is_zero());
+        if lacks_nothing && matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
+            return self.actions.push(Action::Admit { worker });
+        }
+        let want = gang.want.get_or_insert_with(|| Want::new(now, deadline, &settings));
+        let deadline = want.deadline;
+        if let Some(member) = gang.members.get_mut(&worker) {
+            member.wants = true;
+        }
+        let (complete, lost) = (gang.is_complete(), gang.contexts.is_lost());
+        self.ledger.note(id);
+        if lost {
+            return self.refuse(id, Denied::Lost, None);
+        }
+        if !complete {
+            return self.deny(id, Denied::Incomplete, Some(RETRY));
+        }
+        let Some(gang) = self.ledger.gangs.get(&id) else { return };
+        // Predictions may be wrong, and wants before it may end: only what no link could do is denied before its time.
+        let fastest = over(gang.copied().0, self.ledger.settings.link) / FASTEST;
+        if now + fastest > deadline && gang.is_resting() && !gang.is_resident() {
+            let least = self.ledger.least_wait(id).max(RETRY);
+            self.refuse(id, Denied::Deadline, Some(least));
+        }
+    }
+
+    pub(crate) fn operator_shrinks(&mut self, worker: WorkerId) {
+        let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
+        if !gang.is_resting() || gang.silent || !gang.contexts.is_present() {
+            return;
+        }
+        let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
+        if gang.activity == Activity::Idle { self.shrink(id, &takes) } else { self.park(id, takes, None) }
+    }
+
+    /// Removes a rank that has parked or died from the ranks to wait for, and shrinks the gang after the last one.
+    pub(crate) fn stops_waiting_to_park(&mut self, id: GangId, worker: WorkerId) {
+        let (now, longest) = (self.ledger.now, self.ledger.settings.longest_park());
+        let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
+        let State::Parking { waits, since, takes, .. } = &mut gang.state else { return };
+        waits.remove(&worker);
+        if waits.is_empty() {
+            let (since, takes) = (*since, std::mem::take(takes));
+            gang.predictions.saw_park(now.saturating_sub(since), longest);
+            gang.is_parked = true;
+            gang.parks = gang.parks.saturating_add(1);
+            self.shrink(id, &takes);
+        }
+    }
+
+    pub(crate) fn refilled(&mut self, worker: WorkerId) {
+        let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
+        gang.end_start(worker);
+        // Nobody waits for more.
+        for share in gang.shares.iter_mut().filter(|share| share.worker == worker) {
+            share.owed = Bytes::ZERO;
+        }
+        match &mut gang.state {
+            State::Refilling(refill) => {
+                refill.waits.remove(&worker);
+                self.finish_refill(id);
+            }
+            // Late, and here now.
+            State::Resting => (gang.distrust, gang.is_parked) = (Distrust::default(), false),
+            _ => {}
+        }
+    }
+
+    /// Records that a worker could not carry out a command. Does nothing if the arbiter no longer waits for that command.
+    pub(crate) fn failed(&mut self, worker: WorkerId, what: Task) {
+        let short = self.ledger.settings.least_quantum;
+        let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
+        match (&gang.state, what) {
+            (State::Parking { .. }, Task::Park) => self.unpark(id),
+            (State::Shrinking { .. }, Task::Shrink) => self.ledger.shrunk(worker),
+            (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {
+                match refill.admitted {
+                    // Which distrusts it for longer.
+                    Some(_) => return self.give_up_on(id),
+                    None => self.give_back(id, Outcome::Returned),
+                }
+            }
+            _ => return,
+        }
+        self.distrust(id, short);
+    }
+
+    pub(crate) fn died(&mut self, worker: WorkerId) {
+        let Some(&id) = self.ledger.gang_of.get(&worker) else { return };
+        let now = self.ledger.now;
+        for (gpu, footprint) in self.ledger.remove_shares(worker) {
+            self.ledger.gpus.entry(gpu).or_default().died(now, footprint);
+        }
+        self.forget(worker, id);
+    }
+
+    /// Removes a rank from a gang, after its shares.
+    pub(crate) fn forget(&mut self, worker: WorkerId, id: GangId) {
+        self.ledger.gang_of.remove(&worker);
+        self.ledger.growths.retain(|growth| growth.worker != worker);
+        let growing = self.ledger.growths.iter().filter(|growth| growth.gang == id).count();
+        let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
+        gang.growing = u32::try_from(growing).unwrap_or(u32::MAX);
+        gang.members.remove(&worker);
+        gang.sum_up();
+        if gang.members.is_empty() {
+            self.ledger.gangs.remove(&id);
+            self.call_off(id);
+            self.ledger.absent.remove(&id);
+            self.log.ended(id, Outcome::Died);
+            return self.ledger.note(id);
+        }
+        if gang.contexts.worker == Some(worker) {
+            self.ledger.set_presence(id, None, Presence::Present);
+        }
+        if self.ledger.gangs.get(&id).is_some_and(|gang| gang.want.is_some()) {
+            self.deny(id, Denied::Incomplete, Some(RETRY));
+        }
+        let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
+        match &mut gang.state {
+            State::Resting => {}
+            State::Parking { .. } => self.stops_waiting_to_park(id, worker),
+            State::Shrinking { waits, .. } => {
+                waits.remove(&worker);
+                if waits.is_empty() {
+                    self.ledger.set_state(id, State::Resting);
+                }
+            }
+            State::Refilling(refill) if refill.admitted.is_none() => {
+                self.give_back(id, Outcome::Returned);
+            }
+            State::Refilling(refill) => {
+                refill.waits.remove(&worker);
+                self.finish_refill(id);
+            }
+        }
+    }
+}
