@@ -1,4 +1,4 @@
-//! The devices of a process: their pools, and what starting one takes.
+//! Devices of a process: their pools and the settings with which they start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,34 +16,34 @@ use super::observers::Observers;
 use super::{Found, ProcessError, Result};
 use crate::config;
 
-/// A driver, and what is known of what it drives.
+/// An opened driver and the facts known about its devices.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) devices: Vec<DeviceInfo>,
-    /// The links between the devices; `None`: those of this machine.
+    /// Links between the devices; `None` for those of this machine.
     pub(super) links: Option<Topology>,
-    /// How many mappings a device can have.
+    /// Maximum number of mappings of a device.
     pub(super) mappings: u64,
 }
 
-/// The devices of a process, and what their pools are started with.
+/// Devices of a process and the settings with which their pools start.
 #[derive(Debug)]
 pub(super) struct DeviceRegistry {
-    /// Shared with the engine's thread, which opens pools to relays.
+    /// Devices, shared with the engine's thread, which opens pools to relays.
     pub(super) devices: Arc<[DeviceMemory]>,
-    /// One clock for all pools: a capture on any device holds it.
+    /// Completion clock shared by all pools, because a capture on any device holds it.
     pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: ProcessEngine,
-    /// Reported by the pools of host memory; the engine ignores timings meanwhile.
+    /// Pinning in progress, reported by the pools of host memory; the engine ignores timings meanwhile.
     pub(super) pinning: Arc<Pinning>,
     pub(super) config: config::Pool,
-    /// How many mappings a device can have.
+    /// Maximum number of mappings of a device.
     pub(super) mappings: u64,
     pub(super) observers: Arc<Observers>,
-    /// How long a refill waits for the next grant.
+    /// Maximum wait of a refill for the next grant.
     pub(super) refill_timeout: Duration,
-    /// No thread of ours may call the driver any more, nor may what only keeps books.
+    /// Set at exit: no library thread may call the driver, and bookkeeping stops.
     stopped: AtomicBool,
 }
 
@@ -85,18 +85,18 @@ impl DeviceRegistry {
         }
     }
 
-    /// From now on no thread of ours calls the driver.
+    /// Forbids driver calls by library threads from now on.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.devices.iter().for_each(|memory| memory.lease.stop());
     }
 
-    /// Whether no thread of ours may call the driver any more.
+    /// Returns whether library threads may no longer call the driver.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// The live block that an address lies in.
+    /// Returns the live block that contains an address.
     pub(super) fn find(&self, address: Address) -> Option<Found> {
         self.devices.iter().find_map(|memory| {
             let LiveBlock { address, size, requested, .. } = memory.started()?.pool.find(address)?;
@@ -113,7 +113,7 @@ impl DeviceRegistry {
         }
     }
 
-    /// A device's pool, started now if it has not.
+    /// Returns a device's pool, starting it if needed.
     #[inline]
     pub(super) fn started<'a>(&self, memory: &'a DeviceMemory) -> Result<&'a Started> {
         match memory.started() {

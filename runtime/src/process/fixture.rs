@@ -1,4 +1,4 @@
-//! What a part of a process stands on, without the process: two simulated devices.
+//! Test parts of a process without the process itself: two simulated devices.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::sharing::Sharing;
 use super::streams::Streams;
 use crate::config::Config;
 
-/// The parts of one process, each made by itself.
+/// Parts of one process, each created by itself.
 pub(super) struct Parts {
     pub(super) sim: Arc<Simulator>,
     pub(super) registry: Arc<DeviceRegistry>,
@@ -55,7 +55,7 @@ impl Parts {
         }
     }
 
-    /// A block of the default pool of a device.
+    /// Allocates a block in the default pool of a device.
     pub(super) fn block(&self, device: u32, size: Bytes) -> glake_device::Address {
         let started = self.registry.started(self.registry.device(device.into()).unwrap()).unwrap();
         let stream = self.streams.of(&*self.sim, DeviceId(device), Stream(0)).unwrap();

@@ -1,4 +1,4 @@
-//! Who wants to be told. Called on the thread at hand.
+//! Observers of memory events, called on the thread that causes the event.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use super::agent::Port;
 use super::history::{Action, History};
 use super::{PoolId, Shortage};
 
-/// Told of a request that is about to be refused, with no lock held.
+/// Observer of requests that are about to fail, called without locks.
 pub type OnShortage = Arc<dyn Fn(&Shortage) + Send + Sync>;
 
-/// Told of memory that was mapped for blocks (true) or is about to be unmapped, at home and in aliases. While it runs, no
-/// other miss of the device goes on: it must not ask for memory.
+/// Observer of memory that was mapped for blocks (`true`) or is about to be unmapped (`false`), including aliases. No other miss of the
+/// device proceeds while it runs, so it must not allocate.
 pub type OnMapping = Arc<dyn Fn(DeviceId, bool, Address, Bytes) + Send + Sync>;
 
-/// Told of what is wanted of a lease, and given back: the device and how many bytes. On any thread, with no lock held but that of regions
-/// that move: it may change leases, and must neither move regions nor wait for long.
+/// Observer of wanted and returned lease bytes of a device. Called on any thread, with no lock held except that of moving regions: it may
+/// change leases, but must neither move regions nor wait for long.
 pub type OnLease = Arc<dyn Fn(LeaseEvent, DeviceId, Bytes) + Send + Sync>;
 
-/// The observers of a process, one of each kind, and the history, which is one too.
+/// Observers of a process, one of each kind, and the history of events.
 pub struct Observers {
     pub(super) history: History,
     shortage: RwLock<Option<OnShortage>>,
@@ -43,36 +43,36 @@ impl Observers {
         })
     }
 
-    /// Where what an agent hears is noted.
+    /// Returns the handle that forwards events to the agent.
     #[inline]
     pub(super) fn agent(&self) -> &Arc<Port> {
         &self.agent
     }
 
-    /// Starts or stops to keep events, the last `most` of them.
+    /// Enables or disables the history, with the last `most` events.
     pub fn keep_history(&self, on: bool, most: u64, clear: bool) {
         self.history.keep(on, most, clear);
     }
 
-    /// Whether events are kept.
+    /// Returns whether history is enabled.
     pub fn keeps_history(&self) -> bool {
         self.history.is_on()
     }
 
-    /// Who is told of every request that is about to be refused for want of memory; replaces who was told before.
+    /// Sets the observer of requests that are about to fail for lack of memory, replacing the previous one.
     pub fn on_shortage(&self, observer: Option<OnShortage>) {
         let before = std::mem::replace(&mut *self.shortage.write(), observer);
         // Its end is the program's code.
         drop(before);
     }
 
-    /// Who is told of every range that is mapped and unmapped; replaces who was told before.
+    /// Sets the observer of mapped and unmapped ranges, replacing the previous one.
     pub fn on_mapping(&self, observer: Option<OnMapping>) {
         let before = std::mem::replace(&mut *self.mapping.write(), observer);
         drop(before);
     }
 
-    /// Who is told of leases; replaces who was told before.
+    /// Sets the observer of leases, replacing the previous one.
     pub fn on_lease(&self, observer: Option<OnLease>) {
         let before = std::mem::replace(&mut *self.lease.write(), observer);
         drop(before);

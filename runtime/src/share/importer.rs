@@ -19,28 +19,28 @@ use super::handle::{Handle, Name, count};
 use super::wire::{MOST_FDS, REPLY, Reply, Request, open_files};
 use super::{ExportId, ShareError};
 
-/// So long an exporter may take for one answer.
+/// Timeout for one answer of an exporter.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How often to try where descriptors or the exporter are others' just now, and the pause between two attempts: half a second together.
+/// Maximum number of attempts while descriptors or the exporter are busy, and the pause between two: half a second in total.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A block that another process shared, about to be mapped here ([`glake_tiers::Import`]).
+/// A block shared by another process, to be mapped here ([`glake_tiers::Import`]).
 #[derive(Debug)]
 pub struct Opened {
-    /// Sizes of its extents, to be mapped side by side.
+    /// Sizes of its extents, which are mapped side by side.
     pub sizes: Vec<Bytes>,
-    /// Descriptors of its extents.
+    /// Source of the descriptors of its extents.
     pub descriptors: Descriptors,
 }
 
-/// Descriptors of the extents of a block that another process shared, a few at a time.
+/// Source of the descriptors of a shared block's extents, a few at a time.
 #[derive(Debug)]
 pub struct Descriptors {
     exporter: Peer,
     socket: OwnedFd,
     id: ExportId,
-    /// How many extents there are.
+    /// Number of extents of the block.
     count: usize,
 }
 
@@ -64,7 +64,7 @@ pub fn open(handle: &[u8]) -> Result<Opened, ShareError> {
     Ok(Opened { sizes, descriptors })
 }
 
-/// Tries again while what an attempt met may pass.
+/// Retries while the error of an attempt may pass.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T, ShareError> {
     for _ in 1..ATTEMPTS {
         match attempt() {
@@ -76,8 +76,8 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T,
 }
 
 impl Descriptors {
-    /// Descriptors of the extents from a number on: at least one, and as many as the exporter sends and this process has room for. Close them
-    /// before the next are received.
+    /// Receives descriptors of the extents from `from` on: at least one, and as many as the exporter sends and this process has room for.
+    /// Close them before receiving the next.
     ///
     /// # Errors
     /// [`ShareError`]: the block was freed, the process is gone, refuses or does not answer, or one of the two has no descriptor left.
@@ -95,7 +95,7 @@ impl Descriptors {
         })
     }
 
-    /// One request and its answer.
+    /// Sends one request and receives its answer.
     fn ask(&self, from: usize) -> Result<Vec<OwnedFd>, ShareError> {
         let (pid, socket) = (self.exporter.pid, &self.socket);
         let failed = |error| self.exporter.failure(error);
@@ -132,7 +132,7 @@ impl Descriptors {
 }
 
 impl Peer {
-    /// Whether the process is still the one that shared the block.
+    /// Returns whether the process that shared the block still lives.
     fn is_alive(&self) -> bool {
         ProcessStat::of(self.pid).is_ok_and(|process| process.start == self.started)
     }

@@ -1,7 +1,7 @@
-//! The worker's own activity page, while it has one.
+//! The worker's activity page: shared memory in which the agent reads whether uses run.
 //!
-//! Invariants: nothing is written per use, but when the first begins to run and when the last ends or is parked. The lock here is held
-//! under the gate's and a lease's, and none is taken under it.
+//! Invariants: a use writes only when the first one begins and when the last one ends or is parked. The lock here is taken under the gate's
+//! and a lease's lock; no lock is taken under it.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::wake::Wake;
 
-/// Writes what the process does, where somebody may read it.
+/// Writes the activity of this process to a page that the agent maps.
 #[derive(Debug, Default)]
 pub(in super::super) struct ActivityWriter {
     wake: Arc<Wake>,
     is_on: AtomicBool,
-    /// What was written last.
+    /// Activity of the most recent write.
     is_busy: AtomicBool,
     has_met_safe_point: AtomicBool,
     page: Mutex<Page>,
@@ -37,13 +37,13 @@ impl ActivityWriter {
         ActivityWriter { wake, ..ActivityWriter::default() }
     }
 
-    /// Whether there is a page: one relaxed load.
+    /// Returns whether a page is open (one relaxed load).
     #[inline]
     pub(in super::super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Makes the page, if there is none. Whoever knows what is done says so after that.
+    /// Creates the page unless one exists. The caller writes the current activity afterwards.
     ///
     /// # Errors
     /// [`PageError::Os`].
@@ -59,22 +59,23 @@ impl ActivityWriter {
         Ok(())
     }
 
-    /// A descriptor of the page, to be sent.
+    /// Returns a duplicate of the page's descriptor, to send to the agent.
     ///
     /// # Errors
-    /// What the operating system answers where there are no more descriptors.
+    /// The operating system's error if no descriptors are left.
     pub(super) fn descriptor(&self) -> std::io::Result<Option<OwnedFd>> {
         let page = self.page.lock();
         page.page.as_ref().map(|page| page.as_fd().try_clone_to_owned()).transpose()
     }
 
-    /// Gives the page up.
+    /// Closes the page.
     pub(super) fn close(&self) {
         self.is_on.store(false, Ordering::Release);
         self.page.lock().page = None;
     }
 
-    /// So many uses run now, and have begun so far. Called under the gate's lock, in the order in which it is so.
+    /// Records the number of running uses and of uses begun so far. Called under the gate's lock, so that writes have the order of the
+    /// changes.
     pub(in super::super) fn uses(&self, running: u64, begun: u64) {
         self.is_busy.store(running > 0, Ordering::Relaxed);
         let mut idles = false;
@@ -90,24 +91,24 @@ impl ActivityWriter {
         }
     }
 
-    /// Number of uses that have begun, as the page says it; none: one runs.
+    /// Returns the number of uses begun according to the page; `None` while a use runs.
     pub(super) fn begun_if_idle(&self) -> Option<u64> {
         let activity = self.page.lock().activity;
         (activity.uses == 0).then_some(activity.begun)
     }
 
-    /// Records that the program holds what it will, whether a use has begun or not.
+    /// Records that the program has loaded its memory, whether or not a use has begun.
     pub(super) fn has_loaded(&self) {
         self.write(|activity| activity.begun = activity.begun.max(1));
     }
 
-    /// Whether uses run, as the page says.
+    /// Returns whether uses run according to the page.
     #[inline]
     pub(in super::super) fn says_busy(&self) -> bool {
         self.is_busy.load(Ordering::Relaxed)
     }
 
-    /// A thread of a use has come to a safe point: one relaxed load, but for the first.
+    /// Records that a thread of a use reached a safe point (one relaxed load, except the first time).
     #[inline]
     pub(in super::super) fn met_safe_point(&self) {
         if !self.has_met_safe_point.load(Ordering::Relaxed) {
@@ -121,12 +122,13 @@ impl ActivityWriter {
         self.write(|activity| activity.parks = true);
     }
 
-    /// A capture may be open, or none is.
+    /// Records whether a capture may be open.
     pub(in super::super) fn captures(&self, captures: bool) {
         self.write(|activity| activity.captures = captures);
     }
 
-    /// So much of a GPU's memory is made, or blocks are in what was made before. Any lock may be held, but none of this writer's.
+    /// Records the bytes of physical memory created on a GPU, or that memory created earlier was reused. The caller may hold any lock
+    /// except this writer's.
     pub(in super::super) fn made(&self, device: DeviceId, bytes: Bytes) {
         if !self.is_on() {
             return;
@@ -155,7 +157,7 @@ impl ActivityWriter {
     }
 }
 
-/// The monotonic clock, which both ends of a page read.
+/// Returns the monotonic clock, which both ends of a page read.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The thread that carries the agent's commands out, one after the other: they wait for uses and for copies.
+//! Thread that executes the agent's commands one after the other; a command may wait for uses and for copies.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -16,14 +16,14 @@ use crate::process::gate::Closing;
 use crate::process::regions::{Refill as RefillAsk, RegionSet, Shrink, Tier};
 use crate::process::{ProcessError, Result};
 
-/// How soon memory that parked uses wait for is asked for again.
+/// Interval between requests for memory that parked uses wait for.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How soon it is looked whether the process ends.
+/// Interval between checks whether the process ends.
 const STEP: Duration = Duration::from_millis(20);
-/// How much goes to files before the agent is told, who gives up one of whom it hears nothing for 30 s: an extent of the usual size.
+/// Bytes moved to files between progress messages: one extent of the usual size. The agent drops a worker that is silent for 30 s.
 const DEMOTED_AT_ONCE: Bytes = Bytes::mib(128);
 
-/// A command, and of which agent it is.
+/// A command together with the epoch of the agent that sent it.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) epoch: u64,
@@ -32,7 +32,7 @@ pub(super) struct Command {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// `unparks`: how many had been said before it; one more ends it.
+    /// Park command; `unparks` is the number of earlier unpark requests. A further request cancels the park.
     Park {
         until: Instant,
         hold: Duration,
@@ -51,11 +51,11 @@ pub(super) enum What {
         bytes: Bytes,
     },
     Refill,
-    /// The thread ends.
+    /// Ends the command thread.
     End,
 }
 
-/// What the thread has.
+/// State of the thread that executes the agent's commands.
 #[derive(Debug)]
 pub(super) struct Carrier {
     port: Arc<Port>,
@@ -63,28 +63,28 @@ pub(super) struct Carrier {
     regions: Arc<RegionSet>,
     refill: Arc<Mutex<Refill>>,
     demotion: Arc<Mutex<DemotionState>>,
-    /// They run now, or did last.
+    /// Background threads that run now or ran last.
     refill_thread: Option<JoinHandle<()>>,
     demotion_thread: Option<JoinHandle<()>>,
 }
 
-/// How it stands with bringing all memory back.
+/// State of the background refill of all memory.
 #[derive(Debug, Default)]
 struct Refill {
     is_running: bool,
-    /// It is to be done once more.
+    /// Whether another refill must follow the current one.
     is_asked: bool,
 }
 
-/// How it stands with moving copies to files.
+/// State of the background move of host copies to files.
 #[derive(Debug, Default)]
 struct DemotionState {
     is_running: bool,
-    /// The last that was said and not begun: how much is to go, and which agent wants it.
+    /// Most recent request that has not begun: the bytes to move and the epoch of the agent that asked.
     asked: Option<(Bytes, u64)>,
 }
 
-/// Uses that wait at safe points, for so long at most.
+/// Uses that wait at safe points, with the maximum wait.
 struct Parked<'g> {
     _closing: Closing<'g>,
     until: Instant,
@@ -97,7 +97,7 @@ impl Carrier {
         Carrier { port, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
     }
 
-    /// Until the end comes.
+    /// Executes commands until [`Command`]'s end marker arrives.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         let regions = self.regions.clone();
         let mut parked: Option<Parked<'_>> = None;
@@ -168,22 +168,22 @@ impl Carrier {
         self.port.note(|ledger, _| ledger.answer(answer));
     }
 
-    /// No use runs from then on. It is given up where the agent says before that it need not be.
+    /// Closes the gate: no use runs until the guard is dropped. Cancelled if the agent sends an unpark meanwhile.
     fn park<'g>(&self, regions: &'g RegionSet, until: Instant, unparks: u64) -> Result<Closing<'g>> {
         self.check_loaded()?;
         let timeout = until.saturating_duration_since(Instant::now());
         regions.park(timeout, &|| self.port.unparks() == unparks)
     }
 
-    /// Whether memory is in use only while uses run.
+    /// Checks that memory is in use only while uses run.
     ///
     /// # Errors
-    /// [`AgentError::Loading`], whatever the agent takes silence for.
+    /// [`AgentError::Loading`] while the program still loads, even if the agent takes its silence for an idle worker.
     fn check_loaded(&self) -> Result<()> {
         if self.port.is_loading() { Err(AgentError::Loading.into()) } else { Ok(()) }
     }
 
-    /// Gives back so much of a GPU: what is leased and not made, free memory, then regions' memory.
+    /// Returns `bytes` of a GPU to the agent: first unused lease, then free memory, then memory of regions.
     fn shrink(
         &self,
         gpu: &str,
@@ -219,14 +219,14 @@ impl Carrier {
         self.regions.shrink_while(&ask, &|| !self.port.is_over()).map(|_| ())
     }
 
-    /// Uses that were parked for a shrink ask for nothing themselves: their memory is wanted again at once.
+    /// Requests the memory back for uses that a shrink parked: parked uses cannot request it themselves.
     fn want_parked_back(&mut self) {
         if self.regions.gate().view().parked > 0 {
             self.refill();
         }
     }
 
-    /// Brings everything back in the background; again and again, while parked uses wait for it.
+    /// Refills all memory in the background, and repeats this while parked uses wait for it.
     fn refill(&mut self) {
         {
             let mut refill = self.refill.lock();
@@ -274,8 +274,8 @@ impl Carrier {
         }
     }
 
-    /// Moves so much of the copies in host memory to files, in the background: nobody waits for it, and every refill ends it. The agent is told
-    /// as it goes on, and at its end.
+    /// Moves up to `bytes` of host copies to files in the background. Any refill cancels it. The agent receives progress messages and the
+    /// end.
     fn demote(&mut self, bytes: Bytes, epoch: u64) {
         {
             let mut demotion = self.demotion.lock();
@@ -322,7 +322,7 @@ impl Carrier {
 }
 
 impl DemotionState {
-    /// What is to be done next; it runs no more where that is nothing.
+    /// Takes the next request; `None` marks the thread as stopped.
     fn next(&mut self) -> Option<(Bytes, u64)> {
         let next = self.asked.take();
         self.is_running = next.is_some();

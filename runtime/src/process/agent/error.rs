@@ -1,104 +1,104 @@
-//! Why an agent is not joined.
+//! Errors of joining an agent.
 
 use std::path::PathBuf;
 
 use glake_wire::{FrameError, PageError, SocketError};
 
-/// Why an agent is not joined; a variant is what the caller can do about it.
+/// Error of joining an agent. Each variant calls for a different reaction of the caller.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Its socket is not used.
+    /// The socket cannot be trusted or has no usable path.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// Nobody serves the socket.
+    /// No agent serves the socket.
     #[error("no agent answers at {}: {source}; start it (glake serve), or name its socket (GLAKE_AGENT=PATH)", .path.display())]
     NotThere {
-        /// Where.
+        /// Path of the agent's socket.
         path: PathBuf,
-        /// What the operating system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// It says nothing.
+    /// The agent did not answer in time.
     #[error("the agent at {} did not answer within {seconds} s: look at its log (glake serve)", .path.display())]
     Silent {
-        /// Where.
+        /// Path of the agent's socket.
         path: PathBuf,
-        /// How long it was waited for.
+        /// Timeout that expired, in seconds.
         seconds: u64,
     },
-    /// It went away before it had answered.
+    /// The agent closed the connection before it answered.
     #[error("the agent at {} closed the connection before it answered: look at its log (glake serve)", .path.display())]
     Closed {
-        /// Where.
+        /// Path of the agent's socket.
         path: PathBuf,
     },
-    /// It does not want this worker.
+    /// The agent refuses this worker.
     #[error("the agent at {} refuses this worker: {why}", .path.display())]
     Refused {
-        /// Where.
+        /// Path of the agent's socket.
         path: PathBuf,
-        /// Why, and what to do.
+        /// Reason and remedy in the agent's words.
         why: String,
         /// Whether the reason may be gone at the next attempt.
         passes: bool,
     },
-    /// What it says is no answer.
+    /// The agent's answer cannot be decoded.
     #[error("the agent at {} does not speak as an agent does: {source}; are both of the same release?", .path.display())]
     Garbled {
-        /// Where.
+        /// Path of the agent's socket.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the decoder.
         source: FrameError,
     },
-    /// What it says is an answer to nothing.
+    /// The agent's first message is not an answer to hello.
     #[error("the agent at {} says something else before its welcome; are both of the same release?", .path.display())]
     NoWelcome {
-        /// Where.
+        /// Path of the agent's socket.
         path: PathBuf,
     },
-    /// The name cannot be one.
+    /// The worker's name has characters or a length that are not allowed.
     #[error("a worker cannot be called {name:?}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ -")]
     BadName {
-        /// What was given.
+        /// Name that was requested.
         name: String,
     },
-    /// Another agent, or another name.
+    /// The process has joined another agent, or the same one under another name.
     #[error("this process has joined the agent at {} as {name} already: leave it first (glake.leave, glake_leave)", .path.display())]
     Joined {
-        /// The agent that it is with.
+        /// Socket of the joined agent.
         path: PathBuf,
-        /// What it is called there.
+        /// Name of the worker at that agent.
         name: String,
     },
-    /// The lease is the agent's.
+    /// The program cannot set a lease that the agent controls.
     #[error(
         "leases are the agent's while this process is with one: leave it first (glake.leave, glake_leave)"
     )]
     LeasesAreTheAgents,
-    /// Its memory is in use though no use has begun.
+    /// The program still loads: its memory may be in use although no use has begun.
     #[error(
         "the process loads what it will hold: nothing is taken of it before its first use or glake.join (glake_join)"
     )]
     Loading,
-    /// The process ends.
+    /// The process is ending.
     #[error("the process is exiting: it joins no agent any more")]
     Ending,
-    /// No thread, or no descriptor for it.
+    /// The operating system provides no thread or descriptor.
     #[error("the operating system does not give what a worker needs ({what}): {source}")]
     Os {
-        /// A thread, a descriptor.
+        /// Resource that was requested: a thread or a descriptor.
         what: &'static str,
-        /// What it says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// There is no activity page.
+    /// The activity page cannot be created.
     #[error(transparent)]
     Page(#[from] PageError),
 }
 
 impl AgentError {
-    /// Whether the caller is to do something else, whatever the agent does.
+    /// Returns whether the caller must change its request, whatever the agent does.
     pub fn is_misuse(&self) -> bool {
         use AgentError as E;
         matches!(
@@ -110,12 +110,12 @@ impl AgentError {
         )
     }
 
-    /// Whether it may go by itself, so that trying again makes sense.
+    /// Returns whether the error may pass by itself, so that a retry makes sense.
     pub(super) fn may_pass(&self) -> bool {
         !matches!(self, AgentError::Refused { passes: false, .. } | AgentError::Ending)
     }
 
-    /// Whether an agent is there that may welcome the worker soon.
+    /// Returns whether an agent runs there and may welcome the worker soon.
     pub(super) fn is_brief(&self) -> bool {
         matches!(self, AgentError::Refused { passes: true, .. })
     }

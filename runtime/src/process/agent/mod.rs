@@ -1,17 +1,17 @@
-//! The worker's side of the node agent: joins it, tells it what is held and wanted, and does what it says.
+//! Worker side of the node agent: joins the agent, reports the memory held and wanted, and executes the agent's commands.
 //!
 //! ```text
 //! AgentLink ─► join ─► Session (glake-agent: poll)  ◄──socket──► agent
 //!                │         │ commands                 hello, want, grow, returned, …   welcome, grant, park, shrink, …
 //!                │         ▼
 //!                │      Carrier (glake-commands)  ─► RegionSet: park, shrink, refill
-//!                └► Port ◄─ refills, leases, pools, gate: what is to be said           ActivityWriter ─► memfd, read by the agent
+//!                └► Port ◄─ refills, leases, pools, gate: events to report              ActivityWriter ─► memfd, read by the agent
 //! ```
 //!
-//! Worker and agent each know a part: this process holds the truth, the agent a copy. Where the agent goes away the leases stand and the
-//! program goes on. What is said and when is decided without a socket ([`ledger`]).
+//! This process holds the truth, the agent a copy. If the agent disappears, the leases stay in force and the program continues. The content
+//! and the time of messages are decided without a socket ([`ledger`]).
 //!
-//! Invariants: nothing of it runs before a join, nor once [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
+//! Invariants: no thread of it runs before a join, nor after [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
 
 mod activity;
 mod backoff;
@@ -56,29 +56,29 @@ use super::regions::RegionSet;
 use super::{ProcessError, Result};
 use crate::config::{self, Launch};
 
-/// The node agent of a process, once it has joined one.
+/// Connection of a process to its node agent, once it has joined one.
 #[derive(Debug)]
 pub struct AgentLink {
     joiner: Arc<Joiner>,
 }
 
-/// What joins.
+/// State from which the process joins an agent.
 #[derive(Debug)]
 pub(super) struct Joiner {
     port: Arc<Port>,
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     launch: Launch,
-    /// The agent's socket, where nobody names another.
+    /// Default path of the agent's socket.
     socket: Option<PathBuf>,
-    /// Not where its GPUs are simulated for this process alone.
+    /// Whether the process joins without being asked; `false` if its GPUs are simulated for this process alone.
     joins_by_itself: bool,
-    /// The first pool has started, or somebody has joined before.
+    /// Whether the first pool has started or the program has joined before.
     has_begun: AtomicBool,
-    /// What it is called where nobody says otherwise.
+    /// Configured name of the worker, used if the caller gives none.
     name: Option<String>,
     joined: Mutex<Option<Joined>>,
-    /// Nobody joins any more.
+    /// Whether further joins are refused.
     is_over: AtomicBool,
 }
 
@@ -116,40 +116,40 @@ impl AgentLink {
         AgentLink { joiner }
     }
 
-    /// Joins the agent at a socket: that of `agent.socket`, else the one of this user. From then on a lease bounds what the process may
-    /// make, beginning with what is made; more is asked for. Joining again as the same is no error. A process that holds memory says by it
-    /// that it has loaded: between uses its memory may leave. A refusal whose reason may pass is tried again for 5 seconds. A process that
-    /// joins by itself and has reached no agent yet tries again at once.
+    /// Joins the agent at `socket`, or at `agent.socket`, or at this user's default socket. From then on a lease bounds the memory that the
+    /// process may create, beginning with the current amount; more has to be granted. Joining again with the same name and socket is no
+    /// error. If the process holds memory, the join marks it as loaded: between uses its memory may be evicted. A refusal that may pass is
+    /// retried for 5 seconds. A process that joins by itself and has reached no agent yet tries again at once.
     ///
     /// # Errors
-    /// [`AgentError`]; nothing has changed then.
+    /// [`AgentError`]; the state is unchanged then.
     pub fn join(&self, name: Option<&str>, socket: Option<&Path>) -> Result<()> {
         let path = self.joiner.path(socket)?;
         Ok(self.joiner.join(name, path, None)?)
     }
 
-    /// Leaves the agent: nothing but its limits bounds the process from then on. Uses that are parked go on once their memory is back, which
-    /// somebody has to ask for. Where none is joined nothing is done.
+    /// Leaves the agent: only the configured limits bound the process from then on. Parked uses continue once their memory is refilled,
+    /// which the caller has to request. Does nothing if no agent is joined.
     pub fn leave(&self) {
         self.joiner.end(true);
     }
 
-    /// Whether it joins one by itself, with its first pool.
+    /// Returns whether the process joins an agent by itself, with its first pool.
     pub fn joins_by_itself(&self) -> bool {
         self.joiner.joins_by_itself && self.joiner.socket.is_some()
     }
 
-    /// Whether it has joined one, whether that is there now or not.
+    /// Returns whether the process has joined an agent, connected or not.
     pub fn is_joined(&self) -> bool {
         self.joiner.port.is_on()
     }
 
-    /// The socket to the agent, which a forked child has too and is to close.
+    /// Returns the agent's socket, which a forked child inherits and must close.
     pub fn socket(&self) -> Option<RawFd> {
         self.joiner.port.socket()
     }
 
-    /// The process ends: nothing of it runs from then on. The agent finds out by itself.
+    /// Ends all agent activity because the process ends. The agent notices the closed connection.
     pub(super) fn stop(&self) {
         self.joiner.is_over.store(true, Ordering::Release);
         // First: whoever joins just now waits no more.
@@ -172,7 +172,7 @@ impl Joiner {
         }
     }
 
-    /// `starting`: it joins by itself, with the pool of this device.
+    /// Joins the agent at `path`. `starting`: the process joins by itself, with the pool of this device.
     fn join(
         &self,
         name: Option<&str>,
@@ -245,15 +245,15 @@ impl Joiner {
         }
     }
 
-    /// The program joins: that says that it has loaded, if it holds anything.
+    /// Marks the program as loaded if it holds memory, because it joins.
     fn note_loaded(&self) {
         if !self.regions.made().is_zero() {
             self.port.has_loaded();
         }
     }
 
-    /// With the first pool, where a socket is configured and an agent can know the GPUs; whoever starts it waits for the agent, where
-    /// that says so.
+    /// Joins by itself with the first pool, if a socket is configured and an agent can know the GPUs. If the agent says so, the thread that
+    /// starts the pool waits for it.
     pub(super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
         if !self.has_begun.swap(true, Ordering::AcqRel)
             && let Some(path) = &self.socket
@@ -294,7 +294,7 @@ impl Joiner {
         self.end_session(joined);
     }
 
-    /// Ends the threads, which have been told, and all leases.
+    /// Ends the threads, which were asked to stop, and all leases.
     fn end_session(&self, joined: Joined) {
         // Commands that wait for uses end.
         self.regions.gate().changed();

@@ -1,4 +1,4 @@
-//! Where the rest of the process and the agent's threads meet.
+//! Interface between the process and the threads that talk to the agent.
 //!
 //! ```text
 //! refills, leases, pools, gate ─► Port: ledger, conversation ─► glake-agent: socket
@@ -6,8 +6,8 @@
 //!                                 └◄──────── answers ◄── glake-commands
 //! ```
 //!
-//! Invariants: while nothing is joined, one load tells that there is nobody to tell. What is said is put into the conversation in the
-//! order of the ledger, under the lock, so that what hello told and what comes after it make a whole. Under the lock that of a lease is taken, and no other.
+//! Invariants: without an agent, notifications cost one atomic load. Messages are queued in ledger order, under the lock, so that they are
+//! consistent with the hello message. While the lock is held, no lock but a lease's may be taken.
 
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -27,27 +27,27 @@ use super::wake::Wake;
 use crate::process::AgentError;
 use crate::process::observers::Observers;
 
-/// Nothing is open.
+/// Value of `socket` while no connection is open.
 const NONE: RawFd = -1;
 
-/// Shared by the process and the threads that speak to its agent.
+/// State shared by the process and its agent threads.
 #[derive(Debug)]
 pub(in super::super) struct Port {
-    /// Leases are an agent's.
+    /// Whether an agent controls the leases.
     is_on: AtomicBool,
     pub(super) grow_timeout: Duration,
     pub(super) refill_timeout: Duration,
     pub(super) devices: usize,
     state: Mutex<State>,
     changed: Condvar,
-    /// The threads are to end.
+    /// Whether the agent threads must stop.
     is_over: AtomicBool,
-    /// The program has begun no use, and has not said that it holds what it will.
+    /// Whether the program still loads: no use has begun and the program has not declared itself loaded.
     is_loading: AtomicBool,
     joiner: OnceLock<Weak<Joiner>>,
-    /// The socket of the moment, for a forked child to close.
+    /// Current agent socket; a forked child closes it.
     socket: AtomicI32,
-    /// Raised by whatever ends a park before its time.
+    /// Number of requests to cancel pending parks.
     unparks: AtomicU64,
     pub(in super::super) activity: Arc<ActivityWriter>,
     pub(super) wake: Arc<Wake>,
@@ -57,27 +57,27 @@ pub(in super::super) struct Port {
 pub(super) struct State {
     pub(super) ledger: Ledger,
     pub(super) conversation: Conversation<ToAgent>,
-    /// The agent that was heard last.
+    /// Epoch of the most recently connected agent.
     pub(super) epoch: u64,
-    /// Which joining it is.
+    /// Changes with each join and leave; invalidates older refill guards.
     generation: u64,
-    /// The holdings that were said last.
+    /// Holdings of the last report.
     pub(super) told: Vec<Holding>,
-    /// An agent is there now.
+    /// Whether an agent is connected.
     pub(super) is_heard: bool,
-    /// The last word has been said.
+    /// Whether the goodbye message has been queued.
     pub(super) says_bye: bool,
-    /// Outcome of the first attempt, and of the next one where it was asked for.
+    /// Result of the first join attempt, and of each further one that a caller asked for.
     outcome: Option<Result<(), AgentError>>,
-    /// An agent has welcomed this joining.
+    /// Whether an agent has welcomed this join.
     pub(super) is_welcomed: bool,
-    /// No more attempts follow.
+    /// Whether no further attempts follow.
     is_given_up: bool,
-    /// The next attempt is asked for now.
+    /// Whether the next attempt must begin now.
     is_hurried: bool,
 }
 
-/// A refill that an agent is told of.
+/// Guard that reports the end of a refill to the agent.
 #[derive(Debug)]
 pub(in super::super) struct Refilling {
     port: Arc<Port>,
@@ -108,7 +108,7 @@ impl Port {
         })
     }
 
-    /// Whether leases are an agent's: one load.
+    /// Returns whether an agent controls the leases (one atomic load).
     #[inline]
     pub(in super::super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
@@ -118,10 +118,10 @@ impl Port {
         self.state.lock()
     }
 
-    /// A joining begins.
+    /// Resets the state for a new join and creates the wake-up eventfd.
     ///
     /// # Errors
-    /// What the operating system answers where there are no more descriptors.
+    /// The operating system's error if no descriptors are left.
     pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
         let wake = self.wake.open()?;
         let mut state = self.state.lock();
@@ -131,8 +131,7 @@ impl Port {
         Ok(wake)
     }
 
-    /// Leases are the agent's from now on, where they can be set to what the ledger has. What goes back of them meanwhile is noted after
-    /// that.
+    /// Makes the agent control the leases if `set` can set them to the ledger's values. Memory returned meanwhile is recorded afterwards.
     pub(super) fn set_on<T, E>(&self, set: impl FnOnce(&[Bytes]) -> Result<T, E>) -> Result<T, E> {
         // First: who finds a lease has somebody to ask.
         self.is_on.store(true, Ordering::Release);
@@ -144,7 +143,7 @@ impl Port {
         outcome
     }
 
-    /// They are nobody's.
+    /// Ends the agent's control of the leases and clears the ledger.
     pub(super) fn set_off(&self) {
         self.is_on.store(false, Ordering::Release);
         let mut state = self.state.lock();
@@ -154,7 +153,7 @@ impl Port {
         self.changed.notify_all();
     }
 
-    /// The threads end.
+    /// Asks the agent threads to stop and cancels pending parks.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         self.unparked();
@@ -162,12 +161,12 @@ impl Port {
         self.changed.notify_all();
     }
 
-    /// Whoever waits here looks again.
+    /// Wakes all waiters to re-check their conditions.
     pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Says bye, and ends the threads once that is said.
+    /// Queues a goodbye if connected, then stops the threads.
     pub(super) fn say_bye(&self) {
         let mut state = self.state.lock();
         if state.is_heard {
@@ -178,40 +177,40 @@ impl Port {
         self.end();
     }
 
-    /// Whether the threads are to end. Asked under any lock.
+    /// Returns whether the threads must stop. Callable under any lock.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Whether copies go to files for this agent: it is the one that is heard, and nothing comes back.
+    /// Returns whether host copies may move to files for the agent of `epoch`: it is the connected one, and no refill runs.
     pub(super) fn may_demote(&self, epoch: u64) -> bool {
         let state = self.state.lock();
         state.epoch == epoch && !state.ledger.is_refilling() && !self.is_over()
     }
 
-    /// Has the agent's thread look.
+    /// Wakes the agent thread.
     pub(super) fn wake(&self) {
         self.wake.wake();
     }
 
-    /// Changes the ledger, and has the agent's thread look.
+    /// Applies `change` to the ledger and wakes the agent thread.
     pub(super) fn note(&self, change: impl FnOnce(&mut Ledger, Instant)) {
         change(&mut self.state.lock().ledger, Instant::now());
         self.changed.notify_all();
         self.wake();
     }
 
-    /// Parks that are under way end.
+    /// Cancels pending parks.
     pub(super) fn unparked(&self) {
         self.unparks.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How many have been ended so far.
+    /// Returns the number of cancellations so far.
     pub(super) fn unparks(&self) -> u64 {
         self.unparks.load(Ordering::Acquire)
     }
 
-    /// An attempt is over.
+    /// Records the result of a join attempt.
     pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>, goes_on: bool) {
         let mut state = self.state.lock();
         state.outcome.get_or_insert(outcome);
@@ -220,8 +219,8 @@ impl Port {
         self.changed.notify_all();
     }
 
-    /// Waits until an agent has welcomed a session that tries by itself, or until its next attempt, which begins now, has failed. None: it
-    /// makes no more attempts.
+    /// Waits until an agent welcomes a session that joins by itself, or until its next attempt, which begins now, has failed. `None`: no
+    /// more attempts follow.
     pub(super) fn attempt(&self) -> Option<Result<(), AgentError>> {
         let mut state = self.state.lock();
         if state.is_given_up {
@@ -236,12 +235,12 @@ impl Port {
         Some(self.outcome())
     }
 
-    /// Whether an agent has welcomed this joining.
+    /// Returns whether an agent has welcomed this join.
     pub(super) fn is_welcomed(&self) -> bool {
         self.state.lock().is_welcomed
     }
 
-    /// Waits for the outcome of an attempt.
+    /// Waits for the result of an attempt and takes it.
     pub(super) fn outcome(&self) -> Result<(), AgentError> {
         let mut state = self.state.lock();
         loop {
@@ -255,7 +254,7 @@ impl Port {
         }
     }
 
-    /// Waits until the agent lets a start go on, `until` at most; `pause` is called again and again meanwhile, with no lock held.
+    /// Waits until the agent admits a start, at most until `until`. Calls `pause` repeatedly, without holding a lock.
     pub(super) fn wait_for_admission(&self, until: Instant, pause: impl Fn()) {
         let mut state = self.state.lock();
         while self.is_on() && !self.is_over() && state.ledger.start_waits() {
@@ -275,12 +274,12 @@ impl Port {
         self.socket.store(socket.map_or(NONE, |socket| socket.as_raw_fd()), Ordering::Release);
     }
 
-    /// The socket to the agent, for a forked child, in which it is nobody's and nobody uses it.
+    /// Returns the agent's socket for a forked child, which must not use it.
     pub(super) fn socket(&self) -> Option<RawFd> {
         Some(self.socket.load(Ordering::Acquire)).filter(|socket| *socket != NONE)
     }
 
-    /// A lease's event.
+    /// Reports the event of a lease to the agent.
     pub(in super::super) fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
         if !self.is_on() {
             return;
@@ -299,7 +298,7 @@ impl Port {
         }
     }
 
-    /// Memory is about to come back.
+    /// Reports the begin of a refill; the guard reports its end.
     pub(in super::super) fn refill_begins(self: &Arc<Self>) -> Refilling {
         let generation = self.is_on().then(|| {
             let mut state = self.state.lock();
@@ -309,27 +308,27 @@ impl Port {
         Refilling { port: self.clone(), generation }
     }
 
-    /// Whoever waits for memory waits for more than was said.
+    /// Reports that a waiting caller needs more memory than the last want said.
     pub(in super::super) fn want_again(&self) {
         if self.is_on() {
             self.note(|ledger, now| ledger.want_again(now));
         }
     }
 
-    /// What is held is another than was said.
+    /// Reports that the holdings have changed.
     pub(in super::super) fn changed(&self) {
         if self.is_on() {
             self.note(|ledger, _| ledger.changed());
         }
     }
 
-    /// Ends a start: others may load.
+    /// Ends a start, so that other workers may load.
     pub(in super::super) fn start_is_over(&self) {
         self.note(|ledger, _| ledger.start_is_over());
     }
 
-    /// A use has begun, or the program says that it holds what it will: between uses its memory may leave from now on. One load, but for
-    /// the first.
+    /// Records that a use has begun or the program has declared itself loaded: between uses its memory may be evicted from now on. One
+    /// load, except the first time.
     #[inline]
     pub(in super::super) fn has_loaded(&self) {
         if self.is_loading() {
@@ -344,18 +343,18 @@ impl Port {
         self.start_is_over();
     }
 
-    /// Whether the program may be using its memory though no use runs.
+    /// Returns whether the program may use its memory although no use runs.
     #[inline]
     pub(super) fn is_loading(&self) -> bool {
         self.is_loading.load(Ordering::Relaxed)
     }
 
-    /// The worker begins, or goes on, to load what it will hold; so much is made.
+    /// Records that the worker begins or continues to load its initial memory, of which `made` bytes exist.
     pub(super) fn starts(&self, made: Bytes) {
         self.note(|ledger, now| ledger.starts(made, now));
     }
 
-    /// The pool of a device is about to start.
+    /// Reports that the pool of a device is about to start.
     pub(in super::super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
         let joiner = self.joiner.get().and_then(Weak::upgrade);
         if let Some(joiner) = joiner {
@@ -363,21 +362,21 @@ impl Port {
         }
     }
 
-    /// Who joins by itself.
+    /// Sets the joiner through which the process joins by itself.
     pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
         let _ = self.joiner.set(joiner);
     }
 }
 
 impl State {
-    /// Whether the next attempt is asked for, since this was asked last.
+    /// Returns whether the next attempt must begin now, and clears the request.
     pub(super) fn take_hurried(&mut self) -> bool {
         std::mem::take(&mut self.is_hurried)
     }
 }
 
 impl Refilling {
-    /// It has ended so.
+    /// Reports the result of the refill.
     pub(in super::super) fn ended<T, E: std::fmt::Display>(mut self, outcome: &Result<T, E>) {
         self.end(outcome.as_ref().map(|_| ()).map_err(ToString::to_string));
     }

@@ -1,5 +1,4 @@
-//! The thread that speaks to the agent: connects, says hello, says what is to be said, hears what comes, and begins anew where the
-//! connection is lost.
+//! Thread that talks to the agent: connects, sends hello, sends and receives messages, and reconnects if the connection is lost.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -25,18 +24,18 @@ use crate::process::device::DeviceMemory;
 use crate::process::device_registry::DeviceRegistry;
 use crate::process::regions::RegionSet;
 
-/// How often hello is said before nothing is made meanwhile.
+/// Number of hello attempts before allocations are held back during one.
 const TRIES: u32 = 4;
-/// How soon it is looked whether a start goes on.
+/// Interval between checks whether a start may continue.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long whoever starts the first pool waits for the agent at least.
+/// Minimum time for which the thread that starts the first pool waits for the agent.
 pub(super) const START: Duration = Duration::from_secs(600);
-/// What is copied out and what is not may differ by less without a word: small blocks come and go all the time.
+/// Change of the holdings below which no report is sent: small blocks come and go all the time.
 const NOTABLE: Bytes = Bytes::mib(16);
-/// How long a bye may take to be sent.
+/// Timeout for sending the goodbye message.
 const BYE: Duration = Duration::from_secs(1);
 
-/// What the thread has.
+/// State of the thread that talks to the agent.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) port: Arc<Port>,
@@ -46,12 +45,12 @@ pub(super) struct Session {
     pub(super) identity: Identity,
     pub(super) wake: Arc<OwnedFd>,
     pub(super) commands: Sender<Command>,
-    /// It joins by itself, with the pool of this device, and is tried again where it fails.
+    /// Device whose pool caused the process to join by itself; such a join is retried after a failure.
     pub(super) starting: Option<DeviceId>,
 }
 
 impl Session {
-    /// Until the threads are to end, or a first attempt fails for good.
+    /// Runs until the threads must stop or a first attempt fails for good.
     pub(super) fn run(&self) {
         let begin = Instant::now();
         let (mut back_off, mut turn, mut has_warned) = (BackOff::default(), None, false);
@@ -93,7 +92,7 @@ impl Session {
         self.port.is_over()
     }
 
-    /// Waits before the next attempt, no longer than whoever waits for memory can bear.
+    /// Waits before the next attempt, but not longer than a caller that waits for memory can afford.
     fn wait(&self, wait: Duration) {
         let begin = Instant::now();
         loop {
@@ -109,7 +108,7 @@ impl Session {
         }
     }
 
-    /// Connects and is welcomed; anew where more was made than hello told.
+    /// Connects and waits for the welcome; repeats both if memory was created after hello was built.
     fn join(&self) -> Result<Connection, AgentError> {
         for last in (0..TRIES).map(|tried| tried + 1 == TRIES) {
             if let Some(connection) = self.join_once(last)? {
@@ -119,7 +118,7 @@ impl Session {
         Err(AgentError::Ending)
     }
 
-    /// Until it is welcomed it goes on as it is: an agent may be long in answering. The last time it makes nothing meanwhile.
+    /// Connects once. Allocations continue until the welcome, because an agent may answer late; on the last attempt they are held back.
     fn join_once(&self, is_last: bool) -> Result<Option<Connection>, AgentError> {
         let mut connection = Connection::open(&self.path)?;
         self.port.set_socket(Some(connection.socket()));
@@ -166,7 +165,7 @@ impl Session {
         }
     }
 
-    /// What is made now is what hello tells of.
+    /// Sets the ledger's leases to the memory created so far, which hello will report.
     fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
         self.port.lock().ledger.set_leases(made);
@@ -178,10 +177,10 @@ impl Session {
         }
     }
 
-    /// From now on all is the agent's to grant, beginning with what was [noted](Session::note_made) as made. Answers what the leases were.
+    /// Hands the leases to the agent, beginning with the [noted](Session::note_made) amounts. Returns the previous leases.
     ///
     /// # Errors
-    /// More is made by now: nothing has changed.
+    /// More memory was created meanwhile; the state is unchanged.
     fn take_leases(&self) -> Result<Vec<Option<Bytes>>, Bytes> {
         self.port.set_on(|told| {
             let mut before = Vec::new();
@@ -198,7 +197,7 @@ impl Session {
         })
     }
 
-    /// What hello says now, and the position in the conversation as of which it does.
+    /// Builds the hello message and returns the position in the conversation that it describes.
     fn hello(&self) -> (Hello, u64) {
         // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest. Nothing may come between:
         // it would count twice.
@@ -256,7 +255,7 @@ impl Session {
         state.ledger.lost(Instant::now());
     }
 
-    /// Speaks and hears until the connection is lost, or the threads are to end.
+    /// Sends and receives messages until the connection is lost or the threads must stop.
     fn serve(&self, connection: &mut Connection) {
         let mut bye = None;
         loop {
@@ -291,7 +290,7 @@ impl Session {
         }
     }
 
-    /// Puts what is to be said into frames.
+    /// Moves pending messages of the conversation into frames.
     fn say(&self, connection: &mut Connection) {
         let made = self.regions.made();
         let says = {
@@ -327,7 +326,7 @@ impl Session {
         }
     }
 
-    /// Puts what is to be said into the conversation.
+    /// Adds pending messages to the conversation.
     fn push(&self, state: &mut State, says: Vec<Say>, held: &[Holding]) {
         for say in says {
             if say == Say::Moved && !differ(&state.told, held) {
@@ -359,7 +358,7 @@ impl Session {
         }
     }
 
-    /// What is held now; the leases are told apart.
+    /// Returns the current holdings without their leases.
     fn held(&self) -> Vec<Holding> {
         let starting = self.starting;
         // First: a use that begins meanwhile shows that the rest may be of before or after it.
@@ -400,10 +399,10 @@ impl Session {
         self.registry.devices.iter().find(|memory| memory.gpu() == gpu)
     }
 
-    /// Deals with all that was read.
+    /// Handles all messages that were read.
     ///
     /// # Errors
-    /// The connection cannot go on.
+    /// The connection cannot continue.
     fn hear(&self, connection: &mut Connection) -> Result<(), Unheard> {
         while let Some(frame) = connection.take()? {
             let mut state = self.port.lock();
@@ -481,8 +480,8 @@ impl Session {
         self.registry.devices.iter().map(|memory| &memory.lease)
     }
 
-    /// Uses have waited for too long while there is no agent: what they wait for is taken, if nobody else does so now, and the driver's
-    /// free memory decides.
+    /// Takes the wanted memory itself if uses have waited too long without an agent and no other worker does so now. The driver's free
+    /// memory limits it.
     fn help_itself(&self, turn: &mut Option<Turn>) {
         let (wanting, is_over) = {
             let state = self.port.lock();
@@ -526,10 +525,10 @@ impl Session {
     }
 }
 
-/// Longer than any command may take.
+/// Upper bound for the duration of any command.
 const MOST: Duration = Duration::from_secs(3600);
 
-/// Why a connection that was welcomed cannot go on.
+/// Reason why a welcomed connection cannot continue.
 #[derive(Debug, thiserror::Error)]
 enum Unheard {
     #[error("message {seq} came without the one before it")]
@@ -538,7 +537,7 @@ enum Unheard {
     Frame(#[from] FrameError),
 }
 
-/// Whether holdings are other than was said, so that the agent has to know it. Leases it knows.
+/// Returns whether the holdings differ from the report so much that the agent must know. Leases are ignored: the agent knows them.
 fn differ(told: &[Holding], held: &[Holding]) -> bool {
     let far = |told: Bytes, held: Bytes| told.max(held).saturating_sub(told.min(held)) >= NOTABLE;
     let is_same = |told: &Holding, held: &Holding| {
@@ -555,7 +554,7 @@ fn differ(told: &[Holding], held: &[Holding]) -> bool {
     told.len() != held.len() || !told.iter().zip(held).all(|(told, held)| is_same(told, held))
 }
 
-/// What is held, with the leases as the conversation has them.
+/// Adds the leases of the conversation to the holdings.
 fn leased(state: &State, mut held: Vec<Holding>) -> Vec<Holding> {
     for holding in &mut held {
         holding.lease = state.ledger.lease(DeviceId(holding.device));

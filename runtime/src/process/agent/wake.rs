@@ -1,7 +1,6 @@
-//! The wake of the agent's thread, by any thread that holds any lock.
+//! Wake-up of the agent thread, callable while holding any lock.
 //!
-//! Invariants: no lock is taken here. Between two looks of the agent's thread at the holdings it is woken for them once, however often they
-//! change.
+//! Invariants: no lock is taken here. Changes of the holdings wake the thread once between two of its looks at them.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +11,9 @@ use rustix::event::{EventfdFlags, eventfd};
 /// Wakes the agent's thread.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
-    /// Made by the first join, and kept until the process ends: its number is nobody else's meanwhile.
+    /// Created by the first join and kept until the process ends, so that its number is never reused.
     descriptor: OnceLock<Arc<OwnedFd>>,
-    /// The holdings may be other than was said.
+    /// Whether the holdings may differ from the last report.
     has_moved: AtomicBool,
 }
 
@@ -31,7 +30,7 @@ impl Wake {
         Ok(self.descriptor.get_or_init(|| made).clone())
     }
 
-    /// Has the thread look.
+    /// Wakes the thread that waits for the descriptor.
     pub(super) fn wake(&self) {
         if let Some(descriptor) = self.descriptor.get() {
             // It is awake where the number is as large as it gets.
@@ -39,19 +38,19 @@ impl Wake {
         }
     }
 
-    /// Has the thread look at the holdings: one atomic operation, and a system call the first time since the last look.
+    /// Wakes the thread to look at the holdings: one atomic operation, plus a system call the first time since the last look.
     pub(super) fn holdings_moved(&self) {
         if !self.has_moved.swap(true, Ordering::AcqRel) {
             self.wake();
         }
     }
 
-    /// Whether the holdings may be other than was said.
+    /// Returns whether the holdings may differ from the last report.
     pub(super) fn has_moved(&self) -> bool {
         self.has_moved.load(Ordering::Acquire)
     }
 
-    /// Begins a look at the holdings: later changes wake the thread again.
+    /// Begins a look at the holdings; later changes wake the thread again.
     pub(super) fn begin_look(&self) {
         self.has_moved.store(false, Ordering::Release);
     }

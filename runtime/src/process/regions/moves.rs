@@ -1,11 +1,11 @@
-//! Memory leaves and comes back: which regions in which order, on all devices at once.
+//! Shrinks and refills: the regions in their order, on all devices in parallel.
 //!
 //! ```text
-//! shrink   hook ─► choose ─► gate closed, uses waited for, those that vote asked ─► what counts is asked
-//!              ─► devices at once, each region by region ─► gate open, hook
-//!                    ▲                                            │ less than was asked for, and others are left
+//! shrink   hook ─► choose ─► gate closed, uses waited for, votes asked ─► live bytes queried
+//!              ─► devices in parallel, each region by region ─► gate open, hook
+//!                    ▲                                            │ less than requested, and other candidates are left
 //!                    └────────────────────────────────────────────┘
-//! refill   hook ─► in order, devices at once ─► hook           a tag's uses go on as soon as all of it is back
+//! refill   hook ─► in order, devices in parallel ─► hook           a tag's uses continue as soon as all of it is back
 //! ```
 
 use std::sync::Arc;
@@ -28,20 +28,20 @@ use super::ongoing_shrinks::Waiting;
 use super::report::{Moved, RefillReport, ShrinkReport, SkippedExtent, after_all};
 use super::tagged::{Tagged, wanting};
 
-/// A region, and how much of it is to be moved.
+/// A region and the bytes of it to move.
 pub(super) type Job = (Arc<Tagged>, Arc<Region>, Bytes);
 
-/// What was moved, and the first of what kept the rest from it.
+/// Moved regions and the first error.
 #[derive(Debug, Default)]
 struct Batch {
     moved: Vec<Moved>,
     failed: Option<ProcessError>,
-    /// What the report tells that is not as the program may think.
+    /// Warnings for the report.
     warnings: Vec<String>,
 }
 
 impl Batch {
-    /// Keeps the first error; the others are logged.
+    /// Keeps the first error; later ones are logged.
     fn fail(&mut self, error: ProcessError) {
         if self.failed.is_none() {
             self.failed = Some(error);
@@ -56,12 +56,13 @@ impl Batch {
 }
 
 impl RegionSet {
-    /// As [`super::Regions::shrink`].
+    /// Implements [`super::Regions::shrink`].
     pub(super) fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
         self.shrink_while(ask, &|| true)
     }
 
-    /// As [`RegionSet::shrink`]; while it waits for uses, `goes_on` is asked now and then whether it is still wanted.
+    /// Shrinks like [`RegionSet::shrink`]. While it waits for uses, `goes_on` is called regularly and returns whether the shrink is still
+    /// wanted.
     pub(in super::super) fn shrink_while(
         &self,
         ask: &Shrink,
@@ -93,12 +94,12 @@ impl RegionSet {
         report
     }
 
-    /// As [`super::Regions::refill`], now.
+    /// Implements [`super::Regions::refill`] without the background.
     pub(in super::super) fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         self.refill_requested(ask, None)
     }
 
-    /// As [`RegionSet::refill`]; of a request only what is still wanted.
+    /// Refills like [`RegionSet::refill`]; for a request, only the memory that is still wanted.
     pub(super) fn refill_requested(
         &self,
         ask: &Refill,
@@ -119,8 +120,8 @@ impl RegionSet {
         report
     }
 
-    /// Brings one region back whose memory somebody is about to use. Whoever that is may hold what a hook needs: hooks are told of it
-    /// and not waited for.
+    /// Refills one region whose memory is about to be used. The caller may hold locks that a hook needs, so hooks are called but not waited
+    /// for.
     pub(super) fn bring_back(&self, tagged: &Arc<Tagged>, region: &Arc<Region>) -> Result<()> {
         if wanting(region).is_zero() {
             return Ok(());
@@ -191,7 +192,7 @@ impl RegionSet {
         Ok(ShrinkReport { took, predicted_refill, skipped, gpu, warnings, ..ShrinkReport::of(moved) })
     }
 
-    /// Memory of other processes: only they can give it back.
+    /// Returns memory of other processes as skipped: only they can release it.
     fn imported(&self) -> Vec<SkippedExtent> {
         let skipped = |Imported { device, address, size }| SkippedExtent {
             device,
@@ -286,7 +287,7 @@ impl RegionSet {
         Batch { warnings, ..moved }
     }
 
-    /// Says what was moved, where it stopped in between too.
+    /// Shrinks one region and records the moved bytes, also after a failure.
     fn shrink_one(&self, (tagged, region, amount): &Job, ask: &Shrink, moved: &mut Vec<Moved>) -> Result<()> {
         let device = region.pool().device();
         let _under_way = self.ongoing_shrinks_of(device).map(|shrinks| shrinks.begin(region.domain()));
@@ -368,8 +369,8 @@ impl RegionSet {
         moved.whole()
     }
 
-    /// Has memory of a region made: with what brings its bytes back, and waits where there is none. A shrink of the same region goes
-    /// first meanwhile. All that is evicted of it is known when this returns.
+    /// Runs `bring`, which creates memory of a region and its contents, and waits while there is no memory. A shrink of the same region
+    /// goes first meanwhile. On return the evicted bytes of the region are up to date.
     fn make_room<T>(
         &self,
         (tagged, region): (&Tagged, &Region),
@@ -398,7 +399,7 @@ impl RegionSet {
         }
     }
 
-    /// As [`super::Regions::commit`].
+    /// Implements [`super::Regions::commit`].
     pub(super) fn commit(
         &self,
         tagged: &Tagged,
@@ -461,7 +462,7 @@ impl RegionSet {
         })
     }
 
-    /// Says how much has to be granted for what comes back.
+    /// Reports the bytes that must be granted for a refill.
     fn want(&self, jobs: &[Job]) {
         for memory in self.registry.devices.iter() {
             let own = jobs.iter().filter(|(_, region, _)| region.pool().device() == memory.id());
@@ -472,7 +473,7 @@ impl RegionSet {
         }
     }
 
-    /// Everything has left: what was leased for growth goes too.
+    /// Returns the lease reserved for growth, because everything is evicted.
     fn give_back_leases(&self) {
         for memory in self.registry.devices.iter() {
             memory.lease.give_back_unused();
@@ -480,8 +481,8 @@ impl RegionSet {
         }
     }
 
-    /// Gives back what a refill brought whose grants have stopped: others may wait for it. Not where another refill has brought the rest
-    /// meanwhile: uses may run.
+    /// Evicts the part of a refill whose grants have stopped, because other workers may wait for it. Skipped if another refill has
+    /// completed the region meanwhile, because uses may run.
     fn give_back(&self, tagged: &Tagged, region: &Region, error: &RegionError) {
         let RegionError::Stopped { moved, source, .. } = error else { return };
         if moved.is_zero() || !matches!(**source, RegionError::Pool(PoolError::Leased { .. })) {
@@ -505,7 +506,7 @@ impl RegionSet {
         }
     }
 
-    /// Says what to do where there is no memory for what is evicted.
+    /// Builds the error of a refill without memory, which says what to do.
     fn no_room(&self, region: &Region, error: RegionError) -> ProcessError {
         if !is_out_of_memory(&error) {
             return error.into();
@@ -533,8 +534,8 @@ fn is_out_of_memory(error: &RegionError) -> bool {
     }
 }
 
-/// Does the jobs of each device in their order, those of several devices at once. All devices are tried; each stops at its first
-/// failure that it does not go on after.
+/// Runs the jobs of each device in order, and several devices in parallel. All devices are tried; each stops at the first error for which
+/// `goes_on` returns `false`.
 fn on_each_device(
     jobs: &[Job],
     goes_on: impl Fn(&ProcessError) -> bool + Sync,
