@@ -38,7 +38,7 @@ impl Calibrations {
         let gpus = GpuLinks::of(topology);
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let driver = match topology.simulated {
-            // A model may be a file of any name, changed since, whose GPUs have no addresses: all that it says counts.
+            // A model may be a file of any name that has changed since, and its GPUs have no addresses: all of its contents count.
             true => format!("sim:{}:{}", topology.name, cache::digest(&format!("{topology:?}"))),
             false => read(DRIVER).trim().to_owned(),
         };
@@ -81,7 +81,7 @@ impl Calibrations {
             }
         };
         let begin = Instant::now();
-        // A model's links take the time that they would, not that of this machine.
+        // Links of a model take simulated time, not that of this machine.
         let clock = || simulator.as_ref().map_or_else(|| begin.elapsed(), |simulator| simulator.now());
         Calibration::run(&CompletionEvents::new(driver), &self.gpus, BUDGET, &clock, progress)
     }

@@ -100,7 +100,7 @@ impl DeviceMemory {
         let info = completion_events.driver().memory_info(self.info.id)?;
         let before = info.total.saturating_sub(info.free);
         let pool = GpuPool::new(completion_events.driver().clone(), self.info.id, options)?;
-        // What is wanted is asked under the lock: who wants them later finds a pool that has started.
+        // Relays are read under the lock: a later caller finds a started pool.
         open(&pool, relays());
         let pool = Arc::new(pool);
         let interval = Duration::from_micros(config.completion_interval_us);

@@ -106,7 +106,7 @@ impl DeviceRegistry {
 
     #[inline]
     pub(super) fn device(&self, device: i64) -> Result<&DeviceMemory> {
-        // No error is made, and dropped, where there is such a device.
+        // Builds the error only if there is no such device.
         match usize::try_from(device).ok().and_then(|index| self.devices.get(index)) {
             Some(found) => Ok(found),
             None => Err(ProcessError::NoSuchDevice { device, count: self.devices.len() }),

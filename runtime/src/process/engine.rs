@@ -62,7 +62,7 @@ impl ProcessEngine {
             }
         }
         if let (true, Some(ranks)) = (config.multi_path && !config.starts_relays(), config.local_ranks) {
-            // It is not what was asked for.
+            // The topology is not that of the request.
             tracing::warn!(
                 target: "glake::copies",
                 ranks,
@@ -109,7 +109,7 @@ impl ProcessEngine {
     pub(super) fn awake_relays_of(&self, device: DeviceId, driver: &dyn Driver) -> DeviceSet {
         let suspended = self.made().map_or(DeviceSet::EMPTY, |engine| engine.suspended());
         let relays = self.relays_of(device).without(suspended);
-        // An answer that says nothing is no permission.
+        // An error is no permission.
         let open =
             |relay: &DeviceId| self.config.shared_gpus || matches!(driver.has_context(*relay), Ok(false));
         relays.iter().filter(open).collect()
@@ -211,7 +211,7 @@ impl ProcessEngine {
         let Some(engine) = self.made() else { return };
         let (devices, relays) =
             (devices.clone(), if self.is_on() { self.candidates } else { DeviceSet::EMPTY });
-        // Pools that were made meanwhile are not open to them.
+        // Pools created meanwhile are not open to them.
         let woken = engine.resume(move |_| devices.iter().for_each(|memory| memory.open_to(relays)));
         if let Err(error) = woken {
             tracing::warn!(target: "glake::copies", %error, "relays are not made ready again: copies take one link");

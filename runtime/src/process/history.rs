@@ -113,7 +113,7 @@ impl History {
         while ring.entries.len() >= ring.most {
             ring.entries.pop_front();
         }
-        // Under the lock, so that the ring is in the order of time.
+        // Timestamp under the lock, so that the ring is in the order of time.
         let time_us = now_us();
         ring.entries.push_back(Entry { action, address, size, stream, pool, time_us });
     }

@@ -152,12 +152,12 @@ impl Process {
         };
         let backend = Backend::find(&choice).map_err(refusal::not_there)?;
         let name = backend.name();
-        // No agent can know of simulated GPUs that no other process sees.
+        // No agent can know of simulated GPUs that only this process sees.
         let joins_by_itself = !matches!(&backend, Backend::Sim { shared: None, .. });
         let (driver, mappings, links): (Arc<dyn Driver>, _, _) = match backend {
             Backend::Cuda(cuda) => (cuda, u64::MAX, None),
             Backend::Sim { model, shared, .. } => {
-                // An alias cuts address space at its ends too.
+                // An alias also splits address space at its ends.
                 let mappings = mapping_budget() / 5 * 4 / (model.gpus.len() as u64).max(1);
                 let links = Topology::from(&model);
                 let (clock, strict_ordering) = (Clock::Wall, false);
@@ -303,7 +303,7 @@ impl Process {
             self.note_free(address);
         }
         self.offload.before_free(address);
-        // The pool ends its sharing; what it could be opened by keeps memory.
+        // The pool ends its exports; an open descriptor would keep the memory.
         self.sharing.forget_block(address);
         let domain =
             if self.flags.is_any_evicted() { self.regions.set().domain_to_free(address) } else { None };
@@ -376,7 +376,7 @@ impl Process {
             // A trim also closes slabs that their streams would use again.
             if started.pool.reserved() <= keep { Ok(Bytes::ZERO) } else { Ok(started.pool.trim(keep)?) }
         };
-        // All first: the first failure shall not keep the other devices from it.
+        // All devices first: one failure must not stop the others.
         let trimmed: Vec<Result<Bytes>> =
             devices.iter().filter_map(DeviceMemory::started).map(trim).collect();
         self.regions.set().given_up();
@@ -389,7 +389,7 @@ impl Process {
     /// [`ProcessError::UnknownPool`]; the pool's error, with the live blocks unchanged.
     pub fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
         let restored = self.pools.restore(checkpoint)?;
-        // The pool has ended them before their bytes could be others'; what they were opened by is closed.
+        // The pool has ended these exports before their bytes could be reused; their descriptors are closed here.
         self.sharing.forget_ended();
         Ok(restored)
     }

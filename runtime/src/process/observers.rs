@@ -62,7 +62,7 @@ impl Observers {
     /// Sets the observer of requests that are about to fail for lack of memory, replacing the previous one.
     pub fn on_shortage(&self, observer: Option<OnShortage>) {
         let before = std::mem::replace(&mut *self.shortage.write(), observer);
-        // Its end is the program's code.
+        // Its destructor is the program's code.
         drop(before);
     }
 

@@ -133,7 +133,7 @@ impl PrivatePools {
         let mut table = self.table.lock();
         let route = table.routes.iter_mut().find(|route| route.id == id);
         let route = route.ok_or(ProcessError::UnknownPool { device: pool.device(), id })?;
-        // The handle of a thread's default stream says nothing to others.
+        // The handle of a thread's default stream means nothing to other threads.
         route.stream = (stream != Stream::PER_THREAD).then_some(stream);
         Ok(())
     }
@@ -174,7 +174,7 @@ impl PrivatePools {
         });
         self.open.store(table.routes.len(), Ordering::Release);
         drop(table);
-        // The filter's end is the program's code.
+        // The filter's destructor is the program's code.
         drop(earlier);
         Ok(())
     }
@@ -193,7 +193,7 @@ impl PrivatePools {
         let route = table.routes.remove(at);
         self.open.store(table.routes.len(), Ordering::Release);
         drop(table);
-        // The filter's end is the program's code.
+        // The filter's destructor is the program's code.
         drop(route);
         Some(())
     }
@@ -296,14 +296,14 @@ impl Route {
                 if takes {
                     pool.keep_addresses(self.domain);
                 }
-                // The handle of a thread's default stream says nothing to others: then the route keeps the hold.
+                // The handle of a thread's default stream means nothing to other threads: the route keeps the hold then.
                 if stream != Stream::PER_THREAD {
                     let capture = SeenCapture { device: pool.device(), stream, id };
                     pool.completion_events().follow(capture, self.thread.clone());
                     self.phase = Phase::Captures(capture);
                 }
             }
-            // Its own capture is over where the stream is that one's; else this says nothing of it.
+            // If the stream is the capture's own, the capture is over; otherwise the state says nothing about it.
             CaptureState::None | CaptureState::Invalidated if self.capture().is_some() => {
                 if let Some(capture) = self.capture().filter(|capture| capture.stream == stream) {
                     pool.completion_events().captured(capture);

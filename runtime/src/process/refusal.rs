@@ -60,7 +60,7 @@ impl DeviceRegistry {
                 PoolError::CaptureOpen { .. } | PoolError::Leased { in_capture: true, .. }
             ),
             lease,
-            // Who was named when growth was denied holds it no longer, as far as anybody knows.
+            // The holders named at the last denial may have released the memory since.
             holders: lease
                 .filter(|short| short.denied)
                 .map_or_else(Vec::new, |_| memory.holders.lock().clone()),

@@ -37,7 +37,7 @@ impl Reports {
         let started = self.registry.device(device)?.started();
         Ok(started.map_or_else(DeviceStats::default, |started| {
             let pool = &started.pool;
-            // Whether a wait is over is asked of the driver.
+            // Asks the driver whether waits are over.
             let waits =
                 if self.registry.is_stopped() { GpuWaits::default() } else { pool.report().gpu_waits() };
             DeviceStats::of(

@@ -42,12 +42,12 @@ impl Sharing {
     pub fn share(&self, address: Address) -> Result<(Arc<[u8]>, Bytes)> {
         let found = self.registry.find(address).ok_or(ProcessError::InNoBlock { address })?;
         let started = self.registry.started(self.registry.device(found.device.0.into())?)?;
-        // Not to keep the pool: a process that ends shares nothing.
+        // A weak reference, so that the exporter does not keep the pool alive.
         let (pool, Found { device, address: block, .. }) = (Arc::downgrade(&started.pool), found);
         let unknown = move || PoolError::UnknownAddress { device, address: block };
         let export = move |part| match pool.upgrade().ok_or_else(unknown)?.export(block, part)? {
             exported if exported.base == block => Ok(exported),
-            // The block was freed since, and lies in another one now.
+            // The block was freed since, and the address lies in another one now.
             _ => Err(unknown()),
         };
         let shared = self.exporter.share(block, export)?;
@@ -64,7 +64,7 @@ impl Sharing {
         let pool = &self.registry.started(memory)?.pool;
         let peers = pool.peers();
         let base = self.imports.open(handle, &self.registry.completion_events, memory.id(), peers)?;
-        // Another process was asked meanwhile: devices that were let in since are let in here too.
+        // Devices that got access during the exchange with the other process get it here too.
         for peer in pool.peers().without(peers).iter() {
             self.imports.enable_peer(peer, memory.id())?;
         }

@@ -120,7 +120,7 @@ impl Reports {
             "graph_capture_record_stream_reuse": false,
             "roundup_power2_divisions": {},
             "glake": serde_json::to_value(&self.registry.config).unwrap_or_default(),
-            // Here, because torch's snapshots have no other place for what they do not know.
+            // Here, because torch's snapshots have no other place for unknown keys.
             "glake_regions": self.regions.views().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })
     }

@@ -195,7 +195,7 @@ impl Exporter {
         };
         let Some((server, thread)) = open else { return };
         server.exports.lock().clear();
-        // Ends the thread. Where that fails it waits for clients that find nothing.
+        // Ends the thread. If this fails, the thread keeps waiting for clients, which find no exports.
         if shutdown(&server.socket, Shutdown::Both).is_ok() {
             let _ = thread.join();
         }
@@ -226,7 +226,7 @@ impl Server {
 
     fn listen() -> std::io::Result<Self> {
         let mut name = Name::default();
-        // So few bytes are drawn whole or not at all.
+        // A read of so few bytes is complete or fails.
         getrandom(&mut name[..], GetRandomFlags::empty())?;
         let started = ProcessStat::of(std::process::id())?.start;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

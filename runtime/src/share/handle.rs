@@ -133,7 +133,7 @@ mod tests {
         assert!(reason(&sent(vec![(u32::MAX, 5)])).contains("sizes make no sense"));
         assert!(reason(&sent(vec![(1 << 19, 5), (1 << 19, 6), (1, 7)])).contains("sizes make no sense"));
         assert!(reason(&[&whole[..5], &vec![0; MOST_BYTES + 1]].concat()).contains("too long"));
-        // A list of 2^63 runs, of which none follows.
+        // A list of 2^63 runs, none of which follows.
         let mut huge = sent(Vec::new());
         huge.truncate(huge.len() - 1);
         huge.extend([0xff; 8].iter().chain(&[0x7f]));

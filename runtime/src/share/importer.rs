@@ -83,7 +83,7 @@ impl Descriptors {
     /// [`ShareError`]: the block was freed, the process is gone, refuses or does not answer, or one of the two has no descriptor left.
     pub fn receive(&mut self, from: usize) -> Result<Vec<OwnedFd>, ShareError> {
         patiently(|| match self.ask(from) {
-            // It listens to so many at a time, and to the last who came.
+            // The exporter serves a limited number of clients, the most recent ones.
             Err(ShareError::Gone { pid }) if self.exporter.is_alive() => {
                 self.socket = self.exporter.connect()?;
                 match self.ask(from) {
@@ -115,7 +115,7 @@ impl Descriptors {
         }
         let (got, left) = (count(fds.len()), count(self.count.saturating_sub(from)));
         match Reply::decode(&bytes[..received.bytes]) {
-            // The kernel leaves out what this process may not open.
+            // The kernel drops descriptors beyond this process's limit.
             Some(Reply::Descriptors(sent)) if sent > 0 && got == 0 => {
                 Err(ShareError::TooManyFiles { limit: open_files() })
             }
@@ -125,7 +125,7 @@ impl Descriptors {
             Some(Reply::TooManyFiles(limit)) => Err(ShareError::TooManyFilesThere { pid, limit }),
             Some(Reply::Refused) => Err(ShareError::Refused { pid }),
             None if received.bytes == 0 => Err(ShareError::Gone { pid }),
-            // It is none, or not of this export.
+            // The reply is invalid, or belongs to another export.
             _ => Err(ShareError::Broken { pid, source: std::io::ErrorKind::InvalidData.into() }),
         }
     }

@@ -103,7 +103,7 @@ fn wait_for(listener: &OwnedFd, clients: &[Client], wait: Option<Duration>) -> O
         Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM) => {}
         Err(_) => return None,
     }
-    // What does not wait is told of a shut socket by poll alone: accept goes on to say that nobody is there.
+    // Only poll reports that a non-blocking socket was shut down: accept would report no pending client.
     let shut = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
     let (listener, clients) = polled.split_first()?;
     let ready = clients.iter().map(|client| !client.revents().is_empty()).collect();
@@ -127,14 +127,14 @@ fn admit(listener: &OwnedFd, clients: &mut Vec<Client>, spare: &mut Option<Owned
             clients.push(Client { socket, until: Instant::now() + TIMEOUT });
         }
         Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(PAUSE),
-        // Whoever connected has gone again.
+        // The client has disconnected again.
         Err(_) => {}
     }
 }
 
 /// Answers one request; returns `false` if the connection must be closed.
 fn answer(client: &OwnedFd, exports: &Exports) -> bool {
-    // One byte more than a request has, so that a longer one is seen.
+    // One byte more than a request has, to detect a longer one.
     let mut bytes = [0; REQUEST + 1];
     let length = match recv(client, &mut bytes[..], RecvFlags::DONTWAIT) {
         Ok((length, _)) => length,
@@ -159,7 +159,7 @@ fn answer(client: &OwnedFd, exports: &Exports) -> bool {
     // Not under the lock: it asks the driver.
     let exported = (export.make)(from..from.saturating_add(BATCH));
     let exported = match exported {
-        // Else it was freed meanwhile, and the memory may be another block's.
+        // Otherwise it was freed meanwhile, and the memory may belong to another block.
         Ok(exported) if !export.life.has_ended() => exported,
         Ok(_) | Err(PoolError::UnknownAddress { .. }) => return send(client, Reply::Unknown, Vec::new()),
         Err(PoolError::Driver(DriverError::TooManyFiles { limit: files, .. })) => {

@@ -101,7 +101,7 @@ impl Carrier {
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         let regions = self.regions.clone();
         let mut parked: Option<Parked<'_>> = None;
-        // Whether anything was shrunk since: what others have shrunk is not wanted back.
+        // Whether anything was shrunk since: only this thread's shrinks are refilled.
         let mut has_shrunk = false;
         loop {
             let command = match &parked {
@@ -120,7 +120,7 @@ impl Carrier {
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // An agent that is gone asks for nothing.
+            // An agent that is gone needs no answer.
             let is_stale = command.epoch != self.port.lock().epoch;
             match command.what {
                 What::End => break,
@@ -132,7 +132,7 @@ impl Carrier {
                 }
                 _ if is_stale => {}
                 What::Park { until, hold, unparks } => {
-                    // Before the new closing: what was parked stays so.
+                    // Before the new closing, so that parked uses stay parked.
                     let outcome = self.park(&regions, until, unparks).map(|closing| {
                         parked = Some(Parked { _closing: closing, until: Instant::now() + hold });
                         Say::Parked
@@ -143,7 +143,7 @@ impl Carrier {
                     let outcome = self.shrink(&gpu, device, bytes, &tier, until).map(|()| Say::Shrunk);
                     self.answer("shrink", outcome);
                     has_shrunk = more;
-                    // What is parked stays so for the shrinks of its other GPUs.
+                    // Parked uses stay parked for the shrinks of their other GPUs.
                     if !more {
                         parked = None;
                         self.want_parked_back();
@@ -155,7 +155,7 @@ impl Carrier {
         }
         drop(parked);
         for thread in [self.refill_thread.take(), self.demotion_thread.take()].into_iter().flatten() {
-            // Its panic is its own.
+            // The thread has reported its panic itself.
             let _ = thread.join();
         }
     }
@@ -256,7 +256,7 @@ impl Carrier {
                     std::thread::sleep(STEP);
                 }
                 if port.is_over() {
-                    // Nobody would grant it.
+                    // No agent would grant it.
                     refill.lock().is_running = false;
                     return;
                 }
@@ -288,7 +288,7 @@ impl Carrier {
         let (regions, port, demotion) = (self.regions.clone(), self.port.clone(), self.demotion.clone());
         let run = move || {
             loop {
-                // Not in the condition of the loop: the lock would be held in it.
+                // Not in the condition of the loop, which would hold the lock in the body.
                 let next = demotion.lock().next();
                 let Some((mut left, epoch)) = next else { break };
                 while !left.is_zero() {
@@ -299,7 +299,7 @@ impl Carrier {
                     }
                     let moved = moved.unwrap_or_default();
                     left = left.saturating_sub(moved);
-                    // Less than was asked: nothing else can go, or something ended it.
+                    // Fewer bytes than requested: nothing else can move, or the demotion was cancelled.
                     if moved < asked || demotion.lock().asked.is_some() {
                         break;
                     }

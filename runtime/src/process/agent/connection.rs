@@ -180,7 +180,7 @@ fn wait(polled: &mut [PollFd<'_>], until: Option<Instant>) {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: left.subsec_nanos().into(),
     });
-    // Whatever it says, all is looked at again.
+    // Whatever the result of poll, all sources are checked again.
     let _ = poll(polled, left.as_ref());
 }
 

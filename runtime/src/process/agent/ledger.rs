@@ -154,7 +154,7 @@ impl Ledger {
     /// Queues the answer to a command; kept until an agent is connected.
     pub(super) fn answer(&mut self, answer: Say) {
         if answer == Say::Parked {
-            // Nothing of it changes from here on until the agent has chosen what leaves.
+            // The holdings stay unchanged from here on until the agent has chosen its victims.
             self.changed();
         }
         self.todo.push_back(answer);
@@ -189,7 +189,7 @@ impl Ledger {
         self.refills = self.refills.saturating_sub(1);
         if self.refills > 0 {
             if outcome.is_err() {
-                // It may have given back what another waits for.
+                // The failed refill may have returned memory that another waits for.
                 self.changed();
             }
             return;
@@ -200,7 +200,7 @@ impl Ledger {
             _ if !was_said && !is_asked => self.changed(),
             Ok(()) => self.todo.push_back(Say::Refilled),
             Err(why) => {
-                // Whether it was planned already is the agent's to know: the one ends its wait, the other what was planned.
+                // Send both: only the agent knows whether the want was planned. One message ends its wait, the other its plan.
                 if was_said {
                     self.todo.push_back(Say::Cancel);
                 }
@@ -281,7 +281,7 @@ impl Ledger {
         want.again = again.filter(|again| *again < want.until);
         let is_final = want.again.is_none();
         if is_final {
-            // Or it would be said again before whoever waits has given up.
+            // Otherwise the want would be sent again before the waiting caller has given up.
             self.want = None;
         }
         is_final
@@ -342,7 +342,7 @@ impl Ledger {
     /// Records that the connection is lost.
     pub(super) fn lost(&mut self, now: Instant) {
         self.is_heard = false;
-        // Whoever hears next is told.
+        // Report to the next agent.
         self.is_stale |= self.look.take().is_some();
         self.lost.get_or_insert(now);
     }
@@ -366,7 +366,7 @@ impl Ledger {
         (self.is_heard, self.lost) = (true, None);
         match &mut self.want {
             Some(want) => want.is_said = said_wants,
-            // Whoever waited gave up while hello was answered.
+            // The waiting caller gave up while hello was answered.
             None if said_wants => self.todo.push_back(Say::Cancel),
             None => {}
         }
@@ -462,12 +462,12 @@ mod tests {
         ledger.refill_ended(Ok(()));
         assert_eq!(ledger.take(), [Say::Refilled]);
         assert!(!ledger.is_urgent() && ledger.lease(GPU) == MIB);
-        // One that fails ends the agent's wait, and what was planned.
+        // A failed refill ends the agent's wait and its plan.
         ledger.refill_begun();
         ledger.wanted(GPU, SECOND, now);
         ledger.refill_ended(Err("no".to_owned()));
         assert_eq!(ledger.take(), [Say::Changed, Say::Want { within: SECOND }, Say::Cancel, failed()]);
-        // One that nobody had to grant anything for.
+        // A refill that needed no grant.
         ledger.refill_begun();
         ledger.refill_ended(Ok(()));
         assert_eq!(ledger.take(), [Say::Changed]);
@@ -517,7 +517,7 @@ mod tests {
         let mut resumed = ledger.clone();
         resumed.resumed(now + SECOND);
         assert_eq!(resumed.take(), [Say::Changed, Say::Want { within: 29 * SECOND }]);
-        // A new agent hears of the want in hello, and of who waits for growth.
+        // A new agent learns of the want from hello; growth requests are sent again.
         ledger.restarted(true, now);
         assert_eq!(ledger.take(), [Say::Changed, Say::Grow { device: GPU, bytes: MIB, within: SECOND }]);
     }
@@ -531,11 +531,11 @@ mod tests {
         assert_eq!((ledger.take(), ledger.next()), (vec![], Some(now + LOOK_AFTER)));
         ledger.tick(now + LOOK_AFTER);
         assert_eq!((ledger.take(), ledger.next()), (vec![Say::Moved], None));
-        // Looks that take long are rare.
+        // Slow looks are rare.
         ledger.looked(ms(30));
         ledger.moved(now);
         assert_eq!(ledger.next(), Some(now + ms(3000)));
-        // One that is due when the connection is lost is told over the next.
+        // A look that is due when the connection is lost is reported over the next one.
         ledger.lost(now);
         ledger.resumed(now);
         assert_eq!((ledger.take(), ledger.next()), (vec![Say::Changed], None));

@@ -152,7 +152,7 @@ impl AgentLink {
     /// Ends all agent activity because the process ends. The agent notices the closed connection.
     pub(super) fn stop(&self) {
         self.joiner.is_over.store(true, Ordering::Release);
-        // First: whoever joins just now waits no more.
+        // First, so that a join in progress stops waiting.
         self.joiner.port.end();
         self.joiner.end(false);
     }
@@ -203,7 +203,7 @@ impl Joiner {
                 return Err(AgentError::Joined { path, name });
             }
         }
-        // One that ended by itself, or has reached no agent and gives way to another.
+        // The session ended by itself, or has reached no agent and gives way to another.
         if let Some(before) = joined.take() {
             self.port.end();
             self.end_session(before);
@@ -237,7 +237,7 @@ impl Joiner {
                 self.port.activity.close();
                 Err(error)
             }
-            // One that joins by itself has said why it does not; it tries again, but where it was refused.
+            // A process that joins by itself has logged the reason; it retries unless the agent refused it.
             _ => {
                 *joined = Some(there);
                 Ok(())
@@ -296,7 +296,7 @@ impl Joiner {
 
     /// Ends the threads, which were asked to stop, and all leases.
     fn end_session(&self, joined: Joined) {
-        // Commands that wait for uses end.
+        // Ends commands that wait for uses.
         self.regions.gate().changed();
         self.join_threads(joined);
         self.port.set_off();
@@ -306,7 +306,7 @@ impl Joiner {
 
     fn join_threads(&self, joined: Joined) {
         let Joined { session, carrier, commands, .. } = joined;
-        // A thread's panic is its own.
+        // The thread has reported its panic itself.
         let _ = session.join();
         let _ = commands.send(Command { epoch: 0, what: What::End });
         let _ = carrier.join();

@@ -32,7 +32,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // A child that was forked meanwhile has the file open too, and must not have the turn.
+        // A child forked meanwhile also has the file open and must not keep the lock.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }

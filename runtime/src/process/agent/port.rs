@@ -133,7 +133,7 @@ impl Port {
 
     /// Makes the agent control the leases if `set` can set them to the ledger's values. Memory returned meanwhile is recorded afterwards.
     pub(super) fn set_on<T, E>(&self, set: impl FnOnce(&[Bytes]) -> Result<T, E>) -> Result<T, E> {
-        // First: who finds a lease has somebody to ask.
+        // Set before the lease exists, so that its users can request more.
         self.is_on.store(true, Ordering::Release);
         let state = self.state.lock();
         let outcome = set(state.ledger.leases());

@@ -60,13 +60,13 @@ impl Session {
                     (back_off, turn, has_warned) = (BackOff::default(), None, false);
                     self.port.set_outcome(Ok(()), true);
                     self.serve(&mut connection);
-                    // Before its number is another file's: a forked child closes it by that.
+                    // Before its number can be reused by another file: a forked child closes it by number.
                     self.port.set_socket(None);
                     self.lost();
                 }
                 Err(AgentError::Ending) => break,
                 Err(error) => {
-                    // One that has joined keeps its leases as bounds, whatever the next agent answers, until one takes it.
+                    // A joined process keeps its leases as bounds, whatever the next agents answer, until one takes them over.
                     let is_joined = self.port.is_on();
                     let by_itself = self.starting.is_some();
                     let is_awaited = !is_joined && !by_itself && error.is_brief() && begin.elapsed() < ANSWER;
@@ -199,8 +199,8 @@ impl Session {
 
     /// Builds the hello message and returns the position in the conversation that it describes.
     fn hello(&self) -> (Hello, u64) {
-        // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest. Nothing may come between:
-        // it would count twice.
+        // Hello covers earlier messages, for an agent without knowledge; other agents get them. No change may come between:
+        // it would be counted twice.
         let (mut state, held) = loop {
             let says = self.port.lock().ledger.take();
             let held = self.held();
@@ -238,7 +238,7 @@ impl Session {
             state.conversation.restart(told);
             state.epoch = welcome.epoch;
             state.ledger.restarted(said_wants, now);
-            // Whatever the agent before had parked.
+            // Cancel parks that the previous agent requested.
             self.port.unparked();
             self.regions.gate().changed();
             let _ = self.commands.send(Command { epoch: welcome.epoch, what: What::Unpark });
@@ -306,7 +306,7 @@ impl Session {
         if says.contains(&Say::Moved) {
             self.port.wake.begin_look();
         }
-        // Looked at after it was known what is to be said: it tells of what is held then, or later.
+        // Looked up after the messages were taken, so that the holdings are of the same time or later.
         let began = Instant::now();
         let held = if says.is_empty() { Vec::new() } else { self.held() };
         let took = began.elapsed();
@@ -361,7 +361,7 @@ impl Session {
     /// Returns the current holdings without their leases.
     fn held(&self) -> Vec<Holding> {
         let starting = self.starting;
-        // First: a use that begins meanwhile shows that the rest may be of before or after it.
+        // First: if a use begins meanwhile, the number shows that the rest may be of before or after it.
         let as_of = self.port.activity.begun_if_idle();
         let holding = |memory: &DeviceMemory| {
             let held = self.regions.device_holding(memory);
@@ -490,7 +490,7 @@ impl Session {
         if is_over {
             *turn = None;
         }
-        // All that is evicted there: several may wait, each for a part of it.
+        // All memory evicted there: several refills may wait, each for a part of it.
         let missing = |held: &Holding| {
             let device = DeviceId(held.device);
             let comes_back = held.evicted.saturating_add(held.room).saturating_add(held.growth);
@@ -542,7 +542,7 @@ fn differ(told: &[Holding], held: &[Holding]) -> bool {
     let far = |told: Bytes, held: Bytes| told.max(held).saturating_sub(told.min(held)) >= NOTABLE;
     let is_same = |told: &Holding, held: &Holding| {
         let exact = |of: &Holding| (of.device, of.resident, of.fixed, of.evicted, of.room, of.hosted);
-        // While nothing is unused, uses change nothing that is said; one that runs makes anything said stale.
+        // While no memory is unused, uses change nothing in a report; a running use makes any report stale.
         let unused = |of: &Holding| of.unused.unwrap_or_default();
         let is_known = held.as_of.is_none() || unused(held).is_zero() || held.as_of == told.as_of;
         exact(told) == exact(held)

@@ -33,7 +33,7 @@ impl Wake {
     /// Wakes the thread that waits for the descriptor.
     pub(super) fn wake(&self) {
         if let Some(descriptor) = self.descriptor.get() {
-            // It is awake where the number is as large as it gets.
+            // A write to a full counter fails; the thread is awake then.
             let _ = rustix::io::write(descriptor.as_fd(), &1_u64.to_ne_bytes());
         }
     }

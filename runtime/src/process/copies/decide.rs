@@ -101,7 +101,7 @@ impl Copies {
     /// # Errors
     /// [`ProcessError::ForeignContext`], [`ProcessError::Captured`].
     fn refuse_native(&self, ask: &CopyAsk) -> Result<()> {
-        // A copy that nobody waits for is made in the context that is current, whichever that is.
+        // A copy without a wait runs in the current context, whichever it is.
         if (ask.blocking || ask.waited) && self.streams.primary_of(ask.stream)?.is_none() {
             return Err(ProcessError::ForeignContext);
         }
@@ -142,7 +142,7 @@ impl Copies {
             let (alike, others) = left.split_at(count);
             left = others;
             match sides(device, ends) {
-                // All ends are what was found of the first.
+                // All ends equal those of the first.
                 Some((to, from)) => {
                     if let Some(first) = alike.requests().iter().find(|request| !request.size.is_zero()) {
                         self.open_later(first);

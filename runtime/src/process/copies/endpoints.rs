@@ -93,7 +93,7 @@ impl EndsOfMany<'_> {
             match self.of(&part.request())? {
                 _ if size.is_zero() => {}
                 Some(ends) => parts.push((part, ends)),
-                // A range ends where its first and its last byte differ: looked for by halves.
+                // A range ends where the kinds of its first and last byte differ; found by bisection.
                 None => {
                     let half = Bytes::new(size.get() / 2);
                     if half.is_zero() {
@@ -118,7 +118,7 @@ impl EndsOfMany<'_> {
         let ends = self.of(&requests[first])?;
         let mut count = first + 1;
         for request in &requests[count..] {
-            // Most lie where the one before does.
+            // Most ends lie in the ranges of the previous copy.
             let is_alike = request.size.is_zero() || self.is_where_last(request) || self.of(request)? == ends;
             if !is_alike {
                 break;
@@ -149,8 +149,8 @@ impl EndsOfMany<'_> {
     fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.endpoints.found(start, size)?;
         if let (Some(end), Some((from, size))) = (end, range) {
-            // Of ranges that overlap, as where a copy leaves a block, the first is remembered alone: then the one before an address is the
-            // one that may hold it.
+            // Of overlapping ranges, as where a copy leaves a block, only the first is cached: the one before an address is then the
+            // only one that may contain it.
             let behind = Address(from.0.saturating_add(size.get()));
             let before = self.known.range(..behind).next_back();
             if before.is_none_or(|(start, (size, _))| start.0.saturating_add(size.get()) <= from.0) {
@@ -212,19 +212,19 @@ impl Endpoints {
         let is_one = match (kind, start.checked_add(size.get().saturating_sub(1))) {
             _ if in_one => true,
             (_, None) | (PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, _) => false,
-            // Mapped memory may be many handles side by side, and of memory that the driver does not know it tells no range.
+            // Mapped memory may consist of many handles side by side, and for unknown memory the driver reports no range.
             (_, Some(last)) => {
                 self.registry.completion_events.driver().pointer_attributes(last)?.kind == kind
             }
         };
         let reach = match kind {
-            // Who may touch what others mapped only they know.
+            // Only the owner of a foreign mapping knows which devices can access it.
             PointerKind::Device { mapped: true, .. } => DeviceSet::EMPTY,
             PointerKind::Device { device, .. } => DeviceSet::of(device),
             PointerKind::Pinned => DeviceSet::ALL,
             PointerKind::Managed | PointerKind::Pageable => DeviceSet::EMPTY,
         };
-        // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
+        // For mapped memory of other libraries the driver reports addresses with arbitrary contents.
         let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });
         let range = range.filter(|_| is_whole);
         Ok((is_one.then_some(Endpoint { kind, reach, is_pool: false }), range))
@@ -262,7 +262,7 @@ impl Endpoints {
         let of_pool = to.is_some() || from.is_some();
         let mut ends = pools.map(|(start, pool)| (start, pool.map(|pool| end_of_pool(pool, start, size).0)));
         for (start, end) in ends.iter_mut().filter(|(_, end)| end.is_none()) {
-            // All parts of a copy of pool memory are the driver's own copies, unless a graph keeps them.
+            // All parts of a copy of pool memory are driver copies, unless a graph captures them.
             *end = match of_pool && !anyway && self.pinned.holds(*start, size) && !self.captures(on)? {
                 true => Some(Endpoint::PINNED),
                 false => self.seen(*start, size)?,

@@ -212,7 +212,7 @@ impl Copies {
     }
 
     fn split_tried(&self, lent: Lent<'_>, ask: &CopyAsk, way: Option<Direction>) -> Result<bool> {
-        // Also so that what such a context is of is left to the program.
+        // This also leaves memory of such a context to the program.
         if self.streams.primary_of(ask.stream)?.is_none() {
             return Ok(false);
         }
@@ -233,7 +233,7 @@ impl Copies {
             return self.enqueue(ask.stream, ask.options(ask.waited), copy);
         }
         let on = self.streams.user(ask.stream)?;
-        // It compares itself.
+        // The engine compares the bytes itself.
         let options = CopyOptions { verify: self.verifies(ask), ..ask.options(false) };
         self.registry.engine()?.copy_blocking(&to, &from, on, options)?;
         Ok(0)

@@ -53,7 +53,7 @@ impl Copies {
         let mut known = None;
         let enqueued = self.each_native(&[lent], ask, &mut known);
         if enqueued.is_err() {
-            // A part may be enqueued. What the copy met is what the caller is told.
+            // Some copies may be enqueued. The caller gets the error of the copy.
             let _told = self.tell_clock(&[lent], known, ask.stream);
             return enqueued.map(|()| 0);
         }
@@ -70,7 +70,7 @@ impl Copies {
     pub(super) fn enqueue_native(&self, lent: &[Lent<'_>], ask: &CopyAsk) -> Result<()> {
         let mut known = None;
         let enqueued = self.each_native(lent, ask, &mut known);
-        // Also of what fails: a part may be enqueued.
+        // After a failure too: some copies may be enqueued.
         let told = self.tell_clock(lent, known, ask.stream);
         enqueued.and(told)
     }
@@ -93,7 +93,7 @@ impl Copies {
                 copy.enqueue(driver, device, ask.stream)
             };
             match copied {
-                // Nothing was asked about memory that is no pool's: it may be another GPU's.
+                // Memory outside pools was not queried: it may be another GPU's.
                 Err(refused @ DriverError::Refused { .. }) => self.enqueue_refused(copy, refused, ask.stream),
                 copied => Ok(copied?),
             }
@@ -146,7 +146,7 @@ impl Copies {
     fn way(&self, device: DeviceId, request: &CopyRequest) -> Result<Way> {
         let Some(devices) = self.ends.devices_of(request)?.filter(|devices| devices.to != devices.from)
         else {
-            // One end is host memory, or memory that moves; or both ends are one GPU's.
+            // One end is host or managed memory, or both ends are on one GPU.
             let may = self.ends.may_make(request);
             return Ok(if may.contains(device) {
                 Way::Here
@@ -156,7 +156,7 @@ impl Copies {
         };
         let CopyDevices { to, from } = devices;
         let is_pool = |at| self.ends.pool_owner(at).is_some();
-        // Memory that is no pool's is its own GPU's alone, as far as is known.
+        // Memory outside pools is accessible to its own GPU only, as far as is known.
         let makers = match (is_pool(request.to), is_pool(request.from)) {
             (true, false) => [from; 2],
             (false, _) => [to; 2],

@@ -56,7 +56,7 @@ impl PendingCopies {
     /// Releases the handle of a copy, which continues.
     pub(super) fn drop(&self, handle: u64) -> Result<()> {
         let copy = self.copies.lock().remove(&handle);
-        // Another thread may wait for it, or ask: it keeps what it has.
+        // Another thread may be waiting or querying: it keeps its reference.
         copy.map(std::mem::drop).ok_or(ProcessError::UnknownCopy { handle })
     }
 

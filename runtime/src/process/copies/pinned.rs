@@ -80,7 +80,7 @@ mod tests {
         assert!(ranges.holds(at(1), Bytes::mib(1)));
         ranges.saw((at(9), Bytes::mib(1)));
         assert!(!ranges.holds(at(1), Bytes::mib(1)) && ranges.holds(at(9), Bytes::mib(1)));
-        // Of what begins there it is known how large it is now.
+        // Replaces an older range with the same start.
         ranges.saw((at(9), Bytes::kib(4)));
         assert!(!ranges.holds(at(9), Bytes::kib(8)) && ranges.holds(at(9), Bytes::kib(4)));
     }

@@ -204,7 +204,7 @@ impl Gate {
         attempt: impl Fn(&mut GateState, bool) -> std::result::Result<T, Obstacle>,
     ) -> Result<Admission<T>> {
         let wait = Wait::of(timeout);
-        // Until when parked uses go first, once nothing else is in the way.
+        // Deadline of the precedence of parked uses, set once no other obstacle is left.
         let mut patience = None;
         let mut state = self.state.lock();
         loop {
@@ -346,7 +346,7 @@ impl Gate {
         state.go_on(id, Instant::now() + self.quantum);
         self.note_uses(&state);
         drop(state);
-        // Who wants to begin waits for those that were parked.
+        // Beginning uses wait for the parked ones.
         self.changed.notify_all();
         true
     }
@@ -418,7 +418,7 @@ impl Gate {
 
     /// Wakes all waiters because the evicted memory has changed.
     pub(super) fn changed(&self) {
-        // Who has looked before the change and does not wait yet holds the lock.
+        // A waiter that looked before the change and does not wait yet holds the lock.
         drop(self.state.lock());
         self.changed.notify_all();
     }
@@ -487,7 +487,7 @@ impl Wait {
         match self.end {
             None => changed.wait(guard),
             Some(end) if end <= Instant::now() => return false,
-            // What has changed by the end is looked at once more.
+            // The condition is checked once more after the deadline.
             Some(end) => _ = changed.wait_until(guard, end),
         }
         true

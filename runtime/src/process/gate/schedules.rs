@@ -209,7 +209,7 @@ fn who_votes_is_asked_before_anything_moves() {
             drop(closing);
             (0..2).for_each(|which| memory.set(which, false));
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            // Who is against it may have ended before that is seen.
+            // The use that votes no may have ended before its state is read.
             assert!(agreed || !yes);
             assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
         });

@@ -191,7 +191,7 @@ impl Checks {
         while let Some(Pending { save, first, second }) =
             pending.pop_front_if(|pending| !matches!(pending.second.is_done(), Ok(false)))
         {
-            // Both are of one stream: nothing is waited for.
+            // Both are on one stream: this does not wait.
             match first.wait().and_then(|first| Ok(first == second.wait()?)) {
                 Ok(is_same) => self.note(save, is_same),
                 Err(_) => self.miss(),
@@ -216,7 +216,7 @@ impl Checks {
         let count = if is_same { &self.same } else { &self.changed };
         count.fetch_add(1, Ordering::Relaxed);
         let mut known = self.known.lock();
-        // A site that went meanwhile has no saves any more.
+        // A site removed meanwhile has no saves.
         let Some(saves) = known.get_mut(&site) else { return };
         if saves.len() < MOST_SAVES || saves.contains_key(&save) {
             let known = saves.entry(save).or_default();

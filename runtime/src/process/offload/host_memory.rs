@@ -111,7 +111,7 @@ impl HostMemory {
             let missing = memory.ranges.missing(size.get()).map_or(size, Bytes::new);
             drop(memory);
             if is_short {
-                // What is free here is too small to be of use beside others: it may go for a range that is large enough.
+                // The free ranges are too small to help: return them to make room for one that is large enough.
                 self.grow(size, size)?;
                 continue;
             }

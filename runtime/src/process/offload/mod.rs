@@ -165,7 +165,7 @@ impl Offload {
             let host = self.host(device)?;
             let out = self.queues.of(device, Direction::FromGpu)?;
             let taken = host.take(size).inspect_err(|error| self.note_refused(error))?;
-            // From here on it goes back whatever fails.
+            // From here on the host memory is returned after any failure.
             let mut out = out.lock();
             let block = place.block;
             let digest = save.and_then(|_| self.digest(&mut out, on, &place, address));
@@ -208,7 +208,7 @@ impl Offload {
     /// address. The contents at the address are undefined then.
     pub fn begin_reload(&self, id: u64, raw: Stream, address: Address) -> Result<()> {
         let entry = self.entries.of(id)?;
-        // Under no lock: it may call a program's hooks.
+        // Without locks, because it may call a program's hooks.
         self.regions.written(address)?;
         let mut entry = entry.lock();
         let Some((away, _)) = entry.away.as_mut() else {
@@ -246,7 +246,7 @@ impl Offload {
         load.check()?;
         self.timers.waits(on.device, on.raw, &load.event);
         self.queues.driver().stream_wait_event(on.device, on.raw, load.event.id())?;
-        // The stream that the block goes back to is behind the copy now.
+        // The block's stream is ordered after the copy now.
         if StreamKey(on.id.0) == load.block.stream
             && let Some(hold) = load.hold.take()
         {
@@ -289,7 +289,7 @@ impl Offload {
     /// # Errors
     /// [`ProcessError::UnknownOffload`].
     pub fn release(&self, id: u64) -> Result<()> {
-        // Books alone are kept then: what is dropped here has events.
+        // Only bookkeeping is left then: dropped entries hold events.
         if self.registry.is_stopped() {
             return Ok(());
         }

@@ -66,7 +66,7 @@ impl Offload {
         planned.shapes.begun = None;
         if let Some(error) = planned.shapes.failure_with(shape) {
             match self.below(&planned, error) {
-                // Another site had less, and has it no more.
+                // Another site had a smaller budget and no longer has.
                 ProcessError::Budget { budget, minimum, .. } if minimum <= budget => {
                     planned.shapes.forget_failure_with(shape);
                 }
@@ -80,7 +80,7 @@ impl Offload {
         {
             let passed = pool.budget().1;
             if passed > std::mem::replace(&mut planned.passed, passed) {
-                // Of what nobody told of: passes may save more than those of their shape did.
+                // Caused by unreported passes: a pass may save more than earlier ones of its shape.
                 planned.shapes.kept.clear();
             } else if pool.active().saturating_add(adds) <= planned.site.request().budget {
                 return Ok(false);
@@ -111,7 +111,7 @@ impl Offload {
         }
         let is_first = planned.site.position() == Position(0);
         if is_first {
-            // Of a pass that is over.
+            // Belongs to a finished pass.
             planned.reloads.clear();
             self.begins(site, &mut planned);
             (planned.packed, planned.checked) = Default::default();
@@ -119,7 +119,7 @@ impl Offload {
         planned.packed = planned.packed.saturating_add(pack.bytes);
         self.step(site, &mut planned, pack.bytes);
         let (item, verdict, reloads) = planned.site.packed(pack);
-        // A forward that saves nothing is of no pass.
+        // A forward pass that saves nothing belongs to no pass.
         let begun = planned.shapes.begun.take();
         planned.shapes.current.extend(begun);
         if is_first {
@@ -265,7 +265,7 @@ impl Offload {
         let Some(pool) = self.measures.pool(asked.device) else { return };
         if let Some(budget) = asked.budget {
             self.measures.set_budget(site, Some((asked.device, budget.saturating_sub(planned.beside))));
-            // Another site may have less.
+            // Another site may have a smaller budget.
             let (budget, passed) = pool.budget();
             let budget = budget.unwrap_or(Bytes::MAX);
             planned.passed = passed;
@@ -333,7 +333,7 @@ impl Offload {
     fn time(&self, planned: &mut Planned, stream: Stream) {
         planned.timer = None;
         let passes = planned.site.passes();
-        // The first one makes memory and loads modules.
+        // The first pass allocates memory and loads modules.
         let is_wanted = passes > 0 && (planned.site.may_want_times() || passes % TOLD == 2);
         let Some(asked) = planned.is_measured().filter(|_| is_wanted && !self.registry.is_stopped()) else {
             return;
@@ -373,13 +373,13 @@ impl Offload {
             planned.spare = planned.spare.grown().min(planned.most_spare);
         }
         let kept = planned.site.kept_all();
-        // Where this pass had a plan, an error that stands is another pass's.
+        // This pass had a plan, so a remaining error belongs to another pass.
         let mut unplanned = planned.site.unplanned().filter(|_| !planned.site.has_followed()).copied();
         if let Some(PlanError::BelowFloor { minimum, .. }) = unplanned
             && let Some(budget) = pool.and_then(|pool| pool.budget().0)
             && let Some(less) = planned.spare.less_for(minimum, budget)
         {
-            // Rather waits, and gaps that take a little more than the budget, than no plan.
+            // Waits, and gaps slightly above the budget, are better than no plan.
             (planned.spare, planned.most_spare) = (less, less);
             unplanned = None;
         }
@@ -394,7 +394,7 @@ impl Offload {
         let pool = planned.asked.and_then(|asked| self.measures.pool(asked.device));
         let least = pool.and_then(|pool| pool.budget().0);
         let budget = least.map_or(own, |least| own.min(least.saturating_add(planned.beside)));
-        // As much as is enough where its passes need a little more than these did.
+        // Enough if later passes need slightly more than these.
         let minimum = Spare::default().grown().budget_of(minimum);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
     }

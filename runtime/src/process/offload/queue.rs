@@ -74,7 +74,7 @@ impl Queue {
         let stream = OwnedStream::new(&driver, device)?;
         let on = UserStream::of(&*driver, device, stream.id())?;
         let fork = OwnedEvent::new(&driver, device, EventKind::Plain)?;
-        // Where a driver has no event for a whole context, completion points are of the streams that are known.
+        // If a driver has no event for a whole context, completion points cover the known streams.
         registry.completion_events.know(device, stream.id());
         let (running, events, moved) = Default::default();
         Ok(Queue { engine, driver, on, stream, fork, running, events, moved })
@@ -179,7 +179,7 @@ impl Queue {
         let size: Bytes = parts.iter().map(|(to, _)| to.size()).sum();
         let start = self.start(size)?;
         let end = self.event()?;
-        // The end of all parts is marked here.
+        // The end of all parts is recorded below.
         let options = CopyOptions { waited: false, ..CopyOptions::default() };
         let copies = parts.iter().map(|(to, from)| self.engine.copy(to, from, self.on, options));
         let copies = copies.filter(|copied| copied.as_ref().map_or(true, CopyHandle::is_split));
@@ -219,7 +219,7 @@ impl Queue {
 
     /// Returns an event without another holder.
     fn event(&mut self) -> Result<Arc<OwnedEvent>> {
-        // The oldest are the likeliest to be nobody's any more.
+        // The oldest event is the likeliest to be unused.
         for _ in 0..LOOKS.min(self.events.len()) {
             self.events.rotate_left(1);
             if let Some(event) = self.events.back().filter(|event| Arc::strong_count(event) == 1) {
@@ -288,7 +288,7 @@ impl Queues {
         let queues: Vec<_> = self.queues.lock().iter().map(|(key, queue)| (*key, queue.clone())).collect();
         let mut all = Moved::default();
         for (_, queue) in queues.into_iter().filter(|((_, way), _)| *way == direction) {
-            // Whether a copy is over is asked of the driver.
+            // Asks the driver whether copies are over.
             let mut queue = queue.lock();
             let one = if self.registry.is_stopped() { queue.moved } else { queue.moved() };
             all.copies += one.copies;

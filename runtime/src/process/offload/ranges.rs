@@ -156,7 +156,7 @@ mod tests {
                 let (missing, before) = (ranges.missing(size).unwrap(), ranges.total());
                 let Some((parts, _)) = ranges.take_parts(size) else {
                     prop_assert!(missing > 0);
-                    // As much as is missing is enough.
+                    // Adding the missing bytes suffices.
                     let chunk = 10 + held.len();
                     ranges.add(chunk, rounded(missing).unwrap());
                     let (parts, _) = ranges.take_parts(size).unwrap();

@@ -53,7 +53,7 @@ impl Offload {
             return None;
         }
         let digests = self.regions.digests(place.started.pool.device()).ok()??;
-        // A few bytes more, where the bytes begin in between: they are of the same block.
+        // Includes a few earlier bytes for alignment, which lie in the same block.
         let before = address.0 % WORD;
         let size = place.span.size().saturating_add(Bytes::new(before));
         let span = place.started.pool.read_holds().span(Address(address.0 - before), size).ok()?;
@@ -75,7 +75,7 @@ impl Offload {
             let mut copied = self.copy_again(&watch, away, last.as_deref());
             if copied.is_err() {
                 copied = self.copy_again(&watch, away, last.as_deref());
-                // Nobody knows how far the first came.
+                // The progress of the first copy is unknown.
                 away.is_torn = !matches!(copied, Ok(Again::Copied(_)));
             }
             match (copied, watch.digest) {
@@ -92,7 +92,7 @@ impl Offload {
         let Watch { block, address, stream, ref digest, .. } = *watch;
         let device = away.device;
         self.streams.with_default_of(Some(device), || {
-            // Memory that is elsewhere, or a block that went in a way that nobody sees, as with a checkpoint that is restored.
+            // Evicted memory, or a block freed in an unobserved way, as by a restored checkpoint.
             let Ok(place) = self.place(address, away.size) else { return Ok(Again::Left) };
             if place.block != block {
                 return Ok(Again::Left);
@@ -104,7 +104,7 @@ impl Offload {
                     Err(ProcessError::OffloadCaptured { .. } | ProcessError::ForeignContext) => {
                         return Ok(Again::Left);
                     }
-                    // The program has destroyed it.
+                    // The program has destroyed the stream.
                     Err(ProcessError::Driver(error)) if error.is_gone() => return Ok(Again::Left),
                     found => streams.push(found?),
                 }

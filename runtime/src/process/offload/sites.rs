@@ -136,7 +136,7 @@ impl Shapes {
         let has_room = |known: usize| known < MOST_SHAPES;
         for &shape in &shapes {
             match adds {
-                // What is forgotten is planned again.
+                // A forgotten shape is planned again.
                 Some(adds) => {
                     if !has_room(self.kept.len()) {
                         self.kept.clear();

@@ -277,7 +277,7 @@ mod tests {
             timer.waits(device, raw, &copied);
             timer.replays(ScopeId(0), false, 0);
         }
-        // One that began and never ended is one of them.
+        // A replay that began and never ended counts as one.
         for scope in 0..2 * MOST {
             timer.lock().replays(ScopeId(u32::try_from(scope).unwrap()), true, 0);
         }
@@ -285,7 +285,7 @@ mod tests {
         assert!(timer.lock().end());
         assert_eq!(timer.lock().memory.len(), MOST);
         drop(timer);
-        // Marks and waits have one, leaves and replays two.
+        // Marks and waits have one event, leaves and replays two.
         assert!(timers.events.0.lock().len() <= 6 * MOST + 2, "{}", timers.events.0.lock().len());
     }
 }

@@ -59,7 +59,7 @@ impl Regions {
     /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] if there is no thread to clean it.
     pub fn define(&self, options: RegionOptions) -> Result<()> {
         let extent = self.set.config.extent;
-        // Without slots relays could take no part in its copies.
+        // Without slots relays could not take part in its copies.
         let closed = !self.set.registry.engine.config().relay_slots.is_zero();
         let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
         let kept = options.policy != Policy::Discard;
@@ -101,7 +101,7 @@ impl Regions {
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
         let tags = Tags::of(&[tag]);
         let closing = strict.then(|| self.set.gate.close(&tags, Some(timeout))).transpose()?;
-        // Who still may go on would write to what is being mapped anew.
+        // A use that could still continue would write to memory that is being remapped.
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
             return Err(ProcessError::NotAgreed { tags });
         }
@@ -357,7 +357,7 @@ impl RegionSet {
             predicted_refill: Duration::ZERO,
         };
         if regions.is_empty() {
-            // Of a private pool that is gone there is nothing to see.
+            // A released private pool has nothing to show.
             return if tagged.kind == Kind::Graph { Vec::new() } else { vec![none] };
         }
         let of = |region: &Arc<glake_tiers::Region>| {

@@ -62,7 +62,7 @@ impl Background {
         let running = self.running.lock().take();
         if let Some(Running { jobs, thread }) = running {
             drop(jobs);
-            // A job's panic is its own.
+            // The job has reported its panic itself.
             let _ = thread.join();
         }
     }
@@ -85,11 +85,11 @@ fn start() -> Result<Running> {
     let run = move || {
         runtime.block_on(async {
             while let Some(job) = asked.recv().await {
-                // Driver calls and copies are waited for: no work for the runtime's own thread.
+                // Driver calls and copies block: not on the runtime's own thread.
                 runtime.spawn_blocking(job);
             }
         });
-        // Waits for the jobs that run.
+        // Waits for running jobs.
         drop(runtime);
     };
     let named = std::thread::Builder::new().name("glake-runtime".to_owned());

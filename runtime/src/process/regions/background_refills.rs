@@ -142,7 +142,7 @@ impl BackgroundRefill {
             match until {
                 None => self.changed.wait(&mut state),
                 Some(until) if until <= Instant::now() => return Waited::GoesOn,
-                // What has changed by then is looked at once more.
+                // The condition is checked once more after the deadline.
                 Some(until) => _ = self.changed.wait_until(&mut state, until),
             }
         }

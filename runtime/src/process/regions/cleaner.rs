@@ -95,7 +95,7 @@ impl Cleaner {
         *self.end.is_over.lock() = true;
         self.end.changed.notify_all();
         if let Some(thread) = self.running.lock().take() {
-            // Its panic is its own.
+            // The thread has reported its panic itself.
             let _ = thread.join();
         }
     }

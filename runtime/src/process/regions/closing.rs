@@ -67,7 +67,7 @@ impl RegionSet {
                 std::thread::sleep(POLL);
             }
         }
-        // Asked also where nothing is parked any more: a use that votes may have voted against it, and run again, since the gate closed.
+        // Asked even without parked uses: a use may have voted against it and run again since the gate closed.
         if !closing.is_agreed() {
             closing.hold_off(PARKED_IN_VAIN);
             return Err(ProcessError::NotAgreed { tags });

@@ -24,7 +24,7 @@ impl Regions {
         let (tagged, region) = self.region_at(address)?;
         self.set.flags.set_decommitted();
         let decommitted = region.decommit(address, size);
-        // Where it stopped halfway, its uses wait for the rest.
+        // After a partial failure the uses of the region wait for the rest.
         tagged.settle(&self.set.flags, &self.set.gate);
         Ok(decommitted?.freed)
     }

@@ -41,7 +41,7 @@ impl RegionSet {
             if held.made == memory.lease.view().made {
                 break;
             }
-            // Some of it has moved meanwhile, and would count twice or not at all.
+            // Some memory has moved meanwhile and would count twice or not at all.
             held = self.holding_at_once(memory);
         }
         held
@@ -65,9 +65,9 @@ impl RegionSet {
             add(&mut held.unused, unused);
             add(&mut held.hosted, hosted);
         }
-        // Copies of other GPUs' memory, and what pools that were given up still hold: no shrink takes it.
+        // Copies of other GPUs' memory, and memory of released pools: no shrink can evict them.
         add(&mut held.fixed, made.saturating_sub(of_regions));
-        // Memory that comes back asks for room to grow beside it; where nothing does, nothing is asked for.
+        // A refill also requests room to grow; without one, none is requested.
         if !held.evicted.is_zero() || !held.room.is_zero() {
             held.growth = memory.lease.growth();
         }

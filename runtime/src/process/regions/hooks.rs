@@ -38,7 +38,7 @@ impl Beside {
     /// Calls the hook after the operation, once the one before has returned.
     pub(super) fn over(self, event: Value) {
         if let Some(sender) = self.0 {
-            // Nobody listens where no thread was given.
+            // Fails only if no thread could be started.
             let _ = sender.try_send(event);
         }
     }
@@ -48,7 +48,7 @@ impl Hooks {
     /// Replaces both hooks and their timeout.
     pub(super) fn set(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
         let others = std::mem::replace(&mut *self.both.write(), Both { before, after, timeout });
-        // Their end is the program's code.
+        // Their destructors are the program's code.
         drop(others);
     }
 
@@ -76,7 +76,7 @@ impl Hooks {
         let event = event.clone();
         let run = move || {
             tell(before, "before", event);
-            // None comes where what it is told of did not end by itself.
+            // No event arrives if the operation did not end normally.
             if let Ok(event) = receiver.recv() {
                 tell(after, "after", event);
             }
@@ -114,9 +114,9 @@ fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>
     let text = event.to_string();
     let run = move || {
         let answer = hook(&text);
-        // Dropped here: its end is the program's code too.
+        // Dropped here, because its destructor is the program's code too.
         drop(hook);
-        // Nobody listens where it took too long.
+        // Fails only after a timeout.
         let _ = sender.send(answer);
     };
     let named = std::thread::Builder::new().name("glake-hook".to_owned());

@@ -137,9 +137,9 @@ fn answers(
     let run = move || {
         for call in calls {
             let answer = call();
-            // Dropped here: its end is the program's code too.
+            // Dropped here, because its destructor is the program's code too.
             drop(call);
-            // Nobody listens where it took too long.
+            // Fails only after a timeout.
             if sender.send(answer).is_err() {
                 return;
             }
@@ -156,7 +156,7 @@ fn answers(
         }
         match receiver.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(answer) => answer.ok_or_else(|| "its callback failed".to_owned()),
-            // Its thread is gone: it panicked, and is not the next one's fault.
+            // The thread panicked; the remaining callbacks are not to blame.
             Err(RecvTimeoutError::Disconnected) => {
                 let why = std::mem::replace(&mut gone, "one before it panicked");
                 Err(why.to_owned())

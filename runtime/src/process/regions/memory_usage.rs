@@ -38,7 +38,7 @@ impl RegionSet {
     pub(super) fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
         self.table.cover(&self.registry.devices);
         let tags = self.table.named(None)?;
-        // First: it waits for contexts that go.
+        // First, because it waits for contexts to be destroyed.
         let stayed = self.unsuspended_relays();
         let costs = self.registry.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
         let mut left = Vec::new();
@@ -64,7 +64,7 @@ impl RegionSet {
                 holders.push(("context for copies of other GPUs".to_owned(), cost.context));
                 holders.push(("slots for copies of other GPUs".to_owned(), cost.slots));
             }
-            // A context that is about to go would be made again by the question.
+            // The query would create a context again that is about to be destroyed.
             let asked = match stays.map(|stayed| stayed.why) {
                 Some(WhyUnsuspended::UnderWay | WhyUnsuspended::Lost) => false,
                 Some(_) => true,

@@ -88,7 +88,7 @@ impl RegionSet {
             }
             Batch { moved, failed: Some(error), .. } => Err(after_all(moved, error)),
         };
-        // After all that went back was told.
+        // After all returned memory was reported.
         self.registry.observers.agent().changed();
         self.tell_after(&mut event, report.as_ref().map(ShrinkReport::json));
         report
@@ -134,7 +134,7 @@ impl RegionSet {
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
         let refilling = self.registry.observers.agent().refill_begins();
         region.pool().lease().want(region.sizes().1);
-        // Who is in use keeps others waiting meanwhile, who may keep what it waits for.
+        // A process with active uses must not wait long for grants: the holders may be waiting for it in turn.
         let credits = match self.gate.view().uses {
             0 => self.registry.refill_timeout,
             _ => self.registry.refill_timeout.min(region.pool().lease().grow_timeout()),
@@ -174,7 +174,7 @@ impl RegionSet {
     ) -> Result<ShrinkReport> {
         let regions = self.table.named(None)?;
         let evicted = regions.iter().flat_map(|tagged| tagged.regions());
-        // Devices come back at the same time, regions of one after one another.
+        // Devices refill in parallel, the regions of one device in sequence.
         let mut predicted = vec![Duration::ZERO; self.registry.devices.len()];
         for region in evicted {
             let place = usize::try_from(region.pool().device().0).unwrap_or(usize::MAX);
@@ -184,7 +184,7 @@ impl RegionSet {
         }
         let predicted_refill = predicted.into_iter().max().unwrap_or_default();
         let skipped = if ask.is_everything() { self.imported() } else { Vec::new() };
-        // All has moved: that a GPU does not say what it holds is no failure.
+        // All bytes have moved: an unknown memory usage is no failure.
         let gpu = self.memory_usage().unwrap_or_else(|error| {
             warnings.push(format!("what the GPUs hold now is not known: {error}"));
             Vec::new()
@@ -214,14 +214,14 @@ impl RegionSet {
         let mut batch = Batch::default();
         let timeout = ask.timeout.unwrap_or(Duration::from_millis(self.config.drain_timeout_ms));
         let mut waited = Duration::ZERO;
-        // What is parked for one of them stays parked until all is over.
+        // Uses parked for one of them stay parked until all are done.
         let mut closings = Vec::new();
         let mut is_counted = false;
         loop {
             let freed: Bytes = batch.moved.iter().map(|moved| moved.memory).sum();
             let wanted = ask.bytes.unwrap_or(Bytes::MAX).saturating_sub(freed);
             let resident = |(tagged, region): &(Arc<Tagged>, Arc<Region>)| match region.sizes().0 {
-                // What nobody wants any more may bring something until it has seen that.
+                // An unwanted refill may bring back some memory until it notices.
                 Bytes::ZERO
                     if is_counted
                         && region.is_refilling()
@@ -263,7 +263,7 @@ impl RegionSet {
             if batch.failed.is_some() {
                 return batch;
             }
-            // What had to stay of these is made good by others; where all is to leave, others may have been on their way back.
+            // Memory that could not be evicted is replaced by other candidates; in a shrink of everything, some may have been refilled meanwhile.
             let mut at = 0..candidates.len();
             candidates.retain(|_| at.next().is_some_and(|at| chosen.iter().all(|(taken, _)| *taken != at)));
         }
@@ -279,7 +279,7 @@ impl RegionSet {
         for (tagged, region, _) in jobs {
             tagged.begin_out(&self.flags, region.pool().device());
         }
-        // What one of them meets keeps none of the others from leaving.
+        // The error of one region must not stop the others.
         let moved = on_each_device(jobs, |_| true, |job, moved| self.shrink_one(job, ask, moved));
         for (tagged, ..) in jobs {
             tagged.end_out(&self.flags, &self.gate);
@@ -357,14 +357,14 @@ impl RegionSet {
             .collect();
         self.want(&jobs);
         let (verify, credits) = (self.verifies(ask.verify), self.registry.refill_timeout);
-        // Without memory for one of them there is none for those after it; a copy that is lost is that one's alone.
+        // Without memory for one region there is none for the next ones; a lost copy concerns only its own region.
         let goes_on = |error: &ProcessError| {
             matches!(error, ProcessError::Region(RegionError::Damaged { .. } | RegionError::Unread { .. }))
         };
         let moved = on_each_device(&jobs, goes_on, |job, moved| {
             self.refill_one(job, verify, credits, request).map(|one| moved.push(one))
         });
-        // Of what nothing is evicted any more too: whoever made it so may not have come this far.
+        // Also for tags that are whole: the thread that completed them may not have settled them yet.
         self.settle(tags);
         moved.whole()
     }
@@ -409,7 +409,7 @@ impl RegionSet {
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
         let refilling = self.registry.observers.agent().refill_begins();
-        // It is new memory, not such that comes back.
+        // This is new memory, not refilled memory.
         lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
         let wanted = Wanted::default();
@@ -432,7 +432,7 @@ impl RegionSet {
         let (begin, _) = region.sizes();
         let wanted = Wanted::by(request, tagged, device);
         let refilled = self.make_room((tagged, region), verify, credits, wanted, |context, waiting| {
-            // What is there since is not to come once more.
+            // Memory that returned meanwhile is no longer wanted.
             let left = begin.saturating_add(*amount).saturating_sub(region.sizes().0);
             let left = if *amount == Bytes::MAX { *amount } else { left };
             region.refill(left, context, waiting).map_err(|error| {
@@ -443,7 +443,7 @@ impl RegionSet {
             })
         });
         let refilled = match refilled {
-            // It ended where it would have waited for memory.
+            // The refill ended where it would have waited for memory.
             Err(ProcessError::NoRoom { .. }) if !wanted.is_still() => Refilled::default(),
             refilled => refilled?,
         };
@@ -569,9 +569,9 @@ fn on_each_device(
         let mut batches = vec![of(*first)];
         for (device, thread) in begun {
             batches.push(match thread {
-                // A panic of the thread's is this one's.
+                // Propagate a panic of the thread.
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                // One after the other, then.
+                // No thread is available: run the jobs in sequence.
                 Err(_) => of(device),
             });
         }

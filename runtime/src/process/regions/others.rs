@@ -37,7 +37,7 @@ pub(super) fn holders(given_out: Bytes, known: Known) -> [(&'static str, Bytes);
         rest = rest.saturating_sub(taken);
         taken
     };
-    // When imported memory was made nobody can be asked: it counts as neither.
+    // The time at which imported memory was created is unknown: it counts as neither.
     let imported = take(known.imported);
     let before = take(known.before);
     let tables = take(tables(known.pinned));

@@ -188,7 +188,7 @@ fn reason_name(reason: SkipReason) -> &'static str {
         SkipReason::Exported => "exported",
         SkipReason::Imported => "imported",
         SkipReason::Withheld => "withheld",
-        // Whatever else keeps it there.
+        // Any other reason.
         _ => "fixed",
     }
 }

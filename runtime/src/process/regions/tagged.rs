@@ -87,7 +87,7 @@ impl Tagged {
             let domain = region.domain();
             let seal = self.seal.lock();
             if let Some(strict) = *seal {
-                // A pool that refuses that refuses what is asked for next as well.
+                // A pool that refuses this also refuses the next request.
                 let _ = region.seal(strict);
             }
             self.regions.lock().push(region);

@@ -158,7 +158,7 @@ impl Seat {
     /// Returns the stream key of a handle if this is its seat.
     #[inline]
     fn key_of(&self, device: DeviceId, raw: Stream) -> Option<StreamKey> {
-        // Whoever sees a key sees the names that were written before it.
+        // A thread that sees a key also sees the names written before it.
         let key = self.key.load(Ordering::Acquire);
         let known = key != UNKNOWN && self.names(device, raw);
         known.then_some(StreamKey(key))

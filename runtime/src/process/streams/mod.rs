@@ -199,7 +199,7 @@ impl Streams {
         })?;
         for device in devices.iter() {
             pool.watch(device)?;
-            // Captured, or of such a context, a stream does not say which it is.
+            // A captured stream, or one of such a context, does not reveal which one it is.
             let stream = self.handles.of(&**self.driver(), device, raw).unwrap_or(PoolStream::UNKNOWN);
             pool.record_stream(address, stream);
         }
@@ -298,7 +298,7 @@ mod tests {
         parts.streams.record(started, block, raw).unwrap();
         let begin = parts.sim.now();
         started.pool.free(block).unwrap();
-        // Its own stream asks first, then anybody.
+        // Its own stream asks first, then any other.
         let again = parts.block(1, Bytes::mib(32));
         let is_early = again == block && parts.sim.now() < begin + BUSY;
         started.pool.free(again).unwrap();
