@@ -263,7 +263,7 @@ impl RegionSet {
             if batch.failed.is_some() {
                 return batch;
             }
-            // Memory that could not be evicted is replaced by other candidates; in a shrink of everything, some may have been refilled meanwhile.
+            // Other candidates replace memory that could not be evicted; in a shrink of everything, some may have been refilled meanwhile.
             let mut at = 0..candidates.len();
             candidates.retain(|_| at.next().is_some_and(|at| chosen.iter().all(|(taken, _)| *taken != at)));
         }
