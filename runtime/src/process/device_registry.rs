@@ -8,8 +8,9 @@ use glake_device::owned::CompletionEvents;
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, DeviceInfo, Driver};
 use glake_tiers::{Lease, LeaseOptions, LiveBlock, Pinning};
+use glake_transfer::Engine;
+use glake_transfer::paths::PathGraph;
 
-use super::agent::Port;
 use super::device::{DeviceMemory, Started};
 use super::engine::ProcessEngine;
 use super::observers::Observers;
@@ -50,15 +51,13 @@ pub(super) struct DeviceRegistry {
 impl DeviceRegistry {
     pub(super) fn new(
         opened: Opened,
+        observers: Arc<Observers>,
         config: config::Pool,
         transfer: config::Transfer,
-        lease: config::Lease,
+        lease: &config::Lease,
     ) -> DeviceRegistry {
         let Opened { driver, devices, links, mappings } = opened;
         let engine = ProcessEngine::new(transfer, &devices, links);
-        let ms = Duration::from_millis;
-        let agent = Port::new(devices.len(), ms(lease.grow_timeout_ms), ms(lease.refill_timeout_ms));
-        let observers = Observers::new(devices.len(), agent);
         let leased = |device: DeviceId| {
             let grow_timeout = Duration::from_millis(lease.grow_timeout_ms);
             let observer = Some(observers.clone() as _);
@@ -70,7 +69,7 @@ impl DeviceRegistry {
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
         let completion_events = CompletionEvents::new(driver);
-        let activity = observers.agent().activity.clone();
+        let activity = observers.activity.clone();
         completion_events.watch_holds(move |captures| activity.captures(captures));
         DeviceRegistry {
             refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
@@ -139,5 +138,24 @@ impl DeviceRegistry {
         )?;
         self.observers.agent().changed();
         Ok(started)
+    }
+
+    /// Enables or disables the links of other GPUs for copies, as [`ProcessEngine::multi_path`] does.
+    pub(super) fn multi_path(&self, on: bool) -> Result<()> {
+        self.engine.multi_path(on, &self.completion_events, &self.pinning, &self.devices)
+    }
+
+    /// Returns the engine, creating it if needed; its relays start with it if they are enabled.
+    #[inline]
+    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
+        match self.engine.made() {
+            Some(engine) => Ok(engine),
+            None => self.engine.get_or_make(&self.completion_events, &self.pinning, &self.devices),
+        }
+    }
+
+    /// Returns the configured or assumed bandwidths, for use before an engine has measured them.
+    pub(super) fn assumed_paths(&self) -> PathGraph {
+        self.engine.assumed_paths(&self.devices)
     }
 }

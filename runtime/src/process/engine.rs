@@ -26,7 +26,6 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::device::DeviceMemory;
-use super::device_registry::DeviceRegistry;
 use super::{ProcessError, Result};
 use crate::calibrations::Calibrations;
 use crate::config::{Relays, Transfer};
@@ -217,60 +216,60 @@ impl ProcessEngine {
             tracing::warn!(target: "glake::copies", %error, "relays are not made ready again: copies take one link");
         }
     }
-}
 
-impl DeviceRegistry {
     /// Enables or disables the links of other GPUs for copies. The relays start in the background; until they are ready a copy uses one
     /// link and does not wait.
     ///
     /// # Errors
     /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] if no thread can be created.
-    pub(super) fn multi_path(&self, on: bool) -> Result<()> {
-        let Transfer { relays, local_ranks, .. } = *self.engine.config();
-        if on && !self.engine.config().allows_relays() {
-            let (configured, ranks) = match relays {
-                Relays::Auto => ("\"auto\"", local_ranks),
+    pub(super) fn multi_path(
+        &self,
+        on: bool,
+        completion_events: &Arc<CompletionEvents>,
+        pinning: &Arc<Pinning>,
+        devices: &Arc<[DeviceMemory]>,
+    ) -> Result<()> {
+        if on && !self.config.allows_relays() {
+            let (configured, ranks) = match self.config.relays {
+                Relays::Auto => ("\"auto\"", self.config.local_ranks),
                 _ => ("false", None),
             };
             return Err(ProcessError::NoRelays { configured, ranks });
         }
-        self.engine.on.store(on, Ordering::Release);
+        self.on.store(on, Ordering::Release);
         if on {
-            let engine = self.engine.make(&self.completion_events, &self.pinning)?;
-            return self.engine.start(engine, &self.devices);
+            let engine = self.make(completion_events, pinning)?;
+            return self.start(engine, devices);
         }
-        if let Some(engine) = self.engine.made() {
+        if let Some(engine) = self.made() {
             engine.set_relays(DeviceSet::EMPTY);
         }
         Ok(())
     }
 
-    /// Returns the engine, creating it if needed; its relays start with it if they are enabled.
-    #[inline]
-    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
-        match self.engine.made() {
-            Some(engine) => Ok(engine),
-            None => self.make_engine(),
-        }
-    }
-
+    /// Creates the engine unless it exists; its relays start with it if they are enabled.
     #[cold]
-    fn make_engine(&self) -> Result<&Arc<Engine>> {
-        let engine = self.engine.make(&self.completion_events, &self.pinning)?;
-        if self.engine.is_on() {
-            self.engine.start(engine, &self.devices)?;
+    pub(super) fn get_or_make(
+        &self,
+        completion_events: &Arc<CompletionEvents>,
+        pinning: &Arc<Pinning>,
+        devices: &Arc<[DeviceMemory]>,
+    ) -> Result<&Arc<Engine>> {
+        let engine = self.make(completion_events, pinning)?;
+        if self.is_on() {
+            self.start(engine, devices)?;
         }
         Ok(engine)
     }
 
     /// Returns the links of this server.
-    pub(super) fn topology(&self) -> Topology {
-        self.engine.model.clone().unwrap_or_else(|| topology_of(&self.devices))
+    pub(super) fn topology(&self, devices: &[DeviceMemory]) -> Topology {
+        self.model.clone().unwrap_or_else(|| topology_of(devices))
     }
 
     /// Returns the configured or assumed bandwidths, for use before an engine has measured them.
-    pub(super) fn assumed_paths(&self) -> PathGraph {
-        Calibrations::of(&self.topology(), self.engine.config.calibrations.as_deref()).graph()
+    pub(super) fn assumed_paths(&self, devices: &[DeviceMemory]) -> PathGraph {
+        calibrations_of(devices, self.model.clone(), self.config.calibrations.as_deref()).graph()
     }
 }
 

@@ -7,9 +7,11 @@ use glake_device::{DeviceId, Driver as _, Stream};
 use glake_sim::{Clock, SimOptions, SimTopology, Simulator};
 use glake_units::Bytes;
 
+use super::agent::AgentHandle;
 use super::copies::Copies;
 use super::device_registry::{DeviceRegistry, Opened};
 use super::imports::Imports;
+use super::observers::Observers;
 use super::pools::Pools;
 use super::regions::Regions;
 use super::sharing::Sharing;
@@ -40,7 +42,10 @@ impl Parts {
         let opened =
             Opened { driver: sim.clone(), devices: sim.devices().unwrap(), links, mappings: u64::MAX };
         let config = Config::default();
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
+        let agent = AgentHandle::new(2, &config.lease);
+        let observers = Observers::new(2, agent.clone(), agent.activity.clone());
+        let registry =
+            Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);

@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod activity;
 mod agent;
 mod checkpoint;
 mod copies;
@@ -64,12 +65,13 @@ use glake_units::Bytes;
 
 use crate::backend::Backend;
 use crate::config::{Config, DeviceChoice};
-pub use agent::{AgentError, AgentLink};
+use agent::AgentHandle;
+pub use agent::AgentLink;
 pub use checkpoint::PoolCheckpoint;
 pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
 use device_registry::{DeviceRegistry, Opened};
-pub use error::ProcessError;
+pub use error::{AgentError, ProcessError};
 pub use gate::{Ballot, Gate, GateView, Tags, UseId, WhenClosed};
 use history::Action;
 use imports::Imports;
@@ -171,13 +173,16 @@ impl Process {
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
         let opened = Opened { driver: driver.clone(), devices, links, mappings };
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
+        let agent = AgentHandle::new(opened.devices.len(), &config.lease);
+        let observers = Observers::new(opened.devices.len(), agent.clone(), agent.activity.clone());
+        let registry =
+            Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);
         let set = regions.set();
         Ok(Process {
-            agent: AgentLink::new(&registry, set, config.launch, config.agent, joins_by_itself),
+            agent: AgentLink::new(&agent, &registry, set, config.launch, config.agent, joins_by_itself),
             name,
             driver,
             devices: registry.devices.clone(),

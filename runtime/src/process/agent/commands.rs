@@ -9,8 +9,8 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::AgentError;
+use super::handle::AgentHandle;
 use super::ledger::Say;
-use super::port::Port;
 use crate::process::device_registry::DeviceRegistry;
 use crate::process::gate::Closing;
 use crate::process::regions::{Refill as RefillAsk, RegionSet, Shrink, Tier};
@@ -58,7 +58,7 @@ pub(super) enum What {
 /// State of the thread that executes the agent's commands.
 #[derive(Debug)]
 pub(super) struct Carrier {
-    port: Arc<Port>,
+    handle: Arc<AgentHandle>,
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     refill: Arc<Mutex<Refill>>,
@@ -91,10 +91,14 @@ struct Parked<'g> {
 }
 
 impl Carrier {
-    pub(super) fn new(port: &Arc<Port>, registry: &Arc<DeviceRegistry>, regions: &Arc<RegionSet>) -> Carrier {
-        let (port, registry, regions) = (port.clone(), registry.clone(), regions.clone());
+    pub(super) fn new(
+        handle: &Arc<AgentHandle>,
+        registry: &Arc<DeviceRegistry>,
+        regions: &Arc<RegionSet>,
+    ) -> Carrier {
+        let (handle, registry, regions) = (handle.clone(), registry.clone(), regions.clone());
         let (refill, demotion) = Default::default();
-        Carrier { port, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
+        Carrier { handle, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
     }
 
     /// Executes commands until [`Command`]'s end marker arrives.
@@ -121,7 +125,7 @@ impl Carrier {
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             // An agent that is gone needs no answer.
-            let is_stale = command.epoch != self.port.lock().epoch;
+            let is_stale = command.epoch != self.handle.lock().epoch;
             match command.what {
                 What::End => break,
                 What::Unpark => {
@@ -165,14 +169,14 @@ impl Carrier {
             tracing::info!(target: "glake::agent", what, %error, "a command was not carried out");
             Say::Failed { what, why: error.to_string() }
         });
-        self.port.note(|ledger, _| ledger.answer(answer));
+        self.handle.note(|ledger, _| ledger.answer(answer));
     }
 
     /// Closes the gate: no use runs until the guard is dropped. Cancelled if the agent sends an unpark meanwhile.
     fn park<'g>(&self, regions: &'g RegionSet, until: Instant, unparks: u64) -> Result<Closing<'g>> {
         self.check_loaded()?;
         let timeout = until.saturating_duration_since(Instant::now());
-        regions.park(timeout, &|| self.port.unparks() == unparks)
+        regions.park(timeout, &|| self.handle.unparks() == unparks)
     }
 
     /// Checks that memory is in use only while uses run.
@@ -180,7 +184,7 @@ impl Carrier {
     /// # Errors
     /// [`AgentError::Loading`] while the program still loads, even if the agent takes its silence for an idle worker.
     fn check_loaded(&self) -> Result<()> {
-        if self.port.is_loading() { Err(AgentError::Loading.into()) } else { Ok(()) }
+        if self.handle.is_loading() { Err(AgentError::Loading.into()) } else { Ok(()) }
     }
 
     /// Returns `bytes` of a GPU to the agent: first unused lease, then free memory, then memory of regions.
@@ -199,7 +203,7 @@ impl Carrier {
             None => memory.lease.take_unused(bytes),
         };
         if !taken.is_zero() {
-            self.port.note(|ledger, _| ledger.returned(memory.id(), taken));
+            self.handle.note(|ledger, _| ledger.returned(memory.id(), taken));
         }
         let rest = bytes.saturating_sub(taken);
         if rest.is_zero() {
@@ -216,7 +220,7 @@ impl Carrier {
         };
         let timeout = Some(until.saturating_duration_since(Instant::now()));
         let ask = Shrink { bytes: Some(rest), device: Some(memory.id()), tier, timeout, ..Shrink::default() };
-        self.regions.shrink_while(&ask, &|| !self.port.is_over()).map(|_| ())
+        self.regions.shrink_while(&ask, &|| !self.handle.is_over()).map(|_| ())
     }
 
     /// Requests the memory back for uses that a shrink parked: parked uses cannot request it themselves.
@@ -236,7 +240,7 @@ impl Carrier {
             }
             refill.is_running = true;
         }
-        let (regions, port, refill) = (self.regions.clone(), self.port.clone(), self.refill.clone());
+        let (regions, handle, refill) = (self.regions.clone(), self.handle.clone(), self.refill.clone());
         let run = move || {
             loop {
                 let outcome = regions.refill(&RefillAsk::default());
@@ -246,16 +250,16 @@ impl Carrier {
                 let mut state = refill.lock();
                 let asked = std::mem::take(&mut state.is_asked);
                 let waits = regions.gate().view().parked > 0 && outcome.is_err();
-                if port.is_over() || !(asked || waits) {
+                if handle.is_over() || !(asked || waits) {
                     state.is_running = false;
                     return;
                 }
                 drop(state);
                 let until = Instant::now() + AGAIN;
-                while !asked && Instant::now() < until && !port.is_over() {
+                while !asked && Instant::now() < until && !handle.is_over() {
                     std::thread::sleep(STEP);
                 }
-                if port.is_over() {
+                if handle.is_over() {
                     // No agent would grant it.
                     refill.lock().is_running = false;
                     return;
@@ -285,7 +289,7 @@ impl Carrier {
             }
             demotion.is_running = true;
         }
-        let (regions, port, demotion) = (self.regions.clone(), self.port.clone(), self.demotion.clone());
+        let (regions, handle, demotion) = (self.regions.clone(), self.handle.clone(), self.demotion.clone());
         let run = move || {
             loop {
                 // Not in the condition of the loop, which would hold the lock in the body.
@@ -293,7 +297,7 @@ impl Carrier {
                 let Some((mut left, epoch)) = next else { break };
                 while !left.is_zero() {
                     let asked = left.min(DEMOTED_AT_ONCE);
-                    let moved = regions.demote(asked, &|| port.may_demote(epoch));
+                    let moved = regions.demote(asked, &|| handle.may_demote(epoch));
                     if let Err(error) = &moved {
                         tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
                     }
@@ -304,10 +308,10 @@ impl Carrier {
                         break;
                     }
                     if !left.is_zero() {
-                        port.note(|ledger, _| ledger.changed());
+                        handle.note(|ledger, _| ledger.changed());
                     }
                 }
-                port.note(|ledger, _| ledger.changed());
+                handle.note(|ledger, _| ledger.changed());
             }
         };
         match std::thread::Builder::new().name("glake-agent-demote".to_owned()).spawn(run) {
@@ -315,7 +319,7 @@ impl Carrier {
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
                 *self.demotion.lock() = DemotionState::default();
-                self.port.note(|ledger, _| ledger.changed());
+                self.handle.note(|ledger, _| ledger.changed());
             }
         }
     }

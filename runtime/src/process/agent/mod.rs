@@ -5,7 +5,7 @@
 //!                │         │ commands                 hello, want, grow, returned, …   welcome, grant, park, shrink, …
 //!                │         ▼
 //!                │      Carrier (glake-commands)  ─► RegionSet: park, shrink, refill
-//!                └► Port ◄─ refills, leases, pools, gate: events to report              ActivityWriter ─► memfd, read by the agent
+//!                └► AgentHandle ◄─ refills, leases, pools, gate: events to report              ActivityWriter ─► memfd, read by the agent
 //! ```
 //!
 //! This process holds the truth, the agent a copy. If the agent disappears, the leases stay in force and the program continues. The content
@@ -13,21 +13,18 @@
 //!
 //! Invariants: no thread of it runs before a join, nor after [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
 
-mod activity;
 mod backoff;
 mod commands;
 mod connection;
-mod error;
+mod handle;
 mod identity;
 mod ledger;
 mod orphan;
-mod port;
 mod rights;
 mod session;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;
-mod wake;
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -42,18 +39,16 @@ use glake_tiers::{LeaseEvent, LeaseObserver as _};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-pub(super) use activity::ActivityWriter;
 use commands::{Carrier, Command, What};
-pub use error::AgentError;
+pub(super) use handle::AgentHandle;
 use identity::Identity;
-pub(super) use port::Port;
 use session::Session;
 
 use super::device::DeviceMemory;
 use super::device_registry::DeviceRegistry;
-use super::observers::Observers;
+use super::observers::{AgentEvents as _, Observers};
 use super::regions::RegionSet;
-use super::{ProcessError, Result};
+use super::{AgentError, Result};
 use crate::config::{self, Launch};
 
 /// Connection of a process to its node agent, once it has joined one.
@@ -65,7 +60,7 @@ pub struct AgentLink {
 /// State from which the process joins an agent.
 #[derive(Debug)]
 pub(super) struct Joiner {
-    port: Arc<Port>,
+    handle: Arc<AgentHandle>,
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     launch: Launch,
@@ -93,15 +88,15 @@ struct Joined {
 
 impl AgentLink {
     pub(super) fn new(
+        handle: &Arc<AgentHandle>,
         registry: &Arc<DeviceRegistry>,
         regions: &Arc<RegionSet>,
         launch: Launch,
         config: config::Agent,
         joins_by_itself: bool,
     ) -> AgentLink {
-        let port = registry.observers.agent().clone();
         let joiner = Arc::new(Joiner {
-            port: port.clone(),
+            handle: handle.clone(),
             registry: registry.clone(),
             regions: regions.clone(),
             launch,
@@ -112,7 +107,7 @@ impl AgentLink {
             joined: Mutex::default(),
             is_over: AtomicBool::new(false),
         });
-        port.set_joiner(Arc::downgrade(&joiner));
+        handle.set_joiner(Arc::downgrade(&joiner));
         AgentLink { joiner }
     }
 
@@ -141,19 +136,19 @@ impl AgentLink {
 
     /// Returns whether the process has joined an agent, connected or not.
     pub fn is_joined(&self) -> bool {
-        self.joiner.port.is_on()
+        self.joiner.handle.is_on()
     }
 
     /// Returns the agent's socket, which a forked child inherits and must close.
     pub fn socket(&self) -> Option<RawFd> {
-        self.joiner.port.socket()
+        self.joiner.handle.socket()
     }
 
     /// Ends all agent activity because the process ends. The agent notices the closed connection.
     pub(super) fn stop(&self) {
         self.joiner.is_over.store(true, Ordering::Release);
         // First, so that a join in progress stops waiting.
-        self.joiner.port.end();
+        self.joiner.handle.end();
         self.joiner.end(false);
     }
 }
@@ -191,33 +186,33 @@ impl Joiner {
             let is_same = there.path == path && (name.is_none() || there.identity.name == identity.name);
             if is_same {
                 self.note_loaded();
-                self.port.start_is_over();
-                if let Some(outcome) = self.port.attempt() {
-                    self.port.start_is_over();
+                self.handle.start_is_over();
+                if let Some(outcome) = self.handle.attempt() {
+                    self.handle.start_is_over();
                     return outcome;
                 }
-            } else if self.port.is_welcomed() {
+            } else if self.handle.is_welcomed() {
                 self.note_loaded();
-                self.port.start_is_over();
+                self.handle.start_is_over();
                 let (path, name) = (there.path.clone(), there.identity.name.clone());
                 return Err(AgentError::Joined { path, name });
             }
         }
         // The session ended by itself, or has reached no agent and gives way to another.
         if let Some(before) = joined.take() {
-            self.port.end();
+            self.handle.end();
             self.end_session(before);
         }
         if starting.is_none() {
             self.note_loaded();
         }
         let os = |what| move |source| AgentError::Os { what, source };
-        let wake = self.port.open().map_err(os("a descriptor"))?;
-        self.port.activity.open()?;
+        let wake = self.handle.open().map_err(os("a descriptor"))?;
+        self.handle.activity.open()?;
         self.regions.gate().tell_activity();
         let (commands, to_do) = channel();
         let session = Session {
-            port: self.port.clone(),
+            handle: self.handle.clone(),
             registry: self.registry.clone(),
             regions: self.regions.clone(),
             path: path.clone(),
@@ -226,15 +221,15 @@ impl Joiner {
             commands: commands.clone(),
             starting,
         };
-        let carrier = Carrier::new(&self.port, &self.registry, &self.regions);
+        let carrier = Carrier::new(&self.handle, &self.registry, &self.regions);
         let carrier = thread("glake-commands", move || carrier.run(&to_do)).map_err(os("a thread"))?;
         let session = thread("glake-agent", move || session.run()).map_err(os("a thread"))?;
         let there = Joined { path, identity, session, carrier, commands };
-        let outcome = self.port.outcome();
+        let outcome = self.handle.outcome();
         match (outcome, starting) {
             (Err(error), None) => {
                 self.join_threads(there);
-                self.port.activity.close();
+                self.handle.activity.close();
                 Err(error)
             }
             // A process that joins by itself has logged the reason; it retries unless the agent refused it.
@@ -248,7 +243,7 @@ impl Joiner {
     /// Marks the program as loaded if it holds memory, because it joins.
     fn note_loaded(&self) {
         if !self.regions.made().is_zero() {
-            self.port.has_loaded();
+            self.handle.has_loaded();
         }
     }
 
@@ -281,15 +276,15 @@ impl Joiner {
                 self.has_begun.store(false, Ordering::Release);
             }
         }
-        let until = Instant::now() + self.port.refill_timeout.max(session::START);
-        self.port.wait_for_admission(until, || observers.told(LeaseEvent::Waiting, device, Bytes::ZERO));
+        let until = Instant::now() + self.handle.refill_timeout.max(session::START);
+        self.handle.wait_for_admission(until, || observers.told(LeaseEvent::Waiting, device, Bytes::ZERO));
     }
 
     fn end(&self, says_bye: bool) {
         let Some(joined) = self.joined.lock().take() else { return };
         match says_bye {
-            true => self.port.say_bye(),
-            false => self.port.end(),
+            true => self.handle.say_bye(),
+            false => self.handle.end(),
         }
         self.end_session(joined);
     }
@@ -299,9 +294,9 @@ impl Joiner {
         // Ends commands that wait for uses.
         self.regions.gate().changed();
         self.join_threads(joined);
-        self.port.set_off();
+        self.handle.set_off();
         self.registry.devices.iter().for_each(DeviceMemory::end_lease);
-        self.port.activity.close();
+        self.handle.activity.close();
     }
 
     fn join_threads(&self, joined: Joined) {
@@ -315,10 +310,4 @@ impl Joiner {
 
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(run)
-}
-
-impl From<AgentError> for ProcessError {
-    fn from(error: AgentError) -> ProcessError {
-        ProcessError::Agent(Box::new(error))
-    }
 }

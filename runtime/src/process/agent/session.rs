@@ -16,12 +16,13 @@ use super::AgentError;
 use super::backoff::BackOff;
 use super::commands::{Command, What};
 use super::connection::{ANSWER, Connection, pause};
+use super::handle::{AgentHandle, State};
 use super::identity::Identity;
 use super::ledger::Say;
 use super::orphan::Turn;
-use super::port::{Port, State};
 use crate::process::device::DeviceMemory;
 use crate::process::device_registry::DeviceRegistry;
+use crate::process::observers::AgentEvents as _;
 use crate::process::regions::RegionSet;
 
 /// Number of hello attempts before allocations are held back during one.
@@ -38,7 +39,7 @@ const BYE: Duration = Duration::from_secs(1);
 /// State of the thread that talks to the agent.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) port: Arc<Port>,
+    pub(super) handle: Arc<AgentHandle>,
     pub(super) registry: Arc<DeviceRegistry>,
     pub(super) regions: Arc<RegionSet>,
     pub(super) path: PathBuf,
@@ -58,16 +59,16 @@ impl Session {
             match self.join() {
                 Ok(mut connection) => {
                     (back_off, turn, has_warned) = (BackOff::default(), None, false);
-                    self.port.set_outcome(Ok(()), true);
+                    self.handle.set_outcome(Ok(()), true);
                     self.serve(&mut connection);
                     // Before its number can be reused by another file: a forked child closes it by number.
-                    self.port.set_socket(None);
+                    self.handle.set_socket(None);
                     self.lost();
                 }
                 Err(AgentError::Ending) => break,
                 Err(error) => {
                     // A joined process keeps its leases as bounds, whatever the next agents answer, until one takes them over.
-                    let is_joined = self.port.is_on();
+                    let is_joined = self.handle.is_on();
                     let by_itself = self.starting.is_some();
                     let is_awaited = !is_joined && !by_itself && error.is_brief() && begin.elapsed() < ANSWER;
                     if !has_warned && (by_itself || is_joined) {
@@ -76,7 +77,7 @@ impl Session {
                     }
                     let goes_on = is_joined || is_awaited || by_itself && error.may_pass();
                     if !is_awaited {
-                        self.port.set_outcome(Err(error), goes_on);
+                        self.handle.set_outcome(Err(error), goes_on);
                     }
                     if !goes_on {
                         return;
@@ -89,7 +90,7 @@ impl Session {
     }
 
     fn is_over(&self) -> bool {
-        self.port.is_over()
+        self.handle.is_over()
     }
 
     /// Waits before the next attempt, but not longer than a caller that waits for memory can afford.
@@ -97,8 +98,8 @@ impl Session {
         let begin = Instant::now();
         loop {
             let (is_over, urgent) = {
-                let mut state = self.port.lock();
-                (self.port.is_over() || state.take_hurried(), state.ledger.is_urgent())
+                let mut state = self.handle.lock();
+                (self.handle.is_over() || state.take_hurried(), state.ledger.is_urgent())
             };
             let until = begin + BackOff::bounded(wait, urgent);
             if is_over || Instant::now() >= until {
@@ -121,8 +122,8 @@ impl Session {
     /// Connects once. Allocations continue until the welcome, because an agent may answer late; on the last attempt they are held back.
     fn join_once(&self, is_last: bool) -> Result<Option<Connection>, AgentError> {
         let mut connection = Connection::open(&self.path)?;
-        self.port.set_socket(Some(connection.socket()));
-        let is_new = !self.port.is_on();
+        self.handle.set_socket(Some(connection.socket()));
+        let is_new = !self.handle.is_on();
         let mut taken = None;
         if is_new {
             self.note_made();
@@ -133,7 +134,7 @@ impl Session {
                 }
             }
         }
-        let page = self.port.activity.descriptor();
+        let page = self.handle.activity.descriptor();
         let page =
             page.map_err(|source| AgentError::Os { what: "a descriptor of the activity page", source });
         let welcomed = page.and_then(|page| {
@@ -145,17 +146,17 @@ impl Session {
         match welcomed {
             Ok((welcome, told, said_wants)) => {
                 if is_new && taken.is_none() && self.take_leases().is_err() {
-                    self.port.set_socket(None);
-                    self.port.set_off();
+                    self.handle.set_socket(None);
+                    self.handle.set_off();
                     return Ok(None);
                 }
                 self.welcomed(&welcome, told, said_wants);
                 Ok(Some(connection))
             }
             Err(error) => {
-                self.port.set_socket(None);
+                self.handle.set_socket(None);
                 if is_new {
-                    self.port.set_off();
+                    self.handle.set_off();
                 }
                 if let Some(before) = taken {
                     self.leases().zip(before).for_each(|(lease, before)| lease.set(before));
@@ -168,12 +169,12 @@ impl Session {
     /// Sets the ledger's leases to the memory created so far, which hello will report.
     fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
-        self.port.lock().ledger.set_leases(made);
-        if self.port.is_loading() {
-            self.port.starts(self.regions.made());
+        self.handle.lock().ledger.set_leases(made);
+        if self.handle.is_loading() {
+            self.handle.starts(self.regions.made());
         }
         for memory in self.registry.devices.iter() {
-            self.port.activity.made(memory.id(), memory.lease.view().made);
+            self.handle.activity.made(memory.id(), memory.lease.view().made);
         }
     }
 
@@ -182,7 +183,7 @@ impl Session {
     /// # Errors
     /// More memory was created meanwhile; the state is unchanged.
     fn take_leases(&self) -> Result<Vec<Option<Bytes>>, Bytes> {
-        self.port.set_on(|told| {
+        self.handle.set_on(|told| {
             let mut before = Vec::new();
             for (lease, told) in self.leases().zip(told) {
                 match lease.hand_over(*told) {
@@ -202,9 +203,9 @@ impl Session {
         // Hello covers earlier messages, for an agent without knowledge; other agents get them. No change may come between:
         // it would be counted twice.
         let (mut state, held) = loop {
-            let says = self.port.lock().ledger.take();
+            let says = self.handle.lock().ledger.take();
             let held = self.held();
-            let mut state = self.port.lock();
+            let mut state = self.handle.lock();
             self.push(&mut state, says, &held);
             if !state.ledger.has_something_to_say() {
                 break (state, held);
@@ -229,7 +230,7 @@ impl Session {
     }
 
     fn welcomed(&self, welcome: &Welcome, told: u64, said_wants: bool) {
-        let mut state = self.port.lock();
+        let mut state = self.handle.lock();
         let now = Instant::now();
         if welcome.epoch == state.epoch {
             state.conversation.resume(welcome.received);
@@ -239,7 +240,7 @@ impl Session {
             state.epoch = welcome.epoch;
             state.ledger.restarted(said_wants, now);
             // Cancel parks that the previous agent requested.
-            self.port.unparked();
+            self.handle.unparked();
             self.regions.gate().changed();
             let _ = self.commands.send(Command { epoch: welcome.epoch, what: What::Unpark });
         }
@@ -250,7 +251,7 @@ impl Session {
     }
 
     fn lost(&self) {
-        let mut state = self.port.lock();
+        let mut state = self.handle.lock();
         state.is_heard = false;
         state.ledger.lost(Instant::now());
     }
@@ -270,12 +271,12 @@ impl Session {
                 return;
             }
             let (is_over, is_silent, until) = {
-                let state = self.port.lock();
+                let state = self.handle.lock();
                 let is_said =
                     !state.ledger.has_something_to_say() && state.conversation.unacknowledged() == 0;
                 let is_silent = is_said || !state.says_bye;
                 let look = state.ledger.is_starting().then(|| Instant::now() + LOOK);
-                (self.port.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
+                (self.handle.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
             };
             let now = Instant::now();
             if is_over {
@@ -294,9 +295,9 @@ impl Session {
     fn say(&self, connection: &mut Connection) {
         let made = self.regions.made();
         let says = {
-            let mut state = self.port.lock();
+            let mut state = self.handle.lock();
             let now = Instant::now();
-            if self.port.wake.has_moved() {
+            if self.handle.wake.has_moved() {
                 state.ledger.moved(now);
             }
             state.ledger.tick(now);
@@ -304,13 +305,13 @@ impl Session {
             state.ledger.take()
         };
         if says.contains(&Say::Moved) {
-            self.port.wake.begin_look();
+            self.handle.wake.begin_look();
         }
         // Looked up after the messages were taken, so that the holdings are of the same time or later.
         let began = Instant::now();
         let held = if says.is_empty() { Vec::new() } else { self.held() };
         let took = began.elapsed();
-        let mut state = self.port.lock();
+        let mut state = self.handle.lock();
         if !says.is_empty() {
             state.ledger.looked(took);
         }
@@ -362,7 +363,7 @@ impl Session {
     fn held(&self) -> Vec<Holding> {
         let starting = self.starting;
         // First: if a use begins meanwhile, the number shows that the rest may be of before or after it.
-        let as_of = self.port.activity.begun_if_idle();
+        let as_of = self.handle.activity.begun_if_idle();
         let holding = |memory: &DeviceMemory| {
             let held = self.regions.device_holding(memory);
             Holding {
@@ -405,12 +406,12 @@ impl Session {
     /// The connection cannot continue.
     fn hear(&self, connection: &mut Connection) -> Result<(), Unheard> {
         while let Some(frame) = connection.take()? {
-            let mut state = self.port.lock();
+            let mut state = self.handle.lock();
             match state.conversation.receive(frame.seq, frame.ack) {
                 Received::New => {
                     self.apply(&mut state, frame.message);
                     drop(state);
-                    self.port.notify();
+                    self.handle.notify();
                 }
                 Received::Repeated => {}
                 Received::Gap => return Err(Unheard::Gap { seq: frame.seq }),
@@ -443,10 +444,10 @@ impl Session {
             }
             ToWorker::Park { within_ms } => {
                 let hold = Duration::from_millis(within_ms).min(MOST);
-                command(What::Park { until: by(within_ms), hold, unparks: self.port.unparks() });
+                command(What::Park { until: by(within_ms), hold, unparks: self.handle.unparks() });
             }
             ToWorker::Unpark => {
-                self.port.unparked();
+                self.handle.unparked();
                 self.regions.gate().changed();
                 command(What::Unpark);
             }
@@ -484,7 +485,7 @@ impl Session {
     /// memory limits it.
     fn help_itself(&self, turn: &mut Option<Turn>) {
         let (wanting, is_over) = {
-            let state = self.port.lock();
+            let state = self.handle.lock();
             (state.ledger.orphaned(Instant::now()), !state.ledger.is_urgent())
         };
         if is_over {
@@ -495,7 +496,7 @@ impl Session {
             let device = DeviceId(held.device);
             let comes_back = held.evicted.saturating_add(held.room).saturating_add(held.growth);
             let all = held.resident.saturating_add(comes_back);
-            let missing = all.saturating_sub(self.port.lock().ledger.lease(device));
+            let missing = all.saturating_sub(self.handle.lock().ledger.lease(device));
             (wanting.contains(&device) && !missing.is_zero()).then_some((device, missing))
         };
         let missing: Vec<_> =
@@ -519,7 +520,7 @@ impl Session {
         }
         for (device, bytes) in missing {
             let Ok(memory) = self.registry.device(device.0.into()) else { continue };
-            self.port.lock().ledger.granted(device, bytes);
+            self.handle.lock().ledger.granted(device, bytes);
             memory.lease.grant(bytes);
         }
     }

@@ -31,7 +31,7 @@ use state::{ClosingId, GateState, Obstacle};
 pub use tags::Tags;
 pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
 
-use super::agent::ActivityWriter;
+use super::activity::ActivityWriter;
 use super::{ProcessError, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 

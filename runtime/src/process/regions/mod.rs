@@ -115,7 +115,7 @@ impl RegionSet {
             gate: Gate::new(
                 table.clone(),
                 Duration::from_millis(config.park_quantum_ms),
-                registry.observers.agent().activity.clone(),
+                registry.observers.activity.clone(),
             ),
             table,
             stores: Stores::new(registry, config.clone()),

@@ -111,9 +111,9 @@ impl RegionSet {
         self.table.sort(&mut tags);
         let mut event = json!({ "event": "refill", "tags": ask.tags, "bytes": ask.bytes.map(Bytes::get) });
         self.hooks.before(&event)?;
-        let refilling = self.registry.observers.agent().refill_begins();
+        let refilling = self.registry.observers.refill_begins();
         let moved = self.move_in(&tags, ask, request);
-        refilling.ended(&moved);
+        refilling.end(&moved);
         self.resume_relays();
         let report = moved.map(|moved| RefillReport::of(moved, begin.elapsed()));
         self.tell_after(&mut event, report.as_ref().map(RefillReport::json));
@@ -132,7 +132,7 @@ impl RegionSet {
         let mut event = json!({ "event": "refill", "tags": [tagged.tag()], "bytes": null, "device": device.0, "touched": true });
         let first = tagged.touch_first(device);
         let beside = first.as_ref().map(|_| self.hooks.beside(&event));
-        let refilling = self.registry.observers.agent().refill_begins();
+        let refilling = self.registry.observers.refill_begins();
         region.pool().lease().want(region.sizes().1);
         // A process with active uses must not wait long for grants: the holders may be waiting for it in turn.
         let credits = match self.gate.view().uses {
@@ -141,7 +141,7 @@ impl RegionSet {
         };
         let job = (tagged.clone(), region.clone(), Bytes::MAX);
         let moved = self.refill_one(&job, self.config.verify, credits, None);
-        refilling.ended(&moved);
+        refilling.end(&moved);
         self.resume_relays();
         if let Some(beside) = beside {
             match &moved {
@@ -408,7 +408,7 @@ impl RegionSet {
         size: Bytes,
     ) -> Result<Bytes> {
         let lease = region.pool().lease();
-        let refilling = self.registry.observers.agent().refill_begins();
+        let refilling = self.registry.observers.refill_begins();
         // This is new memory, not refilled memory.
         lease.forget_wanted();
         let credits = self.registry.refill_timeout.min(lease.grow_timeout());
@@ -417,7 +417,7 @@ impl RegionSet {
             self.make_room((tagged, region), self.config.verify, credits, wanted, |context, waiting| {
                 Ok(region.commit(address, size, context, waiting)?)
             });
-        refilling.ended(&made);
+        refilling.end(&made);
         made
     }
 

@@ -198,7 +198,7 @@ impl Stores {
             budget: self.host_budget.clone(),
             arena: self.config.host_arena,
             spare: self.config.host_spare,
-            nodes: nodes_of(&self.registry.topology(), devices),
+            nodes: nodes_of(&self.registry.engine.topology(&self.registry.devices), devices),
             devices,
             pinning: self.registry.pinning.clone(),
             ..HostOptions::default()

@@ -1,7 +1,7 @@
 //! Interface between the process and the threads that talk to the agent.
 //!
 //! ```text
-//! refills, leases, pools, gate ─► Port: ledger, conversation ─► glake-agent: socket
+//! refills, leases, pools, gate ─► AgentHandle: ledger, conversation ─► glake-agent: socket
 //!                                 │ wake                          │ commands
 //!                                 └◄──────── answers ◄── glake-commands
 //! ```
@@ -21,18 +21,19 @@ use glake_wire::{Conversation, Holding, ToAgent};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Joiner;
-use super::activity::ActivityWriter;
 use super::ledger::Ledger;
-use super::wake::Wake;
+use crate::config;
 use crate::process::AgentError;
-use crate::process::observers::Observers;
+use crate::process::activity::ActivityWriter;
+use crate::process::activity::Wake;
+use crate::process::observers::{AgentEvents, Observers};
 
 /// Value of `socket` while no connection is open.
 const NONE: RawFd = -1;
 
 /// State shared by the process and its agent threads.
 #[derive(Debug)]
-pub(in super::super) struct Port {
+pub(in super::super) struct AgentHandle {
     /// Whether an agent controls the leases.
     is_on: AtomicBool,
     pub(super) grow_timeout: Duration,
@@ -77,21 +78,12 @@ pub(super) struct State {
     is_hurried: bool,
 }
 
-/// Guard that reports the end of a refill to the agent.
-#[derive(Debug)]
-pub(in super::super) struct Refilling {
-    port: Arc<Port>,
-    generation: Option<u64>,
-}
-
-impl Port {
-    pub(in super::super) fn new(
-        devices: usize,
-        grow_timeout: Duration,
-        refill_timeout: Duration,
-    ) -> Arc<Port> {
+impl AgentHandle {
+    pub(in super::super) fn new(devices: usize, lease: &config::Lease) -> Arc<AgentHandle> {
+        let ms = Duration::from_millis;
+        let (grow_timeout, refill_timeout) = (ms(lease.grow_timeout_ms), ms(lease.refill_timeout_ms));
         let wake = Arc::<Wake>::default();
-        Arc::new(Port {
+        Arc::new(AgentHandle {
             is_on: AtomicBool::new(false),
             grow_timeout,
             refill_timeout,
@@ -106,12 +98,6 @@ impl Port {
             activity: Arc::new(ActivityWriter::new(wake.clone())),
             wake,
         })
-    }
-
-    /// Returns whether an agent controls the leases (one atomic load).
-    #[inline]
-    pub(in super::super) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Acquire)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -279,63 +265,6 @@ impl Port {
         Some(self.socket.load(Ordering::Acquire)).filter(|socket| *socket != NONE)
     }
 
-    /// Reports the event of a lease to the agent.
-    pub(in super::super) fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
-        if !self.is_on() {
-            return;
-        }
-        match event {
-            LeaseEvent::Want => {
-                let timeout = self.refill_timeout;
-                self.note(|ledger, now| ledger.wanted(device, timeout, now));
-            }
-            LeaseEvent::Grow => {
-                let timeout = self.grow_timeout;
-                self.note(|ledger, now| ledger.grows(device, bytes, timeout, now));
-            }
-            LeaseEvent::Returned => self.note(|ledger, _| ledger.returned(device, bytes)),
-            LeaseEvent::Waiting => {}
-        }
-    }
-
-    /// Reports the begin of a refill; the guard reports its end.
-    pub(in super::super) fn refill_begins(self: &Arc<Self>) -> Refilling {
-        let generation = self.is_on().then(|| {
-            let mut state = self.state.lock();
-            state.ledger.refill_begun();
-            state.generation
-        });
-        Refilling { port: self.clone(), generation }
-    }
-
-    /// Reports that a waiting caller needs more memory than the last want said.
-    pub(in super::super) fn want_again(&self) {
-        if self.is_on() {
-            self.note(|ledger, now| ledger.want_again(now));
-        }
-    }
-
-    /// Reports that the holdings have changed.
-    pub(in super::super) fn changed(&self) {
-        if self.is_on() {
-            self.note(|ledger, _| ledger.changed());
-        }
-    }
-
-    /// Ends a start, so that other workers may load.
-    pub(in super::super) fn start_is_over(&self) {
-        self.note(|ledger, _| ledger.start_is_over());
-    }
-
-    /// Records that a use has begun or the program has declared itself loaded: between uses its memory may be evicted from now on. One
-    /// load, except the first time.
-    #[inline]
-    pub(in super::super) fn has_loaded(&self) {
-        if self.is_loading() {
-            self.end_loading();
-        }
-    }
-
     #[cold]
     fn end_loading(&self) {
         self.is_loading.store(false, Ordering::Relaxed);
@@ -354,17 +283,81 @@ impl Port {
         self.note(|ledger, now| ledger.starts(made, now));
     }
 
-    /// Reports that the pool of a device is about to start.
-    pub(in super::super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
+    /// Sets the joiner through which the process joins by itself.
+    pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
+        let _ = self.joiner.set(joiner);
+    }
+}
+
+impl AgentEvents for AgentHandle {
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Acquire)
+    }
+
+    fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
+        if !self.is_on() {
+            return;
+        }
+        match event {
+            LeaseEvent::Want => {
+                let timeout = self.refill_timeout;
+                self.note(|ledger, now| ledger.wanted(device, timeout, now));
+            }
+            LeaseEvent::Grow => {
+                let timeout = self.grow_timeout;
+                self.note(|ledger, now| ledger.grows(device, bytes, timeout, now));
+            }
+            LeaseEvent::Returned => self.note(|ledger, _| ledger.returned(device, bytes)),
+            LeaseEvent::Waiting => {}
+        }
+    }
+
+    fn want_again(&self) {
+        if self.is_on() {
+            self.note(|ledger, now| ledger.want_again(now));
+        }
+    }
+
+    fn changed(&self) {
+        if self.is_on() {
+            self.note(|ledger, _| ledger.changed());
+        }
+    }
+
+    fn start_is_over(&self) {
+        self.note(|ledger, _| ledger.start_is_over());
+    }
+
+    #[inline]
+    fn has_loaded(&self) {
+        if self.is_loading() {
+            self.end_loading();
+        }
+    }
+
+    fn pool_starts(&self, device: DeviceId, observers: &Observers) {
         let joiner = self.joiner.get().and_then(Weak::upgrade);
         if let Some(joiner) = joiner {
             joiner.pool_starts(device, observers);
         }
     }
 
-    /// Sets the joiner through which the process joins by itself.
-    pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
-        let _ = self.joiner.set(joiner);
+    fn refill_begins(&self) -> Option<u64> {
+        self.is_on().then(|| {
+            let mut state = self.state.lock();
+            state.ledger.refill_begun();
+            state.generation
+        })
+    }
+
+    fn refill_ended(&self, generation: u64, outcome: Result<(), String>) {
+        let mut state = self.state.lock();
+        if state.generation == generation {
+            state.ledger.refill_ended(outcome);
+            drop(state);
+            self.wake();
+        }
     }
 }
 
@@ -372,28 +365,5 @@ impl State {
     /// Returns whether the next attempt must begin now, and clears the request.
     pub(super) fn take_hurried(&mut self) -> bool {
         std::mem::take(&mut self.is_hurried)
-    }
-}
-
-impl Refilling {
-    /// Reports the result of the refill.
-    pub(in super::super) fn ended<T, E: std::fmt::Display>(mut self, outcome: &Result<T, E>) {
-        self.end(outcome.as_ref().map(|_| ()).map_err(ToString::to_string));
-    }
-
-    fn end(&mut self, outcome: Result<(), String>) {
-        let Some(generation) = self.generation.take() else { return };
-        let mut state = self.port.state.lock();
-        if state.generation == generation {
-            state.ledger.refill_ended(outcome);
-            drop(state);
-            self.port.wake();
-        }
-    }
-}
-
-impl Drop for Refilling {
-    fn drop(&mut self) {
-        self.end(Err("it was given up".to_owned()));
     }
 }

@@ -1,23 +1,22 @@
-//! The worker's activity page: shared memory in which the agent reads whether uses run.
+//! The worker's activity page, shared memory in which the agent reads whether uses run, and the wake-up of the agent thread.
 //!
 //! Invariants: a use writes only when the first one begins and when the last one ends or is parked. The lock here is taken under the gate's
 //! and a lease's lock; no lock is taken under it.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use glake_device::DeviceId;
 use glake_units::Bytes;
 use glake_wire::{Activity, ActivityPage, PAGE_GPUS, PageError};
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
-
-use super::wake::Wake;
 
 /// Writes the activity of this process to a page that the agent maps.
 #[derive(Debug, Default)]
-pub(in super::super) struct ActivityWriter {
+pub(super) struct ActivityWriter {
     wake: Arc<Wake>,
     is_on: AtomicBool,
     /// Activity of the most recent write.
@@ -39,7 +38,7 @@ impl ActivityWriter {
 
     /// Returns whether a page is open (one relaxed load).
     #[inline]
-    pub(in super::super) fn is_on(&self) -> bool {
+    pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
@@ -76,7 +75,7 @@ impl ActivityWriter {
 
     /// Records the number of running uses and of uses begun so far. Called under the gate's lock, so that writes have the order of the
     /// changes.
-    pub(in super::super) fn uses(&self, running: u64, begun: u64) {
+    pub(super) fn uses(&self, running: u64, begun: u64) {
         self.is_busy.store(running > 0, Ordering::Relaxed);
         let mut idles = false;
         self.write(|activity| {
@@ -104,13 +103,13 @@ impl ActivityWriter {
 
     /// Returns whether uses run according to the page.
     #[inline]
-    pub(in super::super) fn says_busy(&self) -> bool {
+    pub(super) fn says_busy(&self) -> bool {
         self.is_busy.load(Ordering::Relaxed)
     }
 
     /// Records that a thread of a use reached a safe point (one relaxed load, except the first time).
     #[inline]
-    pub(in super::super) fn met_safe_point(&self) {
+    pub(super) fn met_safe_point(&self) {
         if !self.has_met_safe_point.load(Ordering::Relaxed) {
             self.note_safe_point();
         }
@@ -123,13 +122,13 @@ impl ActivityWriter {
     }
 
     /// Records whether a capture may be open.
-    pub(in super::super) fn captures(&self, captures: bool) {
+    pub(super) fn captures(&self, captures: bool) {
         self.write(|activity| activity.captures = captures);
     }
 
     /// Records the bytes of physical memory created on a GPU, or that memory created earlier was reused. The caller may hold any lock
     /// except this writer's.
-    pub(in super::super) fn made(&self, device: DeviceId, bytes: Bytes) {
+    pub(super) fn made(&self, device: DeviceId, bytes: Bytes) {
         if !self.is_on() {
             return;
         }
@@ -154,6 +153,55 @@ impl ActivityWriter {
         {
             tracing::debug!(target: "glake::agent", %error, "the activity page was not written");
         }
+    }
+}
+
+/// Eventfd that wakes the agent thread. Callable while holding any lock: none is taken here. Changes of the holdings wake the thread once
+/// between two of its looks at them.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    /// Created by the first join and kept until the process ends, so that its number is never reused.
+    descriptor: OnceLock<Arc<OwnedFd>>,
+    /// Whether the holdings may differ from the last report.
+    has_moved: AtomicBool,
+}
+
+impl Wake {
+    /// Returns the descriptor that the agent's thread waits for.
+    ///
+    /// # Errors
+    /// The operating system's error if no descriptors are left.
+    pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
+        if let Some(descriptor) = self.descriptor.get() {
+            return Ok(descriptor.clone());
+        }
+        let made = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(self.descriptor.get_or_init(|| made).clone())
+    }
+
+    /// Wakes the thread that waits for the descriptor.
+    pub(super) fn wake(&self) {
+        if let Some(descriptor) = self.descriptor.get() {
+            // A write to a full counter fails; the thread is awake then.
+            let _ = rustix::io::write(descriptor.as_fd(), &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Wakes the thread to look at the holdings: one atomic operation, plus a system call the first time since the last look.
+    pub(super) fn holdings_moved(&self) {
+        if !self.has_moved.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
+    }
+
+    /// Returns whether the holdings may differ from the last report.
+    pub(super) fn has_moved(&self) -> bool {
+        self.has_moved.load(Ordering::Acquire)
+    }
+
+    /// Begins a look at the holdings; later changes wake the thread again.
+    pub(super) fn begin_look(&self) {
+        self.has_moved.store(false, Ordering::Release);
     }
 }
 
