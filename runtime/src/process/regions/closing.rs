@@ -10,7 +10,7 @@ use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::Shrink;
-use super::moves::Job;
+use super::shrink::Job;
 
 /// Interval between polls of the parked uses' work.
 pub(super) const POLL: Duration = Duration::from_micros(200);
