@@ -1,4 +1,4 @@
-//! The configuration's knobs as the pool takes them.
+//! Conversion of the configuration to the options of a pool.
 
 use glake_device::DeviceInfo;
 use glake_stitch::{Borrow, Settings};
@@ -7,7 +7,7 @@ use glake_units::Bytes;
 
 use crate::config;
 
-/// How to make the pool of one device of those that are `visible`, which bears so many mappings at once.
+/// Returns the options for the pool of one device among the `visible` ones; `mappings` is its maximum number of mappings.
 pub fn options(
     pool: &config::Pool,
     device: &DeviceInfo,
@@ -23,9 +23,9 @@ pub fn options(
     }
 }
 
-/// The settings of a pool on a device of so much memory, of which `mappings` can be alive at once.
+/// Returns the settings of a pool on a device with `memory` bytes and at most `mappings` live mappings.
 ///
-/// Every knob of the pool is read here and nowhere else; what is no knob keeps the core's default.
+/// Every key of the pool is read here only; settings without a key keep the core's default.
 pub fn settings(pool: &config::Pool, memory: Bytes, mappings: u64) -> Settings {
     Settings {
         extent: pool.extent,
@@ -51,7 +51,7 @@ fn borrow(pool: &config::Pool) -> Borrow {
     }
 }
 
-/// A part of the memory, rounded down.
+/// Returns a fraction of the memory, rounded down.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
 fn part(memory: Bytes, fraction: f64) -> Bytes {
     if fraction >= 1.0 { memory } else { Bytes::new((memory.get() as f64 * fraction.max(0.0)) as u64) }

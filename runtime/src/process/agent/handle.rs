@@ -1,13 +1,13 @@
-//! Where the rest of the process and the agent's threads meet.
+//! Interface between the process and the threads that talk to the agent.
 //!
 //! ```text
-//! refills, leases, pools, gate ─► Port: ledger, conversation ─► glake-agent: socket
+//! refills, leases, pools, gate ─► AgentHandle: ledger, conversation ─► glake-agent: socket
 //!                                 │ wake                          │ commands
 //!                                 └◄──────── answers ◄── glake-commands
 //! ```
 //!
-//! Invariants: while nothing is joined, one load tells that there is nobody to tell. What is said is put into the conversation in the
-//! order of the ledger, under the lock, so that what hello told and what comes after it make a whole. Under the lock that of a lease is taken, and no other.
+//! Invariants: without an agent, notifications cost one atomic load. Messages are queued in ledger order, under the lock, so that they are
+//! consistent with the hello message. While the lock is held, no lock but a lease's may be taken.
 
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -21,33 +21,34 @@ use glake_wire::{Conversation, Holding, ToAgent};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Joiner;
-use super::activity::ActivityWriter;
 use super::ledger::Ledger;
-use super::wake::Wake;
+use crate::config;
 use crate::process::AgentError;
-use crate::process::observers::Observers;
+use crate::process::activity::ActivityWriter;
+use crate::process::activity::Wake;
+use crate::process::observers::{AgentEvents, Observers};
 
-/// Nothing is open.
+/// Value of `socket` while no connection is open.
 const NONE: RawFd = -1;
 
-/// Shared by the process and the threads that speak to its agent.
+/// State shared by the process and its agent threads.
 #[derive(Debug)]
-pub(in super::super) struct Port {
-    /// Leases are an agent's.
+pub(in super::super) struct AgentHandle {
+    /// Whether an agent controls the leases.
     is_on: AtomicBool,
     pub(super) grow_timeout: Duration,
     pub(super) refill_timeout: Duration,
     pub(super) devices: usize,
     state: Mutex<State>,
     changed: Condvar,
-    /// The threads are to end.
+    /// Whether the agent threads must stop.
     is_over: AtomicBool,
-    /// The program has begun no use, and has not said that it holds what it will.
+    /// Whether the program still loads: no use has begun and the program has not declared itself loaded.
     is_loading: AtomicBool,
     joiner: OnceLock<Weak<Joiner>>,
-    /// The socket of the moment, for a forked child to close.
+    /// Current agent socket; a forked child closes it.
     socket: AtomicI32,
-    /// Raised by whatever ends a park before its time.
+    /// Number of requests to cancel pending parks.
     unparks: AtomicU64,
     pub(in super::super) activity: Arc<ActivityWriter>,
     pub(super) wake: Arc<Wake>,
@@ -57,41 +58,32 @@ pub(in super::super) struct Port {
 pub(super) struct State {
     pub(super) ledger: Ledger,
     pub(super) conversation: Conversation<ToAgent>,
-    /// The agent that was heard last.
+    /// Epoch of the most recently connected agent.
     pub(super) epoch: u64,
-    /// Which joining it is.
+    /// Changes with each join and leave; invalidates older refill guards.
     generation: u64,
-    /// The holdings that were said last.
+    /// Holdings of the last report.
     pub(super) told: Vec<Holding>,
-    /// An agent is there now.
+    /// Whether an agent is connected.
     pub(super) is_heard: bool,
-    /// The last word has been said.
+    /// Whether the goodbye message has been queued.
     pub(super) says_bye: bool,
-    /// Outcome of the first attempt, and of the next one where it was asked for.
+    /// Result of the first join attempt, and of each further one that a caller asked for.
     outcome: Option<Result<(), AgentError>>,
-    /// An agent has welcomed this joining.
+    /// Whether an agent has welcomed this join.
     pub(super) is_welcomed: bool,
-    /// No more attempts follow.
+    /// Whether no further attempts follow.
     is_given_up: bool,
-    /// The next attempt is asked for now.
+    /// Whether the next attempt must begin now.
     is_hurried: bool,
 }
 
-/// A refill that an agent is told of.
-#[derive(Debug)]
-pub(in super::super) struct Refilling {
-    port: Arc<Port>,
-    generation: Option<u64>,
-}
-
-impl Port {
-    pub(in super::super) fn new(
-        devices: usize,
-        grow_timeout: Duration,
-        refill_timeout: Duration,
-    ) -> Arc<Port> {
+impl AgentHandle {
+    pub(in super::super) fn new(devices: usize, lease: &config::Lease) -> Arc<AgentHandle> {
+        let ms = Duration::from_millis;
+        let (grow_timeout, refill_timeout) = (ms(lease.grow_timeout_ms), ms(lease.refill_timeout_ms));
         let wake = Arc::<Wake>::default();
-        Arc::new(Port {
+        Arc::new(AgentHandle {
             is_on: AtomicBool::new(false),
             grow_timeout,
             refill_timeout,
@@ -108,20 +100,14 @@ impl Port {
         })
     }
 
-    /// Whether leases are an agent's: one load.
-    #[inline]
-    pub(in super::super) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Acquire)
-    }
-
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// A joining begins.
+    /// Resets the state for a new join and creates the wake-up eventfd.
     ///
     /// # Errors
-    /// What the operating system answers where there are no more descriptors.
+    /// The operating system's error if no descriptors are left.
     pub(super) fn open(&self) -> std::io::Result<Arc<OwnedFd>> {
         let wake = self.wake.open()?;
         let mut state = self.state.lock();
@@ -131,10 +117,9 @@ impl Port {
         Ok(wake)
     }
 
-    /// Leases are the agent's from now on, where they can be set to what the ledger has. What goes back of them meanwhile is noted after
-    /// that.
+    /// Makes the agent control the leases if `set` can set them to the ledger's values. Memory returned meanwhile is recorded afterwards.
     pub(super) fn set_on<T, E>(&self, set: impl FnOnce(&[Bytes]) -> Result<T, E>) -> Result<T, E> {
-        // First: who finds a lease has somebody to ask.
+        // Set before the lease exists, so that its users can request more.
         self.is_on.store(true, Ordering::Release);
         let state = self.state.lock();
         let outcome = set(state.ledger.leases());
@@ -144,7 +129,7 @@ impl Port {
         outcome
     }
 
-    /// They are nobody's.
+    /// Ends the agent's control of the leases and clears the ledger.
     pub(super) fn set_off(&self) {
         self.is_on.store(false, Ordering::Release);
         let mut state = self.state.lock();
@@ -154,7 +139,7 @@ impl Port {
         self.changed.notify_all();
     }
 
-    /// The threads end.
+    /// Asks the agent threads to stop and cancels pending parks.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         self.unparked();
@@ -162,12 +147,12 @@ impl Port {
         self.changed.notify_all();
     }
 
-    /// Whoever waits here looks again.
+    /// Wakes all waiters to re-check their conditions.
     pub(super) fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Says bye, and ends the threads once that is said.
+    /// Queues a goodbye if connected, then stops the threads.
     pub(super) fn say_bye(&self) {
         let mut state = self.state.lock();
         if state.is_heard {
@@ -178,40 +163,40 @@ impl Port {
         self.end();
     }
 
-    /// Whether the threads are to end. Asked under any lock.
+    /// Returns whether the threads must stop. Callable under any lock.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Whether copies go to files for this agent: it is the one that is heard, and nothing comes back.
+    /// Returns whether host copies may move to files for the agent of `epoch`: it is the connected one, and no refill runs.
     pub(super) fn may_demote(&self, epoch: u64) -> bool {
         let state = self.state.lock();
         state.epoch == epoch && !state.ledger.is_refilling() && !self.is_over()
     }
 
-    /// Has the agent's thread look.
+    /// Wakes the agent thread.
     pub(super) fn wake(&self) {
         self.wake.wake();
     }
 
-    /// Changes the ledger, and has the agent's thread look.
+    /// Applies `change` to the ledger and wakes the agent thread.
     pub(super) fn note(&self, change: impl FnOnce(&mut Ledger, Instant)) {
         change(&mut self.state.lock().ledger, Instant::now());
         self.changed.notify_all();
         self.wake();
     }
 
-    /// Parks that are under way end.
+    /// Cancels pending parks.
     pub(super) fn unparked(&self) {
         self.unparks.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How many have been ended so far.
+    /// Returns the number of cancellations so far.
     pub(super) fn unparks(&self) -> u64 {
         self.unparks.load(Ordering::Acquire)
     }
 
-    /// An attempt is over.
+    /// Records the result of a join attempt.
     pub(super) fn set_outcome(&self, outcome: Result<(), AgentError>, goes_on: bool) {
         let mut state = self.state.lock();
         state.outcome.get_or_insert(outcome);
@@ -220,8 +205,8 @@ impl Port {
         self.changed.notify_all();
     }
 
-    /// Waits until an agent has welcomed a session that tries by itself, or until its next attempt, which begins now, has failed. None: it
-    /// makes no more attempts.
+    /// Waits until an agent welcomes a session that joins by itself, or until its next attempt, which begins now, has failed. `None`: no
+    /// more attempts follow.
     pub(super) fn attempt(&self) -> Option<Result<(), AgentError>> {
         let mut state = self.state.lock();
         if state.is_given_up {
@@ -236,12 +221,12 @@ impl Port {
         Some(self.outcome())
     }
 
-    /// Whether an agent has welcomed this joining.
+    /// Returns whether an agent has welcomed this join.
     pub(super) fn is_welcomed(&self) -> bool {
         self.state.lock().is_welcomed
     }
 
-    /// Waits for the outcome of an attempt.
+    /// Waits for the result of an attempt and takes it.
     pub(super) fn outcome(&self) -> Result<(), AgentError> {
         let mut state = self.state.lock();
         loop {
@@ -255,7 +240,7 @@ impl Port {
         }
     }
 
-    /// Waits until the agent lets a start go on, `until` at most; `pause` is called again and again meanwhile, with no lock held.
+    /// Waits until the agent admits a start, at most until `until`. Calls `pause` repeatedly, without holding a lock.
     pub(super) fn wait_for_admission(&self, until: Instant, pause: impl Fn()) {
         let mut state = self.state.lock();
         while self.is_on() && !self.is_over() && state.ledger.start_waits() {
@@ -275,13 +260,42 @@ impl Port {
         self.socket.store(socket.map_or(NONE, |socket| socket.as_raw_fd()), Ordering::Release);
     }
 
-    /// The socket to the agent, for a forked child, in which it is nobody's and nobody uses it.
+    /// Returns the agent's socket for a forked child, which must not use it.
     pub(super) fn socket(&self) -> Option<RawFd> {
         Some(self.socket.load(Ordering::Acquire)).filter(|socket| *socket != NONE)
     }
 
-    /// A lease's event.
-    pub(in super::super) fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
+    #[cold]
+    fn end_loading(&self) {
+        self.is_loading.store(false, Ordering::Relaxed);
+        self.activity.has_loaded();
+        self.start_is_over();
+    }
+
+    /// Returns whether the program may use its memory although no use runs.
+    #[inline]
+    pub(super) fn is_loading(&self) -> bool {
+        self.is_loading.load(Ordering::Relaxed)
+    }
+
+    /// Records that the worker begins or continues to load its initial memory, of which `made` bytes exist.
+    pub(super) fn starts(&self, made: Bytes) {
+        self.note(|ledger, now| ledger.starts(made, now));
+    }
+
+    /// Sets the joiner through which the process joins by itself.
+    pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
+        let _ = self.joiner.set(joiner);
+    }
+}
+
+impl AgentEvents for AgentHandle {
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Acquire)
+    }
+
+    fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {
         if !self.is_on() {
             return;
         }
@@ -299,102 +313,57 @@ impl Port {
         }
     }
 
-    /// Memory is about to come back.
-    pub(in super::super) fn refill_begins(self: &Arc<Self>) -> Refilling {
-        let generation = self.is_on().then(|| {
-            let mut state = self.state.lock();
-            state.ledger.refill_begun();
-            state.generation
-        });
-        Refilling { port: self.clone(), generation }
-    }
-
-    /// Whoever waits for memory waits for more than was said.
-    pub(in super::super) fn want_again(&self) {
+    fn want_again(&self) {
         if self.is_on() {
             self.note(|ledger, now| ledger.want_again(now));
         }
     }
 
-    /// What is held is another than was said.
-    pub(in super::super) fn changed(&self) {
+    fn changed(&self) {
         if self.is_on() {
             self.note(|ledger, _| ledger.changed());
         }
     }
 
-    /// Ends a start: others may load.
-    pub(in super::super) fn start_is_over(&self) {
+    fn start_is_over(&self) {
         self.note(|ledger, _| ledger.start_is_over());
     }
 
-    /// A use has begun, or the program says that it holds what it will: between uses its memory may leave from now on. One load, but for
-    /// the first.
     #[inline]
-    pub(in super::super) fn has_loaded(&self) {
+    fn has_loaded(&self) {
         if self.is_loading() {
             self.end_loading();
         }
     }
 
-    #[cold]
-    fn end_loading(&self) {
-        self.is_loading.store(false, Ordering::Relaxed);
-        self.activity.has_loaded();
-        self.start_is_over();
-    }
-
-    /// Whether the program may be using its memory though no use runs.
-    #[inline]
-    pub(super) fn is_loading(&self) -> bool {
-        self.is_loading.load(Ordering::Relaxed)
-    }
-
-    /// The worker begins, or goes on, to load what it will hold; so much is made.
-    pub(super) fn starts(&self, made: Bytes) {
-        self.note(|ledger, now| ledger.starts(made, now));
-    }
-
-    /// The pool of a device is about to start.
-    pub(in super::super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
+    fn pool_starts(&self, device: DeviceId, observers: &Observers) {
         let joiner = self.joiner.get().and_then(Weak::upgrade);
         if let Some(joiner) = joiner {
             joiner.pool_starts(device, observers);
         }
     }
 
-    /// Who joins by itself.
-    pub(super) fn set_joiner(&self, joiner: Weak<Joiner>) {
-        let _ = self.joiner.set(joiner);
-    }
-}
-
-impl State {
-    /// Whether the next attempt is asked for, since this was asked last.
-    pub(super) fn take_hurried(&mut self) -> bool {
-        std::mem::take(&mut self.is_hurried)
-    }
-}
-
-impl Refilling {
-    /// It has ended so.
-    pub(in super::super) fn ended<T, E: std::fmt::Display>(mut self, outcome: &Result<T, E>) {
-        self.end(outcome.as_ref().map(|_| ()).map_err(ToString::to_string));
+    fn refill_begins(&self) -> Option<u64> {
+        self.is_on().then(|| {
+            let mut state = self.state.lock();
+            state.ledger.refill_begun();
+            state.generation
+        })
     }
 
-    fn end(&mut self, outcome: Result<(), String>) {
-        let Some(generation) = self.generation.take() else { return };
-        let mut state = self.port.state.lock();
+    fn refill_ended(&self, generation: u64, outcome: Result<(), String>) {
+        let mut state = self.state.lock();
         if state.generation == generation {
             state.ledger.refill_ended(outcome);
             drop(state);
-            self.port.wake();
+            self.wake();
         }
     }
 }
 
-impl Drop for Refilling {
-    fn drop(&mut self) {
-        self.end(Err("it was given up".to_owned()));
+impl State {
+    /// Returns whether the next attempt must begin now, and clears the request.
+    pub(super) fn take_hurried(&mut self) -> bool {
+        std::mem::take(&mut self.is_hurried)
     }
 }
