@@ -257,7 +257,7 @@ pub unsafe extern "C" fn glake_device_of(at: *const c_void, device: *mut i32) ->
 /// Lets copies use the links of the other visible GPUs (1), or no longer (0). They are made ready in the background, at the
 /// cost of a context on each; copies take one link until then, and none waits for it. Twice is no error.
 ///
-/// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine
+/// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine
 /// and it does not say `true`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_multi_path(on: i32) -> i32 {

@@ -11,6 +11,7 @@ use glake_units::Bytes;
 use super::agent::AgentError;
 use super::regions::{copy_name, policy_name};
 use super::{Moved, PoolId, Shortage, Tags};
+use crate::config::MultiPath;
 use crate::share::ShareError;
 
 /// A refusal; a variant is what the caller can do about it.
@@ -211,12 +212,12 @@ pub enum ProcessError {
     ForeignContext,
     /// Relays are off by configuration.
     #[error(
-        "copies cannot use other GPUs' links: transfer.relays is {configured}{}; set transfer.relays = true to use them all the same",
+        "copies cannot use other GPUs' links: transfer.multi_path is {configured}{}; set transfer.multi_path = \"always\" to use them all the same",
         ranks.map_or(String::new(), |ranks| format!(", and {ranks} processes of this program run on the machine"))
     )]
     NoRelays {
         /// What the configuration says.
-        configured: &'static str,
+        configured: MultiPath,
         /// How many processes share the links, where that is why.
         ranks: Option<u32>,
     },
@@ -352,7 +353,7 @@ pub enum ProcessError {
     /// The work of uses that were parked at safe points did not end in time. Nothing was moved; they go on.
     #[error(
         "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait for another \
-         rank, or for the host? Nothing was moved, they go on; shrink again later, or allow more time with tiers.park_drain_ms"
+         rank, or for the host? Nothing was moved, they go on; shrink again later"
     )]
     ParkedWork {
         /// What was to leave.

@@ -90,7 +90,7 @@ fn a_mistake_in_the_arguments_is_one_line_and_exit_code_2() {
         (&["replay", "--plot", "/no/such/m.svg", trace], "/no/such/m.svg: cannot be written"),
         (&["replay", "--find-limit", "--limit", "1GiB", trace], "cannot be used with"),
         (&["replay", "--device", "tpu", trace], "write auto, cuda, sim, sim:TOPOLOGY or sim:"),
-        (&["replay", "--preset", "fast", trace], "write training, serverless or offload"),
+        (&["replay", "--preset", "fast", trace], "write serverless"),
         (&["replay", "--config", "/no/such.toml", trace], "/no/such.toml: No such file"),
         (&["replay", "--config", config, trace], "c.toml:2: unknown key pool.extend; allowed: pool.extent, "),
         (&["replay", "--log", "a=b=c", trace], "levels by part"),

@@ -47,9 +47,6 @@ impl RegionSet {
 
     /// All was to leave, since so many times that some began to come back: relays are suspended.
     pub(super) fn suspend_relays(&self, begun: u64) {
-        if !self.config.suspend_relays {
-            return;
-        }
         self.registry.engine.suspend_relays(&self.registry.devices);
         if self.refills_begun.get() != begun {
             self.resume_relays();
