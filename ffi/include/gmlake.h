@@ -1013,7 +1013,7 @@ int32_t glake_offload_site_create(uint64_t *site);
 int32_t glake_offload_site_release(uint64_t site);
 
 // What plans of a site are for, from its next pass on: `preset` 0 the least time under the budget, 1 the least memory without computing
-// anything again (as where nothing was asked), 2 the least memory at which no copy is waited for, 3 as 0, but of a layer that is computed
+// anything again (as where nothing was asked), 3 as 0, but of a layer that is computed
 // again leaves may be stored one by one. `budget` is what the GPU may show of the process, contexts included, in bytes; 0: anything.
 //
 // `GLAKE_INVALID`: there is no such site, device or preset.

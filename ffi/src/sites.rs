@@ -37,7 +37,7 @@ pub extern "C" fn glake_offload_site_release(site: u64) -> i32 {
 }
 
 /// What plans of a site are for, from its next pass on: `preset` 0 the least time under the budget, 1 the least memory without computing
-/// anything again (as where nothing was asked), 2 the least memory at which no copy is waited for, 3 as 0, but of a layer that is computed
+/// anything again (as where nothing was asked), 3 as 0, but of a layer that is computed
 /// again leaves may be stored one by one. `budget` is what the GPU may show of the process, contexts included, in bytes; 0: anything.
 ///
 /// `GLAKE_INVALID`: there is no such site, device or preset.
@@ -47,10 +47,14 @@ pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset:
         let preset = match preset {
             0 => Preset::Fit,
             1 => Preset::Memory,
-            2 => Preset::Hidden,
+            2 => {
+                return Err(Failure::invalid(
+                    "preset is 2, which was removed: give 0, the least time under the budget",
+                ));
+            }
             3 => Preset::Hybrid,
             other => {
-                return Err(Failure::invalid(format_args!("preset is {other}: give a number from 0 to 3")));
+                return Err(Failure::invalid(format_args!("preset is {other}: give 0, 1 or 3")));
             }
         };
         let budget = (budget > 0).then(|| Bytes::new(budget));

@@ -21,7 +21,7 @@ from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
 from ._parts import parameters
 
-PRESETS = ("fit", "memory", "hidden", "hybrid")
+PRESETS = ("fit", "memory", "hybrid")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # So much host memory is pinned ahead in a first pass: a part of what is offloaded by then, which is lost where it turns out to be all.
@@ -56,6 +56,8 @@ class Offloaded(Activations):
     """What ``glake.offload(model, ...)`` answers: ``remove()`` takes its hooks off, ``report()`` says what its passes do."""
 
     def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
+        if preset == "hidden":
+            raise ValueError("preset 'hidden' was removed: use 'fit' with a budget")
         if preset not in PRESETS:
             raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
         self._bytes, self._preset = parsed(budget), preset
@@ -257,9 +259,8 @@ def offload(
         module: the outer module. One that has been given before has the new budget; ``activations`` of it end.
         budget: what ``nvidia-smi`` may show of the process on the module's GPU, contexts included: bytes, or a text like ``"60GiB"``.
             None: all of the GPU, and no budget where the preset is ``"memory"``.
-        preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as
-            links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that checkpoints of
-            ``use_reentrant=False`` recompute leaves are stored one by one.
+        preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hybrid"``, as
+            ``"fit"``, and of layers that checkpoints of ``use_reentrant=False`` recompute leaves are stored one by one.
         least: what has fewer bytes stays on the GPU.
         host_memory: so much pinned host memory is free for what is offloaded when the call returns, in bytes or as a text: the report of a run
             before says how much it took (``host_pinned_bytes``). None: passes pin what they need, by which the first is longer.

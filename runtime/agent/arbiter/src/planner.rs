@@ -139,11 +139,6 @@ impl Planner<'_> {
             let need = wanted(gang, gpu);
             let held = self.server.gpus.get(&gpu);
             let short = short(gang, gpu, held);
-            let others = self.server.gangs.iter().filter(|(other, _)| **other != id);
-            let short = match self.server.settings.exclusive {
-                true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
-                false => short,
-            };
             if short.is_zero() {
                 continue;
             }

@@ -37,8 +37,6 @@ pub struct Settings {
     pub preempt: Preempt,
     /// Only as much leaves as is needed; else all of a victim.
     pub partial: bool,
-    /// One gang at a time has a GPU.
-    pub exclusive: bool,
     /// Pinned host memory of all workers; copies go to files from 90 % on, and are demoted to 80 %.
     pub host_budget: Bytes,
     /// Copies may go to idle GPUs.
@@ -74,7 +72,6 @@ impl Default for Settings {
             distrust: Duration::from_secs(60),
             preempt: Preempt::Step,
             partial: true,
-            exclusive: false,
             host_budget: Bytes::MAX,
             peers: false,
             checkpoint_after: None,

@@ -11,15 +11,9 @@ use crate::{Preempt, Settings};
 /// A policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The first workers that fit stay; requests for the others are denied.
-    Static,
     /// Workers are started and stopped, least recently used first.
     StartStop,
-    /// One worker at a time has a GPU.
-    One,
-    /// Whole workers leave, least recently used first, once their requests have ended.
-    Drain,
-    /// The same as fast as engines do it today: a copy a tensor, both ways.
+    /// Whole workers leave, least recently used first, once their requests have ended: a copy a tensor, both ways, as in today's engines.
     DrainPerTensor,
     /// The product.
     Glake,
@@ -37,23 +31,13 @@ pub struct UnknownPolicy {
 
 impl Policy {
     /// All of them, in the order of the table.
-    pub const ALL: [Policy; 7] = [
-        Policy::Static,
-        Policy::StartStop,
-        Policy::One,
-        Policy::DrainPerTensor,
-        Policy::Drain,
-        Policy::GlakeNoPreempt,
-        Policy::Glake,
-    ];
+    pub const ALL: [Policy; 4] =
+        [Policy::StartStop, Policy::DrainPerTensor, Policy::GlakeNoPreempt, Policy::Glake];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Static => "static",
             Policy::StartStop => "start-stop",
-            Policy::One => "one",
-            Policy::Drain => "drain",
             Policy::DrainPerTensor => "drain-per-tensor",
             Policy::Glake => "glake",
             Policy::GlakeNoPreempt => "glake-no-preempt",
@@ -62,7 +46,6 @@ impl Policy {
 
     pub(super) fn settings(self, speeds: &Speeds, node: &Node) -> Settings {
         let preempt = match self {
-            Policy::Static => Preempt::Never,
             Policy::Glake => Preempt::Step,
             _ => Preempt::Idle,
         };
@@ -72,13 +55,12 @@ impl Policy {
             Policy::StartStop => Duration::from_secs(120),
             _ => Settings::default().least_late,
         };
-        let exclusive = self == Policy::One;
         let link = match self {
             Policy::StartStop | Policy::DrainPerTensor => speeds.refill,
             // An agent knows what its file says, and no calibration.
             _ => node.link_gbps.map_or(Settings::default().link, rate),
         };
-        Settings { link, preempt, partial, exclusive, least_late, ..Settings::default() }
+        Settings { link, preempt, partial, least_late, ..Settings::default() }
     }
 
     pub(super) fn speeds(self, calibration: &Calibration) -> Speeds {
