@@ -9,8 +9,8 @@ idle: the victim does nothing. Bar: its bytes on one link, and 15 % of that, and
 The next four are rounds: in each ours swaps once, then theirs; a ratio is the median of the rounds' ratios. One has ended before the next
 begins, because the GPU has no room for three pairs; host memory of 140 GiB is needed. --slow-repeat is for saver and start. All have done it
 once before.
-links: where there are two GPUs, idle with the other GPU's link, whose context stays (tiers.suspend_relays = false): from wanting to the
-bytes, of the same over one link.
+links: where there are two GPUs, idle with the other GPU's link, which joins once its context exists again: from wanting to the bytes, of
+the same over one link.
 tensors: torch's own allocator; each tensor is copied to a pinned buffer that is kept and then given up, and copied back from it.
 saver: torch_memory_saver where it is installed, with a copy in host memory.
 start: the victim's process ends, and a new one starts, with the weights from safetensors in memory (/dev/shm) to the GPU.
@@ -72,7 +72,7 @@ class Worker:
         self.torch, self.kind, self.printing, self.over = torch, kind, threading.Lock(), threading.Event()
         self.glake, self.saver, self.generating, self.steps, self.runs, self.marked = None, None, None, [], [], 0
         if kind.startswith("glake"):
-            self.glake = shrink.glake_with(tiers={"suspend_relays": kind == "glake"})
+            self.glake = shrink.glake_with()
             if kind == "glake-links":
                 shrink.wake_relays(self.glake)
             self.glake.lease.watch(lambda event, _, size: self.say(event=event, bytes=size))

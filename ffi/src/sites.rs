@@ -37,8 +37,8 @@ pub extern "C" fn glake_offload_site_release(site: u64) -> i32 {
 }
 
 /// Sets the goal of a site's plans, from its next pass on. `preset`: 0 the least time under the budget, 1 the least memory without
-/// recomputation (the default), 2 the least memory at which no copy is waited for, 3 like 0, but leaves of a recomputed layer may be stored
-/// one by one. `budget`: the most GPU memory of the process, contexts included, in bytes; 0: no bound.
+/// recomputation (the default), 3 like 0, but leaves of a recomputed layer may be stored one by one. `budget`: the most GPU memory of the
+/// process, contexts included, in bytes; 0: no bound.
 ///
 /// `GLAKE_INVALID`: no such site, device or preset.
 #[unsafe(no_mangle)]
@@ -47,10 +47,14 @@ pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset:
         let preset = match preset {
             0 => Preset::Fit,
             1 => Preset::Memory,
-            2 => Preset::Hidden,
+            2 => {
+                return Err(Failure::invalid(
+                    "preset is 2, which was removed: give 0, the least time under the budget",
+                ));
+            }
             3 => Preset::Hybrid,
             other => {
-                return Err(Failure::invalid(format_args!("preset is {other}: give a number from 0 to 3")));
+                return Err(Failure::invalid(format_args!("preset is {other}: give 0, 1 or 3")));
             }
         };
         let budget = (budget > 0).then(|| Bytes::new(budget));

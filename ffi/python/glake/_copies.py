@@ -175,7 +175,7 @@ def multi_path(on: bool = True) -> None:
     a context on each; copies use one link until then.
 
     Raises:
-        InvalidError: the configuration has ``transfer.relays = false``, or several processes of the program run on this machine.
+        InvalidError: the configuration has ``transfer.multi_path = "never"``, or several processes of the program run on this machine.
         UnavailableError: the library cannot start.
     """
     _library.api().multi_path(on)

@@ -46,7 +46,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
 
     Args:
         config: None for the environment and the file that ``GLAKE_CONFIG`` names; the path of a TOML file (text with a
-            separator, or ending in ``.toml``); the name of a preset ("training", "serverless", "offload"); or a dict of the file's
+            separator, or ending in ``.toml``); the name of the preset ("serverless"); or a dict of the file's
             tables, over everything else: ``{"pool": {"borrow": "wait"}}``.
         backend: "compiled" (a subclass of torch's own allocator, built against its headers at first use), "pluggable" (torch's
             plain ABI), or None for the compiled one where a C++ compiler is present, else the plain one. The logger "glake" says

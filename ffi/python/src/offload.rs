@@ -109,8 +109,8 @@ fn packed(py: Python<'_>, begun: PyResult<()>, id: u64, bytes: u64) -> PyResult<
 /// Maximum number of reloads returned by one call; others come with the next.
 const ROOM: usize = 64;
 
-/// Names of the presets, in the order of their numbers.
-const PRESETS: [&str; 4] = ["fit", "memory", "hidden", "hybrid"];
+/// Presets of a site and their numbers in the C interface.
+const PRESETS: [(&str, i32); 3] = [("fit", 0), ("memory", 1), ("hybrid", 3)];
 
 /// An offload site, released when the object is dropped.
 #[pyclass(frozen)]
@@ -131,13 +131,13 @@ impl Site {
 
     #[pyo3(signature = (device, budget, preset))]
     fn ask(&self, py: Python<'_>, device: i32, budget: Option<u64>, preset: &str) -> PyResult<()> {
-        let number = PRESETS.iter().position(|known| *known == preset);
-        let number = number.and_then(|at| i32::try_from(at).ok()).ok_or_else(|| {
-            InvalidError::new_err(format!("preset is {preset:?}: give one of {}", PRESETS.join(", ")))
+        let known = PRESETS.iter().find(|(name, _)| *name == preset);
+        let (_, number) = known.ok_or_else(|| {
+            InvalidError::new_err(format!("preset is {preset:?}: give one of fit, memory, hybrid"))
         })?;
         let budget = budget.unwrap_or(0);
         // SAFETY: it takes numbers.
-        checked(py, |symbols| unsafe { (symbols.glake_offload_ask)(self.id, device, budget, number) })
+        checked(py, |symbols| unsafe { (symbols.glake_offload_ask)(self.id, device, budget, *number) })
     }
 
     fn needs(&self, py: Python<'_>, shape: u64) -> PyResult<bool> {

@@ -257,8 +257,8 @@ pub unsafe extern "C" fn glake_device_of(at: *const c_void, device: *mut i32) ->
 /// Allows copies to use the links of the other visible GPUs (1), or ends that (0). The links are prepared in the background, at the cost of
 /// a context on each GPU; copies use one link until then, and none waits for it. Repeated calls are no error.
 ///
-/// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine and it does
-/// not say `true`.
+/// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine and
+/// it does not say `"always"`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_multi_path(on: i32) -> i32 {
     guard::answer(|| Ok(library::process()?.copies().multi_path(on != 0)?))

@@ -253,7 +253,7 @@ fn same(one: &Value, other: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DefragmentLevel, DeviceChoice, Sources};
+    use super::super::{DefragmentLevel, DeviceChoice, MultiPath, Sources};
     use glake_units::Bytes;
 
     fn load(variables: &[(&str, &str)]) -> Result<super::super::Config, String> {
@@ -294,18 +294,19 @@ mod tests {
             DeviceChoice::Sim { topology: Some("h20x8".to_owned()), shared: None }
         );
         assert_eq!(config.log.filter, "debug");
-        assert!(config.transfer.multi_path && config.transfer.starts_relays());
-        assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
+        assert!(config.transfer.multi_path == MultiPath::FromStart && config.transfer.starts_relays());
+        assert_eq!(load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path, MultiPath::OnRequest);
     }
 
     const MEANINGS: &[(&str, Option<bool>)] = &include!("../../../tests/tables/multi_path.rs");
 
     #[test]
     fn the_switch_means_what_it_means_to_the_preload_library() {
-        assert!(!load(&[]).unwrap().transfer.multi_path);
+        assert_eq!(load(&[]).unwrap().transfer.multi_path, MultiPath::OnRequest);
         for (value, means) in MEANINGS {
             let switched = load(&[("GLAKE_MULTI_PATH", value)]).map(|config| config.transfer.multi_path);
-            assert_eq!(switched.ok(), *means, "{value:?}");
+            let is_on = switched.ok().map(|switched| switched == MultiPath::FromStart);
+            assert_eq!(is_on, *means, "{value:?}");
         }
     }
 
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(ranks(&[("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]), Some(1));
         assert_eq!(ranks(&[("LOCAL_SIZE", "8"), ("LOCAL_WORLD_SIZE", "")]), Some(8));
         let transfer = load(&[("GLAKE_MULTI_PATH", "1"), ("LOCAL_WORLD_SIZE", "2")]).unwrap().transfer;
-        assert!(transfer.multi_path && !transfer.starts_relays());
+        assert!(transfer.multi_path == MultiPath::FromStart && !transfer.starts_relays());
     }
 
     #[test]

@@ -37,24 +37,14 @@ pub enum ConfigError {
         /// Keys of the same table; all keys if the table does not exist.
         allowed: Vec<&'static str>,
     },
-    /// Renamed key.
-    #[error("{origin}: {key} is called {now} now: write that")]
-    MovedKey {
-        /// Place of the setting.
-        origin: Origin,
-        /// Full key, including its table.
-        key: String,
-        /// New full key.
-        now: &'static str,
-    },
-    /// Removed key without a successor.
-    #[error("{origin}: {key} is no key any more ({instead}): remove it")]
+    /// Removed key.
+    #[error("{origin}: {key} is no key any more: {instead}")]
     RemovedKey {
         /// Place of the setting.
         origin: Origin,
         /// Full key, including its table.
         key: String,
-        /// Behavior that replaces the key.
+        /// Key or behavior that replaces it.
         instead: &'static str,
     },
     /// Value of the wrong type or out of range.

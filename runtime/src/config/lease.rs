@@ -10,11 +10,11 @@ knobs! {
     /// Timeouts of lease requests.
     Lease as lease {
         [lease]
-        /// How much more than what comes back is asked for when memory comes back.
+        /// Memory for growth that a refill requests in addition to what comes back.
         ///
-        /// Under an agent it comes from free memory alone: nothing of others is evicted for it. Growth up to what was granted waits for
-        /// nobody. 0: every new extent above what came back is asked for by itself. Larger, where a worker's requests make much new
-        /// memory; it is kept from others as long as this worker is awake.
+        /// An agent grants it only from free memory and evicts nothing for it. Growth up to the grant needs no further request. 0: every
+        /// new extent is requested by itself. Raise it if a worker's requests create much new memory; other workers cannot use the
+        /// granted memory while this worker is awake.
         growth: Bytes = Bytes::gib(1), SIZE;
         /// Timeout for an allocation that exceeds the lease.
         ///

@@ -51,4 +51,4 @@ pub use setting::{Origin, Setting};
 pub use sources::Sources;
 pub use tables::Config;
 pub use tiers::Tiers;
-pub use transfer::{Gpu, Relays, Transfer};
+pub use transfer::{Gpu, MultiPath, Transfer};

@@ -45,11 +45,6 @@ knobs! {
         /// Rarely reached: an idle alias holds addresses and mappings, but no memory of its own. 0 drops an alias as soon as it is idle;
         /// with a very large size only the limit of mappings and trimming collect aliases. Lower it if mappings accumulate over a long run.
         auto_gc_limit: Bytes = Bytes::gib(1000), SIZE;
-        /// The part of the device's memory that the pool may reserve.
-        ///
-        /// 0: nothing can be allocated. Together with `limit` the lower of the two holds. For several processes that
-        /// share a GPU.
-        memory_fraction: f64 = 1.0, "a number from 0 to 1", if |part| (0.0..=1.0).contains(part);
         /// Maximum physical memory of the pool.
         ///
         /// 0: every allocation fails. Use it if several processes share a GPU.
@@ -76,25 +71,10 @@ knobs! {
         /// only if memory has run out. Lower it to give memory to other streams sooner, at 0.14 us of driver time each.
         completion_interval_us: u64 = 500, "a whole number of microseconds";
 
-        [expert]
-        /// The smallest size of extents: of a pool that holds little, and of all above 90 % of the device's memory, or above
-        /// 25 % of a limit that is below it; of a region, once larger ones would pass the limit. At most `pool.extent`.
-        ///
-        /// So a small pool is small, and the last bytes below a limit can be had. The same value as `pool.extent` makes all
-        /// extents that large: less driver work under a tight limit, and a little less fits.
-        extent_near_limit: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
-        /// The size of a slab, which serves requests up to 1 MiB of one stream. At most `extent_near_limit`, and at most
-        /// `pool.extent`.
-        ///
-        /// As torch's small pool. A large value keeps memory for small blocks only.
-        slab: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
-        /// How many mappings may live at once on a device.
-        ///
-        /// The older half of the idle aliases goes at seven eighths of it; then stitching stops. The default is half of
-        /// what one context of an H200 held (523,367) before the driver itself ran out of memory. The pool takes less
-        /// where the device bears less (the simulator: the kernel's `vm.max_map_count`). Any huge number leaves it to
-        /// the device.
-        max_mappings: u64 = 1 << 18, "a whole number from 1 on", if |mappings| *mappings >= 1;
+        @constants
+        /// Smallest size of an extent: of small pools, and of every pool above 90 % of the device's memory, or above 25 % of a limit
+        /// that is below it. At most `pool.extent`.
+        extent_near_limit: Bytes = Bytes::mib(2);
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use toml::{Table, Value};
 
-use super::knob::{allowed_beside, is_table, moved, removed};
+use super::knob::{allowed_beside, is_table, removed};
 use super::{Config, ConfigError, Knob};
 
 /// Key, its value and the place where it is set.
@@ -53,7 +53,7 @@ impl Setting {
         }
     }
 
-    /// Explains an unknown key: it is a table, lies within a value, was renamed or removed, or never existed.
+    /// Explains an unknown key: it is a table, lies within a value, was removed, or never existed.
     fn unknown(&self) -> ConfigError {
         let (origin, key) = (self.origin.clone(), self.key.clone());
         if is_table(&key) {
@@ -65,10 +65,7 @@ impl Setting {
         if let Some(instead) = removed(&key) {
             return ConfigError::RemovedKey { origin, key, instead };
         }
-        match moved(&key) {
-            Some(now) => ConfigError::MovedKey { origin, key, now },
-            None => ConfigError::UnknownKey { origin, allowed: allowed_beside(&key), key },
-        }
+        ConfigError::UnknownKey { origin, allowed: allowed_beside(&key), key }
     }
 
     /// Writes the setting into a document of [`Config`], replacing an earlier value.
@@ -78,11 +75,6 @@ impl Setting {
         if let Value::Table(section) = section {
             section.insert(field.to_owned(), self.value.clone());
         }
-    }
-
-    /// Returns whether it sets `key`.
-    pub(super) fn is_of(&self, key: &str) -> bool {
-        self.key == key
     }
 
     /// Creates the error of a rejected value, under the name used where it was set.

@@ -56,21 +56,8 @@ impl Sources {
             line: 0,
             reason: error.message().to_owned(),
         })?;
-        fits_together(&config, &settings)?;
         Ok(Config { launch: Launch::of(&self.environment), ..config })
     }
-}
-
-/// Checks combinations of values that are valid by themselves.
-fn fits_together(config: &Config, settings: &[Setting]) -> Result<(), ConfigError> {
-    if config.pool.slab <= config.pool.extent_near_limit.min(config.pool.extent) {
-        return Ok(());
-    }
-    // The default fits into every extent: one that does not was set.
-    let slab = settings.iter().rfind(|setting| setting.is_of("expert.slab"));
-    slab.map_or(Ok(()), |slab| {
-        Err(slab.refused("expert.slab", "at most expert.extent_near_limit, and at most pool.extent"))
-    })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -124,23 +111,6 @@ mod tests {
         let config = Sources { environment, ..Sources::default() }.load().unwrap();
         std::fs::remove_file(path).unwrap();
         assert_eq!(config.pool.limit, Some(Bytes::gib(3)));
-    }
-
-    #[test]
-    fn a_slab_larger_than_the_least_extent_is_refused_where_it_stands() {
-        let loaded = |text: &str| Sources::default().with_overrides("mine.toml", text).unwrap().load();
-        let message = loaded("[expert]\n\nslab = \"4MiB\"\n").unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "mine.toml:3: expert.slab = \"4MiB\": allowed is at most expert.extent_near_limit, and at most pool.extent"
-        );
-        assert!(
-            loaded("expert = { slab = \"4MiB\", extent_near_limit = \"4MiB\" }\npool.extent = \"2MiB\"\n")
-                .is_err()
-        );
-        loaded("expert = { slab = \"4MiB\", extent_near_limit = \"4MiB\" }\n").unwrap();
-        // One extent is the other's limit wherever it stands.
-        loaded("pool.extent = \"2MiB\"\nexpert.extent_near_limit = \"4MiB\"\n").unwrap();
     }
 
     #[test]

@@ -41,9 +41,8 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_configurations_that_differ() {
-        let configs =
-            Preset::ALL.map(|preset| Sources { preset: Some(preset), ..Sources::default() }.load().unwrap());
-        assert!(configs.iter().enumerate().all(|(i, one)| !configs[..i].contains(one)));
+    fn a_preset_differs_from_the_defaults() {
+        let preset = Sources { preset: Some(Preset::Serverless), ..Sources::default() };
+        assert_ne!(preset.load().unwrap(), Config::default());
     }
 }

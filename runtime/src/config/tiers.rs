@@ -39,32 +39,17 @@ knobs! {
         ///
         /// 0: the shrink fails at once if anything is in use. Raise it if requests take longer.
         drain_timeout_ms: u64 = 30_000, "a whole number of milliseconds";
-        /// How long a shrink waits for the GPU's work of uses that are parked at safe points.
-        ///
-        /// After it they go on and nothing has moved: what is enqueued waits for another rank, or for the host. Larger, where a step
-        /// takes longer than that on the GPU.
-        park_drain_ms: u64 = 2_000, "a whole number of milliseconds";
-        /// How long a use runs at least between two times that it is parked.
-        ///
-        /// Larger, where bringing its memory back takes longer: else it does little but move.
-        park_quantum_ms: u64 = 300, "a whole number of milliseconds";
         /// Idle time after which a region's bytes are copied to the host, or host memory for them is pinned, in the background.
         ///
         /// Applies to regions created with `clean`, or with `host_copy` `prepare`. Counted from the completion of the work of the last use.
         /// 0: at once. Raise it if pauses between uses are long and the copies would be wasted.
         clean_after_ms: u64 = 1_000, "a whole number of milliseconds";
-        /// Whether relays are suspended, and give their contexts back, when everything is evicted.
-        ///
-        /// True: the first refill then begins over one link, and the others join it when their contexts are made again.
-        /// False: the first refill has all links, for a context (about half a GiB) on each relay while everything is
-        /// evicted.
-        suspend_relays: bool = true, SWITCH;
 
-        [expert]
-        /// How much host memory is pinned at once, where no more is asked for.
-        ///
-        /// Larger costs fewer driver calls, smaller lets copies begin earlier and suits where little is shrunk. 0 or any
-        /// huge size: as much as is asked for.
-        host_arena: Bytes = Bytes::mib(256), SIZE;
+        @constants
+        /// Minimum running time of a use between two parks, in milliseconds. Without it, a use whose refill takes long would do little
+        /// but move.
+        park_quantum_ms: u64 = 300;
+        /// Host memory pinned at once, unless a request needs more.
+        host_arena: Bytes = Bytes::mib(256);
     }
 }

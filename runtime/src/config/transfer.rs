@@ -3,25 +3,21 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::knob::{GRANULARITY, SIZE, SWITCH, knobs};
+use super::knob::{SWITCH, knobs};
 
 knobs! {
     /// Use of other GPUs' links for copies between the host and a GPU.
     Transfer as transfer {
         [transfer]
-        /// Whether other GPUs' links carry copies: when asked and one rank is on the machine, from the start, or never.
+        /// Start of copies over other GPUs' links: on request (false), with the process (true), always, or never.
         ///
-        /// `"auto"`: when asked for, and off where several ranks run on the machine. True: from the start, whoever else
-        /// runs; for ranks that copy in turns. False: never; where another program's GPUs are visible.
-        relays: Relays = Relays::Auto, "\"auto\", true or false";
-        /// Whether relays are asked for from the start; later `glake_multi_path` (`glake.multi_path()`) asks.
-        ///
-        /// True: a program that copies much. A relay costs a context on its GPU, but while everything is evicted
-        /// (`tiers.suspend_relays`); `glake_copy_stats_json` says how much memory.
-        multi_path: bool = false, SWITCH;
+        /// False: `glake_multi_path` (`glake.multi_path()`) starts them. True: from the start. Both stay off if several ranks run on the
+        /// machine, because the links belong to the other ranks' copies; `"always"` starts them in spite of that, for ranks that copy in
+        /// turns. `"never"`: requests are refused; for machines where another program's GPUs are visible. A relay costs a context on its
+        /// GPU except while everything is evicted; `glake_copy_stats_json` tells its memory.
+        multi_path: MultiPath = MultiPath::OnRequest, "true, false, \"always\" or \"never\"";
         /// Number of this program's processes on this machine.
         ///
         /// From 2 on, the links belong to the copies of the other ranks, and requested relays stay off. 0 means 1. If absent, launchers
@@ -61,42 +57,22 @@ knobs! {
         /// machine. If absent, the cache folder is `XDG_CACHE_HOME`, else `~/.cache`, else none.
         calibrations: Option<PathBuf> = None, "the path of a folder, or \"\"",
             absent "glake/paths in the user's cache folder" as "";
-
-        [expert]
-        /// The least size that goes over several links.
-        ///
-        /// 0: every copy; any size above the device's memory: none. Smaller or larger after `glake bench copy` on your
-        /// machine. Memory of `cudaMalloc`, and of regions, is split from 3 MiB on at least.
-        break_even: Option<Bytes> = None, SIZE, absent "what the path graph says, calibrated or conservative" as "1MiB";
-        /// Memory on each relay through which copies of GPU memory go that is not the pool's (that of `cudaMalloc`), or a
-        /// region's.
-        ///
-        /// Two streams' copies at a time. 0, where relays' memory is short to the last MiB: such copies take their
-        /// GPU's own link alone.
-        relay_slots: Bytes = MOST_SLOTS, "a multiple of 2MiB, at most \"64MiB\"",
-            if |slots| slots.is_aligned(GRANULARITY) && *slots <= MOST_SLOTS;
-        /// How many streams of the program can have copies over several links at a time.
-        ///
-        /// Each takes a few streams and events on each relay, made when they are wanted. A further stream's copies take
-        /// one link until another's are done. Larger, if the statistics count copies that found no paths.
-        copy_streams: u32 = 8, "a whole number from 1 to 1024", if |streams| (1..=1024).contains(streams);
     }
 }
 
-/// What a relay gives of its memory at most.
-const MOST_SLOTS: Bytes = Bytes::mib(64);
-
-/// Use of other GPUs as relays.
+/// Start of copies over other GPUs' links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Spelled", into = "Spelled")]
-pub enum Relays {
-    /// When they are asked for, unless several ranks run on the machine.
+pub enum MultiPath {
+    /// On request, unless several ranks run on the machine.
     #[default]
-    Auto,
-    /// From the start, whoever else runs.
-    On,
-    /// Never.
-    Off,
+    OnRequest,
+    /// With the process, unless several ranks run on the machine.
+    FromStart,
+    /// With the process, whether or not several ranks run on the machine.
+    Always,
+    /// Never; requests are refused.
+    Never,
 }
 
 /// Name of a GPU.
@@ -120,15 +96,15 @@ enum Spelled {
 impl Transfer {
     /// Returns whether relays start with the process.
     pub fn starts_relays(&self) -> bool {
-        self.relays == Relays::On || self.multi_path && self.allows_relays()
+        self.multi_path != MultiPath::OnRequest && self.allows_relays()
     }
 
     /// Returns whether relays may start on request.
     pub fn allows_relays(&self) -> bool {
-        match self.relays {
-            Relays::Auto => self.local_ranks.is_none_or(|ranks| ranks < 2),
-            Relays::On => true,
-            Relays::Off => false,
+        match self.multi_path {
+            MultiPath::OnRequest | MultiPath::FromStart => self.local_ranks.is_none_or(|ranks| ranks < 2),
+            MultiPath::Always => true,
+            MultiPath::Never => false,
         }
     }
 }
@@ -171,26 +147,39 @@ impl fmt::Display for Gpu {
     }
 }
 
-impl TryFrom<Spelled> for Relays {
+impl TryFrom<Spelled> for MultiPath {
     type Error = &'static str;
 
     fn try_from(spelled: Spelled) -> Result<Self, &'static str> {
         match spelled {
-            Spelled::Switch(true) => Ok(Relays::On),
-            Spelled::Switch(false) => Ok(Relays::Off),
-            Spelled::Text(text) if text == "auto" => Ok(Relays::Auto),
-            Spelled::Text(_) => Err("\"auto\", true or false"),
+            Spelled::Switch(true) => Ok(MultiPath::FromStart),
+            Spelled::Switch(false) => Ok(MultiPath::OnRequest),
+            Spelled::Text(text) if text == "always" => Ok(MultiPath::Always),
+            Spelled::Text(text) if text == "never" => Ok(MultiPath::Never),
+            Spelled::Text(_) => Err("true, false, \"always\" or \"never\""),
         }
     }
 }
 
-impl From<Relays> for Spelled {
-    fn from(relays: Relays) -> Spelled {
-        match relays {
-            Relays::Auto => Spelled::Text("auto".to_owned()),
-            Relays::On => Spelled::Switch(true),
-            Relays::Off => Spelled::Switch(false),
+impl From<MultiPath> for Spelled {
+    fn from(multi_path: MultiPath) -> Spelled {
+        match multi_path {
+            MultiPath::FromStart => Spelled::Switch(true),
+            MultiPath::OnRequest => Spelled::Switch(false),
+            MultiPath::Always => Spelled::Text("always".to_owned()),
+            MultiPath::Never => Spelled::Text("never".to_owned()),
         }
+    }
+}
+
+impl fmt::Display for MultiPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MultiPath::FromStart => "true",
+            MultiPath::OnRequest => "false",
+            MultiPath::Always => "\"always\"",
+            MultiPath::Never => "\"never\"",
+        })
     }
 }
 
@@ -198,26 +187,26 @@ impl From<Relays> for Spelled {
 mod tests {
     use super::*;
 
-    fn transfer(relays: Relays, multi_path: bool, local_ranks: Option<u32>) -> Transfer {
-        Transfer { relays, multi_path, local_ranks, ..Transfer::default() }
-    }
-
     #[test]
-    fn relays_are_asked_for_and_not_where_ranks_share_the_links() {
-        for (asked, ranks, starts, allows) in [
-            (false, None, false, true),
-            (true, None, true, true),
-            (true, Some(1), true, true),
-            (true, Some(0), true, true),
-            (true, Some(2), false, false),
-            (false, Some(8), false, false),
+    fn relays_stay_off_if_ranks_share_the_links() {
+        for (multi_path, ranks, starts, allows) in [
+            (MultiPath::OnRequest, None, false, true),
+            (MultiPath::OnRequest, Some(8), false, false),
+            (MultiPath::FromStart, None, true, true),
+            (MultiPath::FromStart, Some(0), true, true),
+            (MultiPath::FromStart, Some(1), true, true),
+            (MultiPath::FromStart, Some(2), false, false),
+            (MultiPath::Always, None, true, true),
+            (MultiPath::Always, Some(2), true, true),
+            (MultiPath::Never, None, false, false),
+            (MultiPath::Never, Some(2), false, false),
         ] {
-            let auto = transfer(Relays::Auto, asked, ranks);
-            assert_eq!((auto.starts_relays(), auto.allows_relays()), (starts, allows), "{auto:?}");
-            let on = transfer(Relays::On, asked, ranks);
-            assert!(on.starts_relays() && on.allows_relays());
-            let off = transfer(Relays::Off, asked, ranks);
-            assert!(!off.starts_relays() && !off.allows_relays());
+            let transfer = Transfer { multi_path, local_ranks: ranks, ..Transfer::default() };
+            assert_eq!(
+                (transfer.starts_relays(), transfer.allows_relays()),
+                (starts, allows),
+                "{transfer:?}"
+            );
         }
     }
 
@@ -243,8 +232,11 @@ mod tests {
     #[test]
     fn reads_back_what_it_writes() {
         let exclude = vec![Gpu::Index(2), Gpu::Pci("3b:00.0".to_owned())];
-        let transfer = Transfer { exclude, relays: Relays::Off, ..Transfer::default() };
-        let text = toml::to_string(&transfer).unwrap();
-        assert_eq!(toml::from_str::<Transfer>(&text).unwrap(), transfer, "{text}");
+        for multi_path in [MultiPath::OnRequest, MultiPath::FromStart, MultiPath::Always, MultiPath::Never] {
+            let transfer = Transfer { exclude: exclude.clone(), multi_path, ..Transfer::default() };
+            let text = toml::to_string(&transfer).unwrap();
+            assert_eq!(toml::from_str::<Transfer>(&text).unwrap(), transfer, "{text}");
+            assert!(text.contains(&format!("multi_path = {multi_path}")), "{text}");
+        }
     }
 }

@@ -45,7 +45,7 @@ metrics! {
     /// Metrics of an offload site: its request, its last plan and its passes.
     #[derive(Default)]
     SiteStats {
-        /// Goal of its plans: `fit`, `memory`, `hidden`, `hybrid`.
+        /// Goal of its plans: `fit`, `memory`, `hybrid`.
         preset: &'static str, Word, Stable;
         /// Maximum GPU memory of the process; null: unlimited.
         budget: Option<u64>, Bytes, Stable;

@@ -43,8 +43,8 @@ pub(super) struct Started {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(info: DeviceInfo, config: &config::Pool, lease: Arc<Lease>) -> Self {
-        let fraction = AtomicU64::new(config.memory_fraction.to_bits());
+    pub(super) fn new(info: DeviceInfo, lease: Arc<Lease>) -> Self {
+        let fraction = AtomicU64::new(1.0_f64.to_bits());
         let (started, starting) = Default::default();
         DeviceMemory { info, fraction, lease, holders: Mutex::default(), started, starting }
     }
@@ -87,8 +87,8 @@ impl DeviceMemory {
         if let Some(started) = self.started.get() {
             return Ok(started);
         }
-        let config = config::Pool { memory_fraction: self.fraction(), ..config.clone() };
-        let settings = pool::settings(&config, self.info.memory, mappings);
+        let mut settings = pool::settings(config, self.info.memory, mappings);
+        settings.limit = settings.limit.min(pool::part(self.info.memory, self.fraction()));
         let options = PoolOptions {
             settings: Some(settings),
             completion_events: Some(completion_events.clone()),

@@ -65,7 +65,7 @@ impl DeviceRegistry {
         };
         let memory = |info: DeviceInfo| {
             let lease = leased(info.id);
-            DeviceMemory::new(info, &config, lease)
+            DeviceMemory::new(info, lease)
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
         let completion_events = CompletionEvents::new(driver);

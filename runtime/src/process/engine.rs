@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use super::device::DeviceMemory;
 use super::{ProcessError, Result};
 use crate::calibrations::Calibrations;
-use crate::config::{Relays, Transfer};
+use crate::config::{MultiPath, Transfer};
 
 /// Minimum size of a copy over several links while no paths are known.
 const LEAST: Bytes = Bytes::mib(1);
@@ -60,12 +60,13 @@ impl ProcessEngine {
                 tracing::warn!(target: "glake::copies", gpu = %named, "transfer.exclude names a GPU that is not visible");
             }
         }
-        if let (true, Some(ranks)) = (config.multi_path && !config.starts_relays(), config.local_ranks) {
+        let is_off = config.multi_path == MultiPath::FromStart && !config.starts_relays();
+        if let (true, Some(ranks)) = (is_off, config.local_ranks) {
             // The topology is not that of the request.
             tracing::warn!(
                 target: "glake::copies",
                 ranks,
-                "copies take one link each, for this program's processes share them; transfer.relays = true overrules this"
+                "copies take one link each, for this program's processes share them; transfer.multi_path = \"always\" overrules this"
             );
         }
         let excluded =
@@ -76,7 +77,7 @@ impl ProcessEngine {
             engine: OnceLock::new(),
             starting: Mutex::new(false),
             on: AtomicBool::new(config.starts_relays()),
-            least: Arc::new(AtomicU64::new(config.break_even.unwrap_or(LEAST).get())),
+            least: Arc::new(AtomicU64::new(LEAST.get())),
             config,
         }
     }
@@ -150,9 +151,6 @@ impl ProcessEngine {
         let threads = self.config.pageable_threads.unwrap_or((cores / 2).clamp(1, THREADS));
         let options = EngineOptions {
             relays: self.candidates,
-            break_even: self.config.break_even,
-            slots: self.config.relay_slots,
-            streams: self.config.copy_streams as usize,
             pageable_threads: threads as usize,
             pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
             graphs: self.config.graphs,
@@ -174,17 +172,14 @@ impl ProcessEngine {
             return Ok(());
         }
         let (devices, candidates, model) = (devices.clone(), self.candidates, self.model.clone());
-        let (asked, least) = (self.config.break_even, self.least.clone());
-        let folder = self.config.calibrations.clone();
+        let (least, folder) = (self.least.clone(), self.config.calibrations.clone());
         engine.start_relays(move |engine| {
             for memory in devices.iter() {
                 memory.open_to(candidates);
             }
             let calibrations = calibrations_of(&devices, model, folder.as_deref());
             let graph = calibrations.graph();
-            if asked.is_none() {
-                least.store(least_of(&graph).get(), Ordering::Relaxed);
-            }
+            least.store(least_of(&graph).get(), Ordering::Relaxed);
             engine.replace_graph(graph);
             engine.when_stale(move |_| {
                 if let Err(error) = calibrations.drop_kept() {
@@ -230,10 +225,8 @@ impl ProcessEngine {
         devices: &Arc<[DeviceMemory]>,
     ) -> Result<()> {
         if on && !self.config.allows_relays() {
-            let (configured, ranks) = match self.config.relays {
-                Relays::Auto => ("\"auto\"", self.config.local_ranks),
-                _ => ("false", None),
-            };
+            let configured = self.config.multi_path;
+            let ranks = self.config.local_ranks.filter(|_| configured != MultiPath::Never);
             return Err(ProcessError::NoRelays { configured, ranks });
         }
         self.on.store(on, Ordering::Release);

@@ -12,6 +12,7 @@ use glake_wire::{FrameError, PageError, SocketError};
 
 use super::regions::{copy_name, policy_name};
 use super::{Moved, PoolId, Shortage, Tags};
+use crate::config::MultiPath;
 use crate::share::ShareError;
 
 /// Error of an operation; a variant says what the caller can do about it.
@@ -212,12 +213,12 @@ pub enum ProcessError {
     ForeignContext,
     /// Relays are disabled by configuration.
     #[error(
-        "copies cannot use other GPUs' links: transfer.relays is {configured}{}; set transfer.relays = true to use them all the same",
+        "copies cannot use other GPUs' links: transfer.multi_path is {configured}{}; set transfer.multi_path = \"always\" to use them all the same",
         ranks.map_or(String::new(), |ranks| format!(", and {ranks} processes of this program run on the machine"))
     )]
     NoRelays {
-        /// Configured value of `transfer.relays`.
-        configured: &'static str,
+        /// Configured value of `transfer.multi_path`.
+        configured: MultiPath,
         /// Number of processes that share the links, if that is the reason.
         ranks: Option<u32>,
     },
@@ -353,7 +354,7 @@ pub enum ProcessError {
     /// The work of parked uses did not finish in time. Nothing was moved; the uses continue.
     #[error(
         "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait for another \
-         rank, or for the host? Nothing was moved, they go on; shrink again later, or allow more time with tiers.park_drain_ms"
+         rank, or for the host? Nothing was moved, they go on; shrink again later"
     )]
     ParkedWork {
         /// Regions of the shrink.

@@ -21,7 +21,7 @@ from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
 from ._parts import parameters
 
-PRESETS = ("fit", "memory", "hidden", "hybrid")
+PRESETS = ("fit", "memory", "hybrid")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # So much host memory is pinned ahead in a first pass: a part of what is offloaded by then, which is lost where it turns out to be all.
@@ -56,6 +56,8 @@ class Offloaded(Activations):
     """Result of ``glake.offload(model, ...)``: ``remove()`` removes its hooks, ``report()`` describes its passes."""
 
     def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
+        if preset == "hidden":
+            raise ValueError("preset 'hidden' was removed: use 'fit' with a budget")
         if preset not in PRESETS:
             raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
         self._bytes, self._preset = parsed(budget), preset
@@ -259,9 +261,8 @@ def offload(
         module: the outer module. Calling again with the same module sets the new budget; ``activations`` of it end.
         budget: the most memory that ``nvidia-smi`` may show for the process on the module's GPU, contexts included: bytes, or a text like
             ``"60GiB"``. None: all of the GPU, and no budget with the preset ``"memory"``.
-        preset: ``"fit"``, the least time under the budget; ``"memory"``, offload everything that frees memory; ``"hidden"``, as much as the
-            links carry without a wait; ``"hybrid"``, like ``"fit"``, but leaves of layers that checkpoints with ``use_reentrant=False``
-            recompute may be stored one by one.
+        preset: ``"fit"``, the least time under the budget; ``"memory"``, offload everything that frees memory; ``"hybrid"``, like ``"fit"``,
+            but leaves of layers that checkpoints with ``use_reentrant=False`` recompute may be stored one by one.
         least: tensors of fewer bytes stay on the GPU.
         host_memory: pinned host memory to have free for offloaded bytes when the call returns, in bytes or as a text: the report of an earlier
             run says how much it took (``host_pinned_bytes``). None: passes pin what they need, so that the first takes longer.

@@ -9,7 +9,6 @@ use glake_units::Bytes;
 use glake_wire::Denied;
 use serde::{Deserialize, Serialize};
 
-use crate::Preempt;
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($number:ty)) => {
@@ -399,8 +398,6 @@ pub struct Settings {
     pub preempt: Preempt,
     /// Whether a victim gives only the needed bytes, instead of all.
     pub partial: bool,
-    /// Whether a GPU serves one gang at a time.
-    pub exclusive: bool,
     /// Pinned host memory of all workers: above 90 % copies go to files, and demotion ends at 80 %.
     pub host_budget: Bytes,
     /// Whether copies may go to idle GPUs.
@@ -436,11 +433,10 @@ impl Default for Settings {
             distrust: Duration::from_secs(60),
             preempt: Preempt::Step,
             partial: true,
-            exclusive: false,
             host_budget: Bytes::MAX,
             peers: false,
             checkpoint_after: None,
-            // A shrunk worker on one H200: docs/lab.
+            // A shrunk worker on one H200: docs/benchmarks/sharing.md.
             restore: Duration::from_millis(560),
         }
     }

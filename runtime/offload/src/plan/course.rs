@@ -128,11 +128,6 @@ impl Course {
         }
     }
 
-    /// Returns the duration of the pass without waiting or recomputing.
-    pub(crate) fn compute(&self) -> f64 {
-        self.begins.last().copied().unwrap_or_default()
-    }
-
     /// Determines which scopes the verdicts replay.
     pub(crate) fn replayed(&self, verdicts: &[Verdict], replayed: &mut Vec<bool>) {
         replayed.clear();

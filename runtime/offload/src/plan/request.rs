@@ -26,8 +26,6 @@ pub enum Preset {
     /// Least memory without recomputing: offloads every item that frees memory. The budget is the memory this needs plus the two largest
     /// items or a thirtieth.
     Memory,
-    /// Least memory without waiting for copies. Scopes that the program checkpoints are still recomputed.
-    Hidden,
     /// Like `Fit`, but a checkpointed scope may keep or offload the outputs of some leaves and recompute the others.
     Hybrid,
 }

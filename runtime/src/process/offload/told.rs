@@ -113,7 +113,6 @@ fn name(preset: Preset) -> &'static str {
     match preset {
         Preset::Fit => "fit",
         Preset::Memory => "memory",
-        Preset::Hidden => "hidden",
         Preset::Hybrid => "hybrid",
     }
 }

@@ -59,11 +59,9 @@ impl Regions {
     /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] if there is no thread to clean it.
     pub fn define(&self, options: RegionOptions) -> Result<()> {
         let extent = self.set.config.extent;
-        // Without slots relays could not take part in its copies.
-        let closed = !self.set.registry.engine.config().relay_slots.is_zero();
         let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
         let kept = options.policy != Policy::Discard;
-        self.set.table.define(RegionOptions { extent, closed, ..options })?;
+        self.set.table.define(RegionOptions { extent, closed: true, ..options })?;
         if clean && kept {
             self.set.flags.set_cleaned();
         }

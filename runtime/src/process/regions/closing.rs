@@ -12,6 +12,9 @@ use super::RegionSet;
 use super::ask::Shrink;
 use super::shrink::Job;
 
+/// Timeout of a shrink for the GPU work of parked uses: longer work waits for another rank, or for the host.
+const PARK_DRAIN: Duration = Duration::from_secs(2);
+
 /// Interval between polls of the parked uses' work.
 pub(super) const POLL: Duration = Duration::from_micros(200);
 
@@ -56,11 +59,10 @@ impl RegionSet {
             && let Some(pool) = pool
         {
             let begin = Instant::now();
-            let end = Duration::from_millis(self.config.park_drain_ms);
             let mut pending = pool.pending_work()?;
             while !pending.has_ended()? {
                 let waited = begin.elapsed();
-                if waited >= end {
+                if waited >= PARK_DRAIN {
                     closing.hold_off(PARKED_IN_VAIN);
                     return Err(ProcessError::ParkedWork { tags, waited });
                 }

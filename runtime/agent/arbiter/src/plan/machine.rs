@@ -88,7 +88,7 @@ impl Machine<'_> {
         }
         let floor = file.node.floor();
         // A context is there whether or not the rest is, but where workers stop and where only some of them start.
-        let floors = !matches!(policy, Policy::StartStop | Policy::Static);
+        let floors = policy != Policy::StartStop;
         for gpu in
             file.workers.iter().filter(|_| floors).flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu))
         {
@@ -100,8 +100,7 @@ impl Machine<'_> {
         for (place, worker) in file.workers.iter().enumerate() {
             let needs = if floors { worker.share() } else { worker.share().saturating_add(floor) };
             let gpus = worker.gpus.iter().map(|gpu| GpuId(*gpu));
-            let fits = gpus.clone().all(|gpu| free.get(&gpu).is_some_and(|free| *free >= needs));
-            let resident = fits && (policy != Policy::One || place == 0);
+            let resident = gpus.clone().all(|gpu| free.get(&gpu).is_some_and(|free| *free >= needs));
             let (paced, step_ms) = calibration.paced(worker);
             let model = Model::new(paced, step_ms, floor, &self.speeds, resident);
             for gpu in gpus.filter(|_| resident) {
@@ -113,9 +112,7 @@ impl Machine<'_> {
             let profile = Profile { priority, tenant, preempt, max_pause };
             let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.accounts()) };
             self.models.push(model);
-            if resident || policy != Policy::Static {
-                self.tell(Event::Joined(joined));
-            }
+            self.tell(Event::Joined(joined));
         }
     }
 

@@ -30,7 +30,7 @@ use super::times::gbps;
 use crate::installed::LIBGMLAKE;
 use crate::server::check;
 use glake_runtime::backend::Backend;
-use glake_runtime::config::{Config, DeviceChoice, Gpu, Relays};
+use glake_runtime::config::{Config, DeviceChoice, Gpu, MultiPath};
 use harness::{Case, Harness};
 pub use model::copy_in_virtual_time;
 pub use report::{CopyReport, CriticalReport, OverheadReport};
@@ -245,11 +245,8 @@ impl Bench {
         check(devices, options.target, options.paths)?;
         let paths = options.paths.unwrap_or(u32::MAX);
         // This program is one, whoever launched it.
-        if config.transfer.relays == Relays::Auto && paths > 1 {
-            config.transfer.relays = Relays::On;
-        }
-        if paths <= 1 {
-            config.transfer.relays = Relays::Off;
+        if config.transfer.multi_path != MultiPath::Never {
+            config.transfer.multi_path = if paths > 1 { MultiPath::Always } else { MultiPath::Never };
         }
         // What all links give at once is measured with memory on every GPU.
         config.transfer.shared_gpus = true;

@@ -47,9 +47,6 @@ impl RegionSet {
 
     /// Suspends relays because everything was evicted. `begun`: the number of refills begun before, to detect a race.
     pub(super) fn suspend_relays(&self, begun: u64) {
-        if !self.config.suspend_relays {
-            return;
-        }
         self.registry.engine.suspend_relays(&self.registry.devices);
         if self.refills_begun.get() != begun {
             self.resume_relays();
