@@ -124,6 +124,12 @@ impl Worker {
         told.resident.max(self.made(&told.gpu).unwrap_or_default()).max(silent)
     }
 
+    /// Counts the answer to one of the shrinks of a command. Returns whether it was the last, of which the arbiter is told.
+    pub(crate) fn has_answered_shrinks(&mut self) -> bool {
+        self.shrinks = self.shrinks.saturating_sub(1);
+        self.shrinks == 0
+    }
+
     /// Returns the memory of its pools on all GPUs.
     pub(crate) fn all_resident(&self) -> Bytes {
         self.holdings.iter().map(|told| self.resident(told)).sum()
@@ -168,7 +174,7 @@ impl Roster {
         let known = self.by_peer.get(&who.peer).copied();
         if let Some(worker) = known.and_then(|id| self.workers.get(&id))
             && worker.name != name
-            // Who is silent may have left while there was no agent, and who has no connection, without being heard.
+            // A silent or disconnected worker may have left unnoticed.
             && !worker.is_silent
             && worker.lost_since.is_none()
         {
@@ -406,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_known_to_be_idle_is() {
+    fn only_a_reported_idle_worker_counts_as_idle() {
         let page = glake_wire::Activity { begun: 1, ..glake_wire::Activity::default() };
         assert_eq!(activity_of(None), glake_arbiter::Activity::Capturing);
         assert_eq!(activity_of(Some(page)), glake_arbiter::Activity::Idle);

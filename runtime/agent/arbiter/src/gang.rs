@@ -14,8 +14,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::gpu::Gpu;
+use crate::interface::RETRY;
 use crate::predictions::Predictions;
-use crate::settings::RETRY;
 use crate::{Account, Activity, GangId, GpuId, Joined, Profile, Settings, WorkerId};
 
 /// Minimum free memory beyond the floor before a restore; `MARGIN_PART` sets a larger margin for large floors.
@@ -267,7 +267,7 @@ impl Gang {
         if self.activity == Activity::Idle {
             let last = self.members.values().map(|member| member.idle_since).max();
             self.idle_since = last.unwrap_or(self.idle_since);
-            // Parked uses are idle too, and so are those of a worker that was refilled a moment ago.
+            // Parked uses, and uses right after a refill, are idle too.
             if before != Activity::Idle && self.is_resting() && !self.is_parked {
                 self.parks = 0;
             }

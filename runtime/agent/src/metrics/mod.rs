@@ -1,20 +1,17 @@
-//! Metrics of the agent in Prometheus' format, each described once.
+//! Metrics of the agent, each described once: counters since the agent's start, and their output in Prometheus' text format, version 0.0.4
+//! (prometheus.io/docs/instrumenting/exposition_formats).
 //!
 //! Names end with the unit, and counters with `_total`. Sums over a metric's labels are meaningful; values that do not add up are separate
 //! metrics.
 
-mod counts;
-mod exposition;
-
 use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+use std::time::Duration;
 
-use glake_arbiter::GpuId;
+use glake_arbiter::{Action, Denied, GpuId};
+use glake_units::Bytes;
 use glake_units::metrics::{Kind, Label, Metric, Stability, Unit};
 use glake_wire::WorkerRow;
-
-pub(crate) use counts::Counts;
-use counts::{WHAT, WHY};
-use exposition::Exposition;
 
 use crate::Agent;
 
@@ -186,3 +183,203 @@ fn each_word(
 
 #[cfg(test)]
 mod tests;
+
+/// Upper ends of the buckets of decision times, in microseconds.
+const BUCKETS: [u32; 9] = [5, 10, 20, 50, 100, 200, 500, 1000, 10_000];
+
+/// Reasons for denials, as label values.
+pub(crate) const WHY: &[&str] = &["too_large", "deadline", "incomplete", "lost"];
+/// Operations that workers failed to carry out, as label values.
+pub(crate) const WHAT: &[&str] = &["park", "shrink", "refill", "other"];
+
+/// Counters of the agent.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) gpus: BTreeMap<GpuId, GpuCounts>,
+    pub(crate) parks: u64,
+    /// Failures by operation; see [`WHAT`].
+    pub(crate) failed: BTreeMap<&'static str, u64>,
+    /// Denials by reason; see [`WHY`].
+    pub(crate) denied: BTreeMap<&'static str, u64>,
+    pub(crate) distrusted: u64,
+    pub(crate) given_up: u64,
+    pub(crate) decisions: Decisions,
+}
+
+/// Counters of one GPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GpuCounts {
+    pub(crate) grants: u64,
+    pub(crate) granted: Bytes,
+    pub(crate) shrinks: u64,
+    pub(crate) growths_denied: u64,
+}
+
+/// Histogram of decision times.
+#[derive(Debug, Default)]
+pub(crate) struct Decisions {
+    pub(crate) count: u64,
+    pub(crate) took: Duration,
+    within: [u64; BUCKETS.len()],
+}
+
+impl Counts {
+    /// Counts an action of the arbiter.
+    pub(crate) fn decided(&mut self, action: &Action) {
+        match *action {
+            Action::Grant { gpu, bytes, .. } => {
+                let of = self.gpus.entry(gpu).or_default();
+                of.grants += 1;
+                of.granted = of.granted.saturating_add(bytes);
+            }
+            Action::Shrink { gpu, .. } => self.gpus.entry(gpu).or_default().shrinks += 1,
+            Action::DenyGrowth { gpu, .. } => self.gpus.entry(gpu).or_default().growths_denied += 1,
+            Action::Park { .. } => self.parks += 1,
+            Action::Deny { why, .. } => *self.denied.entry(word(why)).or_default() += 1,
+            Action::StopCountingOn { .. } => self.distrusted += 1,
+            Action::Admit { .. }
+            | Action::Unpark { .. }
+            | Action::Demote { .. }
+            | Action::Measure { .. }
+            | Action::Checkpoint { .. }
+            | Action::Restore { .. } => {}
+        }
+    }
+
+    /// Counts a worker's failure to carry out an operation. Unknown operations of other versions count as "other".
+    pub(crate) fn failed(&mut self, what: &str) {
+        let known = WHAT.iter().find(|known| **known == what);
+        *self.failed.entry(known.copied().unwrap_or("other")).or_default() += 1;
+    }
+}
+
+impl Decisions {
+    pub(crate) fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.took = self.took.saturating_add(took);
+        let within = BUCKETS.iter().zip(&mut self.within);
+        within.filter(|(most, _)| took.as_micros() <= u128::from(**most)).for_each(|(_, count)| *count += 1);
+    }
+
+    /// Returns the upper end of each bucket in seconds, and its cumulative count.
+    pub(crate) fn within(&self) -> impl Iterator<Item = (f64, u64)> {
+        BUCKETS.iter().map(|most| f64::from(*most) / 1e6).zip(self.within)
+    }
+}
+
+/// Returns the label value of a reason.
+fn word(why: Denied) -> &'static str {
+    match why {
+        Denied::TooLarge => "too_large",
+        Denied::Deadline => "deadline",
+        Denied::Incomplete => "incomplete",
+        Denied::Lost => "lost",
+    }
+}
+
+/// Builder of the text.
+#[derive(Debug, Default)]
+pub(crate) struct Exposition(String);
+
+impl Exposition {
+    /// Adds a metric with its samples. Each sample has values for the metric's labels, in their order.
+    pub(crate) fn metric<'a, const LABELS: usize, V: Display>(
+        &mut self,
+        metric: &Metric,
+        samples: impl IntoIterator<Item = ([&'a str; LABELS], V)>,
+    ) {
+        self.begin(metric);
+        let names = || metric.labels.iter().map(|label| label.name);
+        for (values, value) in samples {
+            self.sample(metric.name, names().zip(values), value);
+        }
+    }
+
+    /// Adds a histogram: cumulative counts in ascending order, the total count and the sum.
+    pub(crate) fn histogram(
+        &mut self,
+        metric: &Metric,
+        within: impl IntoIterator<Item = (f64, u64)>,
+        count: u64,
+        sum: f64,
+    ) {
+        self.begin(metric);
+        let bucket = format!("{}_bucket", metric.name);
+        for (most, count) in within {
+            self.sample(&bucket, [("le", most.to_string().as_str())], count);
+        }
+        self.sample(&bucket, [("le", "+Inf")], count);
+        self.sample(&format!("{}_sum", metric.name), [], sum);
+        self.sample(&format!("{}_count", metric.name), [], count);
+    }
+
+    pub(crate) fn text(self) -> String {
+        self.0
+    }
+
+    fn begin(&mut self, Metric { name, kind, help, .. }: &Metric) {
+        // Quotation marks are not escaped in help texts.
+        let help = help.replace('\\', r"\\").replace('\n', r"\n");
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample<'a>(
+        &mut self,
+        name: &str,
+        labels: impl IntoIterator<Item = (&'a str, &'a str)>,
+        value: impl Display,
+    ) {
+        let label = |(name, value)| format!("{name}=\"{}\"", escaped(value));
+        let labels: Vec<String> = labels.into_iter().map(label).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+}
+
+/// Escapes a label's value for its quotation marks.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
+}
+
+#[cfg(test)]
+mod exposition_tests {
+    use glake_units::metrics::{Kind, Label, Stability, Unit};
+
+    use super::*;
+
+    const OF: Metric = Metric {
+        name: "of",
+        kind: Kind::Gauge,
+        unit: Unit::Count,
+        labels: &[Label { name: "a", values: &[] }, Label { name: "b", values: &[] }],
+        stability: Stability::Stable,
+        help: "\"C:\\\"\nand more.",
+    };
+    const TOOK: Metric = Metric { name: "took", kind: Kind::Histogram, labels: &[], help: "It.", ..OF };
+
+    #[test]
+    fn quotes_and_line_ends_are_escaped() {
+        let mut text = Exposition::default();
+        text.metric(&OF, [(["\\n", "\"\n}"], 7)]);
+        assert_eq!(
+            text.text(),
+            "# HELP of \"C:\\\\\"\\nand more.\n# TYPE of gauge\nof{a=\"\\\\n\",b=\"\\\"\\n}\"} 7\n"
+        );
+    }
+
+    #[test]
+    fn a_histogram_ends_with_the_total() {
+        let mut text = Exposition::default();
+        text.histogram(&TOOK, [(0.5, 1), (1.0, 1)], 2, 4.5);
+        let lines = [
+            "# HELP took It.",
+            "# TYPE took histogram",
+            "took_bucket{le=\"0.5\"} 1",
+            "took_bucket{le=\"1\"} 1",
+            "took_bucket{le=\"+Inf\"} 2",
+            "took_sum 4.5",
+            "took_count 2",
+        ];
+        assert_eq!(text.text().lines().collect::<Vec<_>>(), lines);
+    }
+}

@@ -54,7 +54,7 @@ fn every_sample_is_of_a_metric_with_its_labels() {
                 );
                 continue;
             }
-            // No label's value here has a comma.
+            // Label values contain no comma here.
             let labels = rest.strip_prefix('{').map(|rest| rest.strip_suffix('}').unwrap().split(','));
             let labels: Vec<_> =
                 labels.into_iter().flatten().map(|label| label.split_once('=').unwrap()).collect();
@@ -126,7 +126,7 @@ fn each_decision_is_counted_once() {
 }
 
 #[test]
-fn what_workers_fail_at_is_counted_by_known_words_alone() {
+fn failures_are_counted_by_known_operation() {
     let mut agent = agent();
     let worker = join(&mut agent);
     for (seq, what) in (1..).zip(["shrink", "shrink", "refill", "\"} 1", ""]) {
@@ -138,7 +138,7 @@ fn what_workers_fail_at_is_counted_by_known_words_alone() {
 }
 
 #[test]
-fn who_is_given_up_is_counted_and_leaves_no_sample() {
+fn a_removed_worker_is_counted_and_has_no_sample() {
     let mut agent = agent();
     let worker = join(&mut agent);
     assert_eq!(told(&agent, "glake_worker_bytes{worker=\"model\",place=\"evicted\"}"), f64::from(1 << 30));

@@ -22,7 +22,7 @@ fn stride() -> usize {
 /// A worker that is killed at each of its frames, before or after it has dealt with it: as the one whose memory is
 /// taken, and as the one that wants it.
 #[test]
-fn soak_a_worker_killed_at_any_frame_holds_nobody_up() {
+fn soak_a_worker_killed_at_any_frame_does_not_block_others() {
     let node = Node::new(Bytes::gib(24));
     let mut other = node.joined("other 21GiB");
     for when in ["before", "after"] {
@@ -61,7 +61,7 @@ fn visit(worker: &mut Process) -> bool {
 /// An agent that is killed before and after every frame that it sends or receives. Workers join the next one, and
 /// every want is granted.
 #[test]
-fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
+fn soak_an_agent_killed_at_any_frame_does_not_block_workers() {
     let mut node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     let mut killed = 0;
@@ -72,7 +72,7 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
         let (meter, budget, dying) = (&node.meter, node.budget, &mut node.agent);
         let ended = std::thread::scope(|scope| {
             let driver = scope.spawn(|| {
-                let _over = Over(&is_over);
+                let _over = CloseReason(&is_over);
                 for place in [0, 1, 2] {
                     workers[place].tell("want");
                     workers[place].hear("resident").unwrap();
@@ -115,9 +115,9 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
 }
 
 /// Says that all is over, also where a test failed.
-struct Over<'a>(&'a AtomicBool);
+struct CloseReason<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for CloseReason<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -157,7 +157,7 @@ fn kill_at(thread: Pid, stop: usize, is_over: &AtomicBool) -> nix::Result<bool> 
 }
 
 #[test]
-fn a_stopped_worker_holds_nobody_up_and_is_healed() {
+fn a_stopped_process_does_not_block_others_and_recovers() {
     let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for place in [0, 1] {
@@ -196,7 +196,7 @@ fn a_child_that_holds_the_socket_does_not_keep_a_dead_worker_alive() {
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
+fn a_stopped_agent_is_continued_by_the_next_one() {
     let mut node = Node::new(Bytes::gib(14));
     let mut workers: Vec<Process> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     workers[0].tell("want");
@@ -214,7 +214,7 @@ fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
 
 /// What the journal says of who is silent counts in full, and nothing is taken of it.
 #[test]
-fn who_is_silent_after_a_crash_counts_and_keeps_what_it_has() {
+fn a_silent_worker_counts_and_is_no_victim_after_a_crash() {
     let mut node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     workers[0].tell("want");
@@ -240,7 +240,7 @@ fn who_is_silent_after_a_crash_counts_and_keeps_what_it_has() {
 
 /// It left, or never came back, while no agent was there to hear of it.
 #[test]
-fn who_is_not_heard_of_again_does_not_count_for_ever() {
+fn a_worker_that_never_reconnects_is_removed() {
     let mut node = Node::new(Bytes::gib(14));
     let mut first = node.joined("first 10GiB");
     first.tell("want");

@@ -116,7 +116,7 @@ fn comes_back(node: &Node, worker: &mut Process) {
 }
 
 #[test]
-fn an_idle_worker_leaves_with_its_context_and_comes_back_when_it_is_wanted() {
+fn an_idle_worker_is_checkpointed_and_restored_on_a_want() {
     let node = node(Bytes::gib(14), AFTER);
     let mut first = checkpointed(&node, "first");
     assert_eq!(node.meter.read("0").unwrap().used, Bytes::ZERO);
@@ -149,7 +149,7 @@ fn an_idle_worker_leaves_with_its_context_and_comes_back_when_it_is_wanted() {
 }
 
 #[test]
-fn nobody_is_checkpointed_unless_the_file_says_so() {
+fn checkpoints_need_a_key_in_the_file() {
     let node = node(Bytes::gib(14), "");
     let worker = asleep(&node, "model");
     std::thread::sleep(Duration::from_secs(2));
@@ -158,7 +158,7 @@ fn nobody_is_checkpointed_unless_the_file_says_so() {
 }
 
 #[test]
-fn who_cannot_be_checkpointed_runs_on() {
+fn a_worker_runs_on_after_a_failed_checkpoint() {
     let node = node(Bytes::gib(14), AFTER);
     fs::write(node.folder.path().join("refused"), "").unwrap();
     let mut worker = asleep(&node, "model");
@@ -174,7 +174,7 @@ fn who_cannot_be_checkpointed_runs_on() {
 
 /// Nobody was locked, and nobody has to come back.
 #[test]
-fn a_driver_that_cannot_be_asked_keeps_no_worker_from_its_memory() {
+fn a_missing_driver_does_not_block_workers() {
     let node = node(Bytes::gib(14), AFTER);
     fs::write(node.folder.path().join("untouched"), "").unwrap();
     let mut worker = asleep(&node, "model");
@@ -206,7 +206,7 @@ fn a_command_that_does_not_end_is_killed_before_anything_else_is_asked() {
 
 /// Nor does it keep others of the next agent from theirs.
 #[test]
-fn a_command_of_an_agent_before_that_does_not_end_keeps_its_own_worker_only() {
+fn a_hanging_command_of_an_earlier_agent_blocks_only_its_own_worker() {
     let mut node = node(Bytes::gib(14), AFTER);
     let mut first = checkpointed(&node, "first");
     let stall = node.folder.path().join("stall-checkpoint-locked");
@@ -224,7 +224,7 @@ fn a_command_of_an_agent_before_that_does_not_end_keeps_its_own_worker_only() {
 
 /// Whoever comes after could not know whom to restore.
 #[test]
-fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
+fn checkpoints_need_a_writable_journal() {
     let mut node = node(Bytes::gib(14), AFTER);
     node.agent.kill();
     // What is to be written there is a folder.
@@ -237,7 +237,7 @@ fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
 }
 
 #[test]
-fn a_worker_without_room_is_restored_when_there_is_some() {
+fn a_restore_waits_for_room() {
     let node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
     let full = node.folder.path().join("full");
@@ -252,7 +252,7 @@ fn a_worker_without_room_is_restored_when_there_is_some() {
 
 /// The driver does not restore it, whoever asks: it is asked once by each agent.
 #[test]
-fn a_worker_that_the_driver_does_not_restore_has_failed_and_is_asked_for_no_more() {
+fn a_lost_worker_is_failed_and_not_restored_again() {
     let mut node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
     let stray = checkpointed(&node, "stray");
@@ -348,17 +348,17 @@ fn killed_at_each_moment(with_command: bool) {
 }
 
 #[test]
-fn soak_an_agent_killed_at_any_moment_leaves_nobody_locked() {
+fn soak_an_agent_killed_at_any_moment_leaves_no_process_locked() {
     killed_at_each_moment(false);
 }
 
 #[test]
-fn soak_an_agent_killed_with_its_command_leaves_nobody_locked() {
+fn soak_an_agent_killed_with_its_command_leaves_no_process_locked() {
     killed_at_each_moment(true);
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_leaves_nobody_locked() {
+fn a_stopped_agent_leaves_no_process_locked() {
     let node = node(Bytes::gib(14), AFTER);
     let worker = checkpointed(&node, "model");
     node.agent.signal(rustix::process::Signal::TERM);
@@ -400,7 +400,7 @@ fn a_worker_that_leaves_while_it_is_being_checkpointed_is_restored() {
 
 /// It begins another conversation, or is not heard of for so long that the agent gives it up.
 #[test]
-fn a_worker_that_joins_anew_or_is_given_up_is_restored() {
+fn a_worker_that_rejoins_or_is_removed_is_restored() {
     let node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
     worker.tell("anew");

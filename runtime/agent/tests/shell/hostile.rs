@@ -53,7 +53,7 @@ fn greet(node: &Node, hello: Hello) -> UnixStream {
 }
 
 #[test]
-fn frames_that_are_none() {
+fn malformed_frames_are_errors() {
     let node = Node::new(Bytes::gib(24));
     let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes()[..], json].concat();
     for bytes in [
@@ -76,7 +76,7 @@ fn frames_that_are_none() {
 }
 
 #[test]
-fn what_a_worker_says_after_hello() {
+fn messages_after_hello_are_received() {
     let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "odd".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let numbered = |seq, message| frame(&Envelope { v: 1, seq, ack: 0, message }).unwrap();
@@ -109,7 +109,7 @@ fn what_a_worker_says_after_hello() {
 }
 
 #[test]
-fn who_gets_no_more_is_told_who_has_it() {
+fn a_denied_growth_names_the_holders() {
     let node = Node::new(Bytes::gib(24));
     let mut large = node.joined("large 20GiB");
     large.tell("want");
@@ -135,7 +135,7 @@ fn who_gets_no_more_is_told_who_has_it() {
 }
 
 #[test]
-fn who_is_not_who_it_says() {
+fn a_wrong_start_time_is_refused() {
     let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "x".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let reused = greet(&node, Hello { peer: Peer { start: 1, ..own() }, ..hello.clone() });
@@ -156,7 +156,7 @@ fn who_is_not_who_it_says() {
 }
 
 #[test]
-fn who_writes_on_and_on_keeps_nobody_from_memory() {
+fn a_flooding_connection_does_not_block_others() {
     let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "loud".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let stream = greet(&node, hello);
@@ -177,7 +177,7 @@ fn who_writes_on_and_on_keeps_nobody_from_memory() {
 
 /// Its goodbye was lost with its connection.
 #[test]
-fn who_joins_anew_has_what_it_says_and_no_more() {
+fn a_rejoining_worker_counts_with_its_new_report() {
     let node = Node::new(Bytes::gib(24));
     let holding = |gib| glake_wire::Holding {
         gpu: "0".to_owned(),
@@ -233,7 +233,7 @@ fn ten_thousand_connections() {
 }
 
 #[test]
-fn without_descriptors_it_goes_on() {
+fn the_agent_survives_a_shortage_of_descriptors() {
     let mut node = Node::new(Bytes::gib(24));
     node.restart_under(&["sh", "-c", "ulimit -n 32; exec \"$0\" \"$@\""]);
     let mut first = node.joined("first 10GiB");
@@ -248,7 +248,7 @@ fn without_descriptors_it_goes_on() {
 }
 
 #[test]
-fn a_full_disk_keeps_nobody_from_memory() {
+fn a_full_disk_does_not_block_grants() {
     let mut node = Node::new(Bytes::gib(24));
     node.agent.kill();
     std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.new")).unwrap();

@@ -127,7 +127,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
 }
 
 #[test]
-fn a_number_that_is_another_process_s_by_now_is_nobody_s() {
+fn a_reused_process_number_is_not_the_old_process() {
     let mut node = node(&[worker("a", "")]);
     let pids = joined(&node, &["a"]);
     node.agent.kill();
@@ -144,7 +144,7 @@ fn a_number_that_is_another_process_s_by_now_is_nobody_s() {
 }
 
 #[test]
-fn who_dies_is_started_again_after_a_while() {
+fn a_dead_worker_is_restarted_after_a_delay() {
     let mut node = node(&[worker("a", ""), worker("b", "")]);
     let pids = joined(&node, &["a", "b"]);
     kill(pids[0]);
@@ -165,7 +165,7 @@ fn who_dies_is_started_again_after_a_while() {
 }
 
 #[test]
-fn one_that_waits_to_be_started_again_is_started_by_the_next_agent() {
+fn the_next_agent_restarts_a_worker_in_back_off() {
     let mut node = node(&[worker("asked", "start = \"request\"")]);
     node.ask(Ask::Start { worker: "asked".to_owned() }).unwrap();
     let pid = joined(&node, &["asked"])[0];
@@ -184,7 +184,7 @@ fn one_that_waits_to_be_started_again_is_started_by_the_next_agent() {
 }
 
 #[test]
-fn what_cannot_be_started_is_told_and_others_run() {
+fn a_failed_start_is_reported_and_others_run() {
     let bad = "[[worker]]\nname = \"bad\"\ncommand = [\"no-such-program-here\"]\n";
     let node = node(&[bad.to_owned(), script("short", "echo once; exit 3"), worker("a", "")]);
     joined(&node, &["a"]);
@@ -233,7 +233,7 @@ fn workers_are_started_and_ended_by_hand() {
 }
 
 #[test]
-fn one_that_others_have_started_keeps_its_name_and_is_not_ended() {
+fn a_worker_started_by_hand_is_not_stopped() {
     let mut node = node(&[worker("never", "start = \"never\"")]);
     let first = node.joined("a 1GiB");
     let path = node.folder.path().join("node.toml");
@@ -251,7 +251,7 @@ fn one_that_others_have_started_keeps_its_name_and_is_not_ended() {
 }
 
 #[test]
-fn what_a_worker_leaves_behind_is_ended_before_it_is_started_again() {
+fn remaining_processes_are_ended_before_a_restart() {
     // It goes into the background, once in its group and once in a session of its own.
     let node = node(&[script("daemon", "sleep 300 & echo left $!; setsid sleep 300 & echo left $!; exit 0")]);
     let twice = |rows: &[WorkerRow]| {

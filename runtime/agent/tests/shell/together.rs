@@ -12,7 +12,7 @@ fn gib(count: u32) -> f64 {
 }
 
 #[test]
-fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
+fn the_longest_idle_worker_is_the_victim() {
     let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<_> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for (place, turn) in [0, 1, 2, 0, 1, 2].into_iter().zip(0..) {
@@ -79,7 +79,7 @@ fn operators_shrink_and_refill() {
 }
 
 #[test]
-fn whoever_is_asleep_is_not_held_to_what_it_had() {
+fn a_shrunk_worker_may_need_less_than_before() {
     let node = Node::new(Bytes::gib(14));
     let mut first = node.joined("first 10GiB");
     let mut second = node.joined("second 10GiB");
@@ -98,7 +98,7 @@ fn whoever_is_asleep_is_not_held_to_what_it_had() {
 }
 
 #[test]
-fn what_can_never_be_is_denied() {
+fn an_impossible_want_is_denied() {
     let node = Node::new(Bytes::gib(24));
     let mut large = node.joined("large 30GiB");
     large.tell("want");
@@ -112,7 +112,7 @@ fn what_can_never_be_is_denied() {
 }
 
 #[test]
-fn memory_of_others_is_not_given_out() {
+fn unmanaged_memory_is_not_granted() {
     let node = Node::new(Bytes::gib(60));
     // What the agent read at its start is old by then.
     std::thread::sleep(Duration::from_millis(1100));
@@ -128,7 +128,7 @@ fn memory_of_others_is_not_given_out() {
 }
 
 #[test]
-fn a_meter_that_hangs_keeps_nobody_from_being_heard() {
+fn a_hanging_meter_does_not_block_connections() {
     let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<_> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     // What the agent read at its start is old by then.
@@ -147,7 +147,7 @@ fn a_meter_that_hangs_keeps_nobody_from_being_heard() {
 }
 
 #[test]
-fn nothing_wakes_an_agent_while_nobody_wants_anything() {
+fn an_agent_without_waiters_sleeps() {
     let node = Node::new(Bytes::gib(24));
     let mut worker = node.joined("model 10GiB");
     worker.tell("want");

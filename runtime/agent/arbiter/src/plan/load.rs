@@ -1,9 +1,11 @@
 //! Requests of one run: those of a trace, or drawn from it.
+//!
+//! Traces have rows `t_s,worker,context_tokens,generated_tokens`, or the rows of Azure's LLM traces,
+//! `TIMESTAMP,ContextTokens,GeneratedTokens`, without a worker.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::trace::{Row, Trace, TraceError};
 use crate::node::Worker;
 
 /// Conversion of a trace into requests.
@@ -99,6 +101,170 @@ fn place(chances: &[f64], point: f64) -> usize {
     chances.iter().position(|below| point < *below).unwrap_or(chances.len().saturating_sub(1))
 }
 
+const OWN: &str = "t_s,worker,context_tokens,generated_tokens";
+const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
+
+/// Requests in the order of their times; the first is at 0.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// Rows of the trace, at least one.
+    pub rows: Vec<Row>,
+}
+
+/// Row of a trace: a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Time since the first request.
+    pub at: Duration,
+    /// Name of the worker.
+    pub worker: Option<String>,
+    /// Tokens of the prompt.
+    pub context: u32,
+    /// Tokens of the answer.
+    pub generated: u32,
+}
+
+/// Reason why a text is no trace.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The trace has no row.
+    #[error("it has no request: a plan needs at least one row below the header {OWN}")]
+    Empty,
+    /// The header matches neither format.
+    #[error("its first line is {found:?}: expected {OWN} or {AZURE}")]
+    Header {
+        /// First line of the text.
+        found: String,
+    },
+    /// A row has too few or too many fields.
+    #[error("line {line} has a hole: {found:?} should have {wanted} fields, none of them empty")]
+    Hole {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Text of the row.
+        found: String,
+        /// Required number of fields.
+        wanted: usize,
+    },
+    /// A field is invalid.
+    #[error("line {line}: {field} is {found:?}; give {wanted}")]
+    Value {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Name of the field.
+        field: &'static str,
+        /// Text of the field.
+        found: String,
+        /// Description of valid values.
+        wanted: &'static str,
+    },
+    /// Rows of Azure's format without an assignment to workers.
+    #[error("it names no worker: share its requests out with --assign zipf:1, or zipf:0 for all alike")]
+    NoWorkers,
+    /// A row names a worker that is missing in the workers' file.
+    #[error(
+        "request {request} is for a worker {name:?}, whom the workers' file does not name: add it there, or --assign"
+    )]
+    Unknown {
+        /// Number of the request, from 1.
+        request: usize,
+        /// Name of the worker.
+        name: String,
+    },
+    /// A row is earlier than the row above.
+    #[error("line {line} is {back:?} before the line above it: sort the trace by time")]
+    Unsorted {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Difference to the row above.
+        back: Duration,
+    },
+}
+
+impl Trace {
+    /// Parses the text of a trace.
+    ///
+    /// # Errors
+    /// [`TraceError`], which names the line.
+    pub fn parse(text: &str) -> Result<Self, TraceError> {
+        let mut lines =
+            text.lines().zip(1..).map(|(line, n)| (line.trim(), n)).filter(|(line, _)| !line.is_empty());
+        let (header, _) = lines.next().ok_or(TraceError::Empty)?;
+        let azure = match header.trim_start_matches('\u{feff}') {
+            header if header.eq_ignore_ascii_case(OWN) => false,
+            header if header.eq_ignore_ascii_case(AZURE) => true,
+            found => return Err(TraceError::Header { found: found.chars().take(80).collect() }),
+        };
+        let mut rows: Vec<Row> = Vec::new();
+        let mut first = None;
+        for (text, line) in lines {
+            let (at, row) = row(text, line, azure)?;
+            let first = *first.get_or_insert(at);
+            let before = rows.last().map_or(0.0, |row| row.at.as_secs_f64());
+            // Sums of times may lose a nanosecond.
+            if at - first < before - 1e-6 {
+                return Err(TraceError::Unsorted {
+                    line,
+                    back: Duration::from_secs_f64(before - (at - first)),
+                });
+            }
+            rows.push(Row { at: Duration::from_secs_f64((at - first).max(before)), ..row });
+        }
+        if rows.is_empty() { Err(TraceError::Empty) } else { Ok(Trace { rows }) }
+    }
+
+    /// Returns the time from the first request to the last.
+    pub fn span(&self) -> Duration {
+        self.rows.last().map_or(Duration::ZERO, |row| row.at)
+    }
+}
+
+/// Parses a row. Returns its time in seconds, on the clock of the trace, and the request.
+fn row(text: &str, line: usize, azure: bool) -> Result<(f64, Row), TraceError> {
+    let fields: Vec<&str> = text.split(',').map(str::trim).collect();
+    let wanted = if azure { 3 } else { 4 };
+    if fields.len() != wanted || fields.iter().any(|field| field.is_empty()) {
+        return Err(TraceError::Hole { line, found: text.chars().take(80).collect(), wanted });
+    }
+    let value =
+        |field, found: &str, wanted| TraceError::Value { line, field, found: found.to_owned(), wanted };
+    let tokens = |field, found: &str| {
+        found.parse::<u32>().map_err(|_| value(field, found, "a number of tokens, 0 or more"))
+    };
+    let (context, generated) = (fields[wanted - 2], fields[wanted - 1]);
+    let row = Row {
+        at: Duration::ZERO,
+        worker: (!azure).then(|| fields[1].to_owned()),
+        context: tokens("context_tokens", context)?,
+        generated: tokens("generated_tokens", generated)?,
+    };
+    let at =
+        if azure { timestamp(fields[0]) } else { fields[0].parse().ok().filter(|at: &f64| at.is_finite()) };
+    let time = if azure { "a time as 2023-11-16 18:17:03.9799600" } else { "seconds" };
+    let at = at.filter(|at| at.abs() < 1e12).ok_or_else(|| value("time", fields[0], time))?;
+    Ok((at, row))
+}
+
+/// Parses `2023-11-16 18:17:03.9799600` into seconds since 1970; a suffix (`Z`, `+00:00`) is ignored.
+fn timestamp(text: &str) -> Option<f64> {
+    let (date, time) = text.split_once([' ', 'T'])?;
+    let time = time.trim_end_matches("+00:00").trim_end_matches('Z');
+    let mut date = date.splitn(3, '-').map(str::parse::<i64>);
+    let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
+    let mut time = time.splitn(3, ':').map(str::parse::<f64>);
+    let (hour, minute, second) = (time.next()?.ok()?, time.next()?.ok()?, time.next()?.ok()?);
+    if !(0..100_000).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    // Days of the civil calendar, from March on: Howard Hinnant, chrono-compatible low-level date algorithms.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 719_469;
+    #[allow(clippy::cast_precision_loss)] // days of 100,000 years
+    let days = days as f64;
+    Some(days * 86_400.0 + hour * 3_600.0 + minute * 60.0 + second)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +286,38 @@ mod tests {
         let of = |worker| requests.iter().filter(|request| request.worker == worker).count();
         assert!(of(0) > of(1) && of(1) > of(2) && of(2) > 400);
         assert_eq!((requests[0].context, requests[0].generated), (187, 22));
+    }
+}
+
+#[cfg(test)]
+mod trace_tests {
+    use super::*;
+
+    #[test]
+    fn both_trace_formats_are_read() {
+        let own = Trace::parse("t_s,worker,context_tokens,generated_tokens\n5,a,10,2\n7.5,b,1,0\n").unwrap();
+        assert_eq!(
+            (own.rows[1].at, own.rows[1].worker.as_deref()),
+            (Duration::from_millis(2_500), Some("b"))
+        );
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-02-28 23:59:59.5,374,44\n2024-03-01 00:00:00.5,1,1\n";
+        let azure = Trace::parse(azure).unwrap();
+        assert_eq!(azure.span(), Duration::from_secs(86_401));
+        assert_eq!(timestamp("1970-01-01 00:00:01"), Some(1.0));
+    }
+
+    #[test]
+    fn errors_name_the_line_and_the_reason() {
+        let own = |rows: &str| Trace::parse(&format!("{OWN}\n{rows}")).unwrap_err();
+        assert_eq!(Trace::parse("\n").unwrap_err(), TraceError::Empty);
+        assert_eq!(own(""), TraceError::Empty);
+        assert!(matches!(Trace::parse("a,b\n").unwrap_err(), TraceError::Header { .. }));
+        assert!(matches!(own("1,a,5\n"), TraceError::Hole { line: 2, wanted: 4, .. }));
+        assert!(matches!(own("1,a,,5\n"), TraceError::Hole { line: 2, .. }));
+        assert!(matches!(own("1,a,5,5\nx,a,5,5\n"), TraceError::Value { line: 3, field: "time", .. }));
+        assert!(matches!(own("1,a,-5,5\n"), TraceError::Value { field: "context_tokens", .. }));
+        assert!(matches!(own("2,a,5,5\n1,a,5,5\n"), TraceError::Unsorted { line: 3, .. }));
+        let azure = |row: &str| Trace::parse(&format!("{AZURE}\n{row}")).unwrap_err();
+        assert!(matches!(azure("yesterday,5,5\n"), TraceError::Value { field: "time", .. }));
     }
 }

@@ -12,22 +12,15 @@
 //! whole cache, because its dead part is known only at a shrink, and the link rate of the file. Not modelled: batching limits, slowdown of
 //! kernels by copies, the delay of an agent in detecting an idle worker (at most 10 ms), host memory, sampling.
 
-mod density;
 mod figures;
 mod load;
 mod machine;
 mod model;
 mod policy;
-mod speeds;
-mod steps;
 #[cfg(test)]
 mod tests;
-mod trace;
 
-pub use density::{Density, MOST_WORKERS};
-pub use figures::{Figures, Tally};
-pub use load::{Load, Request};
+pub use figures::{Density, Figures, MOST_WORKERS, Tally};
+pub use load::{Load, Request, Row, Trace, TraceError};
 pub use machine::run;
-pub use policy::{Policy, UnknownPolicy};
-pub use speeds::{Calibration, CalibrationError};
-pub use trace::{Row, Trace, TraceError};
+pub use policy::{Calibration, CalibrationError, Policy, UnknownPolicy};

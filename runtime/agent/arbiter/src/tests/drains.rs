@@ -43,13 +43,13 @@ fn ticks(world: &mut World, end: Duration) -> Vec<Action> {
 }
 
 #[test]
-fn uses_that_run_are_waited_for_as_long_as_a_drain_may_take() {
+fn a_drain_waits_for_running_uses_until_its_timeout() {
     let mut world = busy(&Profile::default());
     let begin = world.now;
     world.want(WorkerId(2), None);
     assert_eq!(last_victims(&world), [(0, Why::Quantum)]);
     assert!(matches!(command(&world, 0), Some(Action::Park { by, .. }) if *by == begin + MS(30_000)));
-    // Longer than any step, and nobody else is asked, nor marked.
+    // Longer than any step, and no other worker is asked or excluded.
     let actions = ticks(&mut world, begin + MS(20_000));
     assert_eq!(actions, []);
     (0..2).for_each(|_| world.answer(WorkerId(0)));
@@ -57,7 +57,7 @@ fn uses_that_run_are_waited_for_as_long_as_a_drain_may_take() {
 }
 
 #[test]
-fn a_worker_that_meets_safe_points_is_parked_before_one_that_does_not() {
+fn workers_with_safe_points_are_parked_first() {
     let mut world = busy(&Profile::default());
     world.does(WorkerId(1), Activity::Busy);
     world.want(WorkerId(2), None);
@@ -65,7 +65,7 @@ fn a_worker_that_meets_safe_points_is_parked_before_one_that_does_not() {
 }
 
 #[test]
-fn an_idle_worker_is_asked_while_uses_of_another_are_waited_for() {
+fn idle_workers_are_asked_during_a_drain() {
     let mut world = busy(&Profile::default());
     let begin = world.now;
     world.want(WorkerId(2), None);
@@ -78,7 +78,7 @@ fn an_idle_worker_is_asked_while_uses_of_another_are_waited_for() {
 }
 
 #[test]
-fn uses_that_do_not_end_go_on_and_their_worker_is_left_alone_for_as_long() {
+fn a_failed_drain_excludes_its_worker_for_as_long() {
     let mut world = busy(&Profile::default());
     world.does(WorkerId(1), Activity::Capturing);
     let begin = world.now;
@@ -87,7 +87,7 @@ fn uses_that_do_not_end_go_on_and_their_worker_is_left_alone_for_as_long() {
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
     assert!(!actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. })), "{actions:?}");
     assert!(world.open.contains(&WorkerId(2)));
-    // What it was granted goes back.
+    // The grants are returned.
     world.answer(WorkerId(2));
     let is_park = |action: &Action| matches!(action, Action::Park { .. });
     assert!(!ticks(&mut world, begin + MS(59_999)).iter().any(is_park));
@@ -95,7 +95,7 @@ fn uses_that_do_not_end_go_on_and_their_worker_is_left_alone_for_as_long() {
 }
 
 #[test]
-fn uses_wait_to_begin_for_no_longer_than_they_may_pause() {
+fn max_pause_bounds_a_drain() {
     let mut world = busy(&Profile { max_pause: Some(MS(2_500)), ..Profile::default() });
     let begin = world.now;
     world.want(WorkerId(2), None);
@@ -107,7 +107,7 @@ fn uses_wait_to_begin_for_no_longer_than_they_may_pause() {
 }
 
 #[test]
-fn a_drain_that_nobody_waits_for_any_more_is_called_off() {
+fn a_drain_without_a_waiter_is_cancelled() {
     let mut world = busy(&Profile::default());
     world.want(WorkerId(2), None);
     world.tell(Event::Cancelled { worker: WorkerId(2) });
@@ -122,7 +122,7 @@ fn a_drain_that_nobody_waits_for_any_more_is_called_off() {
 }
 
 #[test]
-fn who_may_not_be_preempted_is_not_drained() {
+fn a_worker_that_forbids_preemption_is_not_drained() {
     for profile in [
         Profile { preempt: Preempt::Idle, ..Profile::default() },
         Profile { preempt: Preempt::Never, ..Profile::default() },
@@ -137,7 +137,7 @@ fn who_may_not_be_preempted_is_not_drained() {
 }
 
 #[test]
-fn a_worker_that_has_just_come_in_runs_for_its_quantum() {
+fn a_new_worker_runs_for_its_quantum() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
@@ -155,7 +155,7 @@ fn a_refill_that_waits_for_a_drain_gives_way_to_a_higher_class() {
     world.join(9, 9, 1, Profile { priority: 9, ..Profile::default() }, vec![held]);
     let begin = world.now;
     world.want(WorkerId(2), None);
-    // There is room for it.
+    // The GPU has enough room.
     world.want(WorkerId(9), None);
     ticks(&mut world, begin + MS(3_000));
     world.answer(WorkerId(2));
@@ -252,7 +252,7 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
 }
 
 #[test]
-fn every_request_has_a_way_to_every_holder_that_may_be_preempted() {
+fn every_request_can_reach_every_preemptible_holder() {
     for request in [Request::Want, Request::Growth, Request::Start, Request::Restore] {
         for holder in HOLDERS {
             assert!(has_a_way(holder, request), "{request:?} of memory of one that is {holder:?}");

@@ -34,7 +34,7 @@ fn successors(world: &World) -> Vec<World> {
             then(&|world| world.answer(id));
             then(&|world| world.fail(id));
         }
-        // The second one meets no safe points.
+        // The second worker has no safe points.
         let runs = if id == WorkerId(1) { Activity::Running } else { Activity::Busy };
         let other = if worker.activity == Activity::Idle { runs } else { Activity::Idle };
         if other == Activity::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
@@ -80,7 +80,7 @@ fn every_order(workers: u64, checkpoint_after: Option<Duration>) {
     let settings = Settings { longest_wait, checkpoint_after, ..Settings::default() };
     let mut first = World::new(settings, &[(8, 10)]);
     (0..workers).for_each(|id| first.join_asleep(id, Bytes::gib(4)));
-    // Past the time in which who joined is left alone.
+    // After the time in which a new worker is no victim.
     first.pass(Duration::from_secs(1));
     first.want(WorkerId(0), None);
     first.answer(WorkerId(0));

@@ -85,7 +85,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
                 true => Account { evicted: bytes, room: Bytes::mib(200), growth: Bytes::mib(700), ..nothing },
                 false => Account { lease: bytes, resident: bytes, dirty: Bytes::mib(100 * gib), ..nothing },
             };
-            // Two that follow each other are ranks of one gang.
+            // Two consecutive workers are ranks of one gang.
             let (gang, ranks) = if rank { (100 + *next / 2, 2) } else { (*next, 1) };
             world.join_as(*next, gang, ranks, profile, vec![held], starting);
             *next += 1;

@@ -24,7 +24,7 @@ proptest! {
             world.join_asleep(id, Bytes::gib(gib));
         }
         let mut since: BTreeMap<WorkerId, Duration> = BTreeMap::new();
-        // The quantum, four times as long where the link is busy all the time, and a turn is three of them at most.
+        // A busy link stretches the quantum four times, and a turn is at most three quanta.
         let quantum = Settings::default().least_quantum.max(Duration::from_millis(gib * 80)) * 4 * 3;
         let behind = Settings::default().resume_after;
         let bound = (quantum + STEP * 8) * u32::try_from(count).unwrap() + behind;

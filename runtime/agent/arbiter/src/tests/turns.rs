@@ -34,7 +34,7 @@ fn last_refilled(world: &World) -> u64 {
 }
 
 #[test]
-fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
+fn a_parked_worker_waits_behind_newer_wants_for_a_bounded_time() {
     for (waited, first) in [(MS(400), 3), (MS(1_050), 0)] {
         let mut world = six(4);
         wake(&mut world, 0);
@@ -42,7 +42,7 @@ fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
         wake(&mut world, 1);
         world.want(WorkerId(2), None);
         (0..2).for_each(|_| world.answer(WorkerId(0)));
-        // Nobody is past its quantum: 1 has just come, and 2 comes.
+        // No worker is past its quantum: 1 was just refilled, and 2 is being refilled.
         world.want(WorkerId(0), None);
         let since = world.now;
         world.answer(WorkerId(2));
@@ -59,7 +59,7 @@ fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
 }
 
 #[test]
-fn turns_of_workers_that_are_parked_in_turn_get_longer() {
+fn turns_of_alternately_parked_workers_grow() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
@@ -73,7 +73,7 @@ fn turns_of_workers_that_are_parked_in_turn_get_longer() {
     }
     let longer = [300, 300, 450, 450, 600, 600, 750, 750, 900, 900, 900, 900, 900, 900];
     assert_eq!(turns, longer.map(MS));
-    // It is idle, and begins anew.
+    // The worker is idle, which resets its parks.
     world.pass(MS(1_000));
     world.does(WorkerId(runs), Activity::Idle);
     world.does(WorkerId(runs), Activity::Busy);
@@ -102,13 +102,13 @@ fn one_was_parked() -> World {
 }
 
 #[test]
-fn what_was_parked_is_forgotten_however_its_wait_ends() {
+fn the_end_of_a_wait_resets_parks() {
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
     world.tell(Event::Cancelled { worker: WorkerId(0) });
     assert_eq!(parks(&world, 0), (false, 0));
 
-    // It could not give its memory back, and wants what it has.
+    // The worker could not give its memory back, and wants what it already has.
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
     world.answer(WorkerId(0));
@@ -122,7 +122,7 @@ fn what_was_parked_is_forgotten_however_its_wait_ends() {
     world.does(WorkerId(0), Activity::Idle);
     assert_eq!(parks(&world, 0), (false, 0));
 
-    // Its refill was late, and ended after all.
+    // The late refill completed after all.
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
     world.pass(MS(60_000));
@@ -155,7 +155,7 @@ fn turns_of_two_large_ones(max_pause: Option<Duration>) -> (World, Vec<Duration>
 }
 
 #[test]
-fn no_longer_turn_is_waited_for_by_a_worker_whose_pauses_are_bounded() {
+fn a_worker_with_max_pause_does_not_wait_for_longer_turns() {
     let (_, pauses) = turns_of_two_large_ones(None);
     assert!(pauses.last().is_some_and(|pause| *pause > MS(4_500)), "{pauses:?}");
     let (_, pauses) = turns_of_two_large_ones(Some(MS(4_500)));
@@ -163,7 +163,7 @@ fn no_longer_turn_is_waited_for_by_a_worker_whose_pauses_are_bounded() {
 }
 
 #[test]
-fn a_first_token_is_not_waited_for_through_a_longer_turn() {
+fn a_wait_for_a_first_token_does_not_lengthen_turns() {
     let (mut world, _) = turns_of_two_large_ones(None);
     let begin = world.now;
     world.want(WorkerId(1), None);
@@ -173,12 +173,12 @@ fn a_first_token_is_not_waited_for_through_a_longer_turn() {
         world.now = world.arbiter.next_deadline().unwrap();
         world.tell(Event::Tick);
     }
-    // Its quantum, and no more: 40 GiB come back in 0.86 s.
+    // Exactly its quantum: 40 GiB are refilled in 0.86 s.
     assert!(world.now - begin < MS(2_000), "{:?}", world.now - begin);
 }
 
 #[test]
-fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
+fn a_parked_worker_is_reconsidered_after_its_bounded_wait() {
     let mut world = World::new(Settings::default(), &[(28, 140)]);
     (0..4).for_each(|id| world.join_asleep(id, Bytes::gib(if id == 3 { 16 } else { 8 })));
     world.pass(MS(1_000));
@@ -196,10 +196,10 @@ fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
     world.want(WorkerId(0), None);
     world.pass(MS(100));
     world.want(WorkerId(3), None);
-    // It could not be parked.
+    // The worker could not be parked.
     world.fail(WorkerId(2));
     world.pass(MS(400));
-    // Enough for the one that was parked, and not for the newer one.
+    // Enough for the parked worker, but not for the newer one.
     world.does(WorkerId(2), Activity::Idle);
     assert!(world.arbiter.next_deadline().unwrap() <= since + MS(1_000));
     world.now = since + MS(1_000);

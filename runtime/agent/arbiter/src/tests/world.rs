@@ -160,7 +160,7 @@ impl World {
             }
             Action::Deny { worker, why: Denied::Deadline, .. } => {
                 let by = ledger.gang_of.get(&worker).and_then(|gang| wants.get(gang));
-                // No link brings 9 GiB back sooner, and it may want again shortly before its time is over.
+                // No link refills 9 GiB sooner, and the worker may want again shortly before its deadline.
                 let least = Duration::from_millis(100);
                 let ends = by.copied().into_iter().chain(asked.map(|deadline| self.now + deadline));
                 assert!(
@@ -296,14 +296,14 @@ impl World {
             Some(Action::Shrink { gpu, bytes, .. }) => {
                 let Some(held) = worker.held.iter_mut().find(|held| held.gpu == gpu) else { return };
                 let bytes = bytes.min(held.lease.saturating_sub(held.fixed));
-                // What was leased and never made goes first.
+                // Unused lease leaves first.
                 let unused = held.lease.saturating_sub(held.resident).min(bytes);
                 let leaves = bytes.saturating_sub(unused);
                 held.lease = held.lease.saturating_sub(bytes);
                 held.resident = held.resident.saturating_sub(leaves);
                 held.evicted = held.evicted.saturating_add(leaves);
                 self.tell(Event::Returned { worker: id, gpu, bytes });
-                // One answer to all shrinks of a command.
+                // A single answer to all shrinks of a command.
                 let more = self.workers.get(&id).and_then(|worker| worker.queue.front());
                 if !matches!(more, Some(Action::Shrink { .. })) {
                     let accounts =
@@ -312,7 +312,7 @@ impl World {
                 }
             }
             Some(Action::Admit { .. }) => {
-                // Who wants nothing says nothing.
+                // A worker without a want sends no message.
                 let wants = |held: &Account| !held.evicted.saturating_add(held.room).is_zero();
                 if !std::mem::take(&mut worker.starting) && !worker.held.iter().any(wants) {
                     return;
@@ -394,13 +394,13 @@ impl World {
         let ids: Vec<_> = self.workers.keys().copied().collect();
         self.workers.values_mut().for_each(|worker| (worker.queue.clear(), worker.told = false).0);
         self.tell_capacity();
-        // What was under way ends in any case, and the agent hears nothing of it.
+        // Operations under way end without a message to the agent.
         for worker in self.workers.values_mut() {
             if let Some(restores) = worker.asked.take() {
                 worker.locked = (!restores).then_some(true);
             }
         }
-        // Whoever was checkpointed is in the journal.
+        // Checkpointed workers are in the journal.
         let locked = |world: &World, id: &WorkerId| world.workers[id].locked.is_some();
         for &id in ids.iter().filter(|id| journal(id.0) || locked(self, id)).collect::<Vec<_>>() {
             self.tell_joined(id, Event::Expected);
