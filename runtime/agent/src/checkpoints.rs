@@ -13,7 +13,7 @@ use std::process::{Output, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use glake_arbiter::{Activity, Contexts};
+use glake_arbiter::{Contexts, UseState};
 use glake_wire::Peer;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -251,7 +251,7 @@ impl Daemon {
 
     /// Returns whether the journal contains the request and no use of the process runs.
     fn may_checkpoint(&self, peer: Peer) -> bool {
-        let is_idle = activity_of(self.page_of(peer)) == Activity::Idle;
+        let is_idle = activity_of(self.page_of(peer)) == UseState::Idle;
         let is_known = self.ask(|agent| agent.is_away(peer)) && !self.is_journal_lost.get();
         is_idle && is_known && !self.runner.is_ending.get()
     }

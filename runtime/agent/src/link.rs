@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 
 use crate::agent::ConnectionError;
 use crate::daemon::{Daemon, Link};
-use crate::rows::Progress;
+use crate::supervisor::Progress;
 use crate::{Agent, Identity};
 
 const CHUNK: usize = 64 << 10;

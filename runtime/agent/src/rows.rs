@@ -3,21 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use glake_arbiter::{Activity, Outcome, Why, WorkerId};
+use glake_arbiter::{Outcome, UseState, Why, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{DecisionRow, TakenRow, ToWorker, WorkerRow};
+use glake_wire::{DecisionRow, ToWorker, VictimRow, WorkerRow};
 
 use crate::Agent;
 use crate::roster::{Worker, activity_of, base};
-use crate::supervisor::{LONGEST_START, Presence, View};
-
-/// Progress of an operator's command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    UnderWay,
-    Done,
-    Failed(String),
-}
+use crate::supervisor::{LONGEST_START, Presence, Progress, View};
 
 impl Agent {
     /// Returns the rows of all workers, by name.
@@ -31,7 +23,7 @@ impl Agent {
     fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
         let resident = worker.all_resident();
-        let is_busy = activity_of(worker.activity) != Activity::Idle;
+        let is_busy = activity_of(worker.activity) != UseState::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
             "resident" if is_busy => "busy",
@@ -81,7 +73,7 @@ impl Agent {
 
     /// Returns the latest decisions, the oldest first.
     pub fn decisions(&self) -> Vec<DecisionRow> {
-        let taken = |victim: &glake_arbiter::Victim| TakenRow {
+        let taken = |victim: &glake_arbiter::Victim| VictimRow {
             worker: self.roster.gang_name(victim.gang),
             gpu: self.roster.gpu_name(victim.gpu).to_owned(),
             bytes: victim.bytes,

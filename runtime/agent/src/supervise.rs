@@ -24,7 +24,7 @@ use crate::daemon::{Daemon, dead};
 use crate::host::epoch;
 use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
 use crate::listener::{has_ended, start_of};
-use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
+use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
 use crate::{Agent, Identity};
 
 /// Poll interval for a process without a pidfd.
@@ -270,11 +270,11 @@ impl Daemon {
             let presence = self.view().present.get(name).copied();
             let progress = self.children.supervisor.borrow().progress(name, presence);
             match progress {
-                StartProgress::Done => return Ok(()),
+                Progress::Done => return Ok(()),
                 // The end is reported soon, and the worker is restarted.
-                StartProgress::Failed(_) if self.is_ending(name) => change.await,
-                StartProgress::Failed(why) => return Err(why),
-                StartProgress::UnderWay => change.await,
+                Progress::Failed(_) if self.is_ending(name) => change.await,
+                Progress::Failed(why) => return Err(why),
+                Progress::UnderWay => change.await,
             }
         }
     }

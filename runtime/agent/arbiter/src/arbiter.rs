@@ -16,7 +16,7 @@ use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::ledger::Ledger;
 use crate::log::{Decision, Log, Outcome};
-use crate::{Action, Activity, Denied, Event, GangId, GpuId, Settings, WorkerId};
+use crate::{Action, Denied, Event, GangId, GpuId, Settings, UseState, WorkerId};
 
 /// Arbiter of the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -172,7 +172,7 @@ impl Arbiter {
                 let waited = now.saturating_sub(*since);
                 gang.predictions.saw_park(waited, longest);
                 // Uses without safe points end by themselves: the worker has complied.
-                let is_late = gang.activity != Activity::Running;
+                let is_late = gang.activity != UseState::Running;
                 gang.distrust.back_off(now, waited);
                 self.unpark(id);
                 if is_late {

@@ -13,7 +13,7 @@ use crate::gpu::Gpu;
 use crate::log::{Decision, Outcome, Victim};
 use crate::predictions::over;
 use crate::victims::Take;
-use crate::{Action, Activity, Denied, GangId, GpuId, Tier, WorkerId};
+use crate::{Action, Denied, GangId, GpuId, Tier, UseState, WorkerId};
 
 /// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
@@ -60,12 +60,12 @@ impl Arbiter {
                 dirty.max().unwrap_or_default().min(CREDIT),
                 self.ledger.settings.link,
             );
-            let park = if gang.activity == Activity::Idle { Duration::ZERO } else { gang.predictions.park() };
+            let park = if gang.activity == UseState::Idle { Duration::ZERO } else { gang.predictions.park() };
             let least =
                 if gang.predictions.has_shrunk() { Duration::ZERO } else { self.ledger.settings.first_late };
             first = first.max(credit + park);
             patience = patience.max(self.ledger.timeout(first)).max(least);
-            if gang.activity == Activity::Idle {
+            if gang.activity == UseState::Idle {
                 self.shrink(victim, &takes);
             } else {
                 self.park(victim, takes, whom);
@@ -79,7 +79,7 @@ impl Arbiter {
     pub(crate) fn park(&mut self, id: GangId, takes: Vec<(ShareKey, Bytes)>, whom: Option<GangId>) {
         let Some(gang) = self.ledger.gangs.get(&id) else { return };
         let longest = match gang.activity {
-            Activity::Running => {
+            UseState::Running => {
                 gang.profile.max_pause.unwrap_or(Duration::MAX).min(self.ledger.settings.drain)
             }
             _ => self

@@ -9,7 +9,7 @@ use crate::gang::{Distrust, Gang, Member, Presence, State, Want};
 use crate::interface::RETRY;
 use crate::log::Outcome;
 use crate::predictions::over;
-use crate::{Account, Action, Activity, Denied, Event, GangId, GpuId, Joined, Task, WorkerId};
+use crate::{Account, Action, Denied, Event, GangId, GpuId, Joined, Task, UseState, WorkerId};
 
 /// Unreported memory beyond a lease after which the arbiter stops counting on a worker.
 const SLACK: Bytes = Bytes::mib(64);
@@ -215,7 +215,7 @@ impl Arbiter {
             return;
         }
         let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
-        if gang.activity == Activity::Idle { self.shrink(id, &takes) } else { self.park(id, takes, None) }
+        if gang.activity == UseState::Idle { self.shrink(id, &takes) } else { self.park(id, takes, None) }
     }
 
     /// Removes a rank that has parked or died from the ranks to wait for, and shrinks the gang after the last one.

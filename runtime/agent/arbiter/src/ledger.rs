@@ -11,7 +11,7 @@ use glake_units::Bytes;
 use crate::gang::{Distrust, Gang, Growth, Order, Presence, Share, ShareKey, State};
 use crate::gpu::{Gpu, LinkDuty};
 use crate::victims::{Choice, Chooser};
-use crate::{Account, Activity, GangId, GpuId, Preempt, Settings, WorkerId};
+use crate::{Account, GangId, GpuId, Preempt, Settings, UseState, WorkerId};
 
 /// State of the server that decisions depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -199,7 +199,7 @@ impl Ledger {
         self.free(gpu).saturating_sub(refills.flat_map(|gang| gang.on(gpu)).map(owed).sum())
     }
 
-    pub(crate) fn set_activity(&mut self, worker: WorkerId, activity: Activity, idle_for: Duration) {
+    pub(crate) fn set_activity(&mut self, worker: WorkerId, activity: UseState, idle_for: Duration) {
         let now = self.now;
         let Some((_, gang)) = self.gang_mut(worker) else { return };
         if let Some(member) = gang.members.get_mut(&worker) {

@@ -53,7 +53,7 @@ pub use crate::interface::Settings;
 pub use arbiter::{Arbiter, Footprint};
 pub use glake_wire::Denied;
 pub use interface::{
-    Account, Action, Activity, Contexts, Event, GangId, GpuId, Joined, Preempt, Profile, Task, Tier, WorkerId,
+    Account, Action, Contexts, Event, GangId, GpuId, Joined, Preempt, Profile, Task, Tier, UseState, WorkerId,
 };
 pub use log::{Decision, Outcome, Victim};
 pub use victims::Why;

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::gang::{Gang, Share, ShareKey};
 use crate::gpu::LinkDuty;
 use crate::interface::RETRY;
-use crate::{Activity, GangId, GpuId, Preempt, Settings};
+use crate::{GangId, GpuId, Preempt, Settings, UseState};
 
 /// Reason for the choice of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -81,9 +81,9 @@ impl Chooser<'_> {
                     continue;
                 }
                 match gang.activity {
-                    Activity::Idle => idle.push((gang, id, share)),
-                    Activity::Busy | Activity::Running => busy.push((gang, id, share)),
-                    Activity::Capturing => {}
+                    UseState::Idle => idle.push((gang, id, share)),
+                    UseState::Busy | UseState::Running => busy.push((gang, id, share)),
+                    UseState::Capturing => {}
                 }
             }
         }
@@ -117,7 +117,7 @@ impl Chooser<'_> {
                 // The requester's class rises with time.
                 choice.again(self.now + RETRY);
             } else {
-                let rank = (gang.activity == Activity::Running, gang.resident_since);
+                let rank = (gang.activity == UseState::Running, gang.resident_since);
                 ranked.push(Reverse((rank, id, share.key())));
             }
         }

@@ -118,9 +118,9 @@ pub(crate) enum Act {
     },
 }
 
-/// Progress of an operator's start.
+/// Progress of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StartProgress {
+pub(crate) enum Progress {
     UnderWay,
     Done,
     Failed(String),
@@ -350,23 +350,21 @@ impl Supervisor {
     }
 
     /// Returns the progress of a requested start.
-    pub(crate) fn progress(&self, name: &str, presence: Option<Presence>) -> StartProgress {
+    pub(crate) fn progress(&self, name: &str, presence: Option<Presence>) -> Progress {
         let Some(worker) = self.workers.iter().find(|worker| worker.name == name) else {
-            return StartProgress::Failed(format!("{name} is not in the agent's file"));
+            return Progress::Failed(format!("{name} is not in the agent's file"));
         };
         match (&worker.phase, presence, &worker.ended) {
-            (_, Some(Presence::Joined), _) => StartProgress::Done,
-            _ if worker.is_stopped => {
-                StartProgress::Failed(format!("{name} was ended meanwhile (glake stop)"))
-            }
+            (_, Some(Presence::Joined), _) => Progress::Done,
+            _ if worker.is_stopped => Progress::Failed(format!("{name} was ended meanwhile (glake stop)")),
             // A joined worker ended before or after the request, and is restarted.
             (Phase::Down { .. }, _, Some(how)) if worker.has_failed => {
-                StartProgress::Failed(format!("{name} was started, and ended: {how}"))
+                Progress::Failed(format!("{name} was started, and ended: {how}"))
             }
-            (Phase::Up(Up { is_started: true, pid, .. }), None, _) => StartProgress::Failed(format!(
+            (Phase::Up(Up { is_started: true, pid, .. }), None, _) => Progress::Failed(format!(
                 "{name} runs as process {pid}, and has not joined: does its program use GLake?"
             )),
-            _ => StartProgress::UnderWay,
+            _ => Progress::UnderWay,
         }
     }
 

@@ -168,7 +168,7 @@ fn a_worker_that_never_joins_blocks_others_only_until_its_timeout() {
     assert_eq!(world.launches(), ["b"]);
     assert_eq!(world.state("a").0, "running");
     assert!(
-        matches!(world.supervisor.progress("a", None), StartProgress::Failed(why) if why.contains("not joined"))
+        matches!(world.supervisor.progress("a", None), Progress::Failed(why) if why.contains("not joined"))
     );
 }
 
@@ -189,20 +189,20 @@ fn a_worker_on_request_starts_at_its_first_request() {
     assert_eq!(world.state("asked").0, "stopped");
     world.supervisor.ask("asked", world.now).unwrap();
     assert_eq!(world.launches(), ["asked"]);
-    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", None), Progress::UnderWay);
     world.runs("asked");
-    assert_eq!(world.supervisor.progress("asked", Some(Presence::Starting)), StartProgress::UnderWay);
-    assert_eq!(world.supervisor.progress("asked", Some(Presence::Joined)), StartProgress::Done);
+    assert_eq!(world.supervisor.progress("asked", Some(Presence::Starting)), Progress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", Some(Presence::Joined)), Progress::Done);
     world.launches();
     // A request during the end waits for the next start and learns of its end.
     world.ends("asked");
-    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", None), Progress::UnderWay);
     world.now += s(1);
     assert_eq!(world.launches(), ["asked"]);
     world.up("asked");
     world.ends("asked");
     assert!(
-        matches!(world.supervisor.progress("asked", None), StartProgress::Failed(why) if why.contains("exit 1"))
+        matches!(world.supervisor.progress("asked", None), Progress::Failed(why) if why.contains("exit 1"))
     );
     // A request skips the back-off.
     world.supervisor.ask("asked", world.now).unwrap();
@@ -271,7 +271,7 @@ fn end_of_an_adopted_process_is_not_a_failed_start() {
     world.launches();
     world.supervisor.ask("asked", world.now).unwrap();
     world.ends("asked");
-    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", None), Progress::UnderWay);
 }
 
 #[test]

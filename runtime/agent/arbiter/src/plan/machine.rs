@@ -12,7 +12,7 @@ use super::model::{Gate, HAIR, Model, equal_part};
 use super::policy::{Calibration, Policy, Speeds};
 use crate::node::NodeFile;
 use crate::predictions::over;
-use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};
+use crate::{Action, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, UseState, WorkerId};
 
 /// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
@@ -372,7 +372,7 @@ impl Machine<'_> {
     fn does(&mut self, place: usize, busy: bool) {
         if self.models[place].busy != busy {
             self.models[place].busy = busy;
-            let activity = if busy { Activity::Busy } else { Activity::Idle };
+            let activity = if busy { UseState::Busy } else { UseState::Idle };
             let (worker, accounts) = (WorkerId(place as u64), self.models[place].accounts());
             self.tell(Event::Activity { worker, activity, idle_for: Duration::ZERO });
             self.tell(Event::Changed { worker, accounts });

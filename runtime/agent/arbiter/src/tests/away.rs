@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Contexts, Event, GpuId, Outcome, Settings, WorkerId};
+use crate::{Account, Action, Contexts, Event, GpuId, Outcome, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const AFTER: Duration = Duration::from_secs(30);
@@ -77,9 +77,9 @@ fn a_long_idle_worker_without_memory_is_checkpointed() {
 #[test]
 fn busy_starting_ganged_or_fixed_workers_are_not_checkpointed() {
     let mut world = asleep(1, 23, Some(AFTER));
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     assert_eq!(world.arbiter.next_deadline(), None);
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     assert!(world.arbiter.next_deadline().is_some());
     let fixed = Account {
         fixed: Bytes::mib(2),
@@ -137,7 +137,7 @@ fn victims_also_give_memory_for_floors() {
     world.join_asleep(1, Bytes::gib(8));
     world.want(WorkerId(1), None);
     world.answer(WorkerId(1));
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     world.pass(S(1));
     // 10 GiB less 8 and one floor: room for the other worker's floor and little of its memory.
     world.want(WorkerId(0), None);
@@ -253,7 +253,7 @@ fn idle_victims_give_memory_for_restores_and_growths() {
         world.join_asleep(1, Bytes::mib(9000));
         world.want(WorkerId(1), None);
         world.answer(WorkerId(1));
-        world.does(WorkerId(1), Activity::Idle);
+        world.does(WorkerId(1), UseState::Idle);
         world.pass(S(1));
         let grow = Event::Grow { worker, gpu: GPU, bytes: Bytes::gib(2), within: S(10) };
         let actions = world.tell(if grows { grow } else { Event::Refill { worker } });

@@ -7,7 +7,7 @@ use glake_units::Bytes;
 use super::growths::{full, is_marked, until};
 use super::scenarios::six;
 use super::world::World;
-use crate::{Action, Activity, Event, GpuId, WorkerId};
+use crate::{Action, Event, GpuId, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -16,7 +16,7 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 fn wanted() -> (World, Duration) {
     let mut world = full(&[8, 8], 1, 20);
     world.join_asleep(2, Bytes::gib(7));
-    world.does(WorkerId(0), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
     world.pass(MS(1_000));
     // The context of the third worker did not fit.
     world.answer(WorkerId(1));
@@ -86,8 +86,8 @@ fn a_prediction_alone_does_not_deny_a_want() {
     let mut world = six(3);
     (0..2).for_each(|id| super::scenarios::wake(&mut world, id));
     // Earlier wants and its own refill are predicted to exceed its deadline.
-    world.does(WorkerId(0), Activity::Capturing);
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     world.join_asleep(3, Bytes::gib(8));
     world.want(WorkerId(2), None);
     let actions = world.tell(Event::Want { worker: WorkerId(3), deadline: Some(MS(250)) });
@@ -99,7 +99,7 @@ fn a_want_with_unresponsive_victims_ends_after_their_deadline() {
     let mut world = six(3);
     for id in 0..2 {
         super::scenarios::wake(&mut world, id);
-        world.does(WorkerId(id), Activity::Running);
+        world.does(WorkerId(id), UseState::Running);
         world.pass(MS(2_000));
     }
     let begin = world.now;

@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::scenarios::{last_victims, six, wake};
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Event, GpuId, Preempt, Profile, Settings, Why, WorkerId};
+use crate::{Account, Action, Event, GpuId, Preempt, Profile, Settings, UseState, Why, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -22,7 +22,7 @@ fn busy(profile: &Profile) -> World {
     world.pass(MS(1_000));
     for id in 0..2 {
         wake(&mut world, id);
-        world.does(WorkerId(id), Activity::Running);
+        world.does(WorkerId(id), UseState::Running);
         world.pass(MS(2_000));
     }
     world
@@ -59,7 +59,7 @@ fn a_drain_waits_for_running_uses_until_its_timeout() {
 #[test]
 fn workers_with_safe_points_are_parked_first() {
     let mut world = busy(&Profile::default());
-    world.does(WorkerId(1), Activity::Busy);
+    world.does(WorkerId(1), UseState::Busy);
     world.want(WorkerId(2), None);
     assert_eq!(last_victims(&world), [(1, Why::Quantum)]);
 }
@@ -69,7 +69,7 @@ fn idle_workers_are_asked_during_a_drain() {
     let mut world = busy(&Profile::default());
     let begin = world.now;
     world.want(WorkerId(2), None);
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     let actions = ticks(&mut world, begin + MS(3_000));
     assert!(matches!(
         actions[..],
@@ -80,7 +80,7 @@ fn idle_workers_are_asked_during_a_drain() {
 #[test]
 fn a_failed_drain_excludes_its_worker_for_as_long() {
     let mut world = busy(&Profile::default());
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     let begin = world.now;
     world.want(WorkerId(2), None);
     let actions = ticks(&mut world, begin + MS(30_000));
@@ -141,7 +141,7 @@ fn a_new_worker_runs_for_its_quantum() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
-    (0..2).for_each(|id| world.does(WorkerId(id), Activity::Running));
+    (0..2).for_each(|id| world.does(WorkerId(id), UseState::Running));
     world.want(WorkerId(2), None);
     assert!(command(&world, 0).is_none() && command(&world, 1).is_none());
     let next = world.arbiter.next_deadline().unwrap();
@@ -208,9 +208,9 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
     world.tell(grow(first, free.saturating_sub(keep), MS(1_000)));
     world.pass(MS(3_000));
     match holder {
-        Holder::Idle => world.does(first, Activity::Idle),
+        Holder::Idle => world.does(first, UseState::Idle),
         Holder::Busy | Holder::Suspected => {}
-        Holder::Running | Holder::BackToBack => world.does(first, Activity::Running),
+        Holder::Running | Holder::BackToBack => world.does(first, UseState::Running),
         Holder::Grows => _ = world.tell(grow(first, Bytes::gib(1), MS(2_000))),
     }
     if holder == Holder::Suspected {
@@ -243,8 +243,8 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
             return true;
         }
         if holder == Holder::BackToBack && round % 20 == 19 {
-            world.does(first, Activity::Idle);
-            world.does(first, Activity::Running);
+            world.does(first, UseState::Idle);
+            world.does(first, UseState::Running);
         }
         world.pass(MS(10));
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::World;
-use crate::{Activity, Event, GpuId, Settings, WorkerId};
+use crate::{Event, GpuId, Settings, UseState, WorkerId};
 
 fn fingerprint(world: &World) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -35,9 +35,9 @@ fn successors(world: &World) -> Vec<World> {
             then(&|world| world.fail(id));
         }
         // The second worker has no safe points.
-        let runs = if id == WorkerId(1) { Activity::Running } else { Activity::Busy };
-        let other = if worker.activity == Activity::Idle { runs } else { Activity::Idle };
-        if other == Activity::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
+        let runs = if id == WorkerId(1) { UseState::Running } else { UseState::Busy };
+        let other = if worker.activity == UseState::Idle { runs } else { UseState::Idle };
+        if other == UseState::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
             then(&|world| world.does(id, other));
         }
         if worker.locked == Some(true) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Contexts, Event, GpuId, Profile, Settings, WorkerId};
+use crate::{Account, Action, Contexts, Event, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -22,12 +22,12 @@ pub(super) fn full(gib: &[u64], busy: u64, budget: u64) -> World {
         world.pass(MS(1_000));
         world.want(WorkerId(id), None);
         world.answer(WorkerId(id));
-        world.does(WorkerId(id), Activity::Busy);
+        world.does(WorkerId(id), UseState::Busy);
         world.pass(MS(3_000));
     }
     let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
     world.tell(grow(0, free));
-    (busy..gib.len() as u64).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    (busy..gib.len() as u64).for_each(|id| world.does(WorkerId(id), UseState::Idle));
     world.pass(MS(1_000));
     world
 }
@@ -91,9 +91,9 @@ fn a_refill_gives_way_to_the_growth_whose_bytes_it_got() {
         world.pass(MS(1_000));
         world.want(WorkerId(id), None);
         world.answer(WorkerId(id));
-        world.does(WorkerId(id), Activity::Busy);
+        world.does(WorkerId(id), UseState::Busy);
     }
-    (1..3).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    (1..3).for_each(|id| world.does(WorkerId(id), UseState::Idle));
     world.pass(MS(1_000));
     let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
     world.tell(grow(0, free));
@@ -121,10 +121,10 @@ fn a_restored_worker_waits_for_its_victims() {
     world.pass(MS(1_000));
     world.want(WorkerId(1), None);
     world.answer(WorkerId(1));
-    world.does(WorkerId(1), Activity::Busy);
+    world.does(WorkerId(1), UseState::Busy);
     world.pass(MS(6_000));
     world.drive(WorkerId(0), Some(true));
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     world.pass(MS(1_000));
     world.tell(grow(0, Bytes::gib(6)));
     step(&mut world, Event::Returned { worker: WorkerId(1), gpu: GPU, bytes: Bytes::gib(1) }, MS(20));
@@ -251,7 +251,7 @@ fn room_to_grow_comes_from_free_bytes() {
 #[test]
 fn room_to_grow_is_not_taken_from_waiters() {
     let mut world = with_room_to_grow();
-    world.does(WorkerId(0), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
     let held = |gib| Account {
         evicted: Bytes::gib(gib),
         growth: Bytes::gib(1),

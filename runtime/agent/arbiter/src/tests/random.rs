@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Activity, Event, GpuId, Preempt, Profile, Settings, WorkerId};
+use crate::{Account, Event, GpuId, Preempt, Profile, Settings, UseState, WorkerId};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -17,7 +17,7 @@ enum Op {
     Die(u64),
     Want(u64, Option<u64>),
     Cancel(u64),
-    Does(u64, Activity),
+    Does(u64, UseState),
     Answer(u64),
     Fail(u64),
     Stop(u64),
@@ -35,10 +35,10 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let who = || 0..8_u64;
     let activity = prop_oneof![
-        Just(Activity::Idle),
-        Just(Activity::Busy),
-        Just(Activity::Running),
-        Just(Activity::Capturing)
+        Just(UseState::Idle),
+        Just(UseState::Busy),
+        Just(UseState::Running),
+        Just(UseState::Capturing)
     ];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
     let most = proptest::option::weighted(0.2, (0..2_000_u64).prop_map(Duration::from_millis));

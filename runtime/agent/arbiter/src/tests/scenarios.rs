@@ -6,8 +6,8 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Account, Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Outcome, Preempt, Profile, Settings,
-    Task, Tier, Why, WorkerId,
+    Account, Action, Arbiter, Denied, Event, GpuId, Joined, Outcome, Preempt, Profile, Settings, Task, Tier,
+    UseState, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
@@ -24,7 +24,7 @@ pub(super) fn six(count: u64) -> World {
 pub(super) fn wake(world: &mut World, id: u64) {
     world.want(WorkerId(id), None);
     world.answer(WorkerId(id));
-    world.does(WorkerId(id), Activity::Busy);
+    world.does(WorkerId(id), UseState::Busy);
 }
 
 pub(super) fn last_victims(world: &World) -> Vec<(u64, Why)> {
@@ -114,9 +114,9 @@ fn idle_workers_go_first_the_longest_idle_before_others_and_only_as_much_as_is_n
         wake(&mut world, id);
         world.pass(MS(5_000));
     }
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     world.want(WorkerId(2), None);
     assert_eq!(last_victims(&world), [(1, Why::Idle)]);
     let taken = world.arbiter.decisions().last().unwrap().taken[0].bytes;
@@ -170,10 +170,10 @@ fn all_ranks_of_a_gang_or_none() {
     // GPU 1 has no room: GPU 0's is not given either.
     let fixed = Account { lease: Bytes::gib(5), fixed: Bytes::gib(1), ..Account::nothing(GpuId(1), FLOOR) };
     world.join(9, 9, 1, Profile { preempt: Preempt::Idle, ..Profile::default() }, vec![fixed]);
-    world.does(WorkerId(9), Activity::Busy);
+    world.does(WorkerId(9), UseState::Busy);
     let actions = world.tell(Event::Want { worker: WorkerId(1), deadline: None });
     assert!(actions.is_empty(), "{actions:?}");
-    world.does(WorkerId(9), Activity::Idle);
+    world.does(WorkerId(9), UseState::Idle);
     world.pass(MS(1_000));
     world.answer(WorkerId(9));
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("refilling"));
@@ -188,7 +188,7 @@ fn a_rank_that_dies_during_a_park_does_not_block_the_others() {
         let gpu = GpuId(u16::try_from(rank).unwrap());
         let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(gpu, FLOOR) };
         world.join(rank, 50, 2, Profile::default(), vec![held]);
-        world.does(WorkerId(rank), Activity::Busy);
+        world.does(WorkerId(rank), UseState::Busy);
     }
     let held = Account { evicted: Bytes::gib(6), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile::default(), vec![held]);
@@ -209,7 +209,7 @@ fn a_stale_failure_is_ignored() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
     let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.join_asleep(1, Bytes::gib(6));
     world.pass(MS(5_000));
     world.want(WorkerId(1), None);
@@ -302,7 +302,7 @@ fn a_late_victim_is_replaced_and_early_grants_are_returned() {
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
     assert!(matches!(world.workers[&WorkerId(1)].queue[0], Action::Park { .. }), "{actions:?}");
     world.workers.get_mut(&WorkerId(1)).unwrap().stopped = true;
-    world.does(WorkerId(0), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
     let by = world.arbiter.next_deadline().unwrap();
     world.now = by;
     let actions = world.tell(Event::Tick);
@@ -334,7 +334,7 @@ fn a_new_agent_takes_memory_only_from_workers_that_have_rejoined() {
     world.pass(MS(2_000));
     wake(&mut world, 1);
     world.pass(MS(5_000));
-    [0, 1].into_iter().for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    [0, 1].into_iter().for_each(|id| world.does(WorkerId(id), UseState::Idle));
     let before = world.arbiter.claimed(GPU);
     world.restart(|_| true, |id| id != 0);
     assert_eq!(world.arbiter.claimed(GPU), before, "counted twice, or not at all");
@@ -363,7 +363,7 @@ fn a_growth_parks_workers_past_their_quantum() {
     let actions = world.tell(Event::Tick);
     let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5) };
     assert_eq!(actions, [denied, Action::Unpark { worker: WorkerId(1) }], "nobody waits for it any more");
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     assert!(matches!(world.tell(grow(5))[..], [Action::Shrink { worker: WorkerId(1), .. }]));
     world.workers.get_mut(&WorkerId(1)).unwrap().queue.pop_front();
     world.pass(MS(200));
@@ -380,7 +380,7 @@ fn growth_gets_other_victims_where_one_is_late_and_waits_for_all_of_them() {
         wake(&mut world, id);
         world.pass(MS(1_000));
     }
-    (1..3).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    (1..3).for_each(|id| world.does(WorkerId(id), UseState::Idle));
     let within = MS(30_000);
     let grow = Event::Grow { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(6), within };
     assert!(matches!(world.tell(grow)[..], [Action::Shrink { worker: WorkerId(1), .. }]));
@@ -389,7 +389,7 @@ fn growth_gets_other_victims_where_one_is_late_and_waits_for_all_of_them() {
     assert!(world.now < MS(10_000));
     let actions = world.tell(Event::Tick);
     assert!(matches!(actions[..], [Action::Shrink { worker: WorkerId(2), .. }]), "{actions:?}");
-    world.does(WorkerId(2), Activity::Busy);
+    world.does(WorkerId(2), UseState::Busy);
     world.pass(MS(10_000));
     world.answer(WorkerId(1));
     assert_eq!(world.workers[&WorkerId(0)].held[0].lease, Bytes::gib(14));
@@ -543,7 +543,7 @@ fn the_same_events_give_the_same_actions() {
             step * 37,
             match step % 5 {
                 0 | 3 => Event::Want { worker, deadline: None },
-                1 => Event::Activity { worker, activity: Activity::Busy, idle_for: Duration::ZERO },
+                1 => Event::Activity { worker, activity: UseState::Busy, idle_for: Duration::ZERO },
                 2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
                 _ if step % 2 == 0 => Event::Parked { worker },
                 _ => Event::Refilled { worker, accounts: Vec::new() },
@@ -582,7 +582,7 @@ fn a_refill_does_not_need_room_to_grow() {
         Event::Joined(Joined::alone(b, vec![Account { evicted: gib(2), ..Account::nothing(gpu, mib(512)) }])),
         s(0),
     );
-    arbiter.step(Event::Activity { worker: a, activity: Activity::Idle, idle_for: s(0) }, s(1));
+    arbiter.step(Event::Activity { worker: a, activity: UseState::Idle, idle_for: s(0) }, s(1));
     // B wants 2 GiB: 1.5 GiB of A leave.
     let actions = arbiter.step(Event::Want { worker: b, deadline: None }, s(5));
     let taken = actions
@@ -617,7 +617,7 @@ fn a_refill_does_not_need_room_to_grow() {
         },
         s(7),
     );
-    arbiter.step(Event::Activity { worker: b, activity: Activity::Idle, idle_for: s(0) }, s(8));
+    arbiter.step(Event::Activity { worker: b, activity: UseState::Idle, idle_for: s(0) }, s(8));
     // A's next use. B is idle, and has all that A had.
     arbiter.step(Event::Changed { worker: a, accounts: vec![held] }, s(20));
     let actions = arbiter.step(Event::Want { worker: a, deadline: Some(s(30)) }, s(20));

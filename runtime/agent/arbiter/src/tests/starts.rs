@@ -5,7 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Denied, Event, GpuId, Profile, Settings, WorkerId};
+use crate::{Account, Action, Denied, Event, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -57,7 +57,7 @@ fn a_start_whose_victims_are_late_waits_for_all_of_its_size_again() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
     let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     world.pass(MS(1_000));
     starts(&mut world, 1, 6);
     says_that_it_holds_nothing(&mut world, 1);
@@ -78,7 +78,7 @@ fn a_worker_that_starts_grows_beyond_its_size() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
     let held = Account { lease: Bytes::gib(5), resident: Bytes::gib(5), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     world.pass(MS(1_000));
     starts(&mut world, 1, 4);
     says_that_it_holds_nothing(&mut world, 1);

@@ -7,7 +7,7 @@ use glake_units::Bytes;
 use proptest::prelude::*;
 
 use super::world::World;
-use crate::{Action, Activity, Settings, WorkerId};
+use crate::{Action, Settings, UseState, WorkerId};
 
 /// How long workers take for a command.
 const STEP: Duration = Duration::from_millis(30);
@@ -39,7 +39,7 @@ proptest! {
                     if admitted {
                         longest = longest.max(world.now - since.remove(&id).unwrap_or(world.now));
                         let without = id.0 % 2 == 1;
-                        world.does(id, if without { Activity::Running } else { Activity::Busy });
+                        world.does(id, if without { UseState::Running } else { UseState::Busy });
                     }
                 } else if !resident && !since.contains_key(&id) {
                     since.insert(id, world.now);

@@ -6,7 +6,7 @@ use glake_units::Bytes;
 
 use super::scenarios::{six, wake};
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Event, GangId, GpuId, Profile, Settings, WorkerId};
+use crate::{Account, Action, Event, GangId, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -24,7 +24,7 @@ fn takes_its_turn(world: &mut World, runs: u64, waits: u64, refill: Duration) ->
     (0..2).for_each(|_| world.answer(WorkerId(runs)));
     world.now += refill;
     world.answer(WorkerId(waits));
-    world.does(WorkerId(waits), Activity::Busy);
+    world.does(WorkerId(waits), UseState::Busy);
     (turn, world.now - begin)
 }
 
@@ -46,13 +46,13 @@ fn a_parked_worker_waits_behind_newer_wants_for_a_bounded_time() {
         world.want(WorkerId(0), None);
         let since = world.now;
         world.answer(WorkerId(2));
-        world.does(WorkerId(2), Activity::Busy);
-        world.does(WorkerId(1), Activity::Capturing);
-        world.does(WorkerId(2), Activity::Capturing);
+        world.does(WorkerId(2), UseState::Busy);
+        world.does(WorkerId(1), UseState::Capturing);
+        world.does(WorkerId(2), UseState::Capturing);
         world.pass(waited - (world.now - since));
         world.want(WorkerId(3), None);
         assert_eq!(last_refilled(&world), 2, "nobody can be parked");
-        world.does(WorkerId(1), Activity::Busy);
+        world.does(WorkerId(1), UseState::Busy);
         world.pass(MS(1));
         assert_eq!(last_refilled(&world), first, "after {waited:?}");
     }
@@ -64,7 +64,7 @@ fn turns_of_alternately_parked_workers_grow() {
     wake(&mut world, 0);
     wake(&mut world, 1);
     // Worker 1 cannot be parked, so that 0 and 2 take turns.
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     let (mut runs, mut waits) = (0, 2);
     let mut turns = Vec::new();
     for _ in 0..14 {
@@ -75,8 +75,8 @@ fn turns_of_alternately_parked_workers_grow() {
     assert_eq!(turns, longer.map(MS));
     // The worker is idle, which resets its parks.
     world.pass(MS(1_000));
-    world.does(WorkerId(runs), Activity::Idle);
-    world.does(WorkerId(runs), Activity::Busy);
+    world.does(WorkerId(runs), UseState::Idle);
+    world.does(WorkerId(runs), UseState::Busy);
     world.want(WorkerId(waits), None);
     assert!(matches!(world.workers[&WorkerId(runs)].queue[0], Action::Park { .. }));
 }
@@ -112,14 +112,14 @@ fn the_end_of_a_wait_resets_parks() {
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
     world.answer(WorkerId(0));
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.tell(Event::Shrink { worker: WorkerId(0) });
     world.answer(WorkerId(0));
     world.fail(WorkerId(0));
     world.want(WorkerId(0), None);
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     assert_eq!(parks(&world, 0), (false, 0));
 
     // The late refill completed after all.
@@ -127,9 +127,9 @@ fn the_end_of_a_wait_resets_parks() {
     world.want(WorkerId(0), None);
     world.pass(MS(60_000));
     world.answer(WorkerId(0));
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     assert_eq!(parks(&world, 0), (false, 0));
 }
 
@@ -188,7 +188,7 @@ fn a_parked_worker_is_reconsidered_after_its_bounded_wait() {
     }
     world.tell(Event::Shrink { worker: WorkerId(0) });
     (0..2).for_each(|_| world.answer(WorkerId(0)));
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     let grow = |bytes| Event::Grow { worker: WorkerId(1), gpu: GPU, bytes, within: MS(100) };
     let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
     world.tell(grow(free));
@@ -200,7 +200,7 @@ fn a_parked_worker_is_reconsidered_after_its_bounded_wait() {
     world.fail(WorkerId(2));
     world.pass(MS(400));
     // Enough for the parked worker, but not for the newer one.
-    world.does(WorkerId(2), Activity::Idle);
+    world.does(WorkerId(2), UseState::Idle);
     assert!(world.arbiter.next_deadline().unwrap() <= since + MS(1_000));
     world.now = since + MS(1_000);
     world.tell(Event::Tick);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Account, Action, Activity, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Preempt, Profile,
-    Settings, Task, WorkerId,
+    Account, Action, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Preempt, Profile, Settings,
+    Task, UseState, WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
@@ -16,7 +16,7 @@ pub(super) const FLOOR: Bytes = Bytes::mib(640);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Worker {
     pub(super) held: Vec<Account>,
-    pub(super) activity: Activity,
+    pub(super) activity: UseState,
     pub(super) gang: GangId,
     pub(super) ranks: u32,
     pub(super) profile: Profile,
@@ -231,7 +231,7 @@ impl World {
     ) {
         let worker = Worker {
             held,
-            activity: Activity::Idle,
+            activity: UseState::Idle,
             gang: GangId(gang),
             ranks,
             profile,
@@ -266,7 +266,7 @@ impl World {
         self.tell(Event::Want { worker: id, deadline });
     }
 
-    pub(super) fn does(&mut self, id: WorkerId, activity: Activity) {
+    pub(super) fn does(&mut self, id: WorkerId, activity: UseState) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.activity = activity;
         self.tell(Event::Activity { worker: id, activity, idle_for: Duration::ZERO });
@@ -289,8 +289,8 @@ impl World {
         let Some(worker) = self.workers.get_mut(&id).filter(is_able) else { return };
         match worker.queue.pop_front() {
             Some(Action::Park { .. }) => {
-                worker.activity = Activity::Idle;
-                self.tell(Event::Activity { worker: id, activity: Activity::Idle, idle_for: Duration::ZERO });
+                worker.activity = UseState::Idle;
+                self.tell(Event::Activity { worker: id, activity: UseState::Idle, idle_for: Duration::ZERO });
                 self.tell(Event::Parked { worker: id });
             }
             Some(Action::Shrink { gpu, bytes, .. }) => {
