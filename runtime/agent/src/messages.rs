@@ -20,7 +20,7 @@ impl Agent {
                 let deadline = self.deadline(worker, deadline_ms.map(Duration::from_millis));
                 self.step(Event::Want { worker, deadline });
             }
-            ToAgent::Cancel => self.step(Event::Cancelled { worker }),
+            ToAgent::Cancel => self.step(Event::Cancel { worker }),
             ToAgent::Grow { gpu, bytes, within_ms } => {
                 let within = Duration::from_millis(within_ms);
                 match gpu_of(self, &gpu) {

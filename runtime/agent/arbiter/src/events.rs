@@ -49,7 +49,7 @@ impl Arbiter {
                 self.ledger.set_activity(worker, activity, idle_for)
             }
             Event::Want { worker, deadline } => self.open_want(worker, deadline),
-            Event::Cancelled { worker } => self.ledger.cancel_want(worker),
+            Event::Cancel { worker } => self.ledger.cancel_want(worker),
             Event::Grow { worker, gpu, bytes, within } => self.grow(worker, gpu, bytes, within),
             Event::Progress { worker } => self.ledger.extend_refill(worker),
             Event::Parked { worker } => {

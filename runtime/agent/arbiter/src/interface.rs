@@ -81,7 +81,7 @@ pub enum Event {
         deadline: Option<Duration>,
     },
     /// The uses of a worker no longer wait.
-    Cancelled { worker: WorkerId },
+    Cancel { worker: WorkerId },
     /// A running use needs more memory.
     Grow {
         worker: WorkerId,

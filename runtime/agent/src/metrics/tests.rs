@@ -1,4 +1,4 @@
-//! What is told is what is described.
+//! Tests that the output matches the descriptions.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use glake_wire::{Hello, Holding, Peer, ToAgent};
 use super::*;
 use crate::Identity;
 
-/// One that serves a GPU with a name that no meter gives.
+/// Creates an agent of a GPU whose name no meter reports.
 fn agent() -> Agent {
     Agent::new(NodeFile::parse("").unwrap(), vec![("odd \"0\"".to_owned(), Bytes::gib(24))], 1)
 }
 
-/// A worker with 1 GiB evicted joins.
+/// Joins a worker with 1 GiB of evicted memory.
 fn join(agent: &mut Agent) -> WorkerId {
     let held = Holding { gpu: "odd \"0\"".to_owned(), evicted: Bytes::gib(1), ..Holding::default() };
     let hello = Hello { name: "model".to_owned(), holdings: vec![held], ranks: 1, ..Hello::default() };

@@ -1,4 +1,4 @@
-//! In virtual time: two workers of GPU 0, one of GPU 1, one for requests, one that others start.
+//! Tests in virtual time: two workers of GPU 0, one of GPU 1, one on request, one started by hand.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A supervisor, what it looks at, and the time.
+/// Supervisor, its inputs, and the time.
 struct World {
     supervisor: Supervisor,
     view: View,
@@ -43,7 +43,7 @@ impl World {
         World { supervisor, view: View::default(), now: s(100) }
     }
 
-    /// Who is launched now.
+    /// Returns the names of the workers to launch now.
     fn launches(&mut self) -> Vec<String> {
         let acts = self.supervisor.step(&self.view, self.now).into_iter();
         acts.map(|act| if let Act::Launch { name } = act { name } else { panic!("{act:?}") }).collect()
@@ -57,7 +57,7 @@ impl World {
         self.view.present.insert(name.to_owned(), presence);
     }
 
-    /// It joins and has started.
+    /// Joins a worker and completes its start.
     fn runs(&mut self, name: &str) {
         self.up(name);
         self.joins(name, Presence::Joined);
@@ -292,7 +292,7 @@ fn an_ending_agent_starts_no_worker() {
     assert_eq!((world.launches(), world.due(), world.supervisor.looks()), (vec![], None, false));
 }
 
-/// What a worker of the random walk is.
+/// State of a worker in the random walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Is {
     Down,

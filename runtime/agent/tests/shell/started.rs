@@ -1,4 +1,4 @@
-//! Workers that the agent starts by its file.
+//! Tests of workers that the agent starts by its file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::processes::Node;
 const BUDGET: Bytes = Bytes::gib(24);
 const JOINED: [&str; 3] = ["idle", "resident", "asleep"];
 
-/// An entry of the file whose command is a worker of these tests.
+/// Returns an entry of the file whose command is a worker of these tests.
 fn worker(name: &str, lines: &str) -> String {
     let own = std::env::current_exe().unwrap();
     let arguments = "\"--exact\", \"processes::supervised\", \"--ignored\", \"--nocapture\"";
@@ -20,7 +20,7 @@ fn worker(name: &str, lines: &str) -> String {
     )
 }
 
-/// An entry whose command is a script.
+/// Returns an entry whose command is a script.
 fn script(name: &str, script: &str) -> String {
     format!("[[worker]]\nname = {name:?}\ncommand = [\"sh\", \"-c\", {script:?}]\n")
 }
@@ -37,7 +37,7 @@ fn has_joined(rows: &[WorkerRow], name: &str) -> bool {
     row(rows, name).is_some_and(|row| JOINED.contains(&row.state.as_str()))
 }
 
-/// The processes of these, once all have joined.
+/// Waits until all of these have joined and returns their process ids.
 fn joined(node: &Node, names: &[&str]) -> Vec<u32> {
     let rows = node.until("they join", |rows| names.iter().all(|name| has_joined(rows, name)));
     names.iter().map(|name| row(&rows, name).unwrap().pid).collect()
@@ -106,7 +106,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
         node.restart();
         assert_eq!(joined(&node, &["a", "b"]), pids);
     }
-    // It died between a start and what it wrote down of its process.
+    // The agent died between a start and the record of its process.
     node.agent.kill();
     let starts = node.folder.path().join("glake/agent.starts");
     let text = std::fs::read_to_string(&starts).unwrap();
@@ -132,7 +132,7 @@ fn a_reused_process_number_is_not_the_old_process() {
     let pids = joined(&node, &["a"]);
     node.agent.kill();
     kill(pids[0]);
-    // This process has its number, so to say.
+    // The record now names this process.
     let started = format!(
         "{{\"started\":[{{\"name\":\"a\",\"mark\":\"1-1\",\"peer\":{{\"pid\":{},\"start\":1}}}}],\"stopped\":[]}}",
         std::process::id()
@@ -156,7 +156,7 @@ fn a_dead_worker_is_restarted_after_a_delay() {
     let again =
         node.until("it joins", |rows| has_joined(rows, "a") && row(rows, "a").unwrap().pid != pids[0]);
     assert_eq!(row(&again, "b").unwrap().pid, pids[1]);
-    // Also one that the agent before has started.
+    // Also a worker that the previous agent started.
     node.agent.kill();
     kill(pids[1]);
     node.restart();
@@ -174,7 +174,7 @@ fn the_next_agent_restarts_a_worker_in_back_off() {
     node.agent.kill();
     node.restart();
     node.until("it joins", |rows| has_joined(rows, "asked") && row(rows, "asked").unwrap().pid != pid);
-    // What was ended meanwhile is not.
+    // A worker stopped meanwhile is not restarted.
     kill(joined(&node, &["asked"])[0]);
     node.until("it waits", |rows| row(rows, "asked").is_some_and(|row| row.state == "ended"));
     node.ask(Ask::Stop { worker: "asked".to_owned() }).unwrap();
@@ -252,7 +252,7 @@ fn a_worker_started_by_hand_is_not_stopped() {
 
 #[test]
 fn remaining_processes_are_ended_before_a_restart() {
-    // It goes into the background, once in its group and once in a session of its own.
+    // The command leaves processes in the background, one in its group and one in another session.
     let node = node(&[script("daemon", "sleep 300 & echo left $!; setsid sleep 300 & echo left $!; exit 0")]);
     let twice = |rows: &[WorkerRow]| {
         let _ = rows;

@@ -1,4 +1,4 @@
-//! What a plan says of six workers on one GPU, and that it says it again.
+//! Tests of the planner with six workers on one GPU: figures, and their determinism.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ fn a_plan_is_deterministic_and_follows_the_trace() {
     assert!(alone.e2e_p50_s < first.e2e_p50_s, "workers that do not contend are faster");
 }
 
-/// Two workers of 8 GiB and 1 GiB of cache in room for `budget`, and the runs that were measured of them.
+/// Returns two workers of 8 GiB with 1 GiB of cache on a GPU of `budget`, and the calibration measured with them.
 fn pair(budget: &str, step_ms: &str) -> (NodeFile, Calibration) {
     let worker = |name| format!("[[worker]]\nname = \"{name}\"\nweights = \"8GiB\"\nkv = \"1GiB\"\n");
     let file = format!("[node]\nbudget = \"{budget}\"\n{}{}", worker("a"), worker("b"));
@@ -70,7 +70,7 @@ fn pair(budget: &str, step_ms: &str) -> (NodeFile, Calibration) {
     (file, calibration)
 }
 
-/// What came of requests (at, worker, context, generated), in the order of their ends.
+/// Returns the times to the first token of requests (at, worker, context, generated), in the order of their ends.
 fn first_tokens(of: &(NodeFile, Calibration), requests: &[(f64, usize, u32, u32)], policy: Policy) -> Tally {
     let request = |&(at, worker, context, generated): &(f64, usize, u32, u32)| Request {
         at: Duration::from_secs_f64(at),

@@ -1,4 +1,4 @@
-//! Workers that the driver checkpoints: when they leave, what counts of them, how they come back.
+//! Tests of checkpoints: when workers leave, how they are accounted, when they return.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const GPU: GpuId = GpuId(0);
 const AFTER: Duration = Duration::from_secs(30);
 const S: fn(u64) -> Duration = Duration::from_secs;
 
-/// So many workers of 8 GiB, asleep, in this many GiB.
+/// Creates `count` shrunk workers of 8 GiB on a GPU of `gib` GiB.
 fn asleep(count: u64, gib: u64, checkpoint_after: Option<Duration>) -> World {
     let settings = Settings { checkpoint_after, ..Settings::default() };
     let mut world = World::new(settings, &[(gib, 140)]);
@@ -20,7 +20,7 @@ fn asleep(count: u64, gib: u64, checkpoint_after: Option<Duration>) -> World {
     world
 }
 
-/// Time passes to the next thing that is due.
+/// Advances the time to the next deadline.
 fn due(world: &mut World) -> Vec<Action> {
     world.now = world.arbiter.next_deadline().unwrap();
     world.tell(Event::Tick)
@@ -243,7 +243,7 @@ fn a_slow_restore_does_not_block_other_wants() {
     assert!(!world.open.contains(&WorkerId(0)));
 }
 
-/// The GPU is full of one that is idle.
+/// An idle worker occupies the whole GPU.
 #[test]
 fn idle_victims_give_memory_for_restores_and_growths() {
     for grows in [true, false] {
@@ -285,7 +285,7 @@ fn another_rank_of_a_checkpointed_gang_counts() {
     assert!(!world.open.contains(&WorkerId(7)));
 }
 
-/// The driver does not restore it: whoever waits hears so, and nobody is asked any more.
+/// After a permanent failure of the restore, waiters are denied and the driver is not asked again.
 #[test]
 fn a_lost_worker_is_denied_and_not_restored_again() {
     let denied = |worker| Action::Deny { worker, why: crate::Denied::Lost, retry_after: None };
@@ -319,7 +319,7 @@ fn a_lost_worker_is_denied_and_not_restored_again() {
     }
 }
 
-/// What asks the driver wants a little more to be free than comes back.
+/// The restore command requires slightly more free memory than the restored floor.
 #[test]
 fn a_restore_needs_a_margin_beyond_the_floor() {
     for (spare, asks) in [(63, false), (64, true)] {

@@ -1,4 +1,4 @@
-//! Who goes on is not late, however slow the first time is.
+//! Tests of deadlines: a worker with progress is not late, however slow its first shrink is.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{Action, Event, GpuId, UseState, WorkerId};
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// As `full`, and a third worker that wants.
+/// Like `full`, with a third worker that has an open want.
 fn wanted() -> (World, Duration) {
     let mut world = full(&[8, 8], 1, 20);
     world.join_asleep(2, Bytes::gib(7));

@@ -1,4 +1,4 @@
-//! Workers whose uses meet no safe point: the gate is closed for them, and uses that run end by themselves.
+//! Tests of workers without safe points: their gate closes, and running uses end by themselves.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{Account, Action, Event, GpuId, Preempt, Profile, Settings, UseState,
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// Two of 8 GiB whose uses run without safe points, and a third one that has nothing.
+/// Creates two workers of 8 GiB whose uses run without safe points, and a third one without memory.
 fn busy(profile: &Profile) -> World {
     let mut world = six(0);
     for id in 0..3 {
@@ -110,7 +110,7 @@ fn max_pause_bounds_a_drain() {
 fn a_drain_without_a_waiter_is_cancelled() {
     let mut world = busy(&Profile::default());
     world.want(WorkerId(2), None);
-    world.tell(Event::Cancelled { worker: WorkerId(2) });
+    world.tell(Event::Cancel { worker: WorkerId(2) });
     let accounts = world.workers[&WorkerId(2)].held.clone();
     let actions = world.tell(Event::Failed { worker: WorkerId(2), what: crate::Task::Refill, accounts });
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
@@ -162,7 +162,7 @@ fn a_refill_that_waits_for_a_drain_gives_way_to_a_higher_class() {
     assert!(!world.open.contains(&WorkerId(9)), "it waits for another one's victim");
 }
 
-/// How a worker holds memory that another one asks for.
+/// States of a worker that holds memory requested by another one.
 const HOLDERS: [Holder; 6] =
     [Holder::Idle, Holder::Busy, Holder::Running, Holder::BackToBack, Holder::Suspected, Holder::Grows];
 
@@ -171,9 +171,9 @@ enum Holder {
     Idle,
     Busy,
     Running,
-    /// It is idle for a moment now and then, and never when somebody looks for a victim.
+    /// Idle for short moments, but never at the choice of a victim.
     BackToBack,
-    /// It could not be parked a moment ago.
+    /// Excluded after a recent failed park.
     Suspected,
     Grows,
 }
@@ -186,7 +186,7 @@ enum Request {
     Restore,
 }
 
-/// One holds all of a GPU, and another one asks for some of it: whether the holder is given a command within five seconds.
+/// One worker holds all of a GPU, and another one requests a part: returns whether the holder gets a command within five seconds.
 fn has_a_way(holder: Holder, request: Request) -> bool {
     let checkpoint_after = matches!(request, Request::Restore).then_some(MS(1_000));
     let settings = Settings { checkpoint_after, ..Settings::default() };
@@ -217,7 +217,7 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
         world.join_asleep(7, Bytes::gib(6));
         world.want(WorkerId(7), None);
         world.fail(first);
-        world.tell(Event::Cancelled { worker: WorkerId(7) });
+        world.tell(Event::Cancel { worker: WorkerId(7) });
     }
     world.pass(MS(1_000));
     match request {

@@ -1,4 +1,4 @@
-//! Three workers and one GPU that has room for one and a half: every order of what they may do, up to a depth.
+//! Exhaustive test of three workers on a GPU with room for one and a half: every order of their events, up to a depth.
 
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;
@@ -16,7 +16,7 @@ fn fingerprint(world: &World) -> u64 {
     hasher.finish()
 }
 
-/// Whatever can happen next.
+/// Returns the worlds after every possible next event.
 fn successors(world: &World) -> Vec<World> {
     let mut next = Vec::new();
     let mut then = |change: &dyn Fn(&mut World)| {
@@ -28,7 +28,7 @@ fn successors(world: &World) -> Vec<World> {
         if !world.open.contains(&id) {
             then(&|world| world.want(id, None));
         } else {
-            then(&|world| _ = world.tell(Event::Cancelled { worker: id }));
+            then(&|world| _ = world.tell(Event::Cancel { worker: id }));
         }
         if !worker.queue.is_empty() {
             then(&|world| world.answer(id));

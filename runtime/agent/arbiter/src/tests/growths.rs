@@ -1,4 +1,4 @@
-//! A use that grows gets what is on its way to it, and is denied only where nothing is.
+//! Tests of growths: a growth waits for bytes on their way, and is denied only if none are.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn grow(id: u64, bytes: Bytes) -> Event {
     Event::Grow { worker: WorkerId(id), gpu: GPU, bytes, within: MS(30_000) }
 }
 
-/// Workers of so many GiB, resident one after the other, all but the first `busy` of them idle; nothing is free.
+/// Creates resident workers of these sizes in GiB, in order; all but the first `busy` are idle, and no memory is free.
 pub(super) fn full(gib: &[u64], busy: u64, budget: u64) -> World {
     let mut world = World::new(Settings::default(), &[(budget, 200)]);
     for (id, gib) in (0..).zip(gib) {
@@ -37,7 +37,7 @@ fn step(world: &mut World, event: Event, after: Duration) -> Vec<Action> {
     world.arbiter.step(event, world.now)
 }
 
-/// A victim gives what it was asked for, all at once.
+/// Carries out the shrink of a victim in one piece.
 fn gives(world: &mut World, id: u64) -> Vec<Action> {
     let worker = WorkerId(id);
     let Some(Action::Shrink { bytes, .. }) = world.workers[&worker].queue.front().cloned() else {
@@ -141,7 +141,7 @@ pub(super) fn is_marked(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. }))
 }
 
-/// Lets all deadlines pass up to a time, and answers what was decided meanwhile.
+/// Passes all deadlines up to `end` and returns the actions.
 pub(super) fn until(world: &mut World, end: Duration) -> Vec<Action> {
     let mut actions = Vec::new();
     while let Some(next) = world.arbiter.next_deadline().filter(|next| *next <= end) {
@@ -225,7 +225,7 @@ fn lease(world: &World, id: u64) -> Bytes {
     world.workers[&WorkerId(id)].held[0].lease
 }
 
-/// Three workers of 8 GiB and 1 GiB of room to grow: one resident and idle, two asleep; 8.1 GiB are free.
+/// Creates three workers of 8 GiB with 1 GiB of room to grow: one resident and idle, two shrunk; 8.1 GiB are free.
 fn with_room_to_grow() -> World {
     let mut world = World::new(Settings::default(), &[(18, 140)]);
     let profile = Profile::default;

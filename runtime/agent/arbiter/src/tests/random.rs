@@ -1,5 +1,5 @@
-//! Random events: workers die, lie, are late, stop, the clock stands, the capacity falls, the agent starts anew.
-//! 10,000 events; with `GLAKE_SOAK` a million.
+//! Random events: workers die, exceed leases, are late or stop, the clock stands still, the capacity falls, the agent restarts. Runs 10,000
+//! events; a million with `GLAKE_SOAK`.
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
         Op::Want(who, deadline) => {
             of(who).into_iter().for_each(|id| world.want(id, deadline.map(Duration::from_millis)));
         }
-        Op::Cancel(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Cancelled { worker })),
+        Op::Cancel(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Cancel { worker })),
         Op::Does(who, activity) => of(who).into_iter().for_each(|id| world.does(id, activity)),
         Op::Answer(who) => of(who).into_iter().for_each(|id| world.answer(id)),
         Op::Fail(who) => of(who).into_iter().for_each(|id| world.fail(id)),

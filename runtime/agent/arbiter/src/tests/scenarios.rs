@@ -1,4 +1,4 @@
-//! What is promised, one thing a test.
+//! Tests of the promises, one promise per test.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// `count` workers of 8 GiB, asleep, in 23 GiB.
+/// Creates `count` shrunk workers of 8 GiB on a GPU with 23 GiB.
 pub(super) fn six(count: u64) -> World {
     let mut world = World::new(Settings::default(), &[(23, 140)]);
     (0..count).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
@@ -231,7 +231,7 @@ fn a_stale_failure_is_ignored() {
     assert_ne!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
 }
 
-/// What is resident and what is evicted were looked at a moment before the lease was.
+/// The report of resident and evicted memory is slightly older than the lease.
 #[test]
 fn a_want_is_planned_completely_despite_concurrent_evictions() {
     let mut world = six(1);
@@ -265,7 +265,7 @@ fn memory_evicted_during_a_refill_is_granted_again() {
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
 }
 
-/// What it gave back was of another region than the one that it waits for.
+/// The worker returned memory of another region than the one that it waits for.
 #[test]
 fn a_refill_ends_although_memory_left_meanwhile() {
     let mut world = six(3);
@@ -413,7 +413,7 @@ fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"), "rank 0 had nothing to wait for");
 }
 
-/// Two ranks on two GPUs: one has its memory, the other has been admitted to its start.
+/// Creates a gang of two ranks on two GPUs: one rank is resident, the other has been admitted to its start.
 fn starting_beside_resident() -> World {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     let held = Account { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
@@ -495,7 +495,7 @@ fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
     assert_eq!(tier(&mut world, 2), Tier::File);
 }
 
-/// Bytes on their way to the host are there before their worker counts them, and memory that may have been written since is copied too.
+/// Copies in flight to the host count before their worker reports them, and possibly written memory is copied too.
 #[test]
 fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
     let gib = Bytes::gib;

@@ -1,5 +1,5 @@
-//! How long a decision takes among 1,000 workers: a median of 50 us at most in release, where it is told. Machines differ, and tests run
-//! beside others: what fails anywhere is a decision that looks at each worker more than once.
+//! Time of a decision among 1,000 workers: the median is at most 50 us in release builds, where the test prints it. On all machines the
+//! test fails only if a decision is not linear in the number of workers.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use glake_units::Bytes;
 use super::world::FLOOR;
 use crate::{Account, Action, Arbiter, Event, GpuId, Joined, Settings, WorkerId};
 
-/// The median of decisions among so many workers, and what one in a hundred takes and more.
+/// Returns the median and the 99th percentile of decision times among `workers` workers.
 fn decisions_among(workers: u64) -> (Duration, Duration) {
     let (gpu, mut arbiter, mut now) = (GpuId(0), Arbiter::new(Settings::default()), Duration::ZERO);
     let (budget, total) = (Bytes::gib(workers * 9 / 10), Bytes::gib(workers * 2));

@@ -1,4 +1,4 @@
-//! What is known of a start holds until the start is over.
+//! Tests of starts: the expected size applies until the start is over.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn lease(world: &World, id: u64) -> Bytes {
     own.map(|of| of.lease).sum()
 }
 
-/// What the library says after each welcome: it holds nothing, and needs nothing that it knows of.
+/// Sends the report of the library after each welcome: no memory, and no known need.
 fn says_that_it_holds_nothing(world: &mut World, id: u64) {
     let held = lease(world, id);
     let nothing = Account { lease: held, ..Account::nothing(GPU, FLOOR) };
@@ -72,7 +72,7 @@ fn a_start_whose_victims_are_late_waits_for_all_of_its_size_again() {
     assert_eq!(lease(&world, 1), Bytes::gib(6));
 }
 
-/// Its file was wrong, or its context's libraries took more: beside its own start others give memory to it.
+/// The size in the file was too small, or the context's libraries took more: other workers give memory to the start.
 #[test]
 fn a_worker_that_starts_grows_beyond_its_size() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
@@ -89,7 +89,7 @@ fn a_worker_that_starts_grows_beyond_its_size() {
     assert_eq!(lease(&world, 1), Bytes::gib(7));
 }
 
-/// A worker says what it holds at any time, and what it would like beside it each time.
+/// A starting worker may report its holdings and its optional room at any time.
 #[test]
 fn unreachable_room_is_not_awaited_when_reported_again() {
     let mut world = World::new(Settings::default(), &[(20, 140)]);

@@ -1,4 +1,4 @@
-//! Nobody waits longer than those before it need for a quantum and a switch each.
+//! Test of starvation: a want waits at most a quantum and a switch for each earlier want.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use proptest::prelude::*;
 use super::world::World;
 use crate::{Action, Settings, UseState, WorkerId};
 
-/// How long workers take for a command.
+/// Time of a worker to carry out a command.
 const STEP: Duration = Duration::from_millis(30);
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// All run for ever, every other one without safe points, and there is room for some of them.
+    /// All workers run forever, every other one without safe points, and the GPU has room for a part of them.
     #[test]
     fn waits_are_bounded(count in 2..7_u64, fit in 1..4_u64, gib in 1..8_u64) {
         let budget = fit * (gib + 1) + count;

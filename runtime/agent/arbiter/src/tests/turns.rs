@@ -1,4 +1,4 @@
-//! Workers that are parked: who comes first, how long turns are, and when that they were is forgotten.
+//! Tests of parked workers: their order, the length of turns, and the reset of parks.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::{Account, Action, Event, GangId, GpuId, Profile, Settings, UseState, 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// One that runs is parked for one that waits, which comes back after `refill` and runs: how long the first ran on, and
-/// the other waited.
+/// Parks a running worker for a waiting one, which is refilled within `refill` and runs. Returns the remaining run time of the first and
+/// the waiting time of the other.
 fn takes_its_turn(world: &mut World, runs: u64, waits: u64, refill: Duration) -> (Duration, Duration) {
     let begin = world.now;
     world.want(WorkerId(waits), None);
@@ -28,7 +28,7 @@ fn takes_its_turn(world: &mut World, runs: u64, waits: u64, refill: Duration) ->
     (turn, world.now - begin)
 }
 
-/// Who was refilled last, or is being.
+/// Returns the worker of the latest refill.
 fn last_refilled(world: &World) -> u64 {
     world.arbiter.decisions().last().unwrap().gang.0
 }
@@ -86,7 +86,7 @@ fn parks(world: &World, id: u64) -> (bool, u32) {
     (gang.is_parked, gang.parks)
 }
 
-/// Three of 8 GiB, all busy, and the first one was parked by an operator and has given its memory back.
+/// Creates three busy workers of 8 GiB; an operator parked the first one, which has returned its memory.
 fn one_was_parked() -> World {
     let mut world = World::new(Settings::default(), &[(31, 140)]);
     (0..3).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
@@ -105,7 +105,7 @@ fn one_was_parked() -> World {
 fn the_end_of_a_wait_resets_parks() {
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
-    world.tell(Event::Cancelled { worker: WorkerId(0) });
+    world.tell(Event::Cancel { worker: WorkerId(0) });
     assert_eq!(parks(&world, 0), (false, 0));
 
     // The worker could not give its memory back, and wants what it already has.
@@ -133,7 +133,7 @@ fn the_end_of_a_wait_resets_parks() {
     assert_eq!(parks(&world, 0), (false, 0));
 }
 
-/// Two of 40 GiB in room for one take turns until these are at their longest; the second may pause for so long.
+/// Lets two workers of 40 GiB on a GPU with room for one take turns until the turns stop growing; the second one has `max_pause`.
 fn turns_of_two_large_ones(max_pause: Option<Duration>) -> (World, Vec<Duration>) {
     let mut world = World::new(Settings::default(), &[(46, 140)]);
     for id in 0..3 {
