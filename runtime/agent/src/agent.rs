@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::{Account, Action, Arbiter, Denied, Event, GangId, GpuId, Joined, Settings, WorkerId};
+use glake_arbiter::{Account, Action, Arbiter, Denied, Event, GpuId, Joined, Settings, WorkerId};
 use glake_units::Bytes;
 use glake_wire::{Activity, FrameError, Hello, Holder, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
 
-use crate::contexts::Asks;
+use crate::contexts::DriverRequests;
 use crate::metrics::Counts;
 use crate::roster::{Refusal, Roster, Worker, activity_of};
-use crate::{DriverAction, Entry, Identity, Journalled};
+use crate::{DriverAction, Entry, Identity, JournalRecord};
 
 /// Limit of unacknowledged messages to a worker; beyond it, the agent closes the connection until the next hello.
 const MOST_UNACKNOWLEDGED: usize = 1024;
@@ -41,16 +41,14 @@ pub struct Agent {
     pub(crate) again: BTreeMap<GpuId, Duration>,
     /// Journal entries that were not taken yet, for the next agent.
     pub(crate) entries: Vec<Entry>,
-    pub(crate) asks: Asks,
-    /// Processes that left while the driver had them locked, until they are restored.
-    pub(crate) strays: BTreeMap<Peer, Journalled>,
+    pub(crate) requests: DriverRequests,
     pub(crate) counts: Counts,
 }
 
 /// Reason for closing the connection of a joined worker.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Broken {
+pub enum ConnectionError {
     /// A message is missing.
     #[error("message {seq} came without the one before it")]
     Gap {
@@ -73,7 +71,7 @@ pub enum Broken {
 
 /// Status page of a worker, read at a known time of its process's clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub struct PageReading {
     /// Activity record of the page.
     pub activity: Activity,
     /// Idle time at that moment.
@@ -96,8 +94,7 @@ impl Agent {
             to_measure: BTreeSet::new(),
             again: BTreeMap::new(),
             entries: Vec::new(),
-            asks: Asks::default(),
-            strays: BTreeMap::new(),
+            requests: DriverRequests::default(),
             counts: Counts::default(),
         };
         for (gpu, (_, total)) in (0..).map(GpuId).zip(gpus) {
@@ -111,13 +108,8 @@ impl Agent {
         agent
     }
 
-    /// Returns the epoch of this agent.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// Adds a living worker that the journal of the previous agent names.
-    pub fn expect(&mut self, who: Identity, told: &Journalled, now: Duration) -> WorkerId {
+    pub fn expect(&mut self, who: Identity, told: &JournalRecord, now: Duration) -> WorkerId {
         self.now = now;
         let hello = Hello {
             name: told.name.clone(),
@@ -148,14 +140,14 @@ impl Agent {
         self.now = now;
         let known = self.roster.check(who, &hello)?;
         let id = match known.and_then(|id| Some((id, self.roster.get_mut(id)?))) {
-            // The same conversation goes on over another connection.
+            // The same conversation continues over a new connection.
             Some((id, worker)) if !worker.is_silent && hello.epoch == worker.epoch => {
                 worker.conversation.resume(hello.received);
                 worker.lost_since = None;
                 id
             }
             known => {
-                // One that left and was not heard, and is here again: what it says now is all that counts.
+                // The worker left unnoticed and returned: only its new report counts.
                 if let Some(id) = known.filter(|(_, worker)| !worker.is_silent).map(|(id, _)| id) {
                     self.leave(id);
                 }
@@ -165,7 +157,7 @@ impl Agent {
                     worker.epoch = self.epoch;
                 }
                 self.join(id, hello.starting, false);
-                if self.strays.contains_key(&who.peer) {
+                if self.requests.strays.contains_key(&who.peer) {
                     self.is_away_again(id);
                 }
                 if hello.wants {
@@ -199,7 +191,7 @@ impl Agent {
         }
         self.to_measure.extend(accounts.iter().map(|account| account.gpu));
         let profile = self.roster.profile(who, &name);
-        // One whose size nobody knows asks as it grows.
+        // A worker of unknown size requests memory as it grows.
         let is_start = !start.is_empty();
         let joined = Joined { worker: id, gang, ranks, activity, start, profile, accounts };
         if let Some(worker) = self.roster.get(id) {
@@ -214,7 +206,7 @@ impl Agent {
     /// Handles a frame of a worker.
     ///
     /// # Errors
-    /// [`Broken`]: the caller closes the connection; no message is lost.
+    /// [`ConnectionError`]: the caller closes the connection; no message is lost.
     pub fn hear(
         &mut self,
         id: WorkerId,
@@ -222,29 +214,29 @@ impl Agent {
         ack: u64,
         message: ToAgent,
         now: Duration,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ConnectionError> {
         self.now = now;
-        let worker = self.roster.get_mut(id).ok_or(Broken::Unknown)?;
+        let worker = self.roster.get_mut(id).ok_or(ConnectionError::Unknown)?;
         if matches!(message, ToAgent::Hello(_)) {
-            return Err(Broken::SecondHello);
+            return Err(ConnectionError::SecondHello);
         }
         let received = worker.conversation.receive(seq, ack);
         if worker.conversation.unacknowledged() == 0 {
             worker.asked_since = None;
         }
         match received {
-            Received::Gap => return Err(Broken::Gap { seq }),
+            Received::Gap => return Err(ConnectionError::Gap { seq }),
             Received::Repeated => return Ok(()),
             Received::New => {}
         }
-        // At least an acknowledgement.
+        // Send at least an acknowledgement.
         self.outbound.insert(id);
         self.apply(id, message);
         Ok(())
     }
 
     /// Handles the status page of a worker.
-    pub fn saw(&mut self, id: WorkerId, seen: Option<Seen>, now: Duration) {
+    pub fn saw(&mut self, id: WorkerId, seen: Option<PageReading>, now: Duration) {
         self.now = now;
         let page = seen.map(|seen| seen.activity);
         if self.roster.get(id).is_none_or(|worker| worker.activity == page) {
@@ -300,7 +292,7 @@ impl Agent {
             .filter(|(_, worker)| worker.lost_since.is_some_and(|since| since + UNHEARD <= now))
             .map(|(id, worker)| (id, worker.who.peer))
             .collect();
-        // One that is stopped is looked at again.
+        // Check a stopped process again later.
         unheard.iter().for_each(|(id, _)| self.lost(*id, now));
         unheard
     }
@@ -308,7 +300,7 @@ impl Agent {
     /// Removes a worker that runs without the agent; the meter counts its memory as unmanaged. The worker may join anew.
     pub fn give_up(&mut self, id: WorkerId, now: Duration) {
         self.now = now;
-        tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not been heard of: it goes on without the agent");
+        tracing::info!(target: "glake::agent", worker = %self.name(id), "a worker has not reconnected: it runs without the agent");
         self.counts.given_up += 1;
         self.leave(id);
     }
@@ -349,7 +341,7 @@ impl Agent {
             if worker.asked_since.is_none_or(|since| self.now < since + UNHEARD) {
                 continue;
             }
-            // One that the driver restores hears nothing before that is done.
+            // A worker under restore cannot respond yet.
             let may_hear = matches!(self.arbiter.state(id), Some("resident" | "asleep"));
             worker.asked_since = (!may_hear).then_some(self.now);
             if may_hear {
@@ -374,16 +366,16 @@ impl Agent {
     /// Returns the next frame for a worker.
     ///
     /// # Errors
-    /// [`Broken`]: the caller closes the connection.
-    pub fn frame(&mut self, id: WorkerId) -> Result<Option<Vec<u8>>, Broken> {
-        let worker = self.roster.get_mut(id).ok_or(Broken::Unknown)?;
+    /// [`ConnectionError`]: the caller closes the connection.
+    pub fn frame(&mut self, id: WorkerId) -> Result<Option<Vec<u8>>, ConnectionError> {
+        let worker = self.roster.get_mut(id).ok_or(ConnectionError::Unknown)?;
         if worker.conversation.unacknowledged() > MOST_UNACKNOWLEDGED {
-            return Err(Broken::Deaf);
+            return Err(ConnectionError::Deaf);
         }
         loop {
             match worker.conversation.next(ToWorker::Ack) {
                 Err(error @ FrameError::TooLong { .. }) => {
-                    tracing::warn!(target: "glake::agent", worker = worker.name, %error, "a message to a worker is not said");
+                    tracing::warn!(target: "glake::agent", worker = worker.name, %error, "a message to a worker could not be encoded");
                 }
                 frame => return Ok(frame?),
             }
@@ -407,22 +399,22 @@ impl Agent {
     }
 
     /// Returns the complete content of the journal.
-    pub fn journal(&self) -> Vec<Journalled> {
+    pub fn journal(&self) -> Vec<JournalRecord> {
         let workers = self.roster.workers().map(|(id, worker)| self.journalled(id, worker));
-        workers.chain(self.strays.values().cloned()).collect()
+        workers.chain(self.requests.strays.values().cloned()).collect()
     }
 
-    fn journalled(&self, id: WorkerId, worker: &Worker) -> Journalled {
+    fn journalled(&self, id: WorkerId, worker: &Worker) -> JournalRecord {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
         let mut leases: Vec<(String, Bytes)> =
             footprints.map(|of| (self.roster.gpu_name(of.gpu).to_owned(), of.lease)).collect();
-        // The arbiter does not know one that is about to join.
+        // The arbiter does not know a worker that is about to join.
         if leases.is_empty() {
             leases = worker.holdings.iter().map(|held| (held.gpu.clone(), held.lease)).collect();
         }
         let (name, gang, ranks) = (worker.name.clone(), worker.gang_name.clone(), worker.ranks);
         let away = worker.is_away;
-        Journalled { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases, away }
+        JournalRecord { name, peer: worker.who.peer, uid: worker.who.uid, gang, ranks, leases, away }
     }
 
     pub(crate) fn note_lease(&mut self, id: WorkerId, gpu: GpuId) {
@@ -465,10 +457,10 @@ impl Agent {
             }
             Action::StopCountingOn { worker, until } => {
                 let late = "it did not answer in time".to_owned();
-                // What it said itself says more.
+                // The worker's own report is more specific.
                 let why = self.roster.get_mut(worker).map(|worker| worker.failed.get_or_insert(late).clone());
                 let (name, now) = (self.name(worker), self.now);
-                tracing::warn!(target: "glake::agent", worker = %name, why, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker did not do what it was asked to: nothing is taken of it for a while, and what it may hold counts");
+                tracing::warn!(target: "glake::agent", worker = %name, why, for_s = (until.saturating_sub(now)).as_secs_f64(), "a worker missed a deadline: it is no victim for a while, and its lease counts as used");
             }
             Action::Deny { worker, why, .. } => {
                 if let Some(worker) = self.roster.get_mut(worker) {
@@ -478,7 +470,7 @@ impl Agent {
             Action::Grant { worker, gpu, .. } => {
                 self.note_lease(worker, gpu);
                 let name = self.roster.gpu_name(gpu).to_owned();
-                // It is told of a GPU that it has not named yet.
+                // The grant may be for a GPU that the worker has not reported yet.
                 if let Some(worker) = self.roster.get_mut(worker)
                     && !worker.holdings.iter().any(|held| held.gpu == name)
                 {
@@ -549,10 +541,6 @@ impl Agent {
     /// Returns the name of a worker.
     pub fn name(&self, id: WorkerId) -> String {
         self.roster.get(id).map_or_else(|| format!("worker {id}"), |worker| worker.name.clone())
-    }
-
-    pub(crate) fn gang_of(&self, gang: GangId) -> String {
-        self.roster.gang_name(gang)
     }
 }
 

@@ -11,11 +11,11 @@ use glake_arbiter::{Contexts, Event, WorkerId};
 use glake_wire::{Holding, Peer};
 
 use crate::roster::Worker;
-use crate::{Agent, Entry, Journalled};
+use crate::{Agent, Entry, JournalRecord};
 
 /// Request to the driver about a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DriverAsk {
+pub struct DriverRequest {
     pub peer: Peer,
     /// Name of the worker.
     pub name: String,
@@ -36,21 +36,43 @@ pub enum DriverAction {
 
 /// Requests to the driver.
 #[derive(Debug, Default)]
-pub(crate) struct Asks {
+pub(crate) struct DriverRequests {
     /// Requests that were not taken yet.
-    pending: Vec<DriverAsk>,
+    pending: Vec<DriverRequest>,
     /// Number of requests so far.
     count: u64,
     /// Number of the latest request about each process, until the process is known to run.
     last: BTreeMap<Peer, u64>,
+    /// Processes that left while the driver had them locked, until they are restored.
+    pub(crate) strays: BTreeMap<Peer, JournalRecord>,
+}
+
+impl DriverRequests {
+    /// Takes the pending requests. The caller writes the journal first.
+    pub(crate) fn take(&mut self) -> Vec<DriverRequest> {
+        std::mem::take(&mut self.pending)
+    }
+
+    fn push(&mut self, peer: Peer, name: String, action: DriverAction) {
+        let request = self.number(peer, name, action);
+        self.pending.push(request);
+    }
+
+    /// Numbers a request as the latest about its process.
+    fn number(&mut self, peer: Peer, name: String, action: DriverAction) -> DriverRequest {
+        self.count += 1;
+        let number = self.count;
+        self.last.insert(peer, number);
+        DriverRequest { peer, name, action, number }
+    }
+
+    /// Returns whether the request is still the latest about its process.
+    pub(crate) fn is_last(&self, request: &DriverRequest) -> bool {
+        self.last.get(&request.peer) == Some(&request.number)
+    }
 }
 
 impl Agent {
-    /// Takes the requests to the driver. The caller writes the journal first.
-    pub fn take_driver_asks(&mut self) -> Vec<DriverAsk> {
-        std::mem::take(&mut self.asks.pending)
-    }
-
     pub(crate) fn ask_driver(&mut self, id: WorkerId, action: DriverAction) {
         let Some(worker) = self.roster.get_mut(id) else { return };
         let peer = worker.who.peer;
@@ -58,21 +80,7 @@ impl Agent {
         if action == DriverAction::Checkpoint {
             self.set_away(id, true);
         }
-        let ask = self.number(peer, name, action);
-        self.asks.pending.push(ask);
-    }
-
-    /// Numbers a request as the latest about its process.
-    fn number(&mut self, peer: Peer, name: String, action: DriverAction) -> DriverAsk {
-        self.asks.count += 1;
-        let number = self.asks.count;
-        self.asks.last.insert(peer, number);
-        DriverAsk { peer, name, action, number }
-    }
-
-    /// Returns whether the request is still the latest about its process.
-    pub fn is_last(&self, ask: &DriverAsk) -> bool {
-        self.asks.last.get(&ask.peer) == Some(&ask.number)
+        self.requests.push(peer, name, action);
     }
 
     /// Returns whether the driver may have locked a worker and the journal says so.
@@ -89,23 +97,23 @@ impl Agent {
     }
 
     /// Handles the result of a request. Returns whether the process must be restored again although it is no worker any more.
-    pub fn contexts(&mut self, ask: &DriverAsk, contexts: Contexts, now: Duration) -> bool {
+    pub fn contexts(&mut self, ask: &DriverRequest, contexts: Contexts, now: Duration) -> bool {
         self.now = now;
-        if !self.is_last(ask) {
+        if !self.requests.is_last(ask) {
             return false;
         }
         let peer = ask.peer;
         let is_present = contexts == Contexts::Present;
-        // Nothing is asked any more about one that is lost.
+        // No further requests follow for a lost process.
         let is_over = is_present || contexts == Contexts::Lost;
         if is_over {
-            self.asks.last.remove(&peer);
+            self.requests.last.remove(&peer);
         }
         let Some(id) = self.roster.of(peer) else {
-            if is_over && self.strays.remove(&peer).is_some() {
+            if is_over && self.requests.strays.remove(&peer).is_some() {
                 self.entries.push(Entry::Gone(peer));
             }
-            return self.strays.contains_key(&peer);
+            return self.requests.strays.contains_key(&peer);
         };
         self.set_away(id, !is_present);
         self.to_measure.extend(self.gpus_of(id).into_iter().map(|(gpu, _)| gpu));
@@ -118,8 +126,8 @@ impl Agent {
         let Some(worker) = self.roster.get_mut(id) else { return };
         worker.is_away = true;
         let peer = worker.who.peer;
-        self.strays.remove(&peer);
-        self.asks.pending.retain(|ask| ask.peer != peer);
+        self.requests.strays.remove(&peer);
+        self.requests.pending.retain(|ask| ask.peer != peer);
         self.entries.push(Entry::Away { peer, away: true });
         self.step(Event::Contexts { worker: id, contexts: Contexts::Unknown });
     }
@@ -132,25 +140,24 @@ impl Agent {
         }
         let leases = worker.holdings.iter().map(|held: &Holding| (held.gpu.clone(), held.lease)).collect();
         let (name, uid) = (worker.name.clone(), worker.who.uid);
-        let stray = Journalled {
+        let stray = JournalRecord {
             name: name.clone(),
             peer,
             uid,
             ranks: 1,
             leases,
             away: true,
-            ..Journalled::default()
+            ..JournalRecord::default()
         };
-        self.strays.insert(peer, stray);
-        let ask = self.number(peer, name, DriverAction::Restore);
-        self.asks.pending.push(ask);
+        self.requests.strays.insert(peer, stray);
+        self.requests.push(peer, name, DriverAction::Restore);
     }
 
     /// Forgets a former worker's process that has died.
     pub(crate) fn forget_stray(&mut self, peer: Peer) {
-        self.asks.last.remove(&peer);
-        if self.strays.remove(&peer).is_some() {
-            self.asks.pending.retain(|ask| ask.peer != peer);
+        self.requests.last.remove(&peer);
+        if self.requests.strays.remove(&peer).is_some() {
+            self.requests.pending.retain(|ask| ask.peer != peer);
             self.entries.push(Entry::Gone(peer));
         }
     }
@@ -160,12 +167,13 @@ impl Agent {
         let is_lost = |id: WorkerId| self.arbiter.state(id) == Some("failed");
         let workers = self.roster.workers().filter(|(id, worker)| worker.is_away && !is_lost(*id));
         let workers = workers.map(|(_, worker)| (worker.who.peer, worker.name.clone()));
-        let strays = self.strays.values().map(|stray| (stray.peer, stray.name.clone()));
+        let strays = self.requests.strays.values().map(|stray| (stray.peer, stray.name.clone()));
         workers.chain(strays).collect()
     }
 
     /// Requests the restore of all locked processes.
-    pub fn restores(&mut self) -> Vec<DriverAsk> {
-        self.away().into_iter().map(|(peer, name)| self.number(peer, name, DriverAction::Restore)).collect()
+    pub fn restores(&mut self) -> Vec<DriverRequest> {
+        let away = self.away().into_iter();
+        away.map(|(peer, name)| self.requests.number(peer, name, DriverAction::Restore)).collect()
     }
 }

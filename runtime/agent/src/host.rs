@@ -1,14 +1,10 @@
-//! Queries to the host system.
-//!
-//! Inherited open files, which neither this process nor its workers should keep.
-//!
-//! Small private files beside the socket, written atomically.
+//! Host system: process queries, inherited descriptors, and small private files that are written atomically.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::{env, fs};
 
 use glake_meter::ProcessStat;
 use rustix::fs::OFlags;
@@ -22,7 +18,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
 /// Returns an epoch that differs at each start.
 pub(crate) fn epoch() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    // Below 2^53, which every reader of JSON knows exactly.
+    // Below 2^53, which JSON readers represent exactly.
     u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or(1).max(1)
 }
 
@@ -32,7 +28,7 @@ pub(crate) fn raise_descriptors() -> Rlimit {
     let mut limit = before;
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(target: "glake::agent", %error, "the limit of open files stays as it is");
+        tracing::debug!(target: "glake::agent", %error, "the limit of open files cannot be raised");
     }
     before
 }
@@ -55,7 +51,7 @@ pub fn close_inherited() {
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let others = numbers.into_iter().filter(|number| *number > 2 && !sockets.contains(number));
     for number in others.filter(|number| is_inherited(*number)) {
-        // Nobody here knows it.
+        // No code of this process uses the descriptor.
         let _ = nix::unistd::close(number);
     }
 }
@@ -98,7 +94,7 @@ pub fn write_whole(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
         file.write_all(bytes)
     });
     written.and_then(|()| fs::rename(beside, path)).inspect_err(|_| {
-        // What is half written helps nobody.
+        // Remove the incomplete file.
         let _ = fs::remove_file(beside);
     })
 }

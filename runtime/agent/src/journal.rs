@@ -17,7 +17,7 @@ const COMPACTED: u64 = 1 << 20;
 /// State of a worker in the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Journalled {
+pub struct JournalRecord {
     /// Name of the worker.
     pub name: String,
     pub peer: Peer,
@@ -38,7 +38,7 @@ pub struct Journalled {
 #[serde(rename_all = "lowercase")]
 pub enum Entry {
     /// A worker joined.
-    Joined(Journalled),
+    Joined(JournalRecord),
     /// A lease changed to `bytes`.
     Lease { peer: Peer, gpu: String, bytes: Bytes },
     /// The driver is about to checkpoint the process, or the process is known to run again.
@@ -62,17 +62,17 @@ pub(crate) struct Journal {
 impl Journal {
     /// Reads the journal of the previous agent; empty if there is none. Damaged lines, such as the last line of a killed agent, are
     /// skipped.
-    pub(crate) fn read(path: &Path) -> Vec<Journalled> {
+    pub(crate) fn read(path: &Path) -> Vec<JournalRecord> {
         let text = match std::fs::read(path) {
             Ok(text) => text,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    tracing::warn!(target: "glake::agent", path = %path.display(), %error, "the journal cannot be read: begun anew");
+                    tracing::warn!(target: "glake::agent", path = %path.display(), %error, "the journal cannot be read: a new one is started");
                 }
                 return Vec::new();
             }
         };
-        let mut workers: Vec<Journalled> = Vec::new();
+        let mut workers: Vec<JournalRecord> = Vec::new();
         for entry in text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()) {
             match entry {
                 Entry::Joined(joined) => {
@@ -112,14 +112,14 @@ impl Journal {
     ///
     /// # Errors
     /// The error of the file system; the old journal is unchanged.
-    pub(crate) fn replace(&mut self, workers: Vec<Journalled>) -> io::Result<()> {
+    pub(crate) fn replace(&mut self, workers: Vec<JournalRecord>) -> io::Result<()> {
         let beside = self.path.with_extension("new");
-        // Not synced, here and below: after a loss of power there are no workers.
+        // Not synced, here and below: workers do not survive a loss of power.
         let bytes = lines(workers.into_iter().map(Entry::Joined))?;
         let written = File::create(&beside).and_then(|mut file| file.write_all(&bytes).map(|()| file));
         let renamed = written.and_then(|file| std::fs::rename(&beside, &self.path).map(|()| file));
         let file = renamed.inspect_err(|_| {
-            // What is half written helps nobody.
+            // Remove the incomplete file.
             let _ = std::fs::remove_file(&beside);
         })?;
         (self.file, self.length) = (Some(file), bytes.len() as u64);
@@ -155,17 +155,17 @@ fn lines(entries: impl Iterator<Item = Entry>) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    fn worker(pid: u32) -> Journalled {
-        Journalled {
+    fn worker(pid: u32) -> JournalRecord {
+        JournalRecord {
             name: format!("w{pid}"),
             peer: Peer { pid, start: 9 },
             ranks: 1,
-            ..Journalled::default()
+            ..JournalRecord::default()
         }
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_is_damaged_passed_over() {
+    fn damaged_records_of_starts_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.journal");
         assert_eq!(Journal::read(&path), []);
@@ -182,9 +182,9 @@ mod tests {
         let away = |pid, away| Entry::Away { peer: Peer { pid, start: 9 }, away };
         journal.append(vec![away(1, true), away(3, true), away(3, false), away(7, true)]).unwrap();
         let leases = vec![("0".to_owned(), Bytes::gib(2))];
-        let expected = [Journalled { leases, away: true, ..worker(1) }, worker(3)];
+        let expected = [JournalRecord { leases, away: true, ..worker(1) }, worker(3)];
         assert_eq!(Journal::read(&path), expected);
-        // An agent that was killed while it wrote.
+        // An agent was killed while writing.
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&text[..], b"{\"lease\":{\"peer\""].concat()).unwrap();
         assert_eq!(Journal::read(&path), expected);
@@ -193,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_leaves_the_old_one() {
-        // Nothing can be written there.
+    fn a_full_disk_leaves_the_old_file() {
+        // The folder is not writable.
         let full = Path::new("/dev/full");
         if full.exists() {
             let folder = tempfile::tempdir().unwrap();

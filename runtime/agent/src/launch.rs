@@ -1,18 +1,14 @@
-//! Start of a worker's process: its program, its environment, its log.
+//! Start of a worker: its process, the processes that descend from it, and the record of starts.
 //!
 //! The process learns the agent's socket and its own name, with which it joins. Otherwise it is independent of the agent: it has its own
 //! process group, no input, and holds its log file itself, so that it survives the agent.
 //!
-//! Processes of one start: the process that the agent started, and its descendants.
+//! Processes of one start are recognized by their process group, which is the first process's number, and by the start number in their
+//! environment: a launcher gives ranks their own groups, and a program that sets a process title overwrites its environment. A process that
+//! hides both ways is not found.
 //!
-//! They are recognized by their process group, which is the first process's number, and by the start number in their environment: a
-//! launcher gives ranks their own groups, and a program that sets a process title overwrites its environment. A process that hides both
-//! ways is not found.
-//!
-//! Record of the workers that the agent started, beside the socket, for the next agent.
-//!
-//! Invariant: a start is recorded before it happens. The next agent therefore finds the process of every start: by its process id and start
-//! time, or, if the agent died in between, by the start number in the process's environment.
+//! Invariant: a start is recorded, in a file beside the socket, before it happens. The next agent therefore finds the process of every start:
+//! by its process id and start time, or, if the agent died in between, by the start number in the process's environment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
@@ -20,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::{env, fs, io};
+use std::{env, io};
 
 use glake_arbiter::node::{STARTED_WITH, Worker};
 use glake_meter::ProcessStat;
@@ -114,7 +110,7 @@ impl Launcher {
     /// [`LaunchError::Folder`].
     pub(crate) fn check_logs(&self, socket: &Path) -> Result<(), LaunchError> {
         let folder = self.folder(socket);
-        // What is beside the socket lies in a folder that is looked at too.
+        // The folder beside the socket is checked with the socket.
         if self.logs.is_some() || folder.exists() { check_folder(&folder) } else { Ok(()) }
     }
 
@@ -145,9 +141,9 @@ impl Launcher {
         command.envs(STARTED_WITH.into_iter().zip(told));
         let os = |source| LaunchError::Os { program: program.clone(), source };
         command.stderr(log.try_clone().map_err(os)?).stdout(log);
-        // What is not there is said better than by the operating system.
+        // A missing program gets a better message than the operating system's.
         let child = command.spawn().map_err(|source| find(worker).err().unwrap_or_else(|| os(source)))?;
-        // The agent has raised its own, which a worker inherits: programs may use what is as large as that.
+        // The agent raised its own limit; some programs allocate tables of the limit's size, so workers get the original one.
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         if let (Some(pid), Some(limit)) = (pid, limit) {
             let _ = prlimit(Some(pid), Resource::Nofile, limit);
@@ -245,7 +241,7 @@ impl Family {
         pids.filter(|pid| *pid != own && self.has(*pid))
             .filter_map(|pid| {
                 let pidfd = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
-                // After the descriptor: its number may have gone to another one before.
+                // Checked after opening the pidfd, because the number may have been reused before.
                 self.has(pid).then_some((pid, pidfd))
             })
             .collect()
@@ -255,7 +251,7 @@ impl Family {
     pub(crate) fn signal(&self, signal: Signal) -> Vec<OwnedFd> {
         let members = self.members();
         for (_, pidfd) in &members {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = pidfd_send_signal(pidfd, signal);
         }
         members.into_iter().map(|(_, pidfd)| pidfd).collect()
@@ -275,7 +271,7 @@ impl Family {
 
     fn is_marked(&self, pid: u32) -> bool {
         let wanted = format!("{MARK}={}", self.mark);
-        // Of another user's it cannot be read.
+        // The environment of another user's process is not readable.
         let environment =
             fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
@@ -288,7 +284,7 @@ const LONGEST: u64 = 16 << 20;
 /// Recorded start of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Started {
+pub(crate) struct StartRecord {
     pub(crate) name: String,
     /// Number of the start.
     pub(crate) mark: String,
@@ -299,8 +295,8 @@ pub(crate) struct Started {
 /// Content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-struct Written {
-    started: Vec<Started>,
+struct StartFile {
+    started: Vec<StartRecord>,
     /// Workers that an operator stopped.
     stopped: BTreeSet<String>,
 }
@@ -309,7 +305,7 @@ struct Written {
 #[derive(Debug)]
 pub(crate) struct Starts {
     path: PathBuf,
-    now: Written,
+    now: StartFile,
     /// Whether the file is up to date.
     is_written: bool,
 }
@@ -319,17 +315,17 @@ impl Starts {
     pub(crate) fn read(path: PathBuf) -> Starts {
         let read = read_whole(&path, LONGEST).and_then(|bytes| match bytes {
             Some(bytes) => Ok(serde_json::from_slice(&bytes)?),
-            None => Ok(Written::default()),
+            None => Ok(StartFile::default()),
         });
         let is_written = read.is_ok();
         let now = read.unwrap_or_else(|error| {
-            tracing::warn!(target: "glake::agent", path = %path.display(), %error, "which workers were started cannot be read: begun anew");
-            Written::default()
+            tracing::warn!(target: "glake::agent", path = %path.display(), %error, "the record of starts cannot be read: a new one is started");
+            StartFile::default()
         });
         Starts { path, now, is_written }
     }
 
-    pub(crate) fn started(&self) -> &[Started] {
+    pub(crate) fn started(&self) -> &[StartRecord] {
         &self.now.started
     }
 
@@ -338,7 +334,7 @@ impl Starts {
     }
 
     /// Records a start, in place of the previous one of this name.
-    pub(crate) fn put(&mut self, start: Started) -> io::Result<()> {
+    pub(crate) fn put(&mut self, start: StartRecord) -> io::Result<()> {
         self.now.started.retain(|other| other.name != start.name);
         self.now.started.push(start);
         self.is_written = false;
@@ -363,7 +359,7 @@ impl Starts {
 
     fn tell_of(&mut self, path: &Path) {
         if let Err(error) = self.write() {
-            tracing::warn!(target: "glake::agent", path = %path.display(), %error, "which workers were started cannot be written down");
+            tracing::warn!(target: "glake::agent", path = %path.display(), %error, "the record of starts cannot be written");
         }
     }
 
@@ -405,14 +401,14 @@ mod family_tests {
     }
 
     #[test]
-    fn those_of_a_group_and_those_with_the_number_are_found_and_no_other() {
+    fn members_are_found_by_group_and_by_start_number() {
         let mark = format!("{}-a", std::process::id());
         let (mut child, family) = started(&mark, "env -i sleep 100 & setsid sleep 100 & echo; wait");
         ready(&mut child);
         let (mut other, _) = started(&format!("{mark}-other"), "echo; exec sleep 100");
         ready(&mut other);
         let count = |family: &Family| family.members().len();
-        // A child may not have got as far as its program.
+        // A child may not have executed its program yet.
         while count(&Family { group: None, ..family.clone() }) != 2 || count(&family) != 3 {
             std::thread::yield_now();
         }
@@ -434,17 +430,17 @@ mod starts_tests {
     use super::*;
 
     #[test]
-    fn the_next_agent_reads_what_was_written_and_passes_over_what_is_damaged() {
+    fn the_next_agent_skips_damaged_lines_of_the_journal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.starts");
         let mut starts = Starts::read(path.clone());
         assert!(starts.started().is_empty() && starts.stopped().is_empty());
-        let start = |name: &str, pid| Started {
+        let start = |name: &str, pid| StartRecord {
             name: name.to_owned(),
             mark: format!("7-{name}"),
             peer: Some(Peer { pid, start: 3 }),
         };
-        let unknown = Started { peer: None, ..start("chat", 0) };
+        let unknown = StartRecord { peer: None, ..start("chat", 0) };
         starts.put(unknown.clone()).unwrap();
         assert_eq!(Starts::read(path.clone()).started(), [unknown]);
         starts.put(start("code", 2)).unwrap();
@@ -462,10 +458,10 @@ mod starts_tests {
     }
 
     #[test]
-    fn a_start_that_cannot_be_written_down_is_an_error() {
+    fn a_start_that_cannot_be_recorded_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let mut starts = Starts::read(folder.path().join("no/agent.starts"));
-        starts.put(Started::default()).unwrap_err();
+        starts.put(StartRecord::default()).unwrap_err();
         starts.set_stopped(["chat".to_owned()].into());
     }
 }

@@ -19,8 +19,9 @@
 )]
 
 mod agent;
+mod checkpoints;
 mod contexts;
-mod driver;
+mod daemon;
 mod host;
 mod journal;
 mod launch;
@@ -31,19 +32,18 @@ mod meters;
 mod metrics;
 mod roster;
 mod rows;
-mod server;
 mod supervise;
 mod supervisor;
 
+pub use crate::checkpoints::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
+pub use crate::daemon::{Options, ServeError, serve};
 pub use crate::host::{close_inherited, open_private, read_whole, write_whole};
 pub use crate::link::{ClientError, ask};
 pub use crate::listener::{Identity, PeerError};
-pub use agent::{Agent, Broken, Seen};
-pub use contexts::{DriverAction, DriverAsk};
-pub use driver::{DriverCommand, LOST, NO_ROOM, UNTOUCHED};
-pub use journal::{Entry, Journalled};
+pub use agent::{Agent, ConnectionError, PageReading};
+pub use contexts::{DriverAction, DriverRequest};
+pub use journal::{Entry, JournalRecord};
 pub use launch::{LaunchError, Launcher};
 pub use listener::{ListenError, check_folder, private_folder};
 pub use metrics::METRICS;
 pub use roster::Refusal;
-pub use server::{Options, ServeError, serve};

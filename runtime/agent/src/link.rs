@@ -1,12 +1,6 @@
-//! Connection of a worker or an operator: greeting, then frames in both directions.
-//!
-//! Requests of operators: `glake ps`, `shrink`, `refill`, `start`, `stop`, `explain`.
-//!
-//! Client of operators: one question, and its answer.
+//! Connections: the greeting, a worker's frames in both directions, the answers to operators, and the client side of operators.
 
-use std::io;
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -18,9 +12,9 @@ use glake_wire::{
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::agent::Broken;
-use crate::rows::Progress;
-use crate::server::{Link, Server};
+use crate::agent::ConnectionError;
+use crate::daemon::{Daemon, Link};
+use crate::supervisor::Progress;
 use crate::{Agent, Identity};
 
 const CHUNK: usize = 64 << 10;
@@ -36,30 +30,30 @@ pub(crate) struct Connection {
 }
 
 /// Connected peer after its greeting.
-pub(crate) enum Greeted {
+pub(crate) enum Visitor {
     Worker { id: WorkerId, connection: Connection, link: Rc<Link> },
     Operator { ask: Ask, connection: Connection },
 }
 
 /// Reads the first frame, and answers a worker's hello. Returns `None` if the connection is over.
-pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Greeted> {
+pub(crate) async fn greet(daemon: &Rc<Daemon>, stream: UnixStream) -> Option<Visitor> {
     let mut connection = Connection { stream, frames: Frames::default(), unsent: Vec::new() };
     let mut page = None;
     loop {
         let came = connection.receive().await.ok()?;
         page = page.or(came?);
-        // What is no operator's is a worker's, or nothing.
+        // A frame that is no operator's request must be a worker's hello.
         if let Ok(Some(Envelope { message: ask, .. })) = connection.frames.take::<Ask>() {
             let who = Identity::of(&connection.stream);
             return match who {
-                Ok(_) => Some(Greeted::Operator { ask, connection }),
+                Ok(_) => Some(Visitor::Operator { ask, connection }),
                 Err(why) => connection.refuse(&why, why.passes()).await,
             };
         }
         match connection.frames.take::<ToAgent>() {
             Ok(None) => {}
             Ok(Some(Envelope { message: ToAgent::Hello(hello), .. })) => {
-                return join(server, connection, hello, page).await;
+                return join(daemon, connection, hello, page).await;
             }
             Ok(Some(_)) => {
                 let why = format!(
@@ -74,11 +68,11 @@ pub(crate) async fn greet(server: &Rc<Server>, stream: UnixStream) -> Option<Gre
 }
 
 async fn join(
-    server: &Rc<Server>,
+    daemon: &Rc<Daemon>,
     mut connection: Connection,
     hello: Hello,
     page: Option<std::os::fd::OwnedFd>,
-) -> Option<Greeted> {
+) -> Option<Visitor> {
     let (who, pidfd) = match Identity::of(&connection.stream) {
         Ok(found) => found,
         Err(error) => return connection.refuse(&error, error.passes()).await,
@@ -92,34 +86,34 @@ async fn join(
         None => return connection.refuse("no descriptor is left for its activity page", true).await,
     };
     let name = hello.name.clone();
-    server.look_before_hello(&hello).await;
-    match server.tell(|agent, now| agent.hello(who, hello, now)) {
+    daemon.look_before_hello(&hello).await;
+    match daemon.tell(|agent, now| agent.hello(who, hello, now)) {
         Ok((id, welcome)) => {
             tracing::info!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a worker joined");
-            server.watch(who.peer, pidfd);
-            let link = server.connect(id, page);
-            server.look_at([id]);
+            daemon.watch(who.peer, pidfd);
+            let link = daemon.connect(id, page);
+            daemon.look_at([id]);
             let welcome = frame(&Envelope::unnumbered(ToWorker::Welcome(welcome))).ok()?;
             connection.unsent.extend(welcome);
-            Some(Greeted::Worker { id, connection, link })
+            Some(Visitor::Worker { id, connection, link })
         }
         Err(refusal) => connection.refuse(&refusal, refusal.passes()).await,
     }
 }
 
-impl Greeted {
-    pub(crate) async fn go_on(self, server: Rc<Server>) {
+impl Visitor {
+    pub(crate) async fn go_on(self, daemon: Rc<Daemon>) {
         match self {
-            Greeted::Operator { ask, mut connection } => {
-                // Who does not read any more is not an error.
-                let _ = operators::answer(&server, ask, &mut connection).await;
+            Visitor::Operator { ask, mut connection } => {
+                // A peer that has stopped reading is no error.
+                let _ = answer(&daemon, ask, &mut connection).await;
             }
-            Greeted::Worker { id, mut connection, link } => {
-                let over = connection.serve(&server, id, &link).await;
-                server.disconnect(id, &link);
+            Visitor::Worker { id, mut connection, link } => {
+                let over = connection.serve(&daemon, id, &link).await;
+                daemon.disconnect(id, &link);
                 if let Err(error) = over {
-                    let name = server.ask(|agent| agent.name(id));
-                    tracing::info!(target: "glake::agent", worker = %name, %error, "a worker's connection is over: it holds what it has, and may connect again");
+                    let name = daemon.ask(|agent| agent.name(id));
+                    tracing::info!(target: "glake::agent", worker = %name, %error, "a worker's connection is closed: it keeps its memory and may reconnect");
                 }
             }
         }
@@ -172,7 +166,7 @@ impl Connection {
 
     /// Waits until the other end closes.
     pub(crate) async fn closed(&mut self) {
-        // Nothing more is expected of it.
+        // No further input is expected.
         while let Ok(Some(_)) = self.receive().await {
             self.frames = Frames::default();
             tokio::task::yield_now().await;
@@ -180,9 +174,9 @@ impl Connection {
     }
 
     /// Refuses the peer with a reason and whether a retry can succeed, and closes the connection.
-    async fn refuse(&mut self, why: impl ToString, passes: bool) -> Option<Greeted> {
+    async fn refuse(&mut self, why: impl ToString, passes: bool) -> Option<Visitor> {
         let why = why.to_string();
-        // Whoever may be welcome another time comes every two seconds.
+        // A worker with a temporary refusal retries every two seconds.
         match passes {
             true => tracing::info!(target: "glake::agent", %why, "a connection is refused for now"),
             false => tracing::warn!(target: "glake::agent", %why, "a connection is refused"),
@@ -194,16 +188,16 @@ impl Connection {
     }
 
     /// Exchanges frames with a worker until either end closes.
-    async fn serve(&mut self, server: &Rc<Server>, id: WorkerId, link: &Rc<Link>) -> Result<(), Over> {
+    async fn serve(&mut self, daemon: &Rc<Daemon>, id: WorkerId, link: &Rc<Link>) -> Result<(), CloseReason> {
         let mut bytes = vec![0; CHUNK];
-        // Frames may have come with the first.
-        self.hear(server, id).await?;
+        // Further frames may have arrived with the first.
+        self.hear(daemon, id).await?;
         loop {
             if link.is_over.get() {
                 return Ok(());
             }
             if self.unsent.len() < CHUNK {
-                while let Some(frame) = server.frame(id)? {
+                while let Some(frame) = daemon.frame(id)? {
                     self.unsent.extend(frame);
                 }
             }
@@ -219,7 +213,7 @@ impl Connection {
             if !ready.is_readable() {
                 continue;
             }
-            // What is there, also of who has closed since; but not for ever, of one who writes on and on.
+            // Read the available bytes, also after a close, but a limited number from a peer that writes continuously.
             for turn in 0.. {
                 if turn == TURNS {
                     tokio::task::yield_now().await;
@@ -230,7 +224,7 @@ impl Connection {
                     Ok((0, _)) => return Ok(()),
                     Ok((length, _)) => {
                         self.frames.push(&bytes[..length]);
-                        self.hear(server, id).await?;
+                        self.hear(daemon, id).await?;
                     }
                     Err(error) if is_for_now(&error) => break,
                     Err(error) => return Err(error.into()),
@@ -239,10 +233,10 @@ impl Connection {
         }
     }
 
-    async fn hear(&mut self, server: &Rc<Server>, id: WorkerId) -> Result<(), Broken> {
+    async fn hear(&mut self, daemon: &Rc<Daemon>, id: WorkerId) -> Result<(), ConnectionError> {
         while let Some(Envelope { seq, ack, message, .. }) = self.frames.take::<ToAgent>()? {
-            server.look_before(id, &message).await;
-            server.tell(|agent, now| agent.hear(id, seq, ack, message, now))?;
+            daemon.look_before(id, &message).await;
+            daemon.tell(|agent, now| agent.hear(id, seq, ack, message, now))?;
         }
         Ok(())
     }
@@ -250,9 +244,9 @@ impl Connection {
 
 /// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
-enum Over {
+enum CloseReason {
     #[error(transparent)]
-    Broken(#[from] Broken),
+    ConnectionError(#[from] ConnectionError),
     #[error(transparent)]
     Os(#[from] io::Error),
 }
@@ -265,45 +259,45 @@ fn is_for_now(error: &io::Error) -> bool {
 const PART: usize = 16 << 10;
 
 /// Answers a request completely.
-pub(crate) async fn answer(server: &Rc<Server>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
+pub(crate) async fn answer(daemon: &Rc<Daemon>, ask: Ask, connection: &mut Connection) -> io::Result<()> {
     let answers = match ask {
         Ask::Ps => {
-            server.look();
-            let mut rows = server.ask(Agent::rows);
-            rows.extend(server.child_rows());
+            daemon.look();
+            let mut rows = daemon.ask(Agent::rows);
+            rows.extend(daemon.child_rows());
             rows.sort_by(|a, b| a.worker.cmp(&b.worker));
             whole(rows.into_iter().map(Answer::Row))
         }
-        Ask::Explain => whole(server.ask(Agent::decisions).into_iter().map(Answer::Decision)),
+        Ask::Explain => whole(daemon.ask(Agent::decisions).into_iter().map(Answer::Decision)),
         Ask::Metrics => {
-            server.look();
-            let text: Vec<char> = server.ask(crate::metrics::text).chars().collect();
+            daemon.look();
+            let text: Vec<char> = daemon.ask(crate::metrics::text).chars().collect();
             whole(text.chunks(PART).map(|part| Answer::Text { text: part.iter().collect() }))
         }
         Ask::Shrink { worker } => {
             let done = tokio::select! {
-                done = shrink(server, &worker) => done,
+                done = shrink(daemon, &worker) => done,
                 () = connection.closed() => return Ok(()),
             };
             vec![told(done)]
         }
         Ask::Refill { worker } => {
             let done = tokio::select! {
-                done = refill(server, &worker) => done,
+                done = refill(daemon, &worker) => done,
                 () = connection.closed() => return Ok(()),
             };
             vec![told(done)]
         }
         Ask::Start { worker } => {
             let done = tokio::select! {
-                done = server.start_worker(&worker) => done,
+                done = daemon.start_worker(&worker) => done,
                 () = connection.closed() => return Ok(()),
             };
             vec![told(done)]
         }
         Ask::Stop { worker } => {
             let done = tokio::select! {
-                done = server.stop_worker(&worker) => done,
+                done = daemon.stop_worker(&worker) => done,
                 () = connection.closed() => return Ok(()),
             };
             vec![told(done)]
@@ -324,38 +318,38 @@ fn told(done: Result<(), String>) -> Answer {
     done.map_or_else(|why| Answer::Error { why }, |()| Answer::End)
 }
 
-async fn shrink(server: &Rc<Server>, name: &str) -> Result<(), String> {
-    let id = server.ask(|agent| agent.find(name))?;
+async fn shrink(daemon: &Rc<Daemon>, name: &str) -> Result<(), String> {
+    let id = daemon.ask(|agent| agent.find(name))?;
     loop {
-        let change = server.change();
-        if server.ask(|agent| agent.may_shrink(id))? {
+        let change = daemon.change();
+        if daemon.ask(|agent| agent.may_shrink(id))? {
             break;
         }
         change.await;
     }
-    server.look();
-    server.tell(|agent, now| agent.ask_to_shrink(id, now));
-    finish(server, id, name, Agent::shrink_progress).await
+    daemon.look();
+    daemon.tell(|agent, now| agent.ask_to_shrink(id, now));
+    finish(daemon, id, name, Agent::shrink_progress).await
 }
 
-async fn refill(server: &Rc<Server>, name: &str) -> Result<(), String> {
-    if server.is_startable(name) {
-        server.start_worker(name).await?;
+async fn refill(daemon: &Rc<Daemon>, name: &str) -> Result<(), String> {
+    if daemon.is_startable(name) {
+        daemon.start_worker(name).await?;
     }
-    let id = server.ask(|agent| agent.find(name))?;
-    server.tell(|agent, now| agent.ask_to_refill(id, now))?;
-    finish(server, id, name, Agent::refill_progress).await
+    let id = daemon.ask(|agent| agent.find(name))?;
+    daemon.tell(|agent, now| agent.ask_to_refill(id, now))?;
+    finish(daemon, id, name, Agent::refill_progress).await
 }
 
 async fn finish(
-    server: &Rc<Server>,
+    daemon: &Rc<Daemon>,
     id: WorkerId,
     name: &str,
     progress: impl Fn(&Agent, WorkerId) -> Progress,
 ) -> Result<(), String> {
     loop {
-        let change = server.change();
-        match server.ask(|agent| progress(agent, id)) {
+        let change = daemon.change();
+        match daemon.ask(|agent| progress(agent, id)) {
             Progress::Done => return Ok(()),
             Progress::Failed(why) => return Err(format!("{name}: {why}")),
             Progress::UnderWay => change.await,
@@ -381,7 +375,7 @@ pub enum ClientError {
     Os(#[from] io::Error),
     /// The agent ended before it had answered.
     #[error("the agent ended before it had answered")]
-    Ended,
+    CommandResult,
     /// The agent refused the request, with its reason.
     #[error("{0}")]
     Refused(String),
@@ -398,7 +392,7 @@ pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
         }
         checked => checked?,
     }
-    let mut socket = UnixStream::connect(path).map_err(|error| match error.kind() {
+    let mut socket = std::os::unix::net::UnixStream::connect(path).map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => ClientError::Nobody(path.to_owned()),
         _ => ClientError::Os(error),
     })?;
@@ -414,7 +408,7 @@ pub fn ask(path: &Path, ask: Ask) -> Result<Vec<Answer>, ClientError> {
             }
         }
         match socket.read(&mut bytes)? {
-            0 => return Err(ClientError::Ended),
+            0 => return Err(ClientError::CommandResult),
             length => frames.push(&bytes[..length]),
         }
     }

@@ -1,6 +1,4 @@
-//! Socket for workers: its path, its protection from other users, and the lock that allows one agent.
-//!
-//! Identity of the process at the other end of a connection.
+//! Socket for workers: its path, its protection from other users, the lock that allows one agent, and the identity of connected processes.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -70,7 +68,7 @@ impl Listener {
             Err(_) => {}
         }
         let socket = UnixListener::bind(path).map_err(|error| os(path, error))?;
-        // Its folder lets nobody else in before.
+        // Until then, the folder keeps other users out.
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| os(path, error))?;
         Ok(Listener { socket, path: path.to_owned(), _lock: lock, is_own: true })
     }
@@ -241,14 +239,14 @@ impl Identity {
     pub fn of(socket: impl AsFd) -> Result<(Identity, OwnedFd), PeerError> {
         let credentials = getsockopt(&socket, PeerCredentials).map_err(std::io::Error::from)?;
         let (pid, uid) = (credentials.pid(), credentials.uid());
-        // A process of another namespace has number 0.
+        // Processes of other namespaces have number 0.
         let pid = Identity::check(pid, uid)?;
         let number = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0);
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Err(Errno::SRCH) => return Err(PeerError::Gone { pid: number }),
             pidfd => pidfd.map_err(std::io::Error::from)?,
         };
-        // After the descriptor: whoever has the number now is who it was opened for, or is gone.
+        // Checked after opening the pidfd: the number now belongs to the process of the pidfd, or to none.
         let start = started(number, ProcessStat::of(number))?;
         Ok((Identity { peer: Peer { pid: number, start }, uid }, pidfd))
     }
@@ -320,13 +318,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_one_agent_a_socket_and_what_a_dead_one_left_is_replaced() {
+    fn a_socket_has_one_agent_and_a_stale_one_is_replaced() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("glake/agent.sock");
         let first = Listener::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(matches!(Listener::bind(&path), Err(ListenError::Served(_))));
-        // As if it had been killed: the lock goes, the socket stays.
+        // Like a kill: the lock is released, the socket stays.
         let Listener { socket, .. } = &first;
         let stale = socket.try_clone().unwrap();
         drop(first);
@@ -342,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_reach_is_refused() {
+    fn a_folder_writable_by_others_is_refused() {
         let base = tempfile::tempdir().unwrap();
         let refused = |path: &Path| Listener::bind(path).unwrap_err().to_string();
         assert!(refused(Path::new("agent.sock")).contains("absolute"));
@@ -368,12 +366,12 @@ mod peer_tests {
     use super::*;
 
     #[test]
-    fn a_process_is_its_number_and_its_start() {
+    fn a_process_is_identified_by_number_and_start_time() {
         let (here, _there) = UnixStream::pair().unwrap();
         let (who, _) = Identity::of(&here).unwrap();
         let own = std::process::id();
         assert_eq!(who.peer, Peer { pid: own, start: start_of(own).unwrap() });
-        // In a namespace of its own it may know itself by another number.
+        // The process may have another number in its own namespace.
         who.agrees(Peer { pid: 1, ..who.peer }).unwrap();
         let reused = who.agrees(Peer { start: 1, ..who.peer }).unwrap_err().to_string();
         assert!(reused.contains("another has its number"), "{reused}");
@@ -383,7 +381,7 @@ mod peer_tests {
     }
 
     #[test]
-    fn what_cannot_be_read_for_now_is_not_gone() {
+    fn a_process_that_cannot_be_read_counts_as_alive() {
         let read = |errno: Errno| started(7, Err(errno.into())).unwrap_err();
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR, Errno::IO] {
             assert!(read(errno).passes(), "{errno}");
@@ -395,7 +393,7 @@ mod peer_tests {
     }
 
     #[test]
-    fn who_cannot_be_named_here_is_told_why() {
+    fn processes_of_other_namespaces_are_refused_with_a_reason() {
         let own = geteuid().as_raw();
         assert!(matches!(Identity::check(0, own), Err(PeerError::Pid)));
         assert!(matches!(Identity::check(7, UNMAPPED), Err(PeerError::User)));

@@ -1,6 +1,4 @@
-//! Conversion of workers' messages into events of the arbiter.
-//!
-//! Comparison of meter readings with the reports of workers.
+//! Inputs of the agent's core: messages of workers become events of the arbiter, and meter readings are compared with their reports.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +9,7 @@ use glake_units::Bytes;
 use glake_wire::{Holding, Peer, ToAgent, ToWorker};
 
 use crate::Agent;
+use crate::roster::Worker;
 
 impl Agent {
     /// Passes a worker's message to the arbiter.
@@ -21,7 +20,7 @@ impl Agent {
                 let deadline = self.deadline(worker, deadline_ms.map(Duration::from_millis));
                 self.step(Event::Want { worker, deadline });
             }
-            ToAgent::Cancel => self.step(Event::Cancelled { worker }),
+            ToAgent::Cancel => self.step(Event::Cancel { worker }),
             ToAgent::Grow { gpu, bytes, within_ms } => {
                 let within = Duration::from_millis(within_ms);
                 match gpu_of(self, &gpu) {
@@ -43,7 +42,7 @@ impl Agent {
             }
             ToAgent::Parked => self.step(Event::Parked { worker }),
             ToAgent::Shrunk { holdings } => {
-                let is_last = self.has_answered_shrinks(worker);
+                let is_last = self.roster.get_mut(worker).is_none_or(Worker::has_answered_shrinks);
                 let accounts = self.hold(worker, holdings, Ok(()));
                 self.step(match is_last {
                     true => Event::Shrunk { worker, accounts },
@@ -52,7 +51,7 @@ impl Agent {
             }
             ToAgent::Refilled { holdings } => {
                 let accounts = self.hold(worker, holdings, Ok(()));
-                // Its first use has been prepared: from then on its context is as large as it gets.
+                // The first use has been prepared, and the context has reached its final size.
                 let mut known = self.roster.get_mut(worker);
                 if let Some(worker) = &mut known {
                     worker.starts_since = None;
@@ -66,7 +65,10 @@ impl Agent {
                 self.counts.failed(&what);
                 let task = match what.as_str() {
                     "park" => Some(Task::Park),
-                    "shrink" => self.has_answered_shrinks(worker).then_some(Task::Shrink),
+                    "shrink" => {
+                        let worker = self.roster.get_mut(worker);
+                        worker.is_none_or(Worker::has_answered_shrinks).then_some(Task::Shrink)
+                    }
                     "refill" => Some(Task::Refill),
                     _ => None,
                 };
@@ -86,13 +88,6 @@ impl Agent {
         }
     }
 
-    /// Counts the answer to one of the shrinks of a command. Returns whether it was the last, of which the arbiter is told.
-    fn has_answered_shrinks(&mut self, id: WorkerId) -> bool {
-        let Some(worker) = self.roster.get_mut(id) else { return true };
-        worker.shrinks = worker.shrinks.saturating_sub(1);
-        worker.shrinks == 0
-    }
-
     /// Records the holdings after a command, and its failure.
     fn hold(&mut self, id: WorkerId, told: Vec<Holding>, outcome: Result<(), String>) -> Vec<Account> {
         if let Some(worker) = self.roster.get_mut(id) {
@@ -102,7 +97,7 @@ impl Agent {
     }
 
     fn hold_still(&mut self, id: WorkerId, told: Vec<Holding>) -> Vec<Account> {
-        // Of GPUs that are here, each once.
+        // Keeps one holding for each known GPU.
         let mut known: Vec<Holding> = Vec::new();
         for held in told {
             if self.roster.gpu(&held.gpu).is_some() && known.iter().all(|other| other.gpu != held.gpu) {
@@ -123,9 +118,9 @@ impl Agent {
 }
 
 /// Difference up to which a floor counts as unchanged.
-const SAME: Bytes = Bytes::mib(1);
+const FLOOR_TOLERANCE: Bytes = Bytes::mib(1);
 /// Delay of the second reading that confirms a changed floor.
-const AGAIN: Duration = Duration::from_millis(50);
+const CONFIRM_AFTER: Duration = Duration::from_millis(50);
 
 impl Agent {
     /// Returns the memory of a GPU in each worker's pools, by its status page.
@@ -154,12 +149,12 @@ impl Agent {
             let used = memory.of_process(peer.pid);
             if is_silent {
                 let made = self.count_silent(id, gpu, &name, used);
-                // Where it is not listed all of it may be made.
+                // All of an unlisted worker's lease may be in use.
                 physical.extend((!used.is_zero()).then_some((id, made)));
             } else if let Some(made) = made {
-                // What is not sure to be a worker's counts as others', so that nobody is given it.
+                // Memory of uncertain ownership counts as unmanaged, so that it is not granted.
                 physical.push((id, made.min(before.get(&id).copied().unwrap_or_default())));
-                // Where the meter does not list it, it is in another pid namespace.
+                // An unlisted process runs in another pid namespace.
                 let is_away = self.roster.get(id).is_some_and(|worker| worker.is_away);
                 if !used.is_zero() && !is_away {
                     self.set_floor(id, gpu, used.saturating_sub(made));
@@ -173,21 +168,19 @@ impl Agent {
     fn set_floor(&mut self, id: WorkerId, gpu: GpuId, floor: Bytes) {
         let unmeasured = self.roster.file().node.floor();
         let Some(worker) = self.roster.get_mut(id) else { return };
-        let same = |known: Bytes| known.max(floor).saturating_sub(known.min(floor)) < SAME;
+        let same = |known: Bytes| known.max(floor).saturating_sub(known.min(floor)) < FLOOR_TOLERANCE;
         if same(worker.floor(gpu, unmeasured)) {
             worker.seen_floors.remove(&gpu);
             return;
         }
         if !worker.seen_floors.insert(gpu, floor).is_some_and(same) {
-            self.again.entry(gpu).or_insert(self.now + AGAIN);
+            self.again.entry(gpu).or_insert(self.now + CONFIRM_AFTER);
             return;
         }
         worker.seen_floors.remove(&gpu);
         worker.floors.insert(gpu, floor);
-        if self.roster.get(id).is_some() {
-            let accounts = self.roster.accounts(id);
-            self.step(Event::Changed { worker: id, accounts });
-        }
+        let accounts = self.roster.accounts(id);
+        self.step(Event::Changed { worker: id, accounts });
     }
 
     /// Raises the lease of a silent worker to its measured memory, because its last grants may be missing in the journal. Returns the
@@ -213,7 +206,7 @@ mod tests {
     use glake_wire::{Hello, Holding, Peer, ToAgent};
 
     use super::*;
-    use crate::{Identity, Journalled};
+    use crate::{Identity, JournalRecord};
 
     fn who(pid: u32) -> Identity {
         Identity { peer: Peer { pid, start: 1 }, uid: 0 }
@@ -221,17 +214,17 @@ mod tests {
 
     /// After a full disk, the journal may know less than a worker was granted: until its hello, the meter's reading counts.
     #[test]
-    fn who_is_silent_counts_with_at_least_what_the_meter_shows() {
+    fn a_silent_worker_counts_at_least_with_its_measured_memory() {
         let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
         let file =
             NodeFile::parse("[node]\nbudget = \"40GiB\"\nreserve = \"0B\"\nfloor = \"640MiB\"\n").unwrap();
         let mut agent = Agent::new(file, vec![("0".to_owned(), gib(80))], 1);
-        let told = Journalled {
+        let told = JournalRecord {
             name: "silent".to_owned(),
             peer: who(100).peer,
             ranks: 1,
             leases: vec![("0".to_owned(), gib(5))],
-            ..Journalled::default()
+            ..JournalRecord::default()
         };
         agent.expect(who(100), &told, at(0));
         let has = gib(20).saturating_add(mib(640));
@@ -245,7 +238,7 @@ mod tests {
             agent.measured(GpuId(0), at(second), &memory, &BTreeMap::new(), at(second));
         }
         let silent = agent.rows()[0].leased;
-        // Another one wants 30 GiB of the budget of 40.
+        // Another worker wants 30 GiB of the budget of 40 GiB.
         let held = Holding { gpu: "0".to_owned(), evicted: gib(30), ..Holding::default() };
         let hello = Hello { name: "other".to_owned(), ranks: 1, holdings: vec![held], ..Hello::default() };
         let (id, _) = agent.hello(who(200), hello, at(4)).unwrap();
@@ -259,10 +252,14 @@ mod tests {
 
     /// A worker that left while no agent was running joins the next agent under another name.
     #[test]
-    fn who_left_while_there_was_no_agent_may_join_under_another_name() {
+    fn a_worker_may_rename_itself_while_no_agent_runs() {
         let mut agent = Agent::new(NodeFile::parse("").unwrap(), vec![("0".to_owned(), Bytes::gib(80))], 1);
-        let told =
-            Journalled { name: "before".to_owned(), peer: who(100).peer, ranks: 1, ..Journalled::default() };
+        let told = JournalRecord {
+            name: "before".to_owned(),
+            peer: who(100).peer,
+            ranks: 1,
+            ..JournalRecord::default()
+        };
         agent.expect(who(100), &told, Duration::ZERO);
         let hello = Hello { name: "after".to_owned(), peer: who(100).peer, ranks: 1, ..Hello::default() };
         let joined = agent.hello(who(100), hello, Duration::from_secs(1));
@@ -271,19 +268,19 @@ mod tests {
 
     /// The agent restarts while a worker loads: memory granted but not created yet must not hide unmanaged memory.
     #[test]
-    fn what_a_silent_worker_has_not_made_is_not_taken_off_what_others_use() {
+    fn unused_lease_of_a_silent_worker_does_not_hide_unmanaged_memory() {
         let (gib, mib, at) = (Bytes::gib, Bytes::mib, Duration::from_secs);
         let file = NodeFile::parse("[node]\nreserve = \"0B\"\nfloor = \"640MiB\"\n").unwrap();
         let mut agent = Agent::new(file, vec![("0".to_owned(), gib(80))], 1);
-        let told = Journalled {
+        let told = JournalRecord {
             name: "loading".to_owned(),
             peer: who(100).peer,
             ranks: 1,
             leases: vec![("0".to_owned(), gib(40))],
-            ..Journalled::default()
+            ..JournalRecord::default()
         };
         agent.expect(who(100), &told, at(0));
-        // It has made 2 GiB of 40; a program that nobody manages has 30 GiB.
+        // The worker has created 2 GiB of 40; an unmanaged program has 30 GiB.
         let made = gib(2).saturating_add(mib(640));
         let memory = GpuMemory {
             total: gib(80),

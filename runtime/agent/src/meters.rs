@@ -12,7 +12,7 @@ use glake_units::Bytes;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, timeout};
 
-use crate::server::{MEASURE, Server};
+use crate::daemon::{Daemon, METER_INTERVAL};
 
 /// Readings of the meters, finished and under way.
 pub(crate) struct Meters {
@@ -48,16 +48,16 @@ impl Meters {
     }
 
     fn is_old(&self, gpu: GpuId, at: Duration) -> bool {
-        self.read_at.borrow().get(&gpu).is_none_or(|read| *read + MEASURE < at)
+        self.read_at.borrow().get(&gpu).is_none_or(|read| *read + METER_INTERVAL < at)
     }
 
     /// Returns whether an earlier reading hangs in the driver.
     fn hangs(&self, gpu: GpuId) -> bool {
-        self.reading.borrow().get(&gpu).is_some_and(|reading| reading.since.elapsed() > MEASURE)
+        self.reading.borrow().get(&gpu).is_some_and(|reading| reading.since.elapsed() > METER_INTERVAL)
     }
 }
 
-impl Server {
+impl Daemon {
     /// Reads meters with old readings and waits for the results, with a timeout for a driver that hangs. Other connections are served
     /// meanwhile.
     pub(crate) async fn measure_old(self: &Rc<Self>, gpus: Vec<(GpuId, String)>) {
@@ -77,7 +77,7 @@ impl Server {
                 }
             }
         };
-        let _ = timeout(MEASURE, all).await;
+        let _ = timeout(METER_INTERVAL, all).await;
     }
 
     /// Starts a reading in the background. If one is under way, the meter is read once more afterwards.
@@ -87,24 +87,24 @@ impl Server {
             return;
         }
         self.meters.reading.borrow_mut().insert(gpu, Reading { since: Instant::now(), again: false });
-        let server = self.clone();
+        let daemon = self.clone();
         spawn_local(async move {
             loop {
-                let (meter, asked, begun) = (server.meters.meter.clone(), name.clone(), server.now());
-                server.look();
-                server.wake();
-                let before = server.ask(|agent| agent.made(gpu));
+                let (meter, asked, begun) = (daemon.meters.meter.clone(), name.clone(), daemon.now());
+                daemon.look();
+                daemon.wake();
+                let before = daemon.ask(|agent| agent.made(gpu));
                 let read = tokio::task::spawn_blocking(move || meter.read(&asked)).await;
-                server.look();
+                daemon.look();
                 let read = read.map_err(|error| error.to_string());
-                server.measured(
+                daemon.measured(
                     gpu,
                     begun,
                     read.and_then(|read| read.map_err(|error| error.to_string())),
                     &before,
                 );
-                server.wake();
-                let mut reading = server.meters.reading.borrow_mut();
+                daemon.wake();
+                let mut reading = daemon.meters.reading.borrow_mut();
                 match reading.get_mut(&gpu) {
                     Some(under_way) if under_way.again => {
                         *under_way = Reading { since: Instant::now(), again: false };
@@ -131,7 +131,7 @@ impl Server {
         match read {
             Ok(memory) => self.tell_quietly(|agent, now| agent.measured(gpu, begun, &memory, before, now)),
             Err(error) if self.meters.unanswered.borrow_mut().insert(gpu) => {
-                tracing::warn!(target: "glake::agent", %error, "the meter does not answer: what it said last stands");
+                tracing::warn!(target: "glake::agent", %error, "the meter does not respond: its last reading stays in use");
             }
             Err(_) => {}
         }

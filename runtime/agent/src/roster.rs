@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use glake_arbiter::node::NodeFile;
-use glake_arbiter::{Account, GangId, GpuId, Profile, WorkerId};
+use glake_arbiter::{Account, GangId, GpuId, Profile, UseState, WorkerId};
 use glake_units::Bytes;
 use glake_wire::{Activity, Conversation, Hello, Holding, Peer, ToWorker};
 
@@ -124,6 +124,12 @@ impl Worker {
         told.resident.max(self.made(&told.gpu).unwrap_or_default()).max(silent)
     }
 
+    /// Counts the answer to one of the shrinks of a command. Returns whether it was the last, of which the arbiter is told.
+    pub(crate) fn has_answered_shrinks(&mut self) -> bool {
+        self.shrinks = self.shrinks.saturating_sub(1);
+        self.shrinks == 0
+    }
+
     /// Returns the memory of its pools on all GPUs.
     pub(crate) fn all_resident(&self) -> Bytes {
         self.holdings.iter().map(|told| self.resident(told)).sum()
@@ -168,7 +174,7 @@ impl Roster {
         let known = self.by_peer.get(&who.peer).copied();
         if let Some(worker) = known.and_then(|id| self.workers.get(&id))
             && worker.name != name
-            // Who is silent may have left while there was no agent, and who has no connection, without being heard.
+            // A silent or disconnected worker may have left unnoticed.
             && !worker.is_silent
             && worker.lost_since.is_none()
         {
@@ -367,13 +373,13 @@ impl Roster {
 
 /// Classifies a worker's activity. Without a page, or while loading, a worker may use its memory at any time; uses that never reached a
 /// safe point end by themselves.
-pub(crate) fn activity_of(page: Option<glake_wire::Activity>) -> glake_arbiter::Activity {
-    let Some(page) = page else { return glake_arbiter::Activity::Capturing };
+pub(crate) fn activity_of(page: Option<glake_wire::Activity>) -> UseState {
+    let Some(page) = page else { return UseState::Capturing };
     match page {
-        _ if page.captures || page.begun == 0 => glake_arbiter::Activity::Capturing,
-        _ if page.uses == 0 => glake_arbiter::Activity::Idle,
-        _ if page.parks => glake_arbiter::Activity::Busy,
-        _ => glake_arbiter::Activity::Running,
+        _ if page.captures || page.begun == 0 => UseState::Capturing,
+        _ if page.uses == 0 => UseState::Idle,
+        _ if page.parks => UseState::Busy,
+        _ => UseState::Running,
     }
 }
 
@@ -406,25 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_known_to_be_idle_is() {
+    fn only_a_reported_idle_worker_counts_as_idle() {
         let page = glake_wire::Activity { begun: 1, ..glake_wire::Activity::default() };
-        assert_eq!(activity_of(None), glake_arbiter::Activity::Capturing);
-        assert_eq!(activity_of(Some(page)), glake_arbiter::Activity::Idle);
-        assert_eq!(
-            activity_of(Some(glake_wire::Activity { begun: 0, ..page })),
-            glake_arbiter::Activity::Capturing
-        );
-        assert_eq!(
-            activity_of(Some(glake_wire::Activity { uses: 2, ..page })),
-            glake_arbiter::Activity::Running
-        );
-        assert_eq!(
-            activity_of(Some(glake_wire::Activity { uses: 2, parks: true, ..page })),
-            glake_arbiter::Activity::Busy
-        );
-        assert_eq!(
-            activity_of(Some(glake_wire::Activity { captures: true, ..page })),
-            glake_arbiter::Activity::Capturing
-        );
+        assert_eq!(activity_of(None), UseState::Capturing);
+        assert_eq!(activity_of(Some(page)), UseState::Idle);
+        assert_eq!(activity_of(Some(glake_wire::Activity { begun: 0, ..page })), UseState::Capturing);
+        assert_eq!(activity_of(Some(glake_wire::Activity { uses: 2, ..page })), UseState::Running);
+        assert_eq!(activity_of(Some(glake_wire::Activity { uses: 2, parks: true, ..page })), UseState::Busy);
+        assert_eq!(activity_of(Some(glake_wire::Activity { captures: true, ..page })), UseState::Capturing);
     }
 }

@@ -3,21 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use glake_arbiter::{Activity, Outcome, Why, WorkerId};
+use glake_arbiter::{Outcome, UseState, Why, WorkerId};
 use glake_units::Bytes;
-use glake_wire::{DecisionRow, TakenRow, ToWorker, WorkerRow};
+use glake_wire::{DecisionRow, ToWorker, VictimRow, WorkerRow};
 
 use crate::Agent;
 use crate::roster::{Worker, activity_of, base};
-use crate::supervisor::{LONGEST_START, Presence, View};
-
-/// Progress of an operator's command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    UnderWay,
-    Done,
-    Failed(String),
-}
+use crate::supervisor::{LONGEST_START, Presence, Progress, View};
 
 impl Agent {
     /// Returns the rows of all workers, by name.
@@ -31,7 +23,7 @@ impl Agent {
     fn row(&self, id: WorkerId, worker: &Worker) -> WorkerRow {
         let footprints = self.arbiter.footprints().filter(|of| of.worker == id);
         let resident = worker.all_resident();
-        let is_busy = activity_of(worker.activity) != Activity::Idle;
+        let is_busy = activity_of(worker.activity) != UseState::Idle;
         let state = match self.arbiter.state(id).unwrap_or("gone") {
             "resident" if worker.activity.is_none() => "resident",
             "resident" if is_busy => "busy",
@@ -57,7 +49,7 @@ impl Agent {
     /// Returns the present workers, and the GPUs with starts that are not the supervisor's.
     pub(crate) fn view(&self, is_started: impl Fn(&str) -> bool, now: Duration) -> View {
         let mut view = View::default();
-        // How many have joined, of how many, and whether one of them starts.
+        // Joined ranks, all ranks, and whether a rank is starting.
         let mut gangs: BTreeMap<&str, (u32, u32, bool)> = BTreeMap::new();
         for (id, worker) in self.roster.workers() {
             let name = base(&worker.name);
@@ -81,15 +73,15 @@ impl Agent {
 
     /// Returns the latest decisions, the oldest first.
     pub fn decisions(&self) -> Vec<DecisionRow> {
-        let taken = |victim: &glake_arbiter::Victim| TakenRow {
-            worker: self.gang_of(victim.gang),
+        let taken = |victim: &glake_arbiter::Victim| VictimRow {
+            worker: self.roster.gang_name(victim.gang),
             gpu: self.roster.gpu_name(victim.gpu).to_owned(),
             bytes: victim.bytes,
             why: why(victim.why).to_owned(),
         };
         let row = |of: &glake_arbiter::Decision| DecisionRow {
             ago_s: self.now.saturating_sub(of.at).as_secs_f64(),
-            worker: self.gang_of(of.gang),
+            worker: self.roster.gang_name(of.gang),
             class: of.class,
             waited_s: of.waited.as_secs_f64(),
             needed: of.needed.iter().map(|(_, bytes)| *bytes).sum(),
@@ -103,7 +95,7 @@ impl Agent {
 
     /// Finds the worker for an operator's name.
     pub(crate) fn find(&self, name: &str) -> Result<WorkerId, String> {
-        // Ranks have their number in their name: the first of them stands for all.
+        // Names of ranks end with their number: the first rank represents all.
         let rank = || self.roster.workers().find(|(_, worker)| base(&worker.name) == name).map(|(id, _)| id);
         self.roster.named(name).or_else(rank).ok_or_else(|| {
             let known: Vec<&str> = self.roster.workers().map(|(_, worker)| worker.name.as_str()).collect();
@@ -152,7 +144,7 @@ impl Agent {
         }
         worker.failed = None;
         worker.asked_since.get_or_insert(now);
-        // One that is checkpointed hears it when it has been restored, at the latest.
+        // A checkpointed worker receives the message after its restore.
         self.step(glake_arbiter::Event::Refill { worker: id });
         self.say(id, ToWorker::Refill);
         Ok(())
@@ -185,7 +177,7 @@ impl Agent {
         match (self.arbiter.state(id), &worker.failed) {
             (_, Some(why)) => Progress::Failed(why.clone()),
             (Some("failed"), None) => Progress::Failed(LOST.to_owned()),
-            // Whether it still wishes for mere room, to grow or that was discarded, keeps nobody waiting.
+            // Room to grow, and room of discarded memory, is optional: do not wait for it.
             (Some("resident" | "asleep"), None) if evicted.is_zero() => Progress::Done,
             _ => Progress::UnderWay,
         }
@@ -271,7 +263,7 @@ mod tests {
     fn saw(agent: &mut Agent, id: WorkerId, made: Bytes, begun: u64) {
         let mut activity = glake_wire::Activity { begun, ..glake_wire::Activity::default() };
         activity.made[0] = made.get();
-        agent.saw(id, Some(crate::Seen { activity, idle_for: NOW }), NOW);
+        agent.saw(id, Some(crate::PageReading { activity, idle_for: NOW }), NOW);
     }
 
     /// Returns the destination of a shrink's copies.
@@ -288,7 +280,7 @@ mod tests {
 
     /// A worker reports its holdings after it has grown, and earlier releases never do: its page shows the growth at once.
     #[test]
-    fn memory_that_a_worker_has_not_told_of_counts_as_used_and_written() {
+    fn unreported_memory_counts_as_resident_and_dirty() {
         let mut agent = agent("[node]\nhost_budget = \"300MiB\"\n");
         let id = join(&mut agent, false, held("0", [512, 0, 0, 0]));
         assert_eq!(state(&agent), "resident");
@@ -312,7 +304,7 @@ mod tests {
             let held = held("0", [512, 512, 0, 0]);
             Holding { dirty: MIB(100), discardable: MIB(412), unused, as_of, ..held }
         };
-        // In what is discarded anyway nothing is ever copied.
+        // Discarded memory is never copied.
         let cases = [
             (told(Some(MIB(412)), Some(3)), glake_wire::Tier::Host),
             (told(Some(MIB(412)), Some(2)), glake_wire::Tier::File),
@@ -330,13 +322,13 @@ mod tests {
 
     /// The journal knows only its lease.
     #[test]
-    fn a_silent_worker_holds_all_that_it_is_leased() {
+    fn a_silent_worker_counts_with_its_lease() {
         let mut agent = agent("");
-        let told = crate::Journalled {
+        let told = crate::JournalRecord {
             name: "silent".to_owned(),
             ranks: 1,
             leases: vec![("0".to_owned(), MIB(512))],
-            ..crate::Journalled::default()
+            ..crate::JournalRecord::default()
         };
         agent.expect(Identity { peer: Peer { pid: 7, start: 1 }, uid: 0 }, &told, NOW);
         assert_eq!((state(&agent).as_str(), agent.rows()[0].resident), ("silent", MIB(512)));
@@ -359,7 +351,7 @@ mod tests {
 
     /// The memory of a stopped worker returns once it continues; an operator must not wait forever.
     #[test]
-    fn a_refill_of_a_worker_that_is_stopped_ends() {
+    fn a_refill_of_a_stopped_process_ends() {
         let mut agent = agent("");
         let id = join(&mut agent, false, held("0", [0, 0, 2048, 256]));
         agent.ask_to_refill(id, NOW).unwrap();
@@ -375,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refill_that_is_heard_is_waited_for() {
+    fn an_acknowledged_refill_is_awaited() {
         let mut agent = agent("");
         let id = join(&mut agent, false, held("0", [0, 0, 2048, 256]));
         agent.ask_to_refill(id, NOW).unwrap();
@@ -389,7 +381,7 @@ mod tests {
 
     /// For example, only the machine's second GPU is visible to the worker.
     #[test]
-    fn a_worker_that_starts_on_another_gpu_than_the_file_says_counts_where_it_is() {
+    fn a_worker_on_another_gpu_than_in_the_file_counts_there() {
         let mut agent = agent(FILE);
         let id = join(&mut agent, true, held("1", [0; 4]));
         let leases = agent.arbiter.footprints().map(|of| (of.gpu.0, of.lease)).collect::<Vec<_>>();
@@ -401,7 +393,7 @@ mod tests {
 
     /// The agent restarted while the worker was loading.
     #[test]
-    fn a_start_that_the_next_agent_hears_of_gets_what_is_missing_of_its_size() {
+    fn a_start_under_a_new_agent_gets_the_rest_of_its_size() {
         let mut agent = agent(FILE);
         let id = join(&mut agent, true, held("0", [1536, 1024, 0, 0]));
         agent
@@ -413,7 +405,7 @@ mod tests {
 
     /// A worker may use its memory before its page is read, and before its first use.
     #[test]
-    fn a_worker_is_idle_only_once_its_page_says_so() {
+    fn a_worker_counts_as_idle_only_by_its_page() {
         let mut agent = agent("");
         let loads = join(&mut agent, false, held("0", [20_480, 20_480, 0, 0]));
         let hello = Hello {
@@ -426,7 +418,7 @@ mod tests {
         let (other, _) = agent.hello(who, hello, NOW).unwrap();
         let page = |begun, idle_since_ns| {
             let activity = glake_wire::Activity { begun, idle_since_ns, ..glake_wire::Activity::default() };
-            Some(crate::agent::Seen { activity, idle_for: Duration::ZERO })
+            Some(crate::agent::PageReading { activity, idle_for: Duration::ZERO })
         };
         let at = Duration::from_secs;
         agent.hear(other, 1, 0, ToAgent::Want { deadline_ms: None }, at(1)).unwrap();
@@ -441,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_another_process_has_is_free_some_day_and_one_that_cannot_be_is_not() {
+    fn a_taken_name_is_a_temporary_refusal_and_an_invalid_one_is_permanent() {
         let mut agent = agent("");
         let id = join(&mut agent, false, held("0", [0; 4]));
         let hello = |name: &str, gpu| Hello {
@@ -455,7 +447,7 @@ mod tests {
             let refusal = agent.hello(other, hello(name, gpu), NOW).unwrap_err();
             assert_eq!(refusal.passes(), passes, "{refusal}");
         }
-        // It left, and was not heard; it comes again by another name.
+        // The worker left unnoticed and joins under another name.
         let own = Identity { peer: Peer { pid: 1, start: 1 }, uid: 0 };
         assert!(agent.hello(own, hello("code", "0"), NOW).unwrap_err().passes());
         agent.lost(id, NOW);
@@ -465,7 +457,7 @@ mod tests {
 
     /// The worker got memory of a GPU unknown to it, and returned it.
     #[test]
-    fn a_worker_that_does_not_use_a_gpu_of_the_file_wants_nothing_of_it() {
+    fn a_worker_needs_no_memory_of_an_unused_gpu() {
         let mut agent = agent(&format!("{FILE}gpus = [0, 1]\n"));
         let id = join(&mut agent, true, held("0", [0; 4]));
         let (gpu, bytes) = ("1".to_owned(), MIB(1536));

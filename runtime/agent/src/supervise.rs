@@ -20,15 +20,15 @@ use tokio::sync::Notify;
 use tokio::task::{spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
+use crate::daemon::{Daemon, dead};
 use crate::host::epoch;
-use crate::launch::{Family, LaunchError, Launcher, Started, Starts};
+use crate::launch::{Family, LaunchError, Launcher, StartRecord, Starts};
 use crate::listener::{has_ended, start_of};
-use crate::server::{Server, dead};
-use crate::supervisor::{Act, GRACE, StartProgress, Supervisor, View};
+use crate::supervisor::{Act, GRACE, Progress, Supervisor, View};
 use crate::{Agent, Identity};
 
 /// Poll interval for a process without a pidfd.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 
 /// State of the started processes.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(crate) fn started(file: &NodeFile) -> impl Iterator<Item = &glake_arbiter::n
     file.workers.iter().filter(|worker| !matches!(worker.start(), None | Some(Start::Never)))
 }
 
-impl Server {
+impl Daemon {
     fn tell_supervisor<T>(&self, what: impl FnOnce(&mut Supervisor, Duration) -> T) -> T {
         let answer = what(&mut self.children.supervisor.borrow_mut(), self.now());
         self.children.told.notify_one();
@@ -106,14 +106,14 @@ impl Server {
             (starts.started().to_vec(), starts.stopped().clone())
         };
         stopped.iter().for_each(|name| self.tell_supervisor(|supervisor, _| supervisor.keep_stopped(name)));
-        for Started { name, mark, peer } in started {
+        for StartRecord { name, mark, peer } in started {
             let marked = Family { mark: mark.clone(), group: None };
             let found = || marked.leader().map(|(pid, start)| Peer { pid, start });
             let peer = peer.or_else(found);
             let alive = peer.and_then(|peer| Identity::journalled(peer, geteuid().as_raw()));
             if !self.children.supervisor.borrow().has(&name) {
                 if let Some((who, _)) = alive {
-                    tracing::warn!(target: "glake::agent", worker = %name, pid = who.peer.pid, "an agent before has started this worker, which the file does not have any more: it goes on, and is nobody's to end or to start again");
+                    tracing::warn!(target: "glake::agent", worker = %name, pid = who.peer.pid, "a previous agent started this worker, which is missing in the file now: it keeps running and is no longer supervised");
                 }
                 self.children.starts.borrow_mut().remove(&name);
                 continue;
@@ -122,15 +122,15 @@ impl Server {
             self.tell_supervisor(|supervisor, now| supervisor.adopt(&name, pid, now));
             let (watch, family) = match alive {
                 Some((who, pidfd)) => {
-                    tracing::info!(target: "glake::agent", worker = %name, pid, "a worker that the agent before has started runs");
-                    let _ = self.children.starts.borrow_mut().put(Started {
+                    tracing::info!(target: "glake::agent", worker = %name, pid, "a worker that the previous agent started is running");
+                    let _ = self.children.starts.borrow_mut().put(StartRecord {
                         name: name.clone(),
                         mark: mark.clone(),
                         peer: Some(who.peer),
                     });
                     (Watch::Process(who.peer, pidfd), Family { mark, group: Some(pid) })
                 }
-                // Its group may be another one's by now.
+                // The process group may belong to other processes by now.
                 None => (Watch::Gone, marked),
             };
             self.families_insert(&name, family.clone());
@@ -183,7 +183,7 @@ impl Server {
             }
             Act::Terminate { name } => self.signal(&name, Signal::TERM),
             Act::Kill { name } => {
-                tracing::warn!(target: "glake::agent", worker = %name, "a worker that was asked to end has not: it is killed");
+                tracing::warn!(target: "glake::agent", worker = %name, "a worker did not end in time: it is killed");
                 self.signal(&name, Signal::KILL);
             }
         }
@@ -201,7 +201,7 @@ impl Server {
         let worker = worker.ok_or_else(|| LaunchError::Record(std::io::ErrorKind::NotFound.into()))?;
         count.set(count.get() + 1);
         let mark = format!("{}-{}", epoch(), count.get());
-        let mut start = Started { name: name.to_owned(), mark: mark.clone(), peer: None };
+        let mut start = StartRecord { name: name.to_owned(), mark: mark.clone(), peer: None };
         starts.borrow_mut().put(start.clone()).map_err(LaunchError::Record)?;
         let child = launcher.spawn(worker, socket, &mark, *limit).inspect_err(|_| {
             starts.borrow_mut().remove(name);
@@ -209,8 +209,8 @@ impl Server {
         let pid = child.id().unwrap_or_default();
         start.peer = start_of(pid).map(|start| Peer { pid, start });
         if let Err(error) = starts.borrow_mut().put(start) {
-            // It is found by the number of its start.
-            tracing::warn!(target: "glake::agent", worker = %name, %error, "the process of a worker cannot be written down");
+            // The process is found by the number of its start.
+            tracing::warn!(target: "glake::agent", worker = %name, %error, "the process of a worker cannot be recorded");
         }
         let family = Family { mark, group: Some(pid) };
         self.families_insert(name, family.clone());
@@ -231,7 +231,7 @@ impl Server {
                     None => false,
                 };
                 while !is_watched && !has_ended(peer) {
-                    sleep(LOOK).await;
+                    sleep(POLL).await;
                 }
                 "how it ended is not known".to_owned()
             }
@@ -241,7 +241,7 @@ impl Server {
         self.tell_supervisor(|supervisor, now| supervisor.exited(&name, how, now));
         end(&name, family).await;
         self.children.families.borrow_mut().remove(&name);
-        // While it waits to be started again, the next agent has to know that it is to run.
+        // The next agent must restart a worker that waits for its restart.
         if !self.children.supervisor.borrow().wants(&name) {
             self.children.starts.borrow_mut().remove(&name);
         }
@@ -270,11 +270,11 @@ impl Server {
             let presence = self.view().present.get(name).copied();
             let progress = self.children.supervisor.borrow().progress(name, presence);
             match progress {
-                StartProgress::Done => return Ok(()),
-                // Its end is heard soon, and it is started again.
-                StartProgress::Failed(_) if self.is_ending(name) => change.await,
-                StartProgress::Failed(why) => return Err(why),
-                StartProgress::UnderWay => change.await,
+                Progress::Done => return Ok(()),
+                // The end is reported soon, and the worker is restarted.
+                Progress::Failed(_) if self.is_ending(name) => change.await,
+                Progress::Failed(why) => return Err(why),
+                Progress::UnderWay => change.await,
             }
         }
     }
@@ -315,7 +315,7 @@ impl Server {
     }
 }
 
-/// Asks the processes of a start to end, and kills the remaining ones after a grace period.
+/// DriverRequests the processes of a start to end, and kills the remaining ones after a grace period.
 async fn end(name: &str, family: Family) {
     let (mut signal, mut until) = (Signal::TERM, Instant::now() + GRACE);
     loop {
@@ -324,7 +324,7 @@ async fn end(name: &str, family: Family) {
         if deaths.is_empty() {
             return;
         }
-        tracing::info!(target: "glake::agent", worker = %name, processes = deaths.len(), ?signal, "what a worker has left behind is ended");
+        tracing::info!(target: "glake::agent", worker = %name, processes = deaths.len(), ?signal, "remaining processes of a worker are ended");
         let all = async {
             for pidfd in deaths {
                 let _ = dead(pidfd).await;
@@ -334,9 +334,9 @@ async fn end(name: &str, family: Family) {
         match (is_late, signal) {
             (false, _) => {}
             (true, Signal::TERM) => (signal, until) = (Signal::KILL, Instant::now() + GRACE),
-            // The kernel holds it, as where a driver hangs; it may still have memory of a GPU.
+            // The process is blocked in the kernel, for example in a hanging driver, and may still hold GPU memory.
             (true, _) => {
-                tracing::warn!(target: "glake::agent", worker = %name, "what a worker has left behind was killed and does not end: the worker is not started again before");
+                tracing::warn!(target: "glake::agent", worker = %name, "remaining processes of a worker do not end after a kill: the worker is not restarted before");
                 until = Instant::now() + GRACE;
             }
         }

@@ -16,7 +16,7 @@ use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::ledger::Ledger;
 use crate::log::{Decision, Log, Outcome};
-use crate::{Action, Activity, Denied, Event, GangId, GpuId, Settings, WorkerId};
+use crate::{Action, Denied, Event, GangId, GpuId, Settings, UseState, WorkerId};
 
 /// Arbiter of the memory of a server's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +93,7 @@ impl Arbiter {
     pub fn predicted_wake(&self, worker: WorkerId) -> Option<Duration> {
         let gang = self.ledger.gang(worker)?;
         let is_there = gang.is_resident() && gang.contexts.is_present();
-        Some(if is_there { Duration::ZERO } else { self.ledger.wake(gang) })
+        Some(if is_there { Duration::ZERO } else { self.ledger.predicted_return(gang) })
     }
 
     /// Returns the name of a worker's current state, as `glake ps` prints it.
@@ -171,8 +171,8 @@ impl Arbiter {
             State::Parking { since, by, .. } if *by <= now => {
                 let waited = now.saturating_sub(*since);
                 gang.predictions.saw_park(waited, longest);
-                // Uses without safe points end when they do: it has done what it was asked to.
-                let is_late = gang.activity != Activity::Running;
+                // Uses without safe points end by themselves: the worker has complied.
+                let is_late = gang.activity != UseState::Running;
                 gang.distrust.back_off(now, waited);
                 self.unpark(id);
                 if is_late {
@@ -183,20 +183,22 @@ impl Arbiter {
                 *by = None;
                 self.distrust(id, long);
             }
-            State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => self.give_up_on(id),
-            State::Refilling(refill) if refill.by <= now && gang.contexts.is_moving() => {
-                // The driver is asked all the while, and nothing else of it.
-                self.give_back(id, Outcome::NotRestored);
+            State::Refilling(refill) if refill.by <= now && refill.admitted.is_some() => {
+                self.abandon_refill(id)
             }
-            State::Refilling(refill) if refill.by <= now => self.look_elsewhere(id),
+            State::Refilling(refill) if refill.by <= now && gang.contexts.is_moving() => {
+                // Only the driver is late here, so do not strike the gang.
+                self.return_grants(id, Outcome::NotRestored);
+            }
+            State::Refilling(refill) if refill.by <= now => self.ask_further_victims(id),
             _ => {}
         }
         let Some(gang) = self.ledger.gangs.get(&id) else { return };
         let refilling = matches!(gang.state, State::Refilling(_));
         if gang.want.is_some_and(|want| want.deadline <= now) && !refilling {
-            let least = self.ledger.least_wait(id).max(RETRY);
-            self.refuse(id, Denied::Deadline, Some(least));
+            let least = self.ledger.shortest_wait(id).max(RETRY);
+            self.deny_and_log(id, Denied::Deadline, Some(least));
         }
-        self.ledger.note(id);
+        self.ledger.update_under_way(id);
     }
 }

@@ -13,7 +13,7 @@ use crate::gpu::Gpu;
 use crate::log::{Decision, Outcome, Victim};
 use crate::predictions::over;
 use crate::victims::Take;
-use crate::{Action, Activity, Denied, GangId, GpuId, Tier, WorkerId};
+use crate::{Action, Denied, GangId, GpuId, Tier, UseState, WorkerId};
 
 /// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
@@ -44,7 +44,7 @@ impl Arbiter {
     }
 
     /// Sends commands to the chosen victims of a request of `whom`.
-    pub(crate) fn take(&mut self, takes: &[Take], whom: Option<GangId>) -> Demand {
+    pub(crate) fn command_victims(&mut self, takes: &[Take], whom: Option<GangId>) -> Demand {
         let victims: BTreeSet<GangId> = takes.iter().map(|take| take.gang).collect();
         let (mut first, mut patience) = (Duration::ZERO, self.ledger.settings.least_late);
         for &victim in &victims {
@@ -60,12 +60,12 @@ impl Arbiter {
                 dirty.max().unwrap_or_default().min(CREDIT),
                 self.ledger.settings.link,
             );
-            let park = if gang.activity == Activity::Idle { Duration::ZERO } else { gang.predictions.park() };
+            let park = if gang.activity == UseState::Idle { Duration::ZERO } else { gang.predictions.park() };
             let least =
                 if gang.predictions.has_shrunk() { Duration::ZERO } else { self.ledger.settings.first_late };
             first = first.max(credit + park);
-            patience = patience.max(self.ledger.late(first)).max(least);
-            if gang.activity == Activity::Idle {
+            patience = patience.max(self.ledger.timeout(first)).max(least);
+            if gang.activity == UseState::Idle {
                 self.shrink(victim, &takes);
             } else {
                 self.park(victim, takes, whom);
@@ -79,12 +79,12 @@ impl Arbiter {
     pub(crate) fn park(&mut self, id: GangId, takes: Vec<(ShareKey, Bytes)>, whom: Option<GangId>) {
         let Some(gang) = self.ledger.gangs.get(&id) else { return };
         let longest = match gang.activity {
-            Activity::Running => {
+            UseState::Running => {
                 gang.profile.max_pause.unwrap_or(Duration::MAX).min(self.ledger.settings.drain)
             }
             _ => self
                 .ledger
-                .late(gang.predictions.park())
+                .timeout(gang.predictions.park())
                 .max(self.ledger.settings.first_late)
                 .min(self.ledger.settings.drain),
         };
@@ -102,7 +102,7 @@ impl Arbiter {
     }
 
     /// Cancels parks for a request of `whom` that has ended or gets its bytes elsewhere.
-    pub(crate) fn call_off(&mut self, whom: GangId) {
+    pub(crate) fn cancel_parks(&mut self, whom: GangId) {
         let parks = |id: &GangId| {
             let state = self.ledger.gangs.get(id).map(|gang| &gang.state);
             matches!(state, Some(State::Parking { whom: Some(of), .. }) if *of == whom)
@@ -131,7 +131,7 @@ impl Arbiter {
             return self.unpark(id);
         }
         let by = self.ledger.now
-            + self.ledger.late(gang.predictions.shrink(leaving, dirty, self.ledger.settings.link))
+            + self.ledger.timeout(gang.predictions.shrink(leaving, dirty, self.ledger.settings.link))
             + self.ledger.settings.drain;
         let mut hosting = Bytes::ZERO;
         for ((worker, gpu), bytes, copies) in shrinks {
@@ -209,11 +209,11 @@ impl Arbiter {
         if let Some(gang) = self.ledger.gangs.get_mut(&id) {
             gang.demoting = Some(self.ledger.now + DEMOTION);
         }
-        self.ledger.note(id);
+        self.ledger.update_under_way(id);
     }
 
     /// Raises the bytes owed to a refill whose worker needs more than planned, for example after its own shrink.
-    pub(crate) fn owe(&mut self, worker: WorkerId) {
+    pub(crate) fn owe_growth_of_need(&mut self, worker: WorkerId) {
         let now = self.ledger.now;
         let Some((id, gang)) =
             self.ledger.gang_of.get(&worker).and_then(|id| Some((*id, self.ledger.gangs.get(id)?)))
@@ -230,7 +230,7 @@ impl Arbiter {
             .map(|share| share.account.gpu)
             .collect();
         for gpu in gpus {
-            self.ledger.do_without_room(id, gpu);
+            self.ledger.trim_room(id, gpu);
         }
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         let State::Refilling(refill) = &mut gang.state else { return };
@@ -241,14 +241,14 @@ impl Arbiter {
             share.owed = share.owed.saturating_add(grown);
             more.push((share.account.gpu, grown));
         }
-        // Before it was admitted, what is late is looked for elsewhere.
+        // Before the admission, late bytes are requested from other victims anyway.
         if refill.admitted.is_none() {
             return;
         }
         let class = Some(i64::from(gang.profile.priority));
         for (gpu, grown) in more.into_iter().filter(|(_, grown)| !grown.is_zero()) {
             let found = self.ledger.choose(gpu, grown.saturating_sub(self.ledger.free(gpu)), class, Some(id));
-            let asked = self.take(&found.takes, Some(id));
+            let asked = self.command_victims(&found.takes, Some(id));
             if let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get_mut(&id) {
                 refill.victims.extend(asked.victims);
                 refill.by = refill.by.max(now + asked.patience);
@@ -267,10 +267,10 @@ impl Arbiter {
             };
             let grows = self.ledger.growths.iter().any(|growth| growth.gpu == key.1);
             if !grows && !self.ledger.gangs.iter().any(waits) {
-                self.grant(id, key, growth.min(self.ledger.free_beside_restores(key.1)));
+                self.grant(id, key, growth.min(self.ledger.free_besides_restores(key.1)));
             }
         }
-        self.call_off(id);
+        self.cancel_parks(id);
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         gang.want = None;
         if gang.is_resting() {
@@ -289,7 +289,7 @@ impl Arbiter {
             refill.by = self.ledger.now + refill.patience;
             refill.admitted = Some(self.ledger.now);
         }
-        self.ledger.note(id);
+        self.ledger.update_under_way(id);
         self.finish_refill(id);
     }
 
@@ -305,7 +305,7 @@ impl Arbiter {
             return;
         }
         let took = self.ledger.now.saturating_sub(*since);
-        // One that waited for victims says nothing of the link.
+        // A refill that waited for victims tells nothing about the link.
         if !starts && admitted == since {
             gang.predictions.saw_refill(*copied, self.ledger.settings.link, took);
         }
@@ -322,29 +322,29 @@ impl Arbiter {
         gang.distrust = Distrust::default();
         gang.is_parked = false;
         self.log.ended(id, Outcome::Refilled(took));
-        self.ledger.rest(id);
+        self.ledger.end_refill(id);
     }
 
     /// Ends a refill without further bytes: the gang returns its grants, and its want, if still open, waits again.
-    pub(crate) fn give_back(&mut self, id: GangId, outcome: Outcome) {
+    pub(crate) fn return_grants(&mut self, id: GangId, outcome: Outcome) {
         let Some(gang) = self.ledger.gangs.get(&id) else { return };
         let granted = gang.shares.iter().map(|share| (share.key(), share.granted));
         let granted: Vec<_> = granted.filter(|(_, bytes)| !bytes.is_zero()).collect();
-        self.call_off(id);
+        self.cancel_parks(id);
         self.log.ended(id, outcome);
-        self.ledger.rest(id);
+        self.ledger.end_refill(id);
         if !granted.is_empty() {
             self.shrink(id, &granted);
         }
     }
 
     /// Abandons a refill that missed its deadline.
-    pub(crate) fn give_up_on(&mut self, id: GangId) {
+    pub(crate) fn abandon_refill(&mut self, id: GangId) {
         self.log.ended(id, Outcome::Late);
         if let Some(gang) = self.ledger.gangs.get_mut(&id) {
             gang.end_starts();
         }
-        self.ledger.rest(id);
+        self.ledger.end_refill(id);
         self.distrust(id, self.ledger.settings.distrust);
     }
 
@@ -365,17 +365,23 @@ impl Arbiter {
             member.wants = false;
             self.actions.push(Action::Deny { worker, why, retry_after });
         }
-        self.ledger.note(id);
+        self.ledger.update_under_way(id);
     }
 
     /// Denies a want and logs the decision.
-    pub(crate) fn refuse(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
-        self.decided(id, Vec::new(), retry_after.unwrap_or_default(), Outcome::Denied(why));
+    pub(crate) fn deny_and_log(&mut self, id: GangId, why: Denied, retry_after: Option<Duration>) {
+        self.log_decision(id, Vec::new(), retry_after.unwrap_or_default(), Outcome::Denied(why));
         self.deny(id, why, retry_after);
     }
 
     /// Logs a decision on a want.
-    pub(crate) fn decided(&mut self, id: GangId, taken: Vec<Victim>, predicted: Duration, outcome: Outcome) {
+    pub(crate) fn log_decision(
+        &mut self,
+        id: GangId,
+        taken: Vec<Victim>,
+        predicted: Duration,
+        outcome: Outcome,
+    ) {
         let at = self.ledger.now;
         let Some((gang, want)) = self.ledger.gangs.get(&id).and_then(|gang| Some((gang, gang.want?))) else {
             return;

@@ -57,7 +57,7 @@ impl Arbiter {
     }
 
     /// Restores gangs that must return without a want, and gangs in an unknown state.
-    pub(crate) fn bring_back(&mut self) {
+    pub(crate) fn restore_absent(&mut self) {
         let now = self.ledger.now;
         let due = |id: &GangId| {
             let Some(gang) = self.ledger.gangs.get(id) else { return false };
@@ -69,7 +69,7 @@ impl Arbiter {
         for id in self.ledger.absent.iter().copied().filter(due).collect::<Vec<_>>() {
             let is_leaving = self.make_room(id);
             self.restore(id);
-            // Somebody whom nobody manages may have given memory back.
+            // An unmanaged process may have returned memory.
             let waits = |gang: &&mut Gang| !gang.contexts.is_moving() && !is_leaving;
             if let Some(gang) = self.ledger.gangs.get_mut(&id).filter(waits) {
                 gang.contexts.restore_after = now + RETRY;
@@ -86,7 +86,7 @@ impl Arbiter {
         let growths = self.ledger.growths.iter().filter(|growth| growth.gang == id).map(|growth| growth.gpu);
         let gpus: BTreeSet<GpuId> =
             gang.shares.iter().map(|share| share.account.gpu).chain(growths).collect();
-        // What leaves already may be enough.
+        // Shrinks under way may be enough.
         let leaves = |other: &Gang| {
             let is_leaving =
                 matches!(other.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. });
@@ -101,14 +101,14 @@ impl Arbiter {
             let growths = self.ledger.growths.iter().filter(|growth| growth.gang == id && growth.gpu == gpu);
             let needed = floors.saturating_add(growths.map(|growth| growth.bytes).sum());
             let needed = needed.max(gang.room_to_restore(gpu));
-            let short = needed.saturating_sub(self.ledger.free_beside_restores(gpu));
+            let short = needed.saturating_sub(self.ledger.free_besides_restores(gpu));
             let found = self.ledger.choose(gpu, short, Some(i64::from(gang.profile.priority)), Some(id));
             if !found.short.is_zero() {
                 return false;
             }
             takes.extend(found.takes);
         }
-        self.take(&takes, Some(id));
+        self.command_victims(&takes, Some(id));
         !takes.is_empty()
     }
 
@@ -122,13 +122,13 @@ impl Arbiter {
     }
 
     /// Records the result of a checkpoint or restore, or a state that the journal names.
-    pub(crate) fn contexts(&mut self, worker: WorkerId, contexts: Contexts) {
+    pub(crate) fn handle_contexts(&mut self, worker: WorkerId, contexts: Contexts) {
         let now = self.ledger.now;
         let Some(&id) = self.ledger.gang_of.get(&worker) else { return };
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         let was = gang.contexts.presence;
         if gang.contexts.worker.is_some_and(|known| known != worker) {
-            // Another rank's: it is to run, whatever it is.
+            // The contexts belong to another rank, which must run in any case.
             if !matches!(contexts, Contexts::Present | Contexts::Lost) {
                 self.actions.push(Action::Restore { worker });
             }
@@ -151,7 +151,7 @@ impl Arbiter {
                 }
                 self.ledger.set_presence(id, None, Presence::Present);
                 if was != Presence::Present {
-                    // What it waits for as it grows is asked for as if it was asked now.
+                    // Pending growths are handled as if they were requested now.
                     self.make_room(id);
                 }
                 if was == Presence::Leaving {
@@ -160,20 +160,20 @@ impl Arbiter {
             }
             Contexts::Checkpointed | Contexts::Unknown => {
                 let returns = was == Presence::Unknown || gang.contexts.returns();
-                // One that a journal names is asked for at once.
+                // A worker in the journal is restored without delay.
                 if was == Presence::Returning {
                     gang.contexts.missed(now);
                 }
                 let presence = match contexts {
                     Contexts::Unknown => Presence::Unknown,
-                    // A restore that nobody wants any more is asked for again all the same: it was begun for a reason.
+                    // A failed restore is repeated even if no want is left, because it had a reason.
                     _ => Presence::Checkpointed {
                         returns: returns || (was == Presence::Returning && !is_refilling),
                     },
                 };
                 self.ledger.set_presence(id, Some(worker), presence);
                 if is_refilling {
-                    self.give_back(id, Outcome::NotRestored);
+                    self.return_grants(id, Outcome::NotRestored);
                 }
                 if was == Presence::Leaving && contexts == Contexts::Checkpointed {
                     self.log_contexts(id, Outcome::Checkpointed);
@@ -182,7 +182,7 @@ impl Arbiter {
             Contexts::Lost => {
                 self.ledger.set_presence(id, Some(worker), Presence::Lost);
                 match is_refilling {
-                    true => self.give_back(id, Outcome::Lost),
+                    true => self.return_grants(id, Outcome::Lost),
                     false => self.log_contexts(id, Outcome::Lost),
                 }
                 self.deny(id, Denied::Lost, None);

@@ -9,7 +9,7 @@ use crate::gang::{Distrust, Gang, Member, Presence, State, Want};
 use crate::interface::RETRY;
 use crate::log::Outcome;
 use crate::predictions::over;
-use crate::{Account, Action, Activity, Denied, Event, GangId, GpuId, Joined, Task, WorkerId};
+use crate::{Account, Action, Denied, Event, GangId, GpuId, Joined, Task, UseState, WorkerId};
 
 /// Unreported memory beyond a lease after which the arbiter stops counting on a worker.
 const SLACK: Bytes = Bytes::mib(64);
@@ -26,31 +26,35 @@ impl Arbiter {
             Event::Capacity { gpu, budget, total } => {
                 self.ledger.gpus.entry(gpu).or_default().set_capacity(budget, total);
             }
-            Event::Measured { gpu, begun, used, physical } => self.measured(gpu, begun, used, &physical),
-            Event::Expected(joined) => self.joined(joined, true),
-            Event::Joined(joined) => self.joined(joined, false),
+            Event::Measured { gpu, begun, used, physical } => {
+                self.handle_measured(gpu, begun, used, &physical)
+            }
+            Event::Expected(joined) => self.handle_join(joined, true),
+            Event::Joined(joined) => self.handle_join(joined, false),
             Event::Changed { worker, accounts } => {
                 let hosted = |arbiter: &Arbiter| arbiter.ledger.gang(worker).map(Gang::hosted);
                 let before = hosted(self);
-                self.ledger.hold(worker, &accounts);
+                self.ledger.update_accounts(worker, &accounts);
                 let (fell, now) = (hosted(self) < before, self.ledger.now);
-                self.owe(worker);
+                self.owe_growth_of_need(worker);
                 if let Some((id, gang)) = self.ledger.gang_mut(worker) {
                     if gang.demoting.take().is_some() && !fell {
-                        // It cannot, for now.
+                        // The gang cannot move copies at the moment.
                         gang.demote_after = now + DEMOTE_AGAIN;
                     }
-                    self.ledger.note(id);
+                    self.ledger.update_under_way(id);
                 }
             }
-            Event::Activity { worker, activity, idle_for } => self.ledger.does(worker, activity, idle_for),
-            Event::Want { worker, deadline } => self.wants(worker, deadline),
-            Event::Cancelled { worker } => self.ledger.cancelled(worker),
+            Event::Activity { worker, activity, idle_for } => {
+                self.ledger.set_activity(worker, activity, idle_for)
+            }
+            Event::Want { worker, deadline } => self.open_want(worker, deadline),
+            Event::Cancel { worker } => self.ledger.cancel_want(worker),
             Event::Grow { worker, gpu, bytes, within } => self.grow(worker, gpu, bytes, within),
-            Event::Progress { worker } => self.ledger.progresses(worker),
+            Event::Progress { worker } => self.ledger.extend_refill(worker),
             Event::Parked { worker } => {
                 if let Some(&id) = self.ledger.gang_of.get(&worker) {
-                    self.stops_waiting_to_park(id, worker);
+                    self.remove_parking_rank(id, worker);
                 }
             }
             Event::Returned { worker, gpu, bytes } => {
@@ -60,46 +64,46 @@ impl Arbiter {
                         (held.lease, held.resident) =
                             (held.lease.saturating_sub(bytes), held.resident.saturating_sub(bytes));
                     });
-                    self.ledger.came(id, gpu);
-                    self.ledger.goes_on(id);
+                    self.ledger.extend_growths(id, gpu);
+                    self.ledger.extend_shrink(id);
                 }
             }
             Event::Shrunk { worker, accounts } => {
-                self.ledger.hold(worker, &accounts);
-                self.ledger.shrunk(worker);
+                self.ledger.update_accounts(worker, &accounts);
+                self.ledger.end_shrink(worker);
             }
             Event::Refilled { worker, accounts } => {
-                self.ledger.hold(worker, &accounts);
-                self.ledger.wants_nothing_elsewhere(worker, &accounts);
-                self.refilled(worker);
+                self.ledger.update_accounts(worker, &accounts);
+                self.ledger.clear_unused_needs(worker, &accounts);
+                self.handle_refilled(worker);
             }
             Event::Failed { worker, what, accounts } => {
-                self.ledger.hold(worker, &accounts);
-                self.failed(worker, what);
+                self.ledger.update_accounts(worker, &accounts);
+                self.handle_failure(worker, what);
             }
-            Event::Contexts { worker, contexts } => self.contexts(worker, contexts),
-            Event::Refill { worker } => self.ledger.operator_refills(worker),
-            Event::Died { worker } => self.died(worker),
-            Event::Shrink { worker } => self.operator_shrinks(worker),
+            Event::Contexts { worker, contexts } => self.handle_contexts(worker, contexts),
+            Event::Refill { worker } => self.ledger.request_restore(worker),
+            Event::Died { worker } => self.remove_dead(worker),
+            Event::Shrink { worker } => self.shrink_for_operator(worker),
             Event::Tick => {}
         }
     }
 
-    pub(crate) fn joined(&mut self, joined: Joined, silent: bool) {
+    pub(crate) fn handle_join(&mut self, joined: Joined, silent: bool) {
         let worker = joined.worker;
         let known = self
             .ledger
             .gang_mut(worker)
             .map(|(id, gang)| (id, gang.members.get(&worker).is_some_and(|m| m.silent)));
         match known {
-            // A journal knows less than whoever has joined.
+            // A joined worker knows more than the journal.
             Some((_, false)) if silent => return,
-            // It joined another gang than the journal says, or than before: that one lost a rank.
+            // The worker joined another gang than before or in the journal: the old gang lost a rank.
             Some((id, _)) if id != joined.gang => {
                 self.ledger.uncount(worker);
-                self.forget(worker, id);
+                self.remove_rank(worker, id);
             }
-            // What it says counts, not the journal; and it may be in use since.
+            // The worker's report replaces the journal, and its memory may be in use since.
             Some((id, true)) => {
                 let now = self.ledger.now;
                 self.ledger.uncount(worker);
@@ -130,14 +134,14 @@ impl Arbiter {
             self.ledger.add_share(joined.gang, key);
             self.ledger.change(joined.gang, key, |share| {
                 share.start = start.unwrap_or_default();
-                // Grants that it has not seen yet are its own.
+                // Grants in flight belong to the worker already.
                 let lease = if old { share.account.lease.max(told.lease) } else { told.lease };
                 share.account = Account { lease, ..told };
             });
         }
     }
 
-    pub(crate) fn measured(
+    pub(crate) fn handle_measured(
         &mut self,
         gpu: GpuId,
         begun: Duration,
@@ -169,7 +173,7 @@ impl Arbiter {
         self.ledger.gpus.entry(gpu).or_default().measured(begun, now, used.saturating_sub(living));
     }
 
-    pub(crate) fn wants(&mut self, worker: WorkerId, deadline: Option<Duration>) {
+    pub(crate) fn open_want(&mut self, worker: WorkerId, deadline: Option<Duration>) {
         let (now, settings) = (self.ledger.now, self.ledger.settings.clone());
         let Some((id, gang)) = self.ledger.gang_mut(worker) else {
             return self.actions.push(Action::Deny {
@@ -178,7 +182,7 @@ impl Arbiter {
                 retry_after: Some(RETRY),
             });
         };
-        // What it lacks since then is planned when this refill is over.
+        // Needs that arose since are planned after this refill.
         let lacks_nothing = gang.shares.iter().all(|share| share.worker != worker || share.need().is_zero());
         if lacks_nothing && matches!(&gang.state, State::Refilling(refill) if refill.admitted.is_some()) {
             return self.actions.push(Action::Admit { worker });
@@ -189,33 +193,33 @@ impl Arbiter {
             member.wants = true;
         }
         let (complete, lost) = (gang.is_complete(), gang.contexts.is_lost());
-        self.ledger.note(id);
+        self.ledger.update_under_way(id);
         if lost {
-            return self.refuse(id, Denied::Lost, None);
+            return self.deny_and_log(id, Denied::Lost, None);
         }
         if !complete {
             return self.deny(id, Denied::Incomplete, Some(RETRY));
         }
         let Some(gang) = self.ledger.gangs.get(&id) else { return };
-        // Predictions may be wrong, and wants before it may end: only what no link could do is denied before its time.
+        // Predictions may be wrong, and earlier wants may end: deny early only if no link is fast enough.
         let fastest = over(gang.copied().0, self.ledger.settings.link) / FASTEST;
         if now + fastest > deadline && gang.is_resting() && !gang.is_resident() {
-            let least = self.ledger.least_wait(id).max(RETRY);
-            self.refuse(id, Denied::Deadline, Some(least));
+            let least = self.ledger.shortest_wait(id).max(RETRY);
+            self.deny_and_log(id, Denied::Deadline, Some(least));
         }
     }
 
-    pub(crate) fn operator_shrinks(&mut self, worker: WorkerId) {
+    pub(crate) fn shrink_for_operator(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
         if !gang.is_resting() || gang.silent || !gang.contexts.is_present() {
             return;
         }
         let takes: Vec<_> = gang.shares.iter().map(|share| (share.key(), share.evictable())).collect();
-        if gang.activity == Activity::Idle { self.shrink(id, &takes) } else { self.park(id, takes, None) }
+        if gang.activity == UseState::Idle { self.shrink(id, &takes) } else { self.park(id, takes, None) }
     }
 
     /// Removes a rank that has parked or died from the ranks to wait for, and shrinks the gang after the last one.
-    pub(crate) fn stops_waiting_to_park(&mut self, id: GangId, worker: WorkerId) {
+    pub(crate) fn remove_parking_rank(&mut self, id: GangId, worker: WorkerId) {
         let (now, longest) = (self.ledger.now, self.ledger.settings.longest_park());
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         let State::Parking { waits, since, takes, .. } = &mut gang.state else { return };
@@ -229,10 +233,10 @@ impl Arbiter {
         }
     }
 
-    pub(crate) fn refilled(&mut self, worker: WorkerId) {
+    pub(crate) fn handle_refilled(&mut self, worker: WorkerId) {
         let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
         gang.end_start(worker);
-        // Nobody waits for more.
+        // No further bytes are needed.
         for share in gang.shares.iter_mut().filter(|share| share.worker == worker) {
             share.owed = Bytes::ZERO;
         }
@@ -241,24 +245,24 @@ impl Arbiter {
                 refill.waits.remove(&worker);
                 self.finish_refill(id);
             }
-            // Late, and here now.
+            // A late refill has completed after all.
             State::Resting => (gang.distrust, gang.is_parked) = (Distrust::default(), false),
             _ => {}
         }
     }
 
     /// Records that a worker could not carry out a command. Does nothing if the arbiter no longer waits for that command.
-    pub(crate) fn failed(&mut self, worker: WorkerId, what: Task) {
+    pub(crate) fn handle_failure(&mut self, worker: WorkerId, what: Task) {
         let short = self.ledger.settings.least_quantum;
         let Some((id, gang)) = self.ledger.gang_mut(worker) else { return };
         match (&gang.state, what) {
             (State::Parking { .. }, Task::Park) => self.unpark(id),
-            (State::Shrinking { .. }, Task::Shrink) => self.ledger.shrunk(worker),
+            (State::Shrinking { .. }, Task::Shrink) => self.ledger.end_shrink(worker),
             (State::Refilling(refill), Task::Refill) if refill.waits.contains(&worker) => {
                 match refill.admitted {
-                    // Which distrusts it for longer.
-                    Some(_) => return self.give_up_on(id),
-                    None => self.give_back(id, Outcome::Returned),
+                    // This excludes the gang for longer.
+                    Some(_) => return self.abandon_refill(id),
+                    None => self.return_grants(id, Outcome::Returned),
                 }
             }
             _ => return,
@@ -266,17 +270,17 @@ impl Arbiter {
         self.distrust(id, short);
     }
 
-    pub(crate) fn died(&mut self, worker: WorkerId) {
+    pub(crate) fn remove_dead(&mut self, worker: WorkerId) {
         let Some(&id) = self.ledger.gang_of.get(&worker) else { return };
         let now = self.ledger.now;
         for (gpu, footprint) in self.ledger.remove_shares(worker) {
             self.ledger.gpus.entry(gpu).or_default().died(now, footprint);
         }
-        self.forget(worker, id);
+        self.remove_rank(worker, id);
     }
 
     /// Removes a rank from a gang, after its shares.
-    pub(crate) fn forget(&mut self, worker: WorkerId, id: GangId) {
+    pub(crate) fn remove_rank(&mut self, worker: WorkerId, id: GangId) {
         self.ledger.gang_of.remove(&worker);
         self.ledger.growths.retain(|growth| growth.worker != worker);
         let growing = self.ledger.growths.iter().filter(|growth| growth.gang == id).count();
@@ -286,10 +290,10 @@ impl Arbiter {
         gang.sum_up();
         if gang.members.is_empty() {
             self.ledger.gangs.remove(&id);
-            self.call_off(id);
+            self.cancel_parks(id);
             self.ledger.absent.remove(&id);
             self.log.ended(id, Outcome::Died);
-            return self.ledger.note(id);
+            return self.ledger.update_under_way(id);
         }
         if gang.contexts.worker == Some(worker) {
             self.ledger.set_presence(id, None, Presence::Present);
@@ -300,7 +304,7 @@ impl Arbiter {
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return };
         match &mut gang.state {
             State::Resting => {}
-            State::Parking { .. } => self.stops_waiting_to_park(id, worker),
+            State::Parking { .. } => self.remove_parking_rank(id, worker),
             State::Shrinking { waits, .. } => {
                 waits.remove(&worker);
                 if waits.is_empty() {
@@ -308,7 +312,7 @@ impl Arbiter {
                 }
             }
             State::Refilling(refill) if refill.admitted.is_none() => {
-                self.give_back(id, Outcome::Returned);
+                self.return_grants(id, Outcome::Returned);
             }
             State::Refilling(refill) => {
                 refill.waits.remove(&worker);

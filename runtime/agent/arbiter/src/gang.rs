@@ -16,7 +16,7 @@ use glake_units::Bytes;
 use crate::gpu::Gpu;
 use crate::interface::RETRY;
 use crate::predictions::Predictions;
-use crate::{Account, Activity, GangId, GpuId, Joined, Profile, Settings, WorkerId};
+use crate::{Account, GangId, GpuId, Joined, Profile, Settings, UseState, WorkerId};
 
 /// Minimum free memory beyond the floor before a restore; `MARGIN_PART` sets a larger margin for large floors.
 const MARGIN: Bytes = Bytes::mib(64);
@@ -41,7 +41,7 @@ pub(crate) struct Gang {
     pub(crate) resident_since: Duration,
     pub(crate) idle_since: Duration,
     /// Highest activity among members, and whether a member is silent.
-    pub(crate) activity: Activity,
+    pub(crate) activity: UseState,
     pub(crate) silent: bool,
     /// Whether a member is still starting.
     pub(crate) starting: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Gang {
 /// Process of a gang.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Member {
-    pub(crate) activity: Activity,
+    pub(crate) activity: UseState,
     pub(crate) idle_since: Duration,
     /// Whether the member has an open want that must be answered.
     pub(crate) wants: bool,
@@ -141,7 +141,7 @@ pub(crate) struct Distrust {
 impl Member {
     /// Creates an idle member that joins now.
     pub(crate) fn new(now: Duration) -> Self {
-        Member { activity: Activity::Idle, idle_since: now, wants: false, silent: false, starting: false }
+        Member { activity: UseState::Idle, idle_since: now, wants: false, silent: false, starting: false }
     }
 }
 
@@ -228,7 +228,7 @@ impl Gang {
             parks: 0,
             resident_since: now,
             idle_since: now,
-            activity: Activity::Idle,
+            activity: UseState::Idle,
             silent: false,
             growing: 0,
             demoting: None,
@@ -262,13 +262,13 @@ impl Gang {
     pub(crate) fn sum_up(&mut self) {
         let before = self.activity;
         let any = |activity| self.members.values().any(|member| member.activity == activity);
-        let most = [Activity::Capturing, Activity::Running, Activity::Busy].into_iter().find(|one| any(*one));
+        let most = [UseState::Capturing, UseState::Running, UseState::Busy].into_iter().find(|one| any(*one));
         self.activity = most.unwrap_or_default();
-        if self.activity == Activity::Idle {
+        if self.activity == UseState::Idle {
             let last = self.members.values().map(|member| member.idle_since).max();
             self.idle_since = last.unwrap_or(self.idle_since);
-            // Parked uses are idle too, and so are those of a worker that was refilled a moment ago.
-            if before != Activity::Idle && self.is_resting() && !self.is_parked {
+            // Parked uses, and uses right after a refill, are idle too.
+            if before != UseState::Idle && self.is_resting() && !self.is_parked {
                 self.parks = 0;
             }
         }
@@ -317,10 +317,6 @@ impl Gang {
     /// Returns the host memory that the gang's copies occupy.
     pub(crate) fn hosted(&self) -> Bytes {
         self.shares.iter().map(|share| share.account.hosted).sum()
-    }
-
-    pub(crate) fn evictable_on(&self, gpu: GpuId) -> Bytes {
-        self.on(gpu).map(Share::evictable).sum()
     }
 
     pub(crate) fn on(&self, gpu: GpuId) -> impl Iterator<Item = &Share> {
@@ -390,7 +386,7 @@ impl Gang {
         };
         let is_asleep = self.is_resting() && self.want.is_none() && !self.is_resident();
         let is_alone = self.ranks == 1 && self.members.len() == 1 && !self.silent && !self.starting;
-        let is_quiet = self.activity == Activity::Idle && self.growing == 0 && self.demoting.is_none();
+        let is_quiet = self.activity == UseState::Idle && self.growing == 0 && self.demoting.is_none();
         let leaves = self.contexts.is_present()
             && is_asleep
             && is_alone

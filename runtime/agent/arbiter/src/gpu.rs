@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_dead_had_is_free_when_the_meter_shows_it() {
+    fn memory_of_the_dead_is_free_when_the_meter_shows_it() {
         let (gib, at) = (Bytes::gib, Duration::from_millis);
         let mut gpu = Gpu { counted: gib(20), ..Gpu::default() };
         gpu.set_capacity(gib(30), gib(40));

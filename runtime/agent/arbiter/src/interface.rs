@@ -1,6 +1,4 @@
-//! Interface of the arbiter: identifiers, the events that the agent reports, and the actions that it carries out.
-//!
-//! Parameters of the arbiter's policy.
+//! Interface of the arbiter: identifiers, events that the agent reports, actions that it carries out, and parameters of the policy.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +6,6 @@ use std::time::Duration;
 use glake_units::Bytes;
 use glake_wire::Denied;
 use serde::{Deserialize, Serialize};
-
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($number:ty)) => {
@@ -73,7 +70,7 @@ pub enum Event {
     /// The activity of a worker changed.
     Activity {
         worker: WorkerId,
-        activity: Activity,
+        activity: UseState,
         /// Idle time so far, for an idle worker.
         idle_for: Duration,
     },
@@ -84,7 +81,7 @@ pub enum Event {
         deadline: Option<Duration>,
     },
     /// The uses of a worker no longer wait.
-    Cancelled { worker: WorkerId },
+    Cancel { worker: WorkerId },
     /// A running use needs more memory.
     Grow {
         worker: WorkerId,
@@ -155,9 +152,9 @@ pub enum Task {
     Refill,
 }
 
-/// Activity of a worker's uses.
+/// UseState of a worker's uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Activity {
+pub enum UseState {
     /// No use is running.
     #[default]
     Idle,
@@ -177,8 +174,8 @@ pub struct Joined {
     pub gang: GangId,
     /// Number of ranks of the gang. The gang gets memory after all ranks have joined.
     pub ranks: u32,
-    /// Activity, as far as known at the join.
-    pub activity: Activity,
+    /// UseState, as far as known at the join.
+    pub activity: UseState,
     /// Lease of each GPU that a starting worker needs to load; empty for other workers. It applies until the start ends, whatever accounts
     /// the worker reports. Until then no other worker of these GPUs starts, shrinks or refills.
     pub start: Vec<(GpuId, Bytes)>,
@@ -192,7 +189,7 @@ impl Joined {
     /// Describes an idle worker of one rank that has already started; its gang has the same number.
     pub fn alone(worker: WorkerId, accounts: Vec<Account>) -> Self {
         let (gang, profile) = (GangId(worker.0), Profile::default());
-        let activity = Activity::Idle;
+        let activity = UseState::Idle;
         Joined { worker, gang, ranks: 1, activity, start: Vec::new(), profile, accounts }
     }
 }
@@ -436,7 +433,7 @@ impl Default for Settings {
             host_budget: Bytes::MAX,
             peers: false,
             checkpoint_after: None,
-            // A shrunk worker on one H200: docs/benchmarks/sharing.md.
+            // Measured for a shrunk worker on one H200.
             restore: Duration::from_millis(560),
         }
     }

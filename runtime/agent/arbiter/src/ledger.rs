@@ -11,7 +11,7 @@ use glake_units::Bytes;
 use crate::gang::{Distrust, Gang, Growth, Order, Presence, Share, ShareKey, State};
 use crate::gpu::{Gpu, LinkDuty};
 use crate::victims::{Choice, Chooser};
-use crate::{Account, Activity, GangId, GpuId, Preempt, Settings, WorkerId};
+use crate::{Account, GangId, GpuId, Preempt, Settings, UseState, WorkerId};
 
 /// State of the server that decisions depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +58,7 @@ impl Ledger {
     }
 
     /// Updates the index of gangs under way after a change of state or want.
-    pub(crate) fn note(&mut self, id: GangId) {
+    pub(crate) fn update_under_way(&mut self, id: GangId) {
         if self.gangs.get(&id).is_some_and(Gang::is_under_way) {
             self.under_way.insert(id);
         } else {
@@ -71,11 +71,11 @@ impl Ledger {
             gang.state = state;
             gang.contexts.rests_since = self.now;
         }
-        self.note(id);
+        self.update_under_way(id);
     }
 
     /// Ends a refill, successful or not.
-    pub(crate) fn rest(&mut self, id: GangId) {
+    pub(crate) fn end_refill(&mut self, id: GangId) {
         if let Some(gang) = self.gangs.get_mut(&id) {
             gang.shares.iter_mut().for_each(|share| (share.owed, share.granted) = (Bytes::ZERO, Bytes::ZERO));
             gang.resident_since = self.now;
@@ -94,7 +94,7 @@ impl Ledger {
     }
 
     /// Replaces a worker's accounts by its report, except for leases, which the arbiter decides.
-    pub(crate) fn hold(&mut self, worker: WorkerId, accounts: &[Account]) {
+    pub(crate) fn update_accounts(&mut self, worker: WorkerId, accounts: &[Account]) {
         let Some(&id) = self.gang_of.get(&worker) else { return };
         for told in accounts {
             self.add_share(id, (worker, told.gpu));
@@ -175,10 +175,10 @@ impl Ledger {
     }
 
     /// Reduces the requested room of a gang to the reachable memory of the GPU.
-    pub(crate) fn do_without_room(&mut self, id: GangId, gpu: GpuId) {
+    pub(crate) fn trim_room(&mut self, id: GangId, gpu: GpuId) {
         let Some(gang) = self.gangs.get(&id) else { return };
         let mut over = gang.wanted(gpu).saturating_sub(self.reachable(gpu, id));
-        // Else it cannot be helped.
+        // Without this room the want still does not fit.
         if gang.on(gpu).map(|share| share.account.room).sum::<Bytes>() < over {
             return;
         }
@@ -192,14 +192,14 @@ impl Ledger {
     }
 
     /// Returns the free memory of a GPU beyond the needs of refills that wait for a restore.
-    pub(crate) fn free_beside_restores(&self, gpu: GpuId) -> Bytes {
+    pub(crate) fn free_besides_restores(&self, gpu: GpuId) -> Bytes {
         let restored = self.absent.iter().filter_map(|id| self.gangs.get(id));
         let refills = restored.filter(|gang| matches!(gang.state, State::Refilling(_)));
         let owed = |share: &Share| share.owed.saturating_add(share.absent_floor());
         self.free(gpu).saturating_sub(refills.flat_map(|gang| gang.on(gpu)).map(owed).sum())
     }
 
-    pub(crate) fn does(&mut self, worker: WorkerId, activity: Activity, idle_for: Duration) {
+    pub(crate) fn set_activity(&mut self, worker: WorkerId, activity: UseState, idle_for: Duration) {
         let now = self.now;
         let Some((_, gang)) = self.gang_mut(worker) else { return };
         if let Some(member) = gang.members.get_mut(&worker) {
@@ -209,7 +209,7 @@ impl Ledger {
     }
 
     /// Extends the deadline of a refill whose worker still makes progress.
-    pub(crate) fn progresses(&mut self, worker: WorkerId) {
+    pub(crate) fn extend_refill(&mut self, worker: WorkerId) {
         let now = self.now;
         let Some((_, gang)) = self.gang_mut(worker) else { return };
         if let State::Refilling(refill) = &mut gang.state
@@ -219,7 +219,7 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn cancelled(&mut self, worker: WorkerId) {
+    pub(crate) fn cancel_want(&mut self, worker: WorkerId) {
         let now = self.now;
         let Some((id, gang)) = self.gang_mut(worker) else { return };
         if let Some(member) = gang.members.get_mut(&worker) {
@@ -229,10 +229,10 @@ impl Ledger {
             (gang.want, gang.contexts.rests_since) = (None, now);
             gang.begin_anew();
         }
-        self.note(id);
+        self.update_under_way(id);
     }
 
-    pub(crate) fn shrunk(&mut self, worker: WorkerId) {
+    pub(crate) fn end_shrink(&mut self, worker: WorkerId) {
         let (now, link) = (self.now, self.settings.link);
         let Some((id, gang)) = self.gang_mut(worker) else { return };
         let State::Shrinking { waits, since, leaving, dirty, .. } = &mut gang.state else { return };
@@ -247,7 +247,7 @@ impl Ledger {
 
     /// Clears the needs of a worker on GPUs missing from `named`, once it is resident and has given their leases back: its start reserved
     /// them but never used them.
-    pub(crate) fn wants_nothing_elsewhere(&mut self, worker: WorkerId, named: &[Account]) {
+    pub(crate) fn clear_unused_needs(&mut self, worker: WorkerId, named: &[Account]) {
         let Some((_, gang)) = self.gang_mut(worker) else { return };
         let is_named = |share: &Share| named.iter().any(|held| held.gpu == share.account.gpu);
         for share in gang.shares.iter_mut().filter(|share| share.worker == worker && !is_named(share)) {
@@ -275,10 +275,10 @@ impl Ledger {
         } else {
             self.absent.insert(id)
         };
-        self.note(id);
+        self.update_under_way(id);
     }
 
-    pub(crate) fn operator_refills(&mut self, worker: WorkerId) {
+    pub(crate) fn request_restore(&mut self, worker: WorkerId) {
         let id = self.gang_of.get(&worker);
         let Some(gang) = id.and_then(|id| self.gangs.get_mut(id)) else { return };
         if let Presence::Checkpointed { returns } = &mut gang.contexts.presence {
@@ -288,7 +288,7 @@ impl Ledger {
     }
 
     /// Returns the next gang to checkpoint and its time. Only one checkpoint runs at a time.
-    pub(crate) fn next_to_leave(&self) -> Option<(Duration, GangId)> {
+    pub(crate) fn next_checkpoint(&self) -> Option<(Duration, GangId)> {
         let after = self.settings.checkpoint_after?;
         let is_leaving =
             |id: &GangId| self.gangs.get(id).is_some_and(|gang| gang.contexts.presence == Presence::Leaving);
@@ -305,22 +305,22 @@ impl Ledger {
         let waits = |gang: &&Gang| may_move(gang) && (gang.is_to_return() || gang.want.is_some());
         let restores =
             gangs.filter(waits).map(|gang| gang.contexts.restore_after).filter(|at| *at > self.now);
-        restores.chain(self.next_to_leave().map(|(at, _)| at)).min()
+        restores.chain(self.next_checkpoint().map(|(at, _)| at)).min()
     }
 
     /// Returns the predicted time for a gang's return once there is room.
-    pub(crate) fn wake(&self, gang: &Gang) -> Duration {
+    pub(crate) fn predicted_return(&self, gang: &Gang) -> Duration {
         let restore = if gang.contexts.is_present() { Duration::ZERO } else { self.settings.restore };
         restore + gang.predictions.refill(gang.copied().0, self.settings.link)
     }
 
     /// Returns the timeout of an operation with a predicted duration.
-    pub(crate) fn late(&self, predicted: Duration) -> Duration {
+    pub(crate) fn timeout(&self, predicted: Duration) -> Duration {
         predicted.saturating_mul(self.settings.late).max(self.settings.least_late)
     }
 
     /// Extends the deadline of a shrink whose bytes come, by the time that running uses may need to end.
-    pub(crate) fn goes_on(&mut self, id: GangId) {
+    pub(crate) fn extend_shrink(&mut self, id: GangId) {
         let by = self.now + self.settings.drain;
         if let Some(Gang { state: State::Shrinking { by: Some(late), .. }, .. }) = self.gangs.get_mut(&id) {
             *late = by.max(*late);
@@ -328,7 +328,7 @@ impl Ledger {
     }
 
     /// Returns the earliest deadline among `victims` that have not missed theirs.
-    pub(crate) fn in_time(&self, victims: &BTreeSet<GangId>) -> Option<Duration> {
+    pub(crate) fn earliest_deadline(&self, victims: &BTreeSet<GangId>) -> Option<Duration> {
         let by = |id: &GangId| match self.gangs.get(id)?.state {
             State::Parking { by, .. } | State::Shrinking { by: Some(by), .. } => Some(by),
             _ => None,
@@ -337,13 +337,13 @@ impl Ledger {
     }
 
     /// Returns a lower bound of the time until a want is satisfied, including earlier wants.
-    pub(crate) fn least_wait(&self, id: GangId) -> Duration {
+    pub(crate) fn shortest_wait(&self, id: GangId) -> Duration {
         let order = |id, gang: &Gang| gang.order(id, self.now, &self.settings);
         let Some((gang, own)) = self.gangs.get(&id).and_then(|gang| Some((gang, order(id, gang)?))) else {
             return Duration::ZERO;
         };
         let gpus = gang.needs_gpus();
-        let refill = |gang: &Gang| self.wake(gang);
+        let refill = |gang: &Gang| self.predicted_return(gang);
         let before = self.under_way.iter().filter_map(|other| {
             let gang = self.gangs.get(other)?;
             let first = order(*other, gang)? < own;
@@ -375,17 +375,17 @@ impl Ledger {
     }
 
     /// Returns whether all victims of a refill have given what they can, and no dead worker's memory is being reclaimed.
-    pub(crate) fn has_nobody_left(&self, id: GangId) -> bool {
+    pub(crate) fn has_exhausted_victims(&self, id: GangId) -> bool {
         let Some(Gang { state: State::Refilling(refill), shares, .. }) = self.gangs.get(&id) else {
             return false;
         };
         let mut gpus = shares.iter().filter_map(|share| self.gpus.get(&share.account.gpu));
         let is_dying = gpus.any(|gpu| gpu.measure_at().is_some());
-        !refill.victims.is_empty() && !is_dying && self.in_time(&refill.victims).is_none()
+        !refill.victims.is_empty() && !is_dying && self.earliest_deadline(&refill.victims).is_none()
     }
 
     /// Returns whether a refill with late bytes blocks a want of a higher class.
-    pub(crate) fn is_overtaken(&self, id: GangId) -> bool {
+    pub(crate) fn blocks_higher_class(&self, id: GangId) -> bool {
         let (now, settings) = (self.now, &self.settings);
         let order = |id: GangId| self.gangs.get(&id).and_then(|gang| gang.order(id, now, settings));
         let Some(gang) = self.gangs.get(&id) else { return false };
@@ -417,13 +417,13 @@ impl Ledger {
     }
 
     /// Returns whether waiting is useless: all other workers together could not give enough, and no unmanaged memory is in the way.
-    pub(crate) fn is_hopeless(&self, growth: &Growth) -> bool {
+    pub(crate) fn is_impossible(&self, growth: &Growth) -> bool {
         let is_curtailed = self.gpus.get(&growth.gpu).is_some_and(Gpu::is_curtailed);
         !is_curtailed && self.reachable(growth.gpu, growth.gang) < growth.bytes
     }
 
     /// Returns whether usable bytes are on their way: from a shrink, a dead worker, or a refill with victims.
-    pub(crate) fn is_to_come(&self, growth: &Growth) -> bool {
+    pub(crate) fn expects_bytes(&self, growth: &Growth) -> bool {
         let gives = |gang: &Gang| {
             matches!(gang.state, State::Parking { .. } | State::Shrinking { by: Some(_), .. })
                 && gang.on(growth.gpu).next().is_some()
@@ -434,7 +434,7 @@ impl Ledger {
     }
 
     /// Extends the time of growths that wait for a gang whose bytes just came.
-    pub(crate) fn came(&mut self, id: GangId, gpu: GpuId) {
+    pub(crate) fn extend_growths(&mut self, id: GangId, gpu: GpuId) {
         let now = self.now;
         let growths = self.growths.iter_mut();
         for growth in growths.filter(|growth| growth.gpu == gpu && growth.victims.contains(&id)) {

@@ -1,13 +1,13 @@
 //! Arbiter of a server's GPU memory: the decisions of the node agent, without any I/O.
 //!
 //! ```text
-//!  what workers and the meter say            what the agent does
+//!  reports of workers and the meter           actions of the agent
 //!  want, returned, parked, died, …  ─► Arbiter::step(event, now) ─► grant, park, shrink, admit, deny, …
-//!                                        │ ledger      who has what of each GPU
-//!                                        │ gangs       what is under way with whom, and by when it ends
-//!                                        │ victims     whose memory leaves, pure
-//!                                        └ log         what was decided, and why
-//!  plan: workers, links and time made up ─► the same step ─► how long requests would wait
+//!                                        │ ledger      memory of each gang on each GPU, operations under way
+//!                                        │ planner     distribution of free bytes, order of wants
+//!                                        │ victims     choice of the memory that leaves, pure
+//!                                        └ log         decisions and their reasons
+//!  plan: simulated workers, links and time ─► the same step ─► waiting times of requests
 //! ```
 //!
 //! No clock, no I/O, no thread, no randomness: the same events at the same times give the same actions.
@@ -53,7 +53,7 @@ pub use crate::interface::Settings;
 pub use arbiter::{Arbiter, Footprint};
 pub use glake_wire::Denied;
 pub use interface::{
-    Account, Action, Activity, Contexts, Event, GangId, GpuId, Joined, Preempt, Profile, Task, Tier, WorkerId,
+    Account, Action, Contexts, Event, GangId, GpuId, Joined, Preempt, Profile, Task, Tier, UseState, WorkerId,
 };
 pub use log::{Decision, Outcome, Victim};
 pub use victims::Why;

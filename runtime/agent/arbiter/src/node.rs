@@ -209,7 +209,7 @@ impl Node {
 
     /// Returns the idle time after which the driver checkpoints a worker without GPU memory.
     pub fn checkpoint_after(&self) -> Option<Duration> {
-        // Checked when the file was read.
+        // Validated when the file was parsed.
         self.checkpoint_after_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
@@ -345,7 +345,7 @@ impl Worker {
                 _ => Ok(()),
             };
         };
-        // It joins by that, and its log is called so.
+        // The worker joins under this name, and its log file has it.
         let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
         if start != Start::Never
             && !((1..=64).contains(&self.name.len()) && self.name.chars().all(is_allowed))

@@ -1,15 +1,13 @@
-//! Distribution of free bytes, and the order of wants.
-//!
-//! Invariants: a want is planned completely or not at all, so that a waiter never holds memory; each GPU has at most one refill; all later
-//! wants wait behind a GPU's first want.
-//!
-//! Growth: a running use asks for more memory.
+//! Decisions: distribution of free bytes to refills and growths, and the plan of the first want of each GPU.
 //!
 //! ```text
 //! grow ─► enough is free ─► granted
-//!           └► waits: for what leaves or refills ─► for others' memory, idle workers' first ─► its time is over: denied
-//!           └► no holder could ever give it: denied
+//!           ├► waits for shrinks and refills under way ─► for victims, idle workers first ─► timeout: denied
+//!           └► no holder could ever give enough: denied
 //! ```
+//!
+//! Invariants: a want is planned completely or not at all, so that a waiter never holds memory; each GPU has at most one refill; all later
+//! wants wait behind a GPU's first want.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -29,13 +27,13 @@ impl Arbiter {
     /// Makes all decisions that the current state allows.
     pub(crate) fn decide(&mut self) {
         self.retry_at = None;
-        self.pay();
-        self.plan();
-        self.bring_back();
-        self.lower();
+        self.grant_owed();
+        self.plan_wants();
+        self.restore_absent();
+        self.shrink_excess();
         self.demote();
         // The checkpoint of a gang that has been idle long enough.
-        if let Some((_, id)) = self.ledger.next_to_leave().filter(|(at, _)| *at <= self.ledger.now) {
+        if let Some((_, id)) = self.ledger.next_checkpoint().filter(|(at, _)| *at <= self.ledger.now) {
             let worker = self.ledger.gangs.get(&id).and_then(|gang| gang.members.keys().next().copied());
             self.ledger.set_presence(id, worker, Presence::Leaving);
             self.actions.extend(worker.map(|worker| Action::Checkpoint { worker }));
@@ -43,7 +41,7 @@ impl Arbiter {
     }
 
     /// Grants free bytes to the refills that are owed them.
-    pub(crate) fn pay(&mut self) {
+    pub(crate) fn grant_owed(&mut self) {
         let now = self.ledger.now;
         for id in self.ledger.under_way.iter().copied().collect::<Vec<_>>() {
             let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get(&id) else {
@@ -74,8 +72,8 @@ impl Arbiter {
                 (came, self.ledger.gangs.get_mut(&id))
             {
                 refill.by = now + refill.patience;
-            } else if self.ledger.has_nobody_left(id) {
-                self.look_elsewhere(id);
+            } else if self.ledger.has_exhausted_victims(id) {
+                self.ask_further_victims(id);
             }
         }
         let next = self.pay_growths();
@@ -83,19 +81,19 @@ impl Arbiter {
     }
 
     /// Plans the first want of each GPU.
-    pub(crate) fn plan(&mut self) {
+    pub(crate) fn plan_wants(&mut self) {
         let (mut blocked, mut wants, mut behind) = (BTreeSet::new(), BinaryHeap::new(), None);
         for (id, gang) in
             self.ledger.under_way.iter().filter_map(|id| Some((*id, self.ledger.gangs.get(id)?)))
         {
             match (&gang.state, gang.want) {
                 (State::Refilling(_), _) => blocked.extend(gang.shares.iter().map(|share| share.account.gpu)),
-                // The driver is asked, or was a moment ago.
+                // A request to the driver is under way, or was recent.
                 (State::Resting, Some(_))
                     if gang.contexts.is_moving() || gang.contexts.restore_after > self.ledger.now => {}
                 (State::Resting, _) => {
                     let order = gang.order(id, self.ledger.now, &self.ledger.settings);
-                    // It comes before others then.
+                    // At that time the want moves ahead of others.
                     let until = order.filter(|(_, is_behind, ..)| *is_behind);
                     behind = until
                         .map(|(_, _, since, _)| since + self.ledger.settings.resume_after)
@@ -112,7 +110,7 @@ impl Arbiter {
             let Some(gang) = self.ledger.gangs.get(&id) else { continue };
             let gpus = gang.needs_gpus();
             if !gang.is_complete() {
-                self.refuse(id, Denied::Incomplete, Some(RETRY));
+                self.deny_and_log(id, Denied::Incomplete, Some(RETRY));
             } else if gpus.is_empty() && gang.contexts.is_present() {
                 self.admit(id);
             } else if blocked.is_disjoint(&gpus) {
@@ -132,7 +130,7 @@ impl Arbiter {
     pub(crate) fn plan_want(&mut self, id: GangId, class: i64, gpus: &BTreeSet<GpuId>) -> bool {
         let (mut takes, mut missing) = (Vec::new(), false);
         for &gpu in gpus {
-            self.ledger.do_without_room(id, gpu);
+            self.ledger.trim_room(id, gpu);
             let Some(gang) = self.ledger.gangs.get(&id) else { return false };
             let need = gang.wanted(gpu);
             let held = self.ledger.gpus.get(&gpu);
@@ -146,10 +144,10 @@ impl Arbiter {
                 continue;
             }
             if self.ledger.reachable(gpu, id) < need {
-                // Others' contexts, and what of them is fixed, may be gone when it asks again; its own may not.
+                // Contexts and fixed memory of others may be gone at the next attempt; its own may not.
                 let own = gang.on(gpu).map(Share::footprint).sum();
                 let most = held.map_or(Bytes::ZERO, Gpu::most).saturating_sub(own);
-                self.refuse(id, Denied::TooLarge, (need <= most).then_some(RETRY));
+                self.deny_and_log(id, Denied::TooLarge, (need <= most).then_some(RETRY));
                 return false;
             }
             missing = true;
@@ -158,12 +156,12 @@ impl Arbiter {
         if missing {
             return false;
         }
-        let Demand { victims, first, patience } = self.take(&takes, Some(id));
+        let Demand { victims, first, patience } = self.command_victims(&takes, Some(id));
         let now = self.ledger.now;
         let Some(gang) = self.ledger.gangs.get(&id) else { return false };
         let copied = gang.copied().0;
-        let predicted = self.ledger.wake(gang) + first;
-        self.decided(id, victims_of(&takes), predicted, Outcome::UnderWay);
+        let predicted = self.ledger.predicted_return(gang) + first;
+        self.log_decision(id, victims_of(&takes), predicted, Outcome::UnderWay);
         let Some(gang) = self.ledger.gangs.get_mut(&id) else { return false };
         let starting = gang.members.iter().filter(|(_, member)| member.starting).map(|(worker, _)| *worker);
         let mut waits: BTreeSet<WorkerId> = starting.collect();
@@ -177,12 +175,12 @@ impl Arbiter {
         let starts = gang.starting;
         let refill = Refill { victims, since, by, patience, waits, copied, starts, admitted: None };
         self.ledger.set_state(id, State::Refilling(refill));
-        self.pay();
+        self.grant_owed();
         true
     }
 
     /// Shrinks idle workers of GPUs above their limit; no worker is parked for this.
-    pub(crate) fn lower(&mut self) {
+    pub(crate) fn shrink_excess(&mut self) {
         for gpu in self.ledger.gpus.keys().copied().collect::<Vec<_>>() {
             let excess = self.ledger.gpus.get(&gpu).map_or(Bytes::ZERO, Gpu::excess);
             let mut moving = self.ledger.under_way.iter().filter_map(|id| self.ledger.gangs.get(id));
@@ -191,26 +189,26 @@ impl Arbiter {
             }
             let found = self.ledger.choose(gpu, excess, None, None);
             self.retry_at = found.next.into_iter().chain(self.retry_at).min();
-            self.take(&found.takes, None);
+            self.command_victims(&found.takes, None);
         }
     }
 
     /// Asks further victims for a refill whose bytes are late: idle workers first, and any eligible one after the first victims' deadline.
     /// Without a victim left, the refill gives its grants back.
-    pub(crate) fn look_elsewhere(&mut self, id: GangId) {
+    pub(crate) fn ask_further_victims(&mut self, id: GangId) {
         let now = self.ledger.now;
         let Some(Gang { state: State::Refilling(refill), shares, profile, want, .. }) =
             self.ledger.gangs.get(&id)
         else {
             return;
         };
-        let in_time = self.ledger.in_time(&refill.victims);
+        let in_time = self.ledger.earliest_deadline(&refill.victims);
         let class = want.map(|want| want.class(profile.priority, now)).filter(|_| in_time.is_none());
         let patience = refill.patience;
-        // Nobody is asked anew for a want whose time is over.
+        // No further victims are asked for a want past its deadline.
         let is_over = in_time.is_none() && want.is_some_and(|want| want.deadline <= now);
-        if is_over || self.ledger.is_overtaken(id) {
-            return self.give_back(id, Outcome::Returned);
+        if is_over || self.ledger.blocks_higher_class(id) {
+            return self.return_grants(id, Outcome::Returned);
         }
         let mut owed: BTreeMap<GpuId, Bytes> = BTreeMap::new();
         for share in shares {
@@ -223,7 +221,7 @@ impl Arbiter {
             let short = if owed.is_zero() { owed } else { owed.saturating_add(excess) };
             let found = self.ledger.choose(gpu, short.saturating_sub(self.ledger.free(gpu)), class, Some(id));
             if !found.short.is_zero() {
-                let Some(late) = in_time else { return self.give_back(id, Outcome::Returned) };
+                let Some(late) = in_time else { return self.return_grants(id, Outcome::Returned) };
                 if let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get_mut(&id) {
                     let again = found.next.filter(|next| *next > now).unwrap_or(now + patience);
                     refill.by = late.min(again).min(now + patience);
@@ -232,9 +230,9 @@ impl Arbiter {
             }
             takes.extend(found.takes);
         }
-        // Others give it.
-        self.call_off(id);
-        let asked = self.take(&takes, Some(id));
+        // Other victims give the bytes.
+        self.cancel_parks(id);
+        let asked = self.command_victims(&takes, Some(id));
         if let Some(Gang { state: State::Refilling(refill), .. }) = self.ledger.gangs.get_mut(&id) {
             refill.victims.extend(asked.victims);
             (refill.by, refill.patience) = (now + asked.patience, asked.patience);
@@ -271,33 +269,33 @@ impl Arbiter {
     pub(crate) fn pay_growth(&mut self, growth: Growth) -> Option<Duration> {
         if self.ledger.absent.contains(&growth.gang) {
             self.ledger.growths.push(growth);
-        } else if self.ledger.free_beside_restores(growth.gpu) >= growth.bytes {
+        } else if self.ledger.free_besides_restores(growth.gpu) >= growth.bytes {
             self.grant(growth.gang, (growth.worker, growth.gpu), growth.bytes);
             self.end_growth(&growth);
-        } else if self.ledger.is_hopeless(&growth) {
+        } else if self.ledger.is_impossible(&growth) {
             self.deny_growth(&growth);
-        } else if self.ledger.is_to_come(&growth) || self.ledger.is_starting(growth.gpu, growth.gang) {
+        } else if self.ledger.expects_bytes(&growth) || self.ledger.is_starting(growth.gpu, growth.gang) {
             self.ledger.growths.push(growth);
         } else {
-            return self.take_for(growth);
+            return self.ask_victims_for(growth);
         }
         None
     }
 
     /// Asks victims for the missing bytes: only idle workers while earlier victims still have time.
-    pub(crate) fn take_for(&mut self, mut growth: Growth) -> Option<Duration> {
+    pub(crate) fn ask_victims_for(&mut self, mut growth: Growth) -> Option<Duration> {
         let Growth { gang, gpu, bytes, by, .. } = growth;
-        let short = bytes.saturating_sub(self.ledger.free_beside_restores(gpu));
-        let in_time = self.ledger.in_time(&growth.victims);
+        let short = bytes.saturating_sub(self.ledger.free_besides_restores(gpu));
+        let in_time = self.ledger.earliest_deadline(&growth.victims);
         let class = self.ledger.gangs.get(&gang).map(|gang| i64::from(gang.profile.priority));
         let found = self.ledger.choose(gpu, short, class.filter(|_| in_time.is_none()), Some(gang));
         let mut next = found.next.into_iter().chain(in_time).min();
         if found.short.is_zero() {
-            // Others give it.
-            self.call_off(gang);
-            let asked = self.take(&found.takes, Some(gang));
+            // Other victims give the bytes.
+            self.cancel_parks(gang);
+            let asked = self.command_victims(&found.takes, Some(gang));
             growth.victims.extend(asked.victims);
-            // Half of the request's time is left for others.
+            // Half of the request's time remains for further victims.
             growth.patience = asked.patience.min(by.saturating_sub(self.ledger.now) / 2);
             growth.late_at = self.ledger.now + growth.patience;
             next = None;
@@ -316,6 +314,6 @@ impl Arbiter {
         if let Some(gang) = self.ledger.gangs.get_mut(&growth.gang) {
             gang.growing -= 1;
         }
-        self.call_off(growth.gang);
+        self.cancel_parks(growth.gang);
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn come_near_to_what_is_seen() {
+    fn predictions_converge_to_observations() {
         let (link, bytes) = (Bytes::new(50_000_000_000), Bytes::gib(8));
         let mut seen = Predictions::default();
         let truth = Duration::from_millis(400);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_foretold_to_take_the_longest_there_is() {
+    fn predictions_of_parks_are_bounded() {
         let (mut seen, longest) = (Predictions::default(), Duration::from_secs(75));
         for _ in 0..1_000 {
             seen.saw_park(seen.park() * 4, longest);

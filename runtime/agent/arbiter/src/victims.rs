@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::gang::{Gang, Share, ShareKey};
 use crate::gpu::LinkDuty;
 use crate::interface::RETRY;
-use crate::{Activity, GangId, GpuId, Preempt, Settings};
+use crate::{GangId, GpuId, Preempt, Settings, UseState};
 
 /// Reason for the choice of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -81,16 +81,16 @@ impl Chooser<'_> {
                     continue;
                 }
                 match gang.activity {
-                    Activity::Idle => idle.push((gang, id, share)),
-                    Activity::Busy | Activity::Running => busy.push((gang, id, share)),
-                    Activity::Capturing => {}
+                    UseState::Idle => idle.push((gang, id, share)),
+                    UseState::Busy | UseState::Running => busy.push((gang, id, share)),
+                    UseState::Capturing => {}
                 }
             }
         }
         let equal = self.limit.get() / (tenants.len() as u64).max(1);
         let (mut ranked, mut discardable) = (Vec::new(), Vec::new());
         for (gang, id, share) in idle {
-            // Who was refilled just now may not have said yet that it runs.
+            // A worker refilled just now may not have reported its uses yet.
             let settled = gang.resident_since + self.settings.least_quantum;
             if gang.idle_since <= gang.resident_since && settled > self.now {
                 choice.again(settled);
@@ -114,10 +114,10 @@ impl Chooser<'_> {
             if over > self.now {
                 choice.again(over);
             } else if self.is_too_long(gang) {
-                // Whoever asks is of a higher class by and by.
+                // The requester's class rises with time.
                 choice.again(self.now + RETRY);
             } else {
-                let rank = (gang.activity == Activity::Running, gang.resident_since);
+                let rank = (gang.activity == UseState::Running, gang.resident_since);
                 ranked.push(Reverse((rank, id, share.key())));
             }
         }
@@ -167,7 +167,7 @@ impl Chooser<'_> {
     /// copying its own memory back.
     fn pause(&self, gang: &Gang) -> Duration {
         let link = self.settings.link;
-        // Newer wants may go first for so long.
+        // Newer wants may go first during this time.
         let behind = if self.waiting().count() > 1 { self.settings.resume_after } else { Duration::ZERO };
         let turn = |whom: &Gang| {
             let start = if whom.starting { self.settings.start } else { Duration::ZERO };

@@ -1,11 +1,8 @@
-//! Metrics of the agent in Prometheus' format, each described once.
+//! Metrics of the agent, each described once: counters since the agent's start, and their output in Prometheus' text format, version 0.0.4
+//! (prometheus.io/docs/instrumenting/exposition_formats).
 //!
 //! Names end with the unit, and counters with `_total`. Sums over a metric's labels are meaningful; values that do not add up are separate
 //! metrics.
-//!
-//! Counters of the agent's decisions and messages since its start; not persistent.
-//!
-//! Prometheus' text format, version 0.0.4 (prometheus.io/docs/instrumenting/exposition_formats).
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -17,8 +14,6 @@ use glake_units::metrics::{Kind, Label, Metric, Stability, Unit};
 use glake_wire::WorkerRow;
 
 use crate::Agent;
-
-pub(crate) use Counts;
 
 /// Metrics of an agent, in the order of output.
 pub const METRICS: &[Metric] = &[
@@ -323,7 +318,7 @@ impl Exposition {
     }
 
     fn begin(&mut self, Metric { name, kind, help, .. }: &Metric) {
-        // In a help a quotation mark is itself.
+        // Quotation marks are not escaped in help texts.
         let help = help.replace('\\', r"\\").replace('\n', r"\n");
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -363,7 +358,7 @@ mod exposition_tests {
     const TOOK: Metric = Metric { name: "took", kind: Kind::Histogram, labels: &[], help: "It.", ..OF };
 
     #[test]
-    fn what_ends_a_value_or_a_line_is_escaped() {
+    fn quotes_and_line_ends_are_escaped() {
         let mut text = Exposition::default();
         text.metric(&OF, [(["\\n", "\"\n}"], 7)]);
         assert_eq!(
@@ -373,7 +368,7 @@ mod exposition_tests {
     }
 
     #[test]
-    fn a_histogram_ends_with_all() {
+    fn a_histogram_ends_with_the_total() {
         let mut text = Exposition::default();
         text.histogram(&TOOK, [(0.5, 1), (1.0, 1)], 2, 4.5);
         let lines = [

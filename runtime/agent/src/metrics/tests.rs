@@ -1,4 +1,4 @@
-//! What is told is what is described.
+//! Tests that the output matches the descriptions.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use glake_wire::{Hello, Holding, Peer, ToAgent};
 use super::*;
 use crate::Identity;
 
-/// One that serves a GPU with a name that no meter gives.
+/// Creates an agent of a GPU whose name no meter reports.
 fn agent() -> Agent {
     Agent::new(NodeFile::parse("").unwrap(), vec![("odd \"0\"".to_owned(), Bytes::gib(24))], 1)
 }
 
-/// A worker with 1 GiB evicted joins.
+/// Joins a worker with 1 GiB of evicted memory.
 fn join(agent: &mut Agent) -> WorkerId {
     let held = Holding { gpu: "odd \"0\"".to_owned(), evicted: Bytes::gib(1), ..Holding::default() };
     let hello = Hello { name: "model".to_owned(), holdings: vec![held], ranks: 1, ..Hello::default() };
@@ -54,7 +54,7 @@ fn every_sample_is_of_a_metric_with_its_labels() {
                 );
                 continue;
             }
-            // No label's value here has a comma.
+            // Label values contain no comma here.
             let labels = rest.strip_prefix('{').map(|rest| rest.strip_suffix('}').unwrap().split(','));
             let labels: Vec<_> =
                 labels.into_iter().flatten().map(|label| label.split_once('=').unwrap()).collect();
@@ -126,7 +126,7 @@ fn each_decision_is_counted_once() {
 }
 
 #[test]
-fn what_workers_fail_at_is_counted_by_known_words_alone() {
+fn failures_are_counted_by_known_operation() {
     let mut agent = agent();
     let worker = join(&mut agent);
     for (seq, what) in (1..).zip(["shrink", "shrink", "refill", "\"} 1", ""]) {
@@ -138,7 +138,7 @@ fn what_workers_fail_at_is_counted_by_known_words_alone() {
 }
 
 #[test]
-fn who_is_given_up_is_counted_and_leaves_no_sample() {
+fn a_removed_worker_is_counted_and_has_no_sample() {
     let mut agent = agent();
     let worker = join(&mut agent);
     assert_eq!(told(&agent, "glake_worker_bytes{worker=\"model\",place=\"evicted\"}"), f64::from(1 << 30));

@@ -33,14 +33,14 @@ pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// Workers of the file that have a command, in the order of the file.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    workers: Vec<Supervised>,
+    workers: Vec<SupervisedWorker>,
     /// Workers that the agent never starts.
     others: BTreeSet<String>,
     is_over: bool,
 }
 
 #[derive(Debug)]
-struct Supervised {
+struct SupervisedWorker {
     name: String,
     gpus: Vec<GpuId>,
     /// Whether the worker should run, since boot or since a request.
@@ -118,9 +118,9 @@ pub(crate) enum Act {
     },
 }
 
-/// Progress of an operator's start.
+/// Progress of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StartProgress {
+pub(crate) enum Progress {
     UnderWay,
     Done,
     Failed(String),
@@ -130,7 +130,7 @@ impl Supervisor {
     pub(crate) fn new(file: &NodeFile) -> Self {
         let (own, others): (Vec<_>, Vec<_>) =
             file.workers.iter().partition(|worker| !matches!(worker.start(), None | Some(Start::Never)));
-        let supervised = |worker: &glake_arbiter::node::Worker| Supervised {
+        let supervised = |worker: &glake_arbiter::node::Worker| SupervisedWorker {
             name: worker.name.clone(),
             gpus: worker.gpus.iter().map(|gpu| GpuId(*gpu)).collect(),
             is_wanted: worker.start() == Some(Start::Boot),
@@ -147,7 +147,7 @@ impl Supervisor {
         }
     }
 
-    fn get(&mut self, name: &str) -> Option<&mut Supervised> {
+    fn get(&mut self, name: &str) -> Option<&mut SupervisedWorker> {
         self.workers.iter_mut().find(|worker| worker.name == name)
     }
 
@@ -247,7 +247,7 @@ impl Supervisor {
             Ok(pid) => {
                 let up = Up { pid, since: now, is_adopted: false, is_started: false, kill_at: None };
                 worker.phase = Phase::Up(up);
-                // Ended while it was made.
+                // CommandResult while it was made.
                 if worker.is_wanted { None } else { self.stop(name, now).ok().flatten() }
             }
             Err(why) => {
@@ -300,13 +300,13 @@ impl Supervisor {
                 up.kill_at = Some(Duration::MAX);
                 acts.push(Act::Kill { name: name.clone() });
             }
-            // Its program may give itself another name.
+            // The program may join under another name.
             let joined = match view.present.get(&name) {
                 Some(presence) => *presence == Presence::Joined,
                 None => view.joined_as.contains_key(&up.pid),
             };
             if !up.is_started && !joined && up.since + LONGEST_START <= now {
-                tracing::warn!(target: "glake::agent", worker = %name, pid = up.pid, "a worker was started long ago and has not joined: others are started now (does its program call glake.enable(), with GLAKE_AGENT as it was given?)");
+                tracing::warn!(target: "glake::agent", worker = %name, pid = up.pid, "a started worker has not joined in time: other starts continue (does its program call glake.enable(), with the GLAKE_AGENT of its environment?)");
                 up.is_started = true;
             }
             up.is_started |= joined;
@@ -328,7 +328,7 @@ impl Supervisor {
 
     /// Returns the time at which [`Supervisor::step`] is due without another event.
     pub(crate) fn next_deadline(&self, view: &View, now: Duration) -> Option<Duration> {
-        let of = |worker: &Supervised| match worker.phase {
+        let of = |worker: &SupervisedWorker| match worker.phase {
             Phase::Down { again } => (worker.is_wanted && !self.is_over).then_some(again),
             Phase::Up(up) => {
                 let late = (!up.is_started).then(|| up.since + LONGEST_START);
@@ -350,23 +350,21 @@ impl Supervisor {
     }
 
     /// Returns the progress of a requested start.
-    pub(crate) fn progress(&self, name: &str, presence: Option<Presence>) -> StartProgress {
+    pub(crate) fn progress(&self, name: &str, presence: Option<Presence>) -> Progress {
         let Some(worker) = self.workers.iter().find(|worker| worker.name == name) else {
-            return StartProgress::Failed(format!("{name} is not in the agent's file"));
+            return Progress::Failed(format!("{name} is not in the agent's file"));
         };
         match (&worker.phase, presence, &worker.ended) {
-            (_, Some(Presence::Joined), _) => StartProgress::Done,
-            _ if worker.is_stopped => {
-                StartProgress::Failed(format!("{name} was ended meanwhile (glake stop)"))
-            }
-            // One that had joined ended before it was asked for, or later: it is started again.
+            (_, Some(Presence::Joined), _) => Progress::Done,
+            _ if worker.is_stopped => Progress::Failed(format!("{name} was ended meanwhile (glake stop)")),
+            // A joined worker ended before or after the request, and is restarted.
             (Phase::Down { .. }, _, Some(how)) if worker.has_failed => {
-                StartProgress::Failed(format!("{name} was started, and ended: {how}"))
+                Progress::Failed(format!("{name} was started, and ended: {how}"))
             }
-            (Phase::Up(Up { is_started: true, pid, .. }), None, _) => StartProgress::Failed(format!(
+            (Phase::Up(Up { is_started: true, pid, .. }), None, _) => Progress::Failed(format!(
                 "{name} runs as process {pid}, and has not joined: does its program use GLake?"
             )),
-            _ => StartProgress::UnderWay,
+            _ => Progress::UnderWay,
         }
     }
 
@@ -377,7 +375,7 @@ impl Supervisor {
     }
 }
 
-impl Supervised {
+impl SupervisedWorker {
     /// Schedules the next start after the end of a process.
     fn back_off(&mut self, lived: Duration, now: Duration) {
         if lived >= LONGEST_BACK_OFF || !self.is_wanted {

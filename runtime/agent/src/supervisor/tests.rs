@@ -1,4 +1,4 @@
-//! In virtual time: two workers of GPU 0, one of GPU 1, one for requests, one that others start.
+//! Tests in virtual time: two workers of GPU 0, one of GPU 1, one on request, one started by hand.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A supervisor, what it looks at, and the time.
+/// Supervisor, its inputs, and the time.
 struct World {
     supervisor: Supervisor,
     view: View,
@@ -43,7 +43,7 @@ impl World {
         World { supervisor, view: View::default(), now: s(100) }
     }
 
-    /// Who is launched now.
+    /// Returns the names of the workers to launch now.
     fn launches(&mut self) -> Vec<String> {
         let acts = self.supervisor.step(&self.view, self.now).into_iter();
         acts.map(|act| if let Act::Launch { name } = act { name } else { panic!("{act:?}") }).collect()
@@ -57,7 +57,7 @@ impl World {
         self.view.present.insert(name.to_owned(), presence);
     }
 
-    /// It joins and has started.
+    /// Joins a worker and completes its start.
     fn runs(&mut self, name: &str) {
         self.up(name);
         self.joins(name, Presence::Joined);
@@ -103,7 +103,7 @@ fn at_boot_one_worker_of_a_gpu_starts_at_a_time() {
 }
 
 #[test]
-fn starts_of_others_are_waited_for_as_long_as_they_may_take() {
+fn starts_by_hand_block_others_until_their_timeout() {
     let mut world = World::new();
     world.view.starts.insert(GpuId(0), s(150));
     assert_eq!((world.launches(), world.due()), (vec!["c".to_owned()], Some(s(150))));
@@ -112,7 +112,7 @@ fn starts_of_others_are_waited_for_as_long_as_they_may_take() {
 }
 
 #[test]
-fn a_name_that_is_known_is_not_started_again() {
+fn a_known_name_is_not_started_again() {
     let mut world = World::new();
     world.joins("a", Presence::Joined);
     assert_eq!(world.launches(), ["b", "c"]);
@@ -122,7 +122,7 @@ fn a_name_that_is_known_is_not_started_again() {
 }
 
 #[test]
-fn who_ends_is_started_again_later_and_later() {
+fn restarts_back_off() {
     let mut world = World::new();
     world.launches();
     for wait in [1, 2, 4, 8, 16, 32, 60, 60, 60] {
@@ -136,7 +136,7 @@ fn who_ends_is_started_again_later_and_later() {
         world.now += Duration::from_millis(1);
         assert_eq!(world.launches(), ["c"]);
     }
-    // It lived for long: from the beginning.
+    // A long life resets the delay.
     world.runs("c");
     world.now += LONGEST_BACK_OFF;
     world.ends("c");
@@ -144,7 +144,7 @@ fn who_ends_is_started_again_later_and_later() {
 }
 
 #[test]
-fn what_cannot_be_started_is_tried_again_and_holds_nobody_up() {
+fn a_failed_start_is_retried_and_does_not_block_others() {
     let mut world = World::new();
     assert_eq!(world.launches(), ["a", "c"]);
     world.supervisor.launched("a", Err("no program".to_owned()), world.now);
@@ -158,7 +158,7 @@ fn what_cannot_be_started_is_tried_again_and_holds_nobody_up() {
 }
 
 #[test]
-fn one_that_never_joins_holds_others_up_for_a_time() {
+fn a_worker_that_never_joins_blocks_others_only_until_its_timeout() {
     let mut world = World::new();
     world.launches();
     world.up("a");
@@ -168,12 +168,12 @@ fn one_that_never_joins_holds_others_up_for_a_time() {
     assert_eq!(world.launches(), ["b"]);
     assert_eq!(world.state("a").0, "running");
     assert!(
-        matches!(world.supervisor.progress("a", None), StartProgress::Failed(why) if why.contains("not joined"))
+        matches!(world.supervisor.progress("a", None), Progress::Failed(why) if why.contains("not joined"))
     );
 }
 
 #[test]
-fn one_that_gives_itself_another_name_holds_nobody_up() {
+fn a_worker_that_joins_under_another_name_does_not_block_starts() {
     let mut world = World::new();
     world.launches();
     world.up("a");
@@ -183,28 +183,28 @@ fn one_that_gives_itself_another_name_holds_nobody_up() {
 }
 
 #[test]
-fn one_for_requests_is_started_when_it_is_asked_for() {
+fn a_worker_on_request_starts_at_its_first_request() {
     let mut world = World::new();
     assert_eq!(world.launches(), ["a", "c"]);
     assert_eq!(world.state("asked").0, "stopped");
     world.supervisor.ask("asked", world.now).unwrap();
     assert_eq!(world.launches(), ["asked"]);
-    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", None), Progress::UnderWay);
     world.runs("asked");
-    assert_eq!(world.supervisor.progress("asked", Some(Presence::Starting)), StartProgress::UnderWay);
-    assert_eq!(world.supervisor.progress("asked", Some(Presence::Joined)), StartProgress::Done);
+    assert_eq!(world.supervisor.progress("asked", Some(Presence::Starting)), Progress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", Some(Presence::Joined)), Progress::Done);
     world.launches();
-    // Whoever asks while it ends waits for the next start, and hears of that one's end.
+    // A request during the end waits for the next start and learns of its end.
     world.ends("asked");
-    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", None), Progress::UnderWay);
     world.now += s(1);
     assert_eq!(world.launches(), ["asked"]);
     world.up("asked");
     world.ends("asked");
     assert!(
-        matches!(world.supervisor.progress("asked", None), StartProgress::Failed(why) if why.contains("exit 1"))
+        matches!(world.supervisor.progress("asked", None), Progress::Failed(why) if why.contains("exit 1"))
     );
-    // Whoever asks does not wait for the back-off.
+    // A request skips the back-off.
     world.supervisor.ask("asked", world.now).unwrap();
     assert_eq!(world.launches(), ["asked"]);
     for (name, says) in
@@ -223,7 +223,7 @@ fn one_for_requests_is_started_when_it_is_asked_for() {
 }
 
 #[test]
-fn who_is_ended_by_hand_stays_down_until_it_is_asked_for() {
+fn a_stopped_worker_stays_down_until_requested() {
     let mut world = World::new();
     world.launches();
     world.runs("c");
@@ -244,14 +244,14 @@ fn who_is_ended_by_hand_stays_down_until_it_is_asked_for() {
     world.supervisor.ask("c", world.now).unwrap();
     assert!(world.launches().contains(&"c".to_owned()));
     assert!(world.supervisor.stopped().is_empty());
-    // While it is made.
+    // While the process is being created.
     assert_eq!(world.supervisor.stop("c", world.now).unwrap(), None);
     let act = world.supervisor.launched("c", Ok(8), world.now);
     assert_eq!(act, Some(Act::Terminate { name: "c".to_owned() }));
 }
 
 #[test]
-fn the_next_agent_knows_who_runs_and_who_was_ended() {
+fn the_next_agent_knows_running_and_stopped_workers() {
     let mut world = World::new();
     world.supervisor.adopt("b", 7, world.now);
     world.supervisor.adopt("asked", 8, world.now);
@@ -271,11 +271,11 @@ fn end_of_an_adopted_process_is_not_a_failed_start() {
     world.launches();
     world.supervisor.ask("asked", world.now).unwrap();
     world.ends("asked");
-    assert_eq!(world.supervisor.progress("asked", None), StartProgress::UnderWay);
+    assert_eq!(world.supervisor.progress("asked", None), Progress::UnderWay);
 }
 
 #[test]
-fn one_that_was_ended_and_still_runs_is_not_started_again_by_the_next_agent() {
+fn the_next_agent_does_not_restart_a_stopping_worker() {
     let mut world = World::new();
     world.supervisor.keep_stopped("c");
     world.supervisor.adopt("c", 7, world.now);
@@ -286,13 +286,13 @@ fn one_that_was_ended_and_still_runs_is_not_started_again_by_the_next_agent() {
 }
 
 #[test]
-fn an_agent_that_ends_starts_nobody() {
+fn an_ending_agent_starts_no_worker() {
     let mut world = World::new();
     world.supervisor.end();
     assert_eq!((world.launches(), world.due(), world.supervisor.looks()), (vec![], None, false));
 }
 
-/// What a worker of the random walk is.
+/// State of a worker in the random walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Is {
     Down,
@@ -301,7 +301,7 @@ enum Is {
 }
 
 #[test]
-fn whatever_happens_nobody_is_started_twice_and_two_of_a_gpu_do_not_start_at_once() {
+fn random_events_never_start_a_worker_twice_or_two_on_a_gpu() {
     let names = ["a", "b", "c", "asked"];
     let gpu = |name: &str| if name == "b" { "a" } else { name }.to_owned();
     for seed in 0..200_u64 {
@@ -329,7 +329,7 @@ fn whatever_happens_nobody_is_started_twice_and_two_of_a_gpu_do_not_start_at_onc
                     world.supervisor.gone(name, world.now);
                     is.insert(name, Is::Down);
                 }
-                // Started by others, and gone again.
+                // Started by hand, and gone again.
                 (Is::Down, 0) => world.joins(name, Presence::Joined),
                 (Is::Down, 1) => drop(world.view.present.remove(name)),
                 (_, 3) => world.supervisor.ask(name, world.now).unwrap(),
@@ -353,7 +353,7 @@ fn whatever_happens_nobody_is_started_twice_and_two_of_a_gpu_do_not_start_at_onc
             }
             assert!(names.iter().all(|name| world.supervisor.is_down(name) == (is[name] == Is::Down)));
         }
-        // Nobody is forgotten: all that are to run do so once others have gone on.
+        // No worker is forgotten: every wanted worker runs once the others have finished their starts.
         for name in names {
             if is[name] == Is::Ending {
                 world.supervisor.gone(name, world.now);

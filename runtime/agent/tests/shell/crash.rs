@@ -1,4 +1,4 @@
-//! Whoever is killed, wherever it is: the others have their memory, and there is never more of it used than there is.
+//! Kills of workers and agents at any point: other workers get their memory, and the budget is never exceeded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,18 +11,17 @@ use rustix::process::Signal;
 
 use crate::processes::{Node, Process, check};
 
-/// The numbers of system calls on x86-64.
+/// Numbers of the system calls sendmsg and recvmsg on x86-64.
 const FRAMES: [&str; 2] = ["46", "47"];
 
-/// Whether every place is tried, and not each seventh.
+/// Returns the step between kill points: 1 in soak tests, otherwise 7.
 fn stride() -> usize {
     if std::env::var_os("GLAKE_SOAK").is_some() { 1 } else { 7 }
 }
 
-/// A worker that is killed at each of its frames, before or after it has dealt with it: as the one whose memory is
-/// taken, and as the one that wants it.
+/// Kills a worker before or after each of its frames, as a victim and as a requester.
 #[test]
-fn soak_a_worker_killed_at_any_frame_holds_nobody_up() {
+fn soak_a_worker_killed_at_any_frame_does_not_block_others() {
     let node = Node::new(Bytes::gib(24));
     let mut other = node.joined("other 21GiB");
     for when in ["before", "after"] {
@@ -44,7 +43,7 @@ fn soak_a_worker_killed_at_any_frame_holds_nobody_up() {
     }
 }
 
-/// Joins, has its memory, uses it; false: it died before.
+/// Joins, gets its memory and uses it; returns false if the worker died before.
 fn visit(worker: &mut Process) -> bool {
     if worker.hear("joined").is_none() {
         return false;
@@ -58,10 +57,9 @@ fn visit(worker: &mut Process) -> bool {
     worker.hear("ended").is_some()
 }
 
-/// An agent that is killed before and after every frame that it sends or receives. Workers join the next one, and
-/// every want is granted.
+/// Kills an agent before and after every frame that it sends or receives. Workers join the next agent, and every want is granted.
 #[test]
-fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
+fn soak_an_agent_killed_at_any_frame_does_not_block_workers() {
     let mut node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     let mut killed = 0;
@@ -72,7 +70,7 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
         let (meter, budget, dying) = (&node.meter, node.budget, &mut node.agent);
         let ended = std::thread::scope(|scope| {
             let driver = scope.spawn(|| {
-                let _over = Over(&is_over);
+                let _over = EndSignal(&is_over);
                 for place in [0, 1, 2] {
                     workers[place].tell("want");
                     workers[place].hear("resident").unwrap();
@@ -81,7 +79,7 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
                     workers[place].hear("ended").unwrap();
                 }
             });
-            // Never more than there is, whoever decides.
+            // The budget is never exceeded, under any agent.
             scope.spawn(|| {
                 while !is_over.load(Ordering::Acquire) {
                     check(meter, budget);
@@ -90,7 +88,7 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
             });
             let traced = kill_at(thread, stop, &is_over);
             if traced == Ok(true) {
-                // Its lock goes with the last of it.
+                // The lock is released with its last descriptor.
                 dying.child.wait().unwrap();
                 let (agent, thread) = Node::start(&folder, &[]);
                 driver.join().unwrap();
@@ -114,17 +112,16 @@ fn soak_an_agent_killed_at_any_frame_holds_nobody_up() {
     eprintln!("killed {killed} times");
 }
 
-/// Says that all is over, also where a test failed.
-struct Over<'a>(&'a AtomicBool);
+/// Guard that signals the end, also after a panic.
+struct EndSignal<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for EndSignal<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// Stops a thread wherever it begins or ends to send or receive, and kills it at the `stop`-th of these; false: all was
-/// over before.
+/// Stops a thread at each begin or end of a send or receive, and kills it at the `stop`-th. Returns false if the program ended before.
 fn kill_at(thread: Pid, stop: usize, is_over: &AtomicBool) -> nix::Result<bool> {
     ptrace::seize(thread, Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL)?;
     ptrace::interrupt(thread)?;
@@ -157,19 +154,19 @@ fn kill_at(thread: Pid, stop: usize, is_over: &AtomicBool) -> nix::Result<bool> 
 }
 
 #[test]
-fn a_stopped_worker_holds_nobody_up_and_is_healed() {
+fn a_stopped_process_does_not_block_others_and_recovers() {
     let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for place in [0, 1] {
         node.visit(&mut workers[place], ["a", "b", "c"][place]);
     }
-    // The one that would go first.
+    // The preferred victim.
     workers[0].signal(Signal::STOP);
     workers[2].tell("want");
     workers[2].hear("resident").unwrap();
     workers[1].hear("shrunk").unwrap();
     node.check();
-    // It may be slow, and its time is not over: others gave memory instead.
+    // The slow worker has time left: others gave memory instead.
     assert_eq!(node.metrics().of("glake_distrusted_total"), 0.0);
     workers[0].signal(Signal::CONT);
     workers[0].hear("shrunk").unwrap();
@@ -196,7 +193,7 @@ fn a_child_that_holds_the_socket_does_not_keep_a_dead_worker_alive() {
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
+fn a_stopped_agent_is_continued_by_the_next_one() {
     let mut node = Node::new(Bytes::gib(14));
     let mut workers: Vec<Process> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     workers[0].tell("want");
@@ -204,7 +201,7 @@ fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
     node.agent.signal(Signal::TERM);
     node.agent.hear("ended").unwrap();
     assert!(!crate::processes::socket(node.folder.path()).exists());
-    // It wants while nobody is there.
+    // The want is sent while no agent is running.
     workers[1].tell("want");
     node.restart();
     workers[1].hear("resident").unwrap();
@@ -212,9 +209,9 @@ fn an_agent_that_is_asked_to_end_does_and_the_next_one_goes_on() {
     assert_eq!(node.ps().len(), 2);
 }
 
-/// What the journal says of who is silent counts in full, and nothing is taken of it.
+/// A silent worker in the journal counts in full and is never a victim.
 #[test]
-fn who_is_silent_after_a_crash_counts_and_keeps_what_it_has() {
+fn a_silent_worker_counts_and_is_no_victim_after_a_crash() {
     let mut node = Node::new(Bytes::gib(24));
     let mut workers: Vec<Process> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     workers[0].tell("want");
@@ -231,22 +228,22 @@ fn who_is_silent_after_a_crash_counts_and_keeps_what_it_has() {
     let rows = node.ps();
     assert_eq!((rows[0].state.as_str(), rows[0].leased), ("silent", Bytes::gib(10)));
     node.check();
-    // A dead one's memory is given out.
+    // Memory of a dead worker is granted.
     workers[0].kill();
     workers[1].tell("want");
     workers[1].hear("resident").unwrap();
     node.check();
 }
 
-/// It left, or never came back, while no agent was there to hear of it.
+/// The worker left, or never returned, while no agent was running.
 #[test]
-fn who_is_not_heard_of_again_does_not_count_for_ever() {
+fn a_worker_that_never_reconnects_is_removed() {
     let mut node = Node::new(Bytes::gib(14));
     let mut first = node.joined("first 10GiB");
     first.tell("want");
     first.hear("resident").unwrap();
     node.agent.kill();
-    // It is there, and says nothing: not stopped, only busy with itself.
+    // The process is running but silent.
     first.tell("sulk");
     first.hear("sulking").unwrap();
     node.restart();

@@ -1,4 +1,4 @@
-//! Workers that are checkpointed while they are idle, by a driver that is a script, and agents that are killed meanwhile.
+//! Tests of checkpoints of idle workers with a script as the driver, and of agents killed meanwhile.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use glake_wire::{Answer, Ask, WorkerRow};
 
 use crate::processes::{LIMIT, Node, Process};
 
-/// What it does is what a driver does, with files: `state-PID`, and what the meter shows. It says where it is, and waits
-/// there as long as there is a file of that name.
+/// Simulated driver that works on files: `state-PID`, and the meter's files. It announces each point and waits there while a file of that
+/// name exists.
 const SCRIPT: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 pid=$1
@@ -54,7 +54,7 @@ fn node(budget: Bytes, lines: &str) -> Node {
     node
 }
 
-/// Where the script of a folder is, from the moment on that there is one.
+/// Writes the script into a folder.
 fn write(folder: &Path) {
     let path = folder.join("driver.new");
     fs::write(&path, SCRIPT).unwrap();
@@ -68,7 +68,7 @@ fn state(node: &Node, worker: &Process) -> String {
     fs::read_to_string(path).map_or_else(|_| "running".to_owned(), |state| state.trim_end().to_owned())
 }
 
-/// Waits until the script was at a moment so often; says which process it last was.
+/// Waits until the script has reached a point `times` times; returns the last process.
 fn until(node: &Node, moment: &str, times: usize) -> i32 {
     let end = Instant::now() + LIMIT;
     loop {
@@ -90,7 +90,7 @@ fn is_so(what: &str, so: impl Fn() -> bool) {
     }
 }
 
-/// It has had its memory, and has nothing but a context.
+/// Creates a worker that had memory and now has only its context.
 fn asleep(node: &Node, name: &str) -> Process {
     let mut worker = node.joined(&format!("{name} 8GiB"));
     node.visit(&mut worker, name);
@@ -116,7 +116,7 @@ fn comes_back(node: &Node, worker: &mut Process) {
 }
 
 #[test]
-fn an_idle_worker_leaves_with_its_context_and_comes_back_when_it_is_wanted() {
+fn an_idle_worker_is_checkpointed_and_restored_on_a_want() {
     let node = node(Bytes::gib(14), AFTER);
     let mut first = checkpointed(&node, "first");
     assert_eq!(node.meter.read("0").unwrap().used, Bytes::ZERO);
@@ -132,13 +132,13 @@ fn an_idle_worker_leaves_with_its_context_and_comes_back_when_it_is_wanted() {
         node.ask(Ask::Shrink { worker: "first".to_owned() }).unwrap();
         node.until("it leaves again", |rows| rows[0].state == "checkpointed");
     }
-    // Nothing of it is on the GPU, and it needs nothing to say so.
+    // The worker has no memory on the GPU, and sends no message for this.
     node.ask(Ask::Shrink { worker: "first".to_owned() }).unwrap();
-    // The operator's way back.
+    // A refill by the operator restores it.
     node.ask(Ask::Refill { worker: "first".to_owned() }).unwrap();
     first.hear("resident").unwrap();
     assert_eq!((state(&node, &first), node.ps()[0].resident), ("running".to_owned(), Bytes::gib(8)));
-    // Its floor has its place among others' memory.
+    // Its floor is accounted beside the others' memory.
     node.ask(Ask::Shrink { worker: "first".to_owned() }).unwrap();
     node.until("it leaves again", |rows| rows[0].state == "checkpointed");
     let mut second = node.joined("second 8GiB");
@@ -149,7 +149,7 @@ fn an_idle_worker_leaves_with_its_context_and_comes_back_when_it_is_wanted() {
 }
 
 #[test]
-fn nobody_is_checkpointed_unless_the_file_says_so() {
+fn checkpoints_need_a_key_in_the_file() {
     let node = node(Bytes::gib(14), "");
     let worker = asleep(&node, "model");
     std::thread::sleep(Duration::from_secs(2));
@@ -158,13 +158,13 @@ fn nobody_is_checkpointed_unless_the_file_says_so() {
 }
 
 #[test]
-fn who_cannot_be_checkpointed_runs_on() {
+fn a_worker_runs_on_after_a_failed_checkpoint() {
     let node = node(Bytes::gib(14), AFTER);
     fs::write(node.folder.path().join("refused"), "").unwrap();
     let mut worker = asleep(&node, "model");
     until(&node, "restore-unlocked", 1);
     comes_back(&node, &mut worker);
-    // A use that runs without any memory of its own: it is not locked.
+    // A worker with a running use is not locked, even without memory.
     node.ask(Ask::Shrink { worker: "model".to_owned() }).unwrap();
     worker.tell("use");
     fs::remove_file(node.folder.path().join("refused")).unwrap();
@@ -172,9 +172,9 @@ fn who_cannot_be_checkpointed_runs_on() {
     assert_eq!(state(&node, &worker), "running");
 }
 
-/// Nobody was locked, and nobody has to come back.
+/// No process was locked, so that none needs a restore.
 #[test]
-fn a_driver_that_cannot_be_asked_keeps_no_worker_from_its_memory() {
+fn a_missing_driver_does_not_block_workers() {
     let node = node(Bytes::gib(14), AFTER);
     fs::write(node.folder.path().join("untouched"), "").unwrap();
     let mut worker = asleep(&node, "model");
@@ -186,7 +186,7 @@ fn a_driver_that_cannot_be_asked_keeps_no_worker_from_its_memory() {
     assert!(!moments.contains("restore"), "{moments}");
 }
 
-/// It is killed, and has ended before the driver is asked for the way back.
+/// The late command is killed and has ended before the restore starts.
 #[test]
 fn a_command_that_does_not_end_is_killed_before_anything_else_is_asked() {
     for moment in ["checkpoint-locked", "checkpoint-checkpointed"] {
@@ -204,9 +204,9 @@ fn a_command_that_does_not_end_is_killed_before_anything_else_is_asked() {
     }
 }
 
-/// Nor does it keep others of the next agent from theirs.
+/// The hanging command does not block other workers of the next agent either.
 #[test]
-fn a_command_of_an_agent_before_that_does_not_end_keeps_its_own_worker_only() {
+fn a_hanging_command_of_an_earlier_agent_blocks_only_its_own_worker() {
     let mut node = node(Bytes::gib(14), AFTER);
     let mut first = checkpointed(&node, "first");
     let stall = node.folder.path().join("stall-checkpoint-locked");
@@ -222,12 +222,12 @@ fn a_command_of_an_agent_before_that_does_not_end_keeps_its_own_worker_only() {
     is_so("it is restored", || state(&node, &second) == "running");
 }
 
-/// Whoever comes after could not know whom to restore.
+/// Without a journal, the next agent would not know which processes to restore.
 #[test]
-fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
+fn checkpoints_need_a_writable_journal() {
     let mut node = node(Bytes::gib(14), AFTER);
     node.agent.kill();
-    // What is to be written there is a folder.
+    // A folder blocks the path of the journal.
     fs::create_dir(node.folder.path().join("glake/agent.new")).unwrap();
     node.restart();
     let worker = asleep(&node, "model");
@@ -237,7 +237,7 @@ fn nobody_is_checkpointed_while_the_journal_cannot_be_written() {
 }
 
 #[test]
-fn a_worker_without_room_is_restored_when_there_is_some() {
+fn a_restore_waits_for_room() {
     let node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
     let full = node.folder.path().join("full");
@@ -250,9 +250,9 @@ fn a_worker_without_room_is_restored_when_there_is_some() {
     assert_eq!(state(&node, &worker), "running");
 }
 
-/// The driver does not restore it, whoever asks: it is asked once by each agent.
+/// The driver fails every restore: each agent asks once.
 #[test]
-fn a_worker_that_the_driver_does_not_restore_has_failed_and_is_asked_for_no_more() {
+fn a_lost_worker_is_failed_and_not_restored_again() {
     let mut node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
     let stray = checkpointed(&node, "stray");
@@ -271,7 +271,7 @@ fn a_worker_that_the_driver_does_not_restore_has_failed_and_is_asked_for_no_more
     let failed =
         |row: &Answer| matches!(row, Answer::Decision(row) if row.outcome.starts_with("failed: the driver"));
     assert!(decisions.iter().any(failed));
-    // One that is no worker any more neither.
+    // Neither is a process that is no worker any more.
     let mut stray = stray;
     stray.tell("bye");
     node.until("it is gone", |rows| rows.len() == 1);
@@ -304,7 +304,7 @@ const MOMENTS: [&str; 6] = [
     "restore-unlocked",
 ];
 
-/// The agent dies at each of them; what it had started goes on or dies with it.
+/// Kills the agent at each point of the script; its command survives or dies with it.
 fn killed_at_each_moment(with_command: bool) {
     for moment in MOMENTS {
         let mut node = node(Bytes::gib(14), AFTER);
@@ -319,7 +319,7 @@ fn killed_at_each_moment(with_command: bool) {
             asleep(&node, "model")
         };
         let command = until(&node, moment, 1);
-        // From before the lock is taken.
+        // Starting before the lock is taken.
         let journal = fs::read_to_string(node.folder.path().join("glake/agent.journal")).unwrap();
         assert!(journal.contains("\"away\":true"), "{moment}: {journal}");
         node.agent.kill();
@@ -330,7 +330,7 @@ fn killed_at_each_moment(with_command: bool) {
         }
         node.restart();
         if !with_command {
-            // What the one before has started is not over, and nothing is asked beside it.
+            // The earlier agent's command is still running, and no further command starts.
             std::thread::sleep(Duration::from_millis(100));
             let text = fs::read_to_string(node.folder.path().join("moments")).unwrap();
             assert_eq!(text.lines().last().unwrap(), format!("{moment} {command}"));
@@ -348,17 +348,17 @@ fn killed_at_each_moment(with_command: bool) {
 }
 
 #[test]
-fn soak_an_agent_killed_at_any_moment_leaves_nobody_locked() {
+fn soak_an_agent_killed_at_any_moment_leaves_no_process_locked() {
     killed_at_each_moment(false);
 }
 
 #[test]
-fn soak_an_agent_killed_with_its_command_leaves_nobody_locked() {
+fn soak_an_agent_killed_with_its_command_leaves_no_process_locked() {
     killed_at_each_moment(true);
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_leaves_nobody_locked() {
+fn a_stopped_agent_leaves_no_process_locked() {
     let node = node(Bytes::gib(14), AFTER);
     let worker = checkpointed(&node, "model");
     node.agent.signal(rustix::process::Signal::TERM);
@@ -370,17 +370,17 @@ fn an_agent_that_is_asked_to_end_leaves_nobody_locked() {
 fn a_worker_that_leaves_while_it_is_checkpointed_is_restored() {
     let node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
-    // It says so, and lives on.
+    // The process reports it and continues.
     worker.tell("bye");
     is_so("it is restored", || state(&node, &worker) == "running");
-    // One that dies is not asked for any more.
+    // No further command starts for a dead process.
     let mut second = checkpointed(&node, "second");
     second.kill();
     node.until("it is gone", |rows| rows.iter().all(|row| row.worker != "second"));
     assert_eq!(state(&node, &second), "checkpointed");
 }
 
-/// What came of the checkpoint says nothing then.
+/// The result of the checkpoint is ignored then.
 #[test]
 fn a_worker_that_leaves_while_it_is_being_checkpointed_is_restored() {
     let node = node(Bytes::gib(14), AFTER);
@@ -398,9 +398,9 @@ fn a_worker_that_leaves_while_it_is_being_checkpointed_is_restored() {
     is_so("it is restored", || state(&node, &worker) == "running");
 }
 
-/// It begins another conversation, or is not heard of for so long that the agent gives it up.
+/// The worker starts a new conversation, or stays silent until the agent removes it.
 #[test]
-fn a_worker_that_joins_anew_or_is_given_up_is_restored() {
+fn a_worker_that_rejoins_or_is_removed_is_restored() {
     let node = node(Bytes::gib(14), AFTER);
     let mut worker = checkpointed(&node, "model");
     worker.tell("anew");

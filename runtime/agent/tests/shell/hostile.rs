@@ -1,4 +1,4 @@
-//! Whoever connects can end its own connection, and nothing else.
+//! Tests of hostile peers: a peer can break only its own connection.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -19,10 +19,10 @@ fn connect(node: &Node) -> UnixStream {
     stream
 }
 
-/// All that is answered, until the agent closes.
+/// Reads the answers until the agent closes the connection.
 fn answer(mut stream: UnixStream) -> Option<ToWorker> {
     let (mut frames, mut bytes) = (Frames::default(), Vec::new());
-    // A reset is an end too.
+    // A connection reset is an end too.
     let _ = stream.read_to_end(&mut bytes);
     frames.push(&bytes);
     frames.take::<ToWorker>().unwrap().map(|envelope| envelope.message)
@@ -35,7 +35,7 @@ fn refusal(stream: UnixStream) -> String {
     }
 }
 
-/// A worker joins and has its memory.
+/// Checks that a worker can join and get its memory.
 fn works(node: &Node) {
     let mut worker = node.joined("good 10GiB");
     worker.tell("want");
@@ -53,7 +53,7 @@ fn greet(node: &Node, hello: Hello) -> UnixStream {
 }
 
 #[test]
-fn frames_that_are_none() {
+fn malformed_frames_are_errors() {
     let node = Node::new(Bytes::gib(24));
     let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes()[..], json].concat();
     for bytes in [
@@ -68,7 +68,7 @@ fn frames_that_are_none() {
         stream.write_all(&bytes).unwrap();
         assert!(!refusal(stream).is_empty());
     }
-    // Half a frame, and gone.
+    // Half a frame, then the connection closes.
     let mut stream = connect(&node);
     stream.write_all(&framed(b"{\"v\":1}")[..6]).unwrap();
     drop(stream);
@@ -76,17 +76,17 @@ fn frames_that_are_none() {
 }
 
 #[test]
-fn what_a_worker_says_after_hello() {
+fn messages_after_hello_are_received() {
     let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "odd".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let numbered = |seq, message| frame(&Envelope { v: 1, seq, ack: 0, message }).unwrap();
     let wild = Bytes::new(u64::MAX);
     let after: [Vec<Vec<u8>>; 5] = [
-        // A gap.
+        // A gap in the sequence numbers.
         vec![numbered(3, ToAgent::Parked)],
         vec![frame(&Envelope::unnumbered(ToAgent::Hello(hello.clone()))).unwrap()],
         vec![b"\xff\xff\xff\xff".to_vec()],
-        // Answers to nothing, of GPUs that are not there, of more than there is: passed over, and the connection stands.
+        // Unsolicited answers, unknown GPUs and impossible sizes are ignored, and the connection stays open.
         vec![
             numbered(1, ToAgent::Parked),
             numbered(2, ToAgent::Shrunk { holdings: Vec::new() }),
@@ -109,7 +109,7 @@ fn what_a_worker_says_after_hello() {
 }
 
 #[test]
-fn who_gets_no_more_is_told_who_has_it() {
+fn a_denied_growth_names_the_holders() {
     let node = Node::new(Bytes::gib(24));
     let mut large = node.joined("large 20GiB");
     large.tell("want");
@@ -135,7 +135,7 @@ fn who_gets_no_more_is_told_who_has_it() {
 }
 
 #[test]
-fn who_is_not_who_it_says() {
+fn a_wrong_start_time_is_refused() {
     let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "x".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let reused = greet(&node, Hello { peer: Peer { start: 1, ..own() }, ..hello.clone() });
@@ -145,7 +145,7 @@ fn who_is_not_who_it_says() {
     let gpu = glake_wire::Holding { gpu: "7".to_owned(), ..glake_wire::Holding::default() };
     let gpu = greet(&node, Hello { holdings: vec![gpu], ..hello.clone() });
     assert_eq!(refusal(gpu), "worker \"x\" uses GPU 7, and this agent knows 0");
-    // In another pod it may have the same number as another one there: only the kernel's number here counts.
+    // Processes of other pods may claim equal numbers: only the number from the kernel counts.
     let pods = greet(&node, Hello { peer: Peer { pid: 1, ..own() }, ..hello.clone() });
     let mut worker = node.joined("y 1GiB");
     let twice = greet(&node, Hello { name: "z".to_owned(), ..hello });
@@ -156,7 +156,7 @@ fn who_is_not_who_it_says() {
 }
 
 #[test]
-fn who_writes_on_and_on_keeps_nobody_from_memory() {
+fn a_flooding_connection_does_not_block_others() {
     let node = Node::new(Bytes::gib(24));
     let hello = Hello { name: "loud".to_owned(), peer: own(), ranks: 1, ..Hello::default() };
     let stream = greet(&node, hello);
@@ -175,9 +175,9 @@ fn who_writes_on_and_on_keeps_nobody_from_memory() {
     });
 }
 
-/// Its goodbye was lost with its connection.
+/// The worker's goodbye was lost with its connection.
 #[test]
-fn who_joins_anew_has_what_it_says_and_no_more() {
+fn a_rejoining_worker_counts_with_its_new_report() {
     let node = Node::new(Bytes::gib(24));
     let holding = |gib| glake_wire::Holding {
         gpu: "0".to_owned(),
@@ -202,7 +202,7 @@ fn another_user_is_refused() {
     }
     let node = Node::new(Bytes::gib(24));
     let path = socket(node.folder.path());
-    // Its folder keeps others out already.
+    // The folder already keeps other users out.
     for (what, mode) in [(node.folder.path(), 0o755), (path.parent().unwrap(), 0o755), (&path, 0o666)] {
         std::fs::set_permissions(what, std::fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -224,7 +224,7 @@ fn ten_thousand_connections() {
     let mut open = Vec::new();
     for number in 0..10_000 {
         let stream = connect(&node);
-        // Most go at once; some stay, and say nothing.
+        // Most close immediately; some stay silent.
         if number % 20 == 0 {
             open.push(stream);
         }
@@ -233,14 +233,14 @@ fn ten_thousand_connections() {
 }
 
 #[test]
-fn without_descriptors_it_goes_on() {
+fn the_agent_survives_a_shortage_of_descriptors() {
     let mut node = Node::new(Bytes::gib(24));
     node.restart_under(&["sh", "-c", "ulimit -n 32; exec \"$0\" \"$@\""]);
     let mut first = node.joined("first 10GiB");
     let silent: Vec<UnixStream> = (0..60).map(|_| connect(&node)).collect();
     first.tell("want");
     first.hear("resident").unwrap();
-    // Those who say nothing are sent away after a while, and it can be joined again.
+    // Silent connections are closed after a timeout, and workers can join again.
     let second = node.worker("second 10GiB");
     second.hear("joined").unwrap();
     drop(silent);
@@ -248,7 +248,7 @@ fn without_descriptors_it_goes_on() {
 }
 
 #[test]
-fn a_full_disk_keeps_nobody_from_memory() {
+fn a_full_disk_does_not_block_grants() {
     let mut node = Node::new(Bytes::gib(24));
     node.agent.kill();
     std::os::unix::fs::symlink("/dev/full", node.folder.path().join("glake/agent.new")).unwrap();

@@ -1,5 +1,5 @@
-//! The agent as a process, with workers that are processes: they speak the protocol and hold numbers instead of memory,
-//! counted by a meter in a folder.
+//! Tests of the agent as a process with worker processes that speak the protocol. Numbers replace memory, and a meter counts them in a
+//! folder.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! A thousand workers.
+//! Test with a thousand workers.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use glake_units::Bytes;
 
 use crate::processes::{Node, Process};
 
-/// How many, in `make test` and in `make soak`.
+/// Returns the number of workers in `make test` and in `make soak`.
 fn count() -> usize {
     if std::env::var_os("GLAKE_SOAK").is_some() { 1000 } else { 50 }
 }
 
 #[test]
 fn soak_many_workers_take_turns() {
-    // Contexts of a thousand would fit on no GPU.
+    // A thousand contexts would not fit on any GPU.
     let node = Node::with_floor(Bytes::gib(60), 8);
     let mut workers: Vec<Process> = (0..count()).map(|n| node.worker(&format!("w{n} 4GiB"))).collect();
     workers.iter().for_each(|worker| drop(worker.hear("joined").unwrap()));

@@ -1,4 +1,4 @@
-//! A GPU whose memory is counted in a folder: a file a process, named by its id, with what it uses.
+//! Simulated meter of a GPU: a folder with one file per process, named by its id, with its memory.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use glake_meter::{GpuMemory, Meter, MeterError, ProcessMemory};
 use glake_units::Bytes;
 
-/// How long the memory of a dead process is used.
+/// Time for which a dead process still uses memory.
 const RECLAIM: Duration = Duration::from_millis(50);
 
-/// While there is a file called so in its folder, the meter does not answer.
+/// Name of the file that makes the meter hang.
 pub(crate) const HANGS: &str = "hangs";
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl FolderMeter {
         FolderMeter { folder: folder.to_owned(), total }
     }
 
-    /// Whoever first finds it dead says so to all.
+    /// Returns whether a dead process's memory is free; the first caller records the death.
     fn is_reclaimed(&self, pid: u32) -> bool {
         if is_alive(pid) {
             return false;
@@ -36,14 +36,14 @@ impl FolderMeter {
     }
 }
 
-/// Says what a process uses: in place, for a reader of a folder may miss what is renamed meanwhile.
+/// Writes the memory of a process in place, because a reader of the folder could miss a renamed file.
 pub(crate) fn write(folder: &Path, pid: u32, used: Bytes) {
     let mut options = fs::File::options();
     let file = options.create(true).truncate(false).write(true).open(folder.join(pid.to_string())).unwrap();
     file.write_all_at(format!("{:020}", used.get()).as_bytes(), 0).unwrap();
 }
 
-/// One that has ended and that its parent has not waited for is dead.
+/// Returns whether a process lives; a zombie is dead.
 fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().next());

@@ -1,4 +1,4 @@
-//! The processes that the tests start: an agent, and workers.
+//! Processes under test: an agent, and workers.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use glake_wire::{Answer, Ask, WorkerRow};
 use crate::meter::FolderMeter;
 use crate::puppet::{FLOOR, Puppet};
 
-/// However busy the machine is, it is done by then.
+/// Timeout of all waits, generous for a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const FOLDER: &str = "GLAKE_TEST_AGENT_FOLDER";
 const WORKER: &str = "GLAKE_TEST_AGENT_WORKER";
 const TOTAL: Bytes = Bytes::gib(80);
 
-/// Not a test: what the others start.
+/// Entry point of a process under test, not a test.
 #[test]
 #[ignore = "the process that the tests beside it start"]
 fn agent() {
@@ -29,7 +29,7 @@ fn agent() {
     close_inherited();
     let file = NodeFile::parse(&std::fs::read_to_string(folder.join("node.toml")).unwrap()).unwrap();
     let meter = std::sync::Arc::new(FolderMeter::new(&folder.join("meter"), TOTAL));
-    // So many milliseconds.
+    // Duration in milliseconds.
     let limit = std::fs::read_to_string(folder.join("limit")).ok().and_then(|text| text.parse().ok());
     let limit = limit.map_or(DriverCommand::LIMIT, Duration::from_millis);
     let driver = DriverCommand { program: folder.join("driver"), arguments: Vec::new(), limit };
@@ -40,7 +40,7 @@ fn agent() {
     println!("\nended");
 }
 
-/// Not a test: what the others start.
+/// Entry point of a process under test, not a test.
 #[test]
 #[ignore = "the process that the tests beside it start"]
 fn worker() {
@@ -55,7 +55,7 @@ fn worker() {
     puppet.run();
 }
 
-/// Not a test: what an agent starts by its file. It says what it was given.
+/// Entry point of a process that an agent starts by its file, not a test. It prints its environment.
 #[test]
 #[ignore = "the process that an agent starts"]
 fn supervised() {
@@ -78,7 +78,7 @@ pub(crate) fn socket(folder: &Path) -> PathBuf {
     folder.join("glake/agent.sock")
 }
 
-/// A process, and what it says.
+/// Process under test, and its output.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) child: Child,
@@ -110,11 +110,11 @@ impl Process {
     }
 
     pub(crate) fn tell(&mut self, line: &str) {
-        // One that is dead hears nothing.
+        // A dead process receives nothing.
         let _ = writeln!(self.stdin.as_mut().unwrap(), "{line}");
     }
 
-    /// What it says that begins so; `None`: it died first.
+    /// Returns the next output line with this prefix; `None` if the process died before.
     #[track_caller]
     pub(crate) fn hear(&self, what: &str) -> Option<String> {
         let end = Instant::now() + LIMIT;
@@ -136,7 +136,7 @@ impl Process {
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
-        // Until it is stopped it may still do something.
+        // The process may still act until the stop takes effect.
         let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         while signal == rustix::process::Signal::STOP && !state().contains(") T ") {
             std::thread::sleep(Duration::from_millis(1));
@@ -151,24 +151,24 @@ impl Drop for Process {
     }
 }
 
-/// A server: its agent, and its meter.
+/// Server under test: its agent, and its meter.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) meter: FolderMeter,
     pub(crate) agent: Process,
-    /// The agent's only thread.
+    /// Only thread of the agent.
     pub(crate) thread: i32,
     pub(crate) budget: Bytes,
     floor_mib: u64,
 }
 
-/// An agent's metrics.
+/// Metrics of an agent.
 #[derive(Debug)]
 pub(crate) struct Metrics(String);
 
 impl Metrics {
-    /// What one sample is.
+    /// Returns the value of a sample.
     #[track_caller]
     pub(crate) fn of(&self, sample: &str) -> f64 {
         let line = self.0.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
@@ -177,17 +177,17 @@ impl Metrics {
 }
 
 impl Node {
-    /// One whose workers may use so much together, half a GiB for each context included, with half a GiB kept free.
+    /// Creates a node with this budget, plus half a GiB for each context and half a GiB of reserve.
     pub(crate) fn new(budget: Bytes) -> Node {
         Node::with_floor(budget, 512)
     }
 
-    /// Another one, with contexts of so many MiB.
+    /// Creates a node with contexts of `floor_mib` MiB.
     pub(crate) fn with_floor(budget: Bytes, floor_mib: u64) -> Node {
         Node::with(budget, floor_mib, "")
     }
 
-    /// Another one, with more lines about it.
+    /// Creates a node with additional lines in its file.
     pub(crate) fn with(budget: Bytes, floor_mib: u64, lines: &str) -> Node {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("meter")).unwrap();
@@ -204,12 +204,12 @@ impl Node {
         (agent, serving["serving ".len()..].parse().unwrap())
     }
 
-    /// A new agent, after the old one was killed.
+    /// Starts a new agent after the kill of the old one.
     pub(crate) fn restart(&mut self) {
         (self.agent, self.thread) = Node::start(self.folder.path(), &[]);
     }
 
-    /// A new agent, started by the command that these words begin.
+    /// Starts a new agent through the command `before`.
     pub(crate) fn restart_under(&mut self, before: &[&str]) {
         self.agent.kill();
         (self.agent, self.thread) = Node::start(self.folder.path(), before);
@@ -234,14 +234,14 @@ impl Node {
         answers.filter_map(|row| if let Answer::Row(row) = row { Some(row) } else { None }).collect()
     }
 
-    /// The agent's metrics now.
+    /// Reads the current metrics of the agent.
     pub(crate) fn metrics(&self) -> Metrics {
         let parts = self.ask(Ask::Metrics).unwrap().into_iter();
         let texts = parts.filter_map(|part| if let Answer::Text { text } = part { Some(text) } else { None });
         Metrics(texts.collect())
     }
 
-    /// Waits until it is so.
+    /// Waits until the condition holds for the rows of `glake ps`.
     pub(crate) fn until(&self, what: &str, so: impl Fn(&[WorkerRow]) -> bool) -> Vec<WorkerRow> {
         let end = Instant::now() + LIMIT;
         loop {
@@ -254,7 +254,7 @@ impl Node {
         }
     }
 
-    /// How often the agent's thread was woken.
+    /// Returns the number of wake-ups of the agent's thread.
     pub(crate) fn wakes(&self) -> u64 {
         let (process, thread) = (self.agent.child.id(), self.thread);
         let status = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/status")).unwrap();
@@ -262,11 +262,11 @@ impl Node {
         lines.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum()
     }
 
-    /// A worker has its memory, uses it, and is idle.
+    /// Lets a worker get its memory, use it, and become idle.
     pub(crate) fn visit(&self, worker: &mut Process, name: &str) {
         worker.tell("want");
         worker.hear("resident").unwrap();
-        // The agent has heard of it before it is used, or it would wait for the use.
+        // The agent must get the message before the use starts; otherwise it would wait for the use.
         let settled =
             |row: &WorkerRow| row.worker == name && ["idle", "resident"].contains(&row.state.as_str());
         self.until("its refill is over", |rows| rows.iter().any(settled));
@@ -275,7 +275,7 @@ impl Node {
         worker.hear("ended").unwrap();
     }
 
-    /// What all processes use now is never above the budget.
+    /// Checks that all processes together use at most the budget.
     pub(crate) fn check(&self) {
         check(&self.meter, self.budget);
     }

@@ -1,7 +1,7 @@
-//! A worker that holds numbers: what the library does, without memory.
+//! Worker process with numbers instead of memory, which behaves like the library.
 //!
-//! It is told by lines what to do: `want`, `use`, `end`, `leave`; and says `joined`, `resident`, `shrunk`, `denied`,
-//! `refused`. It has one region on GPU 0, which is evicted at first.
+//! Lines on stdin control it: `want`, `use`, `end`, `leave`. It prints `joined`, `resident`, `shrunk`, `denied`, `refused`. It has one
+//! region on GPU 0, which is evicted at first.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -19,9 +19,9 @@ use rustix::io::Errno;
 
 use crate::meter;
 
-/// What a shrink says that it gave back at once.
+/// Granularity in which a shrink reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
-/// What a context takes of its GPU, in MiB.
+/// Environment variable with the size of its context, in MiB.
 pub(crate) const FLOOR: &str = "GLAKE_TEST_AGENT_FLOOR";
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Puppet {
     activity: Activity,
     page: ActivityPage,
     wants: bool,
-    /// Asked for by the operator.
+    /// Whether an operator requested a refill.
     refills: bool,
     is_parked: bool,
     epoch: u64,
@@ -44,9 +44,9 @@ pub(crate) struct Puppet {
     link: Option<Link>,
     back_off: Duration,
     again_at: Instant,
-    /// It is told nothing by lines, and ends when its folder is gone.
+    /// Whether it runs without stdin, until its folder is gone.
     is_alone: bool,
-    /// Frames until it kills itself; before or after it deals with the last one.
+    /// Number of frames until it kills itself, and whether it handles the last one before.
     left: Option<(u64, bool)>,
 }
 
@@ -55,7 +55,7 @@ struct Link {
     socket: UnixStream,
     frames: Frames,
     unsent: Vec<u8>,
-    /// Welcomed; until then the position that hello told.
+    /// Position that hello reported; `None` after the welcome.
     told: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ impl Puppet {
         self.left = left;
     }
 
-    /// It was started by an agent.
+    /// Runs a worker that an agent started.
     pub(crate) fn run_alone(&mut self) {
         self.is_alone = true;
         self.run();
@@ -111,7 +111,7 @@ impl Puppet {
         vec![Holding { gpu: "0".to_owned(), lease, resident, evicted, ..Holding::default() }]
     }
 
-    /// Lives until it is told to leave, or its stdin ends.
+    /// Runs until `leave` or the end of stdin.
     pub(crate) fn run(&mut self) {
         let mut lines = String::new();
         loop {
@@ -160,20 +160,20 @@ impl Puppet {
     fn obey(&mut self, line: &str) {
         match line {
             "want" => self.want(),
-            // Another conversation, as of a library that was loaded anew.
+            // A new conversation, like that of a reloaded library.
             "anew" => (self.link, self.epoch, self.again_at) = (None, 0, Instant::now()),
-            // It goes on without the agent.
+            // The worker continues without the agent.
             "bye" => {
                 self.conversation.push(ToAgent::Bye);
                 self.flush();
                 (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));
             }
-            // It connects no more.
+            // The worker does not reconnect.
             "sulk" => {
                 (self.link, self.again_at) = (None, Instant::now() + Duration::from_secs(3600));
                 say("sulking");
             }
-            // A child has the socket too.
+            // A child inherits the socket.
             "spawn" => {
                 let socket = &self.link.as_ref().unwrap().socket;
                 rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::empty()).unwrap();
@@ -250,7 +250,7 @@ impl Puppet {
             if !link.unsent.is_empty() {
                 match send(&link.socket, &link.unsent, None) {
                     Ok(sent) => drop(link.unsent.drain(..sent)),
-                    // What is there already is heard first.
+                    // Handle the messages that have arrived first.
                     Err(_) => return,
                 }
                 continue;
@@ -264,7 +264,7 @@ impl Puppet {
         }
     }
 
-    /// A frame is about to be sent, or has come.
+    /// Counts a frame that is about to be sent or has arrived.
     fn step(&mut self) {
         if let Some((left, _)) = &mut self.left {
             *left = left.saturating_sub(1);
@@ -332,7 +332,7 @@ impl Puppet {
                 let wanted = if self.wants { self.size } else { self.resident };
                 if self.resident < wanted.min(self.lease) {
                     self.resident = wanted.min(self.lease);
-                    // It is told before it is made, and until it is released.
+                    // Reported before the creation and until the release.
                     self.note();
                     self.count();
                 }
@@ -359,12 +359,12 @@ impl Puppet {
                 }
                 self.conversation.push(ToAgent::Shrunk { holdings: self.holdings() });
                 say("shrunk");
-                // Uses that wait at their safe points want it back.
+                // Uses parked at safe points want the memory back.
                 if std::mem::take(&mut self.is_parked) && self.activity.uses > 0 {
                     self.want();
                 }
             }
-            // For now; as the library it asks again.
+            // A temporary denial: like the library, the worker asks again.
             ToWorker::Deny { retry_after_ms: Some(_), .. } => {
                 std::thread::sleep(Duration::from_millis(50));
                 self.want();
@@ -382,7 +382,7 @@ impl Puppet {
     }
 }
 
-/// This process.
+/// Returns the identity of this process.
 pub(crate) fn own() -> Peer {
     let pid = std::process::id();
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();

@@ -1,4 +1,4 @@
-//! Workers that the agent starts by its file.
+//! Tests of workers that the agent starts by its file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::processes::Node;
 const BUDGET: Bytes = Bytes::gib(24);
 const JOINED: [&str; 3] = ["idle", "resident", "asleep"];
 
-/// An entry of the file whose command is a worker of these tests.
+/// Returns an entry of the file whose command is a worker of these tests.
 fn worker(name: &str, lines: &str) -> String {
     let own = std::env::current_exe().unwrap();
     let arguments = "\"--exact\", \"processes::supervised\", \"--ignored\", \"--nocapture\"";
@@ -20,7 +20,7 @@ fn worker(name: &str, lines: &str) -> String {
     )
 }
 
-/// An entry whose command is a script.
+/// Returns an entry whose command is a script.
 fn script(name: &str, script: &str) -> String {
     format!("[[worker]]\nname = {name:?}\ncommand = [\"sh\", \"-c\", {script:?}]\n")
 }
@@ -37,7 +37,7 @@ fn has_joined(rows: &[WorkerRow], name: &str) -> bool {
     row(rows, name).is_some_and(|row| JOINED.contains(&row.state.as_str()))
 }
 
-/// The processes of these, once all have joined.
+/// Waits until all of these have joined and returns their process ids.
 fn joined(node: &Node, names: &[&str]) -> Vec<u32> {
     let rows = node.until("they join", |rows| names.iter().all(|name| has_joined(rows, name)));
     names.iter().map(|name| row(&rows, name).unwrap().pid).collect()
@@ -106,7 +106,7 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
         node.restart();
         assert_eq!(joined(&node, &["a", "b"]), pids);
     }
-    // It died between a start and what it wrote down of its process.
+    // The agent died between a start and the record of its process.
     node.agent.kill();
     let starts = node.folder.path().join("glake/agent.starts");
     let text = std::fs::read_to_string(&starts).unwrap();
@@ -127,12 +127,12 @@ fn workers_outlive_the_agent_and_the_next_one_starts_no_second_ones() {
 }
 
 #[test]
-fn a_number_that_is_another_process_s_by_now_is_nobody_s() {
+fn a_reused_process_number_is_not_the_old_process() {
     let mut node = node(&[worker("a", "")]);
     let pids = joined(&node, &["a"]);
     node.agent.kill();
     kill(pids[0]);
-    // This process has its number, so to say.
+    // The record now names this process.
     let started = format!(
         "{{\"started\":[{{\"name\":\"a\",\"mark\":\"1-1\",\"peer\":{{\"pid\":{},\"start\":1}}}}],\"stopped\":[]}}",
         std::process::id()
@@ -144,7 +144,7 @@ fn a_number_that_is_another_process_s_by_now_is_nobody_s() {
 }
 
 #[test]
-fn who_dies_is_started_again_after_a_while() {
+fn a_dead_worker_is_restarted_after_a_delay() {
     let mut node = node(&[worker("a", ""), worker("b", "")]);
     let pids = joined(&node, &["a", "b"]);
     kill(pids[0]);
@@ -156,7 +156,7 @@ fn who_dies_is_started_again_after_a_while() {
     let again =
         node.until("it joins", |rows| has_joined(rows, "a") && row(rows, "a").unwrap().pid != pids[0]);
     assert_eq!(row(&again, "b").unwrap().pid, pids[1]);
-    // Also one that the agent before has started.
+    // Also a worker that the previous agent started.
     node.agent.kill();
     kill(pids[1]);
     node.restart();
@@ -165,7 +165,7 @@ fn who_dies_is_started_again_after_a_while() {
 }
 
 #[test]
-fn one_that_waits_to_be_started_again_is_started_by_the_next_agent() {
+fn the_next_agent_restarts_a_worker_in_back_off() {
     let mut node = node(&[worker("asked", "start = \"request\"")]);
     node.ask(Ask::Start { worker: "asked".to_owned() }).unwrap();
     let pid = joined(&node, &["asked"])[0];
@@ -174,7 +174,7 @@ fn one_that_waits_to_be_started_again_is_started_by_the_next_agent() {
     node.agent.kill();
     node.restart();
     node.until("it joins", |rows| has_joined(rows, "asked") && row(rows, "asked").unwrap().pid != pid);
-    // What was ended meanwhile is not.
+    // A worker stopped meanwhile is not restarted.
     kill(joined(&node, &["asked"])[0]);
     node.until("it waits", |rows| row(rows, "asked").is_some_and(|row| row.state == "ended"));
     node.ask(Ask::Stop { worker: "asked".to_owned() }).unwrap();
@@ -184,7 +184,7 @@ fn one_that_waits_to_be_started_again_is_started_by_the_next_agent() {
 }
 
 #[test]
-fn what_cannot_be_started_is_told_and_others_run() {
+fn a_failed_start_is_reported_and_others_run() {
     let bad = "[[worker]]\nname = \"bad\"\ncommand = [\"no-such-program-here\"]\n";
     let node = node(&[bad.to_owned(), script("short", "echo once; exit 3"), worker("a", "")]);
     joined(&node, &["a"]);
@@ -233,7 +233,7 @@ fn workers_are_started_and_ended_by_hand() {
 }
 
 #[test]
-fn one_that_others_have_started_keeps_its_name_and_is_not_ended() {
+fn a_worker_started_by_hand_is_not_stopped() {
     let mut node = node(&[worker("never", "start = \"never\"")]);
     let first = node.joined("a 1GiB");
     let path = node.folder.path().join("node.toml");
@@ -251,8 +251,8 @@ fn one_that_others_have_started_keeps_its_name_and_is_not_ended() {
 }
 
 #[test]
-fn what_a_worker_leaves_behind_is_ended_before_it_is_started_again() {
-    // It goes into the background, once in its group and once in a session of its own.
+fn remaining_processes_are_ended_before_a_restart() {
+    // The command leaves processes in the background, one in its group and one in another session.
     let node = node(&[script("daemon", "sleep 300 & echo left $!; setsid sleep 300 & echo left $!; exit 0")]);
     let twice = |rows: &[WorkerRow]| {
         let _ = rows;

@@ -1,4 +1,4 @@
-//! Workers share a GPU.
+//! Tests of workers that share a GPU.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ fn gib(count: u32) -> f64 {
 }
 
 #[test]
-fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
+fn the_longest_idle_worker_is_the_victim() {
     let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<_> = ["a", "b", "c"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
     for (place, turn) in [0, 1, 2, 0, 1, 2].into_iter().zip(0..) {
@@ -35,7 +35,7 @@ fn whoever_wants_memory_has_it_and_the_longest_idle_gives_it() {
     let metrics = node.metrics();
     assert_eq!(metrics.of("glake_worker_bytes{worker=\"b\",place=\"resident\"}"), gib(10));
     assert_eq!(metrics.of("glake_gpu_limit_bytes{gpu=\"0\"}"), gib(24) - gib(1) / 2.0);
-    // Three that had nothing, then three of whom 8 GiB had left: at least, as who is late is asked again.
+    // At least three refills of new workers and three of shrunk ones; late victims are asked again.
     assert!(metrics.of("glake_granted_bytes_total{gpu=\"0\"}") >= gib(54), "{metrics:?}");
     assert!(metrics.of("glake_grants_total{gpu=\"0\"}") >= 6.0, "{metrics:?}");
     assert!(metrics.of("glake_shrinks_total{gpu=\"0\"}") >= 4.0, "{metrics:?}");
@@ -54,7 +54,7 @@ fn a_busy_worker_is_parked_and_comes_back() {
     first.hear("shrunk").unwrap();
     second.hear("resident").unwrap();
     second.tell("use");
-    // It waits at its safe point, wants its memory, and parks the other after its quantum.
+    // The parked worker wants its memory, and parks the other one after its quantum.
     first.hear("resident").unwrap();
     assert!(node.metrics().of("glake_parks_total") >= 2.0);
     second.hear("resident").unwrap();
@@ -79,16 +79,16 @@ fn operators_shrink_and_refill() {
 }
 
 #[test]
-fn whoever_is_asleep_is_not_held_to_what_it_had() {
+fn a_shrunk_worker_may_need_less_than_before() {
     let node = Node::new(Bytes::gib(14));
     let mut first = node.joined("first 10GiB");
     let mut second = node.joined("second 10GiB");
     first.tell("want");
     first.hear("resident").unwrap();
-    // Its page is read while its memory is there.
+    // The page is read while the memory is resident.
     node.until("it has its memory", |rows| rows[0].resident == Bytes::gib(10));
     node.ask(Ask::Shrink { worker: "first".to_owned() }).unwrap();
-    // The meter is read again before anybody is granted anything.
+    // The meter is read again before any grant.
     std::thread::sleep(Duration::from_millis(1100));
     second.tell("want");
     second.hear("resident").unwrap();
@@ -98,7 +98,7 @@ fn whoever_is_asleep_is_not_held_to_what_it_had() {
 }
 
 #[test]
-fn what_can_never_be_is_denied() {
+fn an_impossible_want_is_denied() {
     let node = Node::new(Bytes::gib(24));
     let mut large = node.joined("large 30GiB");
     large.tell("want");
@@ -112,11 +112,11 @@ fn what_can_never_be_is_denied() {
 }
 
 #[test]
-fn memory_of_others_is_not_given_out() {
+fn unmanaged_memory_is_not_granted() {
     let node = Node::new(Bytes::gib(60));
-    // What the agent read at its start is old by then.
+    // By then, the agent's first reading is old.
     std::thread::sleep(Duration::from_millis(1100));
-    // A process that nobody manages.
+    // An unmanaged process.
     crate::meter::write(&node.folder.path().join("meter"), std::process::id(), Bytes::gib(65));
     let mut workers: Vec<_> = ["a", "b"].map(|name| node.joined(&format!("{name} 8GiB"))).into();
     for place in [0, 1, 0, 1] {
@@ -128,10 +128,10 @@ fn memory_of_others_is_not_given_out() {
 }
 
 #[test]
-fn a_meter_that_hangs_keeps_nobody_from_being_heard() {
+fn a_hanging_meter_does_not_block_connections() {
     let node = Node::new(Bytes::gib(24));
     let mut workers: Vec<_> = ["a", "b"].map(|name| node.joined(&format!("{name} 10GiB"))).into();
-    // What the agent read at its start is old by then.
+    // By then, the agent's first reading is old.
     std::thread::sleep(Duration::from_millis(1100));
     let hangs = node.folder.path().join("meter").join(crate::meter::HANGS);
     std::fs::write(&hangs, "").unwrap();
@@ -147,12 +147,12 @@ fn a_meter_that_hangs_keeps_nobody_from_being_heard() {
 }
 
 #[test]
-fn nothing_wakes_an_agent_while_nobody_wants_anything() {
+fn an_agent_without_waiters_sleeps() {
     let node = Node::new(Bytes::gib(24));
     let mut worker = node.joined("model 10GiB");
     worker.tell("want");
     worker.hear("resident").unwrap();
-    // What it still does is over by then.
+    // Its remaining work is over by then.
     std::thread::sleep(Duration::from_secs(1));
     let before = node.wakes();
     std::thread::sleep(Duration::from_secs(2));

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_never_sees_half_of_what_is_written() {
+    fn a_reader_never_sees_a_partial_record() {
         let page = ActivityPage::new().unwrap();
         let view = ActivityView::new(page.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(view.read().unwrap(), Activity::default());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_may_shrink_is_refused() {
+    fn a_page_without_a_shrink_seal_is_refused() {
         let unsealed = memfd_create("page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&unsealed, SIZE).unwrap();
         assert!(matches!(ActivityView::new(unsealed), Err(PageError::Unsealed)));

@@ -81,7 +81,7 @@ impl<M: Serialize + Clone> Conversation<M> {
                 self.sent += usize::from(is_said);
                 self.acknowledged = self.received;
             }
-            // The next one has its number.
+            // The next message reuses the number.
             (Err(_), true) => drop(self.kept.remove(self.sent)),
             (Err(_), false) => {}
         }
@@ -145,7 +145,7 @@ mod tests {
         assert!(speaker.next(ack()).unwrap().is_some());
         assert_eq!((speaker.position(), speaker.unacknowledged()), (3, 2));
         assert!(speaker.next(ack()).unwrap().is_none());
-        // Said again to an end that lost the connection: without it.
+        // Resent after a lost connection, without the descriptor.
         speaker.resume(1);
         assert!(speaker.next(ack()).unwrap().is_some());
         assert!(speaker.next(ack()).unwrap().is_none());
@@ -181,10 +181,10 @@ mod tests {
             for (what, most) in steps {
                 match what {
                     0 => { pushed += 1; worker.push(said(pushed)); }
-                    // All of it arrives.
+                    // Every frame arrives.
                     1 => deliver(&mut worker, &mut agent, usize::MAX),
                     2 => heard(&mut agent).into_iter().for_each(|heard| { worker.receive(heard.seq, heard.ack); }),
-                    // The connection is lost after some frames.
+                    // The connection breaks after a few frames.
                     _ => {
                         deliver(&mut worker, &mut agent, most);
                         worker.resume(agent.received());
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_agent_hears_what_hello_did_not_tell() {
+    fn a_new_agent_receives_messages_queued_after_hello() {
         let mut worker = Conversation::default();
         (1..=3).for_each(|number| worker.push(said(number)));
         assert_eq!(heard(&mut worker).len(), 3);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_received_is_acknowledged_once() {
+    fn received_messages_are_acknowledged_once() {
         let mut agent = Conversation::<ToAgent>::default();
         assert_eq!(agent.receive(1, 0), Received::New);
         assert_eq!(agent.receive(1, 0), Received::Repeated);

@@ -41,7 +41,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> Result<(usize, Option<Own
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
     });
-    // All are taken out, so that those beside the first are closed.
+    // Take all descriptors, so that those after the first are closed.
     let descriptors: Vec<OwnedFd> = rights.flatten().collect();
     Ok((received.bytes, descriptors.into_iter().next()))
 }

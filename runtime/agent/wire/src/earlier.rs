@@ -115,7 +115,7 @@ fn frames_of_an_earlier_release_are_understood() {
     for json in SAID_TO_AGENT {
         let heard: Envelope<ToAgent> = read(&framed(json));
         assert!(heard.message != ToAgent::Unknown, "{json}");
-        // What is not said is not known, rather than nothing.
+        // A missing field means unknown, not zero.
         if let ToAgent::Changed { holdings } | ToAgent::Refilled { holdings } = heard.message {
             assert_eq!((holdings[0].unused, holdings[0].as_of), (None, None));
         }
@@ -123,7 +123,7 @@ fn frames_of_an_earlier_release_are_understood() {
     for json in SAID_TO_WORKER {
         let heard: Envelope<ToWorker> = read(&framed(json));
         assert!(heard.message != ToWorker::Unknown, "{json}");
-        // And said the same way again: nothing that it must hear is missing.
+        // Encoding it again loses no required field.
         let again = String::from_utf8(frame(&heard).unwrap().split_off(4)).unwrap();
         let fields =
             |json: &str| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(json).unwrap();
@@ -164,7 +164,7 @@ fn said() -> Vec<ToWorker> {
 }
 
 #[test]
-fn a_worker_of_an_earlier_release_reads_all_that_an_agent_says() {
+fn a_worker_of_an_earlier_release_understands_every_message() {
     for message in said() {
         let heard: Envelope<Heard> = read(&frame(&Envelope { v: VERSION, seq: 1, ack: 0, message }).unwrap());
         assert!(heard.message != Heard::Unknown);
@@ -173,7 +173,7 @@ fn a_worker_of_an_earlier_release_reads_all_that_an_agent_says() {
 
 /// An agent of an earlier release passes over fields that it does not know, wherever they stand.
 #[test]
-fn what_is_added_to_holdings_stands_beside_what_was_there() {
+fn new_fields_of_holdings_keep_the_old_ones() {
     let holding = Holding { unused: Some(Bytes::mib(1)), as_of: Some(7), ..Holding::default() };
     let hello = Hello { holdings: vec![holding], ..Hello::default() };
     let said =

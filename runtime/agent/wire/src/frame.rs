@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_told() {
+    fn a_malformed_frame_is_reported() {
         let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes()[..], json].concat();
         let (open, close) = ("[".repeat(30_000), "]".repeat(30_000));
         let deep = format!("{{\"v\":1,\"seq\":1,\"ack\":0,\"op\":\"bye\",\"x\":{open}{close}}}");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_adds_is_passed_over() {
+    fn additions_of_later_versions_are_ignored() {
         let mut frames = Frames::default();
         for json in [
             &b"{\"v\":1,\"seq\":1,\"ack\":0,\"op\":\"want\",\"deadline_ms\":null,\"colour\":\"red\"}"[..],

@@ -106,7 +106,7 @@ pub struct DecisionRow {
     /// Bytes that the want needed.
     pub needed: Bytes,
     /// Victims of the decision.
-    pub taken: Vec<TakenRow>,
+    pub taken: Vec<VictimRow>,
     /// Predicted seconds until the want is granted.
     pub predicted_s: f64,
     /// Actual seconds until the grant. None: the want is pending, or was not granted.
@@ -118,7 +118,7 @@ pub struct DecisionRow {
 /// Memory taken from one victim.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct TakenRow {
+pub struct VictimRow {
     /// Name of the victim.
     pub worker: String,
     /// GPU of the memory.

@@ -74,7 +74,7 @@ pub fn default_path(runtime_dir: Option<&Path>) -> Result<PathBuf, SocketError> 
         (_, 0) => PathBuf::from("/run"),
         _ => of_user(uid),
     };
-    // Below it a folder of mode 0700 is made; in it nobody else may make one first.
+    // A folder of mode 0700 is created below; no other user may be able to create it first.
     let why = match std::fs::symlink_metadata(&base) {
         Err(error) => format!("is not there ({error})"),
         Ok(found) if !found.is_dir() || found.uid() != uid => "is not this user's".to_owned(),
@@ -152,7 +152,7 @@ pub fn check_folder(path: &Path) -> Result<(), SocketError> {
 /// # Errors
 /// [`SocketError::Server`].
 pub fn check_server(path: &Path, socket: impl AsFd) -> Result<(), SocketError> {
-    // The server may have no number here, as one of another pid namespace: only whose it is is asked.
+    // A server in another pid namespace has no number here: only its user is checked.
     let served = getsockopt(&socket, PeerCredentials)
         .map_err(|error| SocketError::Os { path: path.to_owned(), source: error.into() })?;
     match served.uid() {
@@ -197,7 +197,7 @@ mod tests {
 
     /// Both ends find the same default path if only one of them has `XDG_RUNTIME_DIR`.
     #[test]
-    fn both_ends_find_the_same_default_whatever_their_environments_say() {
+    fn both_ends_find_the_same_default_socket() {
         for uid in [0, 1000] {
             let of_login = of_user(uid);
             let served = |runtime_dir: Option<&Path>| match (runtime_dir, uid) {

@@ -1,6 +1,6 @@
 //! Requests of one run: those of a trace, or drawn from it.
 //!
-//! Traces of requests: `t_s,worker,context_tokens,generated_tokens`, or the rows of Azure's LLM traces,
+//! Traces have rows `t_s,worker,context_tokens,generated_tokens`, or the rows of Azure's LLM traces,
 //! `TIMESTAMP,ContextTokens,GeneratedTokens`, without a worker.
 
 use std::collections::BTreeSet;
@@ -202,7 +202,7 @@ impl Trace {
             let (at, row) = row(text, line, azure)?;
             let first = *first.get_or_insert(at);
             let before = rows.last().map_or(0.0, |row| row.at.as_secs_f64());
-            // A nanosecond is lost where times are sums.
+            // Sums of times may lose a nanosecond.
             if at - first < before - 1e-6 {
                 return Err(TraceError::Unsorted {
                     line,
@@ -294,7 +294,7 @@ mod trace_tests {
     use super::*;
 
     #[test]
-    fn reads_both_kinds() {
+    fn both_trace_formats_are_read() {
         let own = Trace::parse("t_s,worker,context_tokens,generated_tokens\n5,a,10,2\n7.5,b,1,0\n").unwrap();
         assert_eq!(
             (own.rows[1].at, own.rows[1].worker.as_deref()),
@@ -307,7 +307,7 @@ mod trace_tests {
     }
 
     #[test]
-    fn says_what_is_wrong_and_where() {
+    fn errors_name_the_line_and_the_reason() {
         let own = |rows: &str| Trace::parse(&format!("{OWN}\n{rows}")).unwrap_err();
         assert_eq!(Trace::parse("\n").unwrap_err(), TraceError::Empty);
         assert_eq!(own(""), TraceError::Empty);

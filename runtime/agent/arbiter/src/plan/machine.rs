@@ -12,15 +12,15 @@ use super::model::{Gate, HAIR, Model, equal_part};
 use super::policy::{Calibration, Policy, Speeds};
 use crate::node::NodeFile;
 use crate::predictions::over;
-use crate::{Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, WorkerId};
+use crate::{Action, Arbiter, Denied, Event, GpuId, Joined, Profile, Settings, UseState, WorkerId};
 
 /// Granularity in which a victim reports returned memory.
 const CREDIT: Bytes = Bytes::mib(512);
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Future event of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
+enum SimulatedEvent {
     Asked(usize),
     Parked(usize, u32),
     Returned(usize, GpuId, Bytes),
@@ -35,7 +35,7 @@ struct Machine<'a> {
     contention: bool,
     requests: &'a [Request],
     models: Vec<Model>,
-    later: BinaryHeap<Reverse<(Duration, u64, Happening)>>,
+    later: BinaryHeap<Reverse<(Duration, u64, SimulatedEvent)>>,
     /// Sequence number: events at the same time occur in order of creation.
     known: u64,
     actions: VecDeque<Action>,
@@ -87,7 +87,7 @@ impl Machine<'_> {
             self.tell(Event::Capacity { gpu, budget: capacity, total: capacity });
         }
         let floor = file.node.floor();
-        // A context is there whether or not the rest is, but where workers stop and where only some of them start.
+        // Contexts are resident regardless of the rest, except under the policy that stops workers.
         let floors = policy != Policy::StartStop;
         for gpu in
             file.workers.iter().filter(|_| floors).flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu))
@@ -118,14 +118,14 @@ impl Machine<'_> {
 
     fn run(&mut self) {
         if let Some(first) = self.requests.first() {
-            self.later(first.at, Happening::Asked(0));
+            self.later(first.at, SimulatedEvent::Asked(0));
         }
         while self.open > 0 {
             let later = self.later.peek().map(|Reverse((at, ..))| *at);
             let rates = self.rates();
             let compute =
                 self.models.iter().zip(&rates).filter_map(|(model, rate)| Some(model.next()? / (*rate)?));
-            // A nanosecond more, so that it has come by then.
+            // One nanosecond more, so that the event is due by then.
             let compute = compute
                 .min_by(f64::total_cmp)
                 .map(|s| self.now + Duration::from_secs_f64(s) + Duration::from_nanos(1));
@@ -151,7 +151,7 @@ impl Machine<'_> {
                 self.tell(Event::Tick);
             }
         }
-        // Whoever waits for what will never be.
+        // Requests that wait for memory that never comes.
         self.tally.denied += self.open;
     }
 
@@ -172,7 +172,7 @@ impl Machine<'_> {
         self.models.iter().map(rate).collect()
     }
 
-    fn later(&mut self, at: Duration, happening: Happening) {
+    fn later(&mut self, at: Duration, happening: SimulatedEvent) {
         self.known += 1;
         self.later.push(Reverse((at, self.known, happening)));
     }
@@ -188,11 +188,11 @@ impl Machine<'_> {
         self.tell(Event::Want { worker: WorkerId(place as u64), deadline });
     }
 
-    fn happens(&mut self, happening: Happening) {
+    fn happens(&mut self, happening: SimulatedEvent) {
         match happening {
-            Happening::Asked(number) => {
+            SimulatedEvent::Asked(number) => {
                 if let Some(next) = self.requests.get(number + 1) {
-                    self.later(next.at, Happening::Asked(number + 1));
+                    self.later(next.at, SimulatedEvent::Asked(number + 1));
                 }
                 let asked = self.requests[number];
                 let model = &mut self.models[asked.worker];
@@ -205,7 +205,7 @@ impl Machine<'_> {
                     self.want(asked.worker, deadline);
                 }
             }
-            Happening::Parked(place, parks) => {
+            SimulatedEvent::Parked(place, parks) => {
                 let model = &mut self.models[place];
                 if model.gate != Gate::Parking || model.parks != parks {
                     return;
@@ -219,12 +219,12 @@ impl Machine<'_> {
                     self.want(place, None);
                 }
             }
-            Happening::Returned(place, gpu, bytes) => {
+            SimulatedEvent::Returned(place, gpu, bytes) => {
                 let held = self.models[place].held.iter_mut().filter(|held| held.gpu == gpu);
                 held.for_each(|held| held.lease = held.lease.saturating_sub(bytes));
                 self.tell(Event::Returned { worker: WorkerId(place as u64), gpu, bytes });
             }
-            Happening::Shrunk(place) => {
+            SimulatedEvent::Shrunk(place) => {
                 let model = &mut self.models[place];
                 model.shrinks -= 1;
                 if model.shrinks == 0 {
@@ -232,13 +232,13 @@ impl Machine<'_> {
                     self.tell(Event::Shrunk { worker: WorkerId(place as u64), accounts });
                 }
             }
-            Happening::Refilled(place) => {
+            SimulatedEvent::Refilled(place) => {
                 self.models[place].refilled();
                 let accounts = self.models[place].accounts();
                 self.tell(Event::Refilled { worker: WorkerId(place as u64), accounts });
                 self.opens(place);
             }
-            Happening::WantsAgain(place) => {
+            SimulatedEvent::WantsAgain(place) => {
                 if self.models[place].gate == Gate::Closed && self.models[place].waits() {
                     self.want(place, None);
                 }
@@ -278,7 +278,7 @@ impl Machine<'_> {
                     by += takes;
                     self.carries(bytes, takes);
                 }
-                self.later(by + self.speeds.refill_fixed, Happening::Refilled(place));
+                self.later(by + self.speeds.refill_fixed, SimulatedEvent::Refilled(place));
             }
             Action::Park { worker, .. } => {
                 let place = place(worker);
@@ -288,12 +288,12 @@ impl Machine<'_> {
                 let left = model.steps.stop();
                 let step = rate.map_or(0.0, |rate| left / rate);
                 let (at, parks) = (self.now + self.speeds.park + Duration::from_secs_f64(step), model.parks);
-                self.later(at, Happening::Parked(place, parks));
+                self.later(at, SimulatedEvent::Parked(place, parks));
             }
             Action::Unpark { worker } => self.opens(place(worker)),
             Action::Shrink { worker, gpu, bytes, .. } => self.shrinks(place(worker), gpu, bytes),
             Action::Deny { worker, why, retry_after } => self.denied(place(worker), why, retry_after),
-            // Nobody grows, dies or lies here.
+            // Simulated workers neither grow, die nor exceed their leases.
             _ => {}
         }
     }
@@ -312,7 +312,7 @@ impl Machine<'_> {
         let takes = over(copied, self.speeds.shrink);
         let mut begin = self.now + self.speeds.shrink_fixed;
         if !self.speeds.restarts {
-            // What has a copy is unmapped before any of it is another's, and of one worker after the other.
+            // Memory with a copy is unmapped before another worker gets any of it, one worker at a time.
             let unmaps = self.unmaps.entry(gpu).or_default();
             begin = begin.max(*unmaps) + clean;
             *unmaps = begin;
@@ -322,12 +322,12 @@ impl Machine<'_> {
         for part in 1..=parts {
             let returned = left.min(CREDIT);
             left = left.saturating_sub(returned);
-            // A process that ends gives all back at once.
+            // An ending process returns all of its memory at once.
             let gone =
                 if self.speeds.restarts { takes } else { takes.mul_f64(f64::from(part) / f64::from(parts)) };
-            self.later(begin + gone, Happening::Returned(place, gpu, returned));
+            self.later(begin + gone, SimulatedEvent::Returned(place, gpu, returned));
         }
-        self.later(begin + takes, Happening::Shrunk(place));
+        self.later(begin + takes, SimulatedEvent::Shrunk(place));
     }
 
     fn denied(&mut self, place: usize, why: Denied, retry_after: Option<Duration>) {
@@ -341,7 +341,7 @@ impl Machine<'_> {
         self.tally.denied += gone;
         self.open -= gone;
         if self.models[place].waits() {
-            self.later(now + retry_after.unwrap_or(AGAIN), Happening::WantsAgain(place));
+            self.later(now + retry_after.unwrap_or(RETRY), SimulatedEvent::WantsAgain(place));
         }
     }
 
@@ -369,7 +369,7 @@ impl Machine<'_> {
     fn does(&mut self, place: usize, busy: bool) {
         if self.models[place].busy != busy {
             self.models[place].busy = busy;
-            let activity = if busy { Activity::Busy } else { Activity::Idle };
+            let activity = if busy { UseState::Busy } else { UseState::Idle };
             let (worker, accounts) = (WorkerId(place as u64), self.models[place].accounts());
             self.tell(Event::Activity { worker, activity, idle_for: Duration::ZERO });
             self.tell(Event::Changed { worker, accounts });

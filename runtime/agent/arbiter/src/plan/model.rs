@@ -1,6 +1,6 @@
-//! Simulated worker: its memory, its gate, its requests.
+//! Simulated worker: its memory, its gate, its requests, and its compute.
 //!
-//! Compute model of a worker: a step generates a token for each request, and prompts are read between two steps.
+//! A step generates a token for each request, and prompts are read between two steps.
 //!
 //! ```text
 //! progress ──┬── step ──┬── step ──┬─ prompt ─ prompt ─┬── step ──┬──►      in the worker's own seconds of compute
@@ -40,7 +40,7 @@ pub(super) enum Gate {
 
 /// Simulated memory of a worker on one GPU.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct GpuShare {
     pub(super) gpu: GpuId,
     pub(super) lease: Bytes,
     weights: Bytes,
@@ -55,7 +55,7 @@ pub(super) struct Held {
 pub(super) struct Model {
     pub(super) spec: Worker,
     pub(super) gate: Gate,
-    pub(super) held: Vec<Held>,
+    pub(super) held: Vec<GpuShare>,
     pub(super) active: Vec<Running>,
     pub(super) queue: VecDeque<Request>,
     pub(super) steps: Steps,
@@ -76,7 +76,7 @@ impl Model {
         if speeds.restarts {
             weights = weights.saturating_add(floor);
         }
-        let held = spec.gpus.iter().map(|&gpu| Held {
+        let held = spec.gpus.iter().map(|&gpu| GpuShare {
             gpu: GpuId(gpu),
             lease: if resident { weights.saturating_add(kv) } else { Bytes::ZERO },
             weights,
@@ -216,7 +216,7 @@ impl Model {
     }
 }
 
-impl Held {
+impl GpuShare {
     fn resident(&self) -> Bytes {
         let out = self.weights_out.saturating_add(self.kv_out);
         self.weights.saturating_add(self.kv).saturating_sub(out)
@@ -263,7 +263,7 @@ pub(super) struct Steps {
 
 /// Schedule of one more prompt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Read {
+pub(super) struct PromptSchedule {
     /// Start of the reading, together with all prompts before the same step.
     pub(super) from: f64,
     /// Delay of the following steps.
@@ -328,7 +328,7 @@ impl Steps {
     }
 
     /// Schedules a prompt of `prompt` seconds after the current step and earlier prompts; immediately if no request is running.
-    pub(super) fn read(&mut self, prompt: f64, is_idle: bool) -> Read {
+    pub(super) fn read(&mut self, prompt: f64, is_idle: bool) -> PromptSchedule {
         if is_idle {
             (self.reads_from, self.reads, self.steps_from) = (self.progress, 0.0, self.progress);
         } else if self.progress > self.reads_from + HAIR {
@@ -339,7 +339,11 @@ impl Steps {
         let before = self.delay();
         self.reads += prompt;
         self.steps_from = self.reads_from + self.delay();
-        Read { from: self.reads_from, later: self.delay() - before, gap: self.length + self.delay() }
+        PromptSchedule {
+            from: self.reads_from,
+            later: self.delay() - before,
+            gap: self.length + self.delay(),
+        }
     }
 
     /// Returns the delay of the next step by prompts: their compute minus the GPU's idle part of a step.
@@ -388,13 +392,13 @@ mod steps_tests {
         near(first.later, 0.02);
         near(second.gap, 0.042);
         near(steps.read_by(), 0.054 + 0.03 + 0.012);
-        // While they are read a third waits for the step after them.
+        // While the two prompts are read, a third waits for the step after them.
         steps.pass(0.02);
         near(steps.read(0.01, false).from, 0.096);
     }
 
     #[test]
-    fn what_a_gpu_does_nothing_in_has_room_for_a_prompt() {
+    fn a_prompt_uses_the_idle_part_of_a_step() {
         let mut steps = Steps::new(12.0, 4.0);
         near(steps.demand(), 1.0 / 3.0);
         near(steps.read(0.006, true).later, 0.0);

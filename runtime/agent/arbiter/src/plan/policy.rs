@@ -1,6 +1,4 @@
-//! Policies that a plan compares: settings of the arbiter, and the speed of memory moves.
-//!
-//! Speed of memory moves, and the file of a calibration.
+//! Policies that a plan compares: settings of the arbiter, the speed of memory moves, and the file of a calibration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -56,14 +54,14 @@ impl Policy {
             _ => Preempt::Idle,
         };
         let partial = matches!(self, Policy::Glake | Policy::GlakeNoPreempt);
-        // A stop takes as long as it takes: nobody looks for another victim.
+        // Stops have no timeout: no further victim is chosen.
         let least_late = match self {
             Policy::StartStop => Duration::from_secs(120),
             _ => Settings::default().least_late,
         };
         let link = match self {
             Policy::StartStop | Policy::DrainPerTensor => speeds.refill,
-            // An agent knows what its file says, and no calibration.
+            // A real agent knows its file, but no calibration.
             _ => node.link_gbps.map_or(Settings::default().link, rate),
         };
         Settings { link, preempt, partial, least_late, ..Settings::default() }

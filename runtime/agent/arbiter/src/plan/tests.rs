@@ -1,4 +1,4 @@
-//! What a plan says of six workers on one GPU, and that it says it again.
+//! Tests of the planner with six workers on one GPU: figures, and their determinism.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn parking_cuts_the_tail_and_every_request_is_answered() {
 }
 
 #[test]
-fn a_plan_says_the_same_again_and_follows_the_trace() {
+fn a_plan_is_deterministic_and_follows_the_trace() {
     let load = Load { rate: None, duration: None, zipf: None, lengths: 1.0 };
     let file = six();
     let first = figures(&file, load, Policy::Glake, 1, true);
@@ -56,7 +56,7 @@ fn a_plan_says_the_same_again_and_follows_the_trace() {
     assert!(alone.e2e_p50_s < first.e2e_p50_s, "workers that do not contend are faster");
 }
 
-/// Two workers of 8 GiB and 1 GiB of cache in room for `budget`, and the runs that were measured of them.
+/// Returns two workers of 8 GiB with 1 GiB of cache on a GPU of `budget`, and the calibration measured with them.
 fn pair(budget: &str, step_ms: &str) -> (NodeFile, Calibration) {
     let worker = |name| format!("[[worker]]\nname = \"{name}\"\nweights = \"8GiB\"\nkv = \"1GiB\"\n");
     let file = format!("[node]\nbudget = \"{budget}\"\n{}{}", worker("a"), worker("b"));
@@ -69,7 +69,7 @@ fn pair(budget: &str, step_ms: &str) -> (NodeFile, Calibration) {
     (file, calibration)
 }
 
-/// What came of requests (at, worker, context, generated), in the order of their ends.
+/// Returns the times to the first token of requests (at, worker, context, generated), in the order of their ends.
 fn first_tokens(of: &(NodeFile, Calibration), requests: &[(f64, usize, u32, u32)], policy: Policy) -> Tally {
     let request = |&(at, worker, context, generated): &(f64, usize, u32, u32)| Request {
         at: Duration::from_secs_f64(at),
@@ -86,16 +86,16 @@ fn near(found: &[f64], wanted: &[f64]) {
 }
 
 #[test]
-fn a_plan_of_what_was_calibrated_says_what_was_measured() {
+fn a_plan_with_a_calibration_reproduces_the_measurements() {
     let of = pair("11GiB", "");
     let link = f64::from(8 << 20) * 1024.0 / 50e9;
-    // What leaves is all of the other, but for what is free beside it.
+    // All of the other worker leaves, except as much as is free already.
     let free = of.0.node.capacity().as_gib() - 2.0 * of.0.node.floor().as_gib() - 9.0;
     let switch = 5e-4 + 1.5e-3 * (9.0 - free) + link + 5e-4;
     let step = 0.012;
     let idle = first_tokens(&of, &[(0.0, 0, 500, 10), (5.0, 1, 1000, 1)], Policy::Glake);
     near(&idle.ttft, &[0.01 + step, switch + 0.02 + step]);
-    // A step of the other's is under way for 4 ms, and ends before it parks.
+    // The other worker's step has run for 4 ms, and ends before the park.
     let parked = first_tokens(&of, &[(0.0, 0, 500, 500), (1.0, 1, 1000, 1)], Policy::Glake);
     let steps = ((1.0 - 0.01) / step).ceil() * step + 0.01 - 1.0;
     assert!(parked.ttft[0] >= 0.02 + step + switch - 1e-4, "{:?}", parked.ttft);
@@ -105,7 +105,7 @@ fn a_plan_of_what_was_calibrated_says_what_was_measured() {
 #[test]
 fn prompts_of_a_worker_wait_for_each_other_and_for_its_step() {
     let of = pair("24GiB", "");
-    // The third comes when the step has 8 ms left.
+    // The third request arrives 8 ms before the end of the step.
     let asked = [(0.0, 0, 500, 3), (0.0, 0, 1000, 3), (0.046, 0, 500, 1)];
     let found = first_tokens(&of, &asked, Policy::Glake);
     near(&found.ttft, &[0.042, 0.042, 0.008 + 0.01 + 0.012]);
@@ -113,9 +113,9 @@ fn prompts_of_a_worker_wait_for_each_other_and_for_its_step() {
 }
 
 #[test]
-fn workers_share_what_each_computes_of_a_gpu() {
+fn running_workers_share_a_gpu_by_their_demand() {
     let beside = [(0.0, 0, 500, 100), (0.4, 1, 1000, 10)];
-    // Steps that wait for something else in two thirds of their time leave them to a prompt, which waits for a half at most.
+    // Steps that idle for two thirds of their time leave that time to a prompt, which waits for half a step at most.
     let paced = first_tokens(&pair("24GiB", "step_ms = 4.0"), &beside, Policy::Glake);
     let longest = paced.e2e.iter().copied().fold(0.0, f64::max);
     near(&[longest], &[0.01 + 100.0 * 0.012 - 0.008]);
@@ -125,7 +125,7 @@ fn workers_share_what_each_computes_of_a_gpu() {
 }
 
 #[test]
-fn what_fits_waits_for_nobody() {
+fn a_want_that_fits_needs_no_victim() {
     let mut file = six();
     file.node.budget = Some(glake_units::Bytes::gib(64));
     for policy in [Policy::StartStop, Policy::DrainPerTensor, Policy::Glake] {
@@ -171,7 +171,7 @@ fn parking_serves_more_workers() {
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn impossible_values_are_errors() {
     let says = |text: &str, needle: &str| {
         let file = NodeFile::parse(text).and_then(|file| file.check_fit().map(|()| file));
         let error = file.unwrap_err().to_string();

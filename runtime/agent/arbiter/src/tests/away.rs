@@ -1,17 +1,17 @@
-//! Workers that the driver checkpoints: when they leave, what counts of them, how they come back.
+//! Tests of checkpoints: when workers leave, how they are accounted, when they return.
 
 use std::time::Duration;
 
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Contexts, Event, GpuId, Outcome, Settings, WorkerId};
+use crate::{Account, Action, Contexts, Event, GpuId, Outcome, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const AFTER: Duration = Duration::from_secs(30);
 const S: fn(u64) -> Duration = Duration::from_secs;
 
-/// So many workers of 8 GiB, asleep, in this many GiB.
+/// Creates `count` shrunk workers of 8 GiB on a GPU of `gib` GiB.
 fn asleep(count: u64, gib: u64, checkpoint_after: Option<Duration>) -> World {
     let settings = Settings { checkpoint_after, ..Settings::default() };
     let mut world = World::new(settings, &[(gib, 140)]);
@@ -20,7 +20,7 @@ fn asleep(count: u64, gib: u64, checkpoint_after: Option<Duration>) -> World {
     world
 }
 
-/// Time passes to the next thing that is due.
+/// Advances the time to the next deadline.
 fn due(world: &mut World) -> Vec<Action> {
     world.now = world.arbiter.next_deadline().unwrap();
     world.tell(Event::Tick)
@@ -37,7 +37,7 @@ fn last(world: &World) -> Outcome {
 }
 
 #[test]
-fn nobody_is_checkpointed_unless_it_is_asked_for() {
+fn checkpoints_are_off_by_default() {
     let mut world = asleep(2, 23, None);
     assert_eq!(world.arbiter.next_deadline(), None);
     assert_eq!(world.tell(Event::Tick), []);
@@ -46,12 +46,12 @@ fn nobody_is_checkpointed_unless_it_is_asked_for() {
 }
 
 #[test]
-fn who_holds_nothing_and_is_idle_for_long_leaves_with_its_floor() {
+fn a_long_idle_worker_without_memory_is_checkpointed() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
-    // It joined a second ago.
+    // The worker joined a second ago.
     assert_eq!(world.arbiter.next_deadline(), Some(AFTER));
-    // Its memory comes and goes, and time begins anew.
+    // A refill and a shrink restart the idle time.
     world.pass(S(20));
     world.want(worker, None);
     world.answer(worker);
@@ -69,17 +69,17 @@ fn who_holds_nothing_and_is_idle_for_long_leaves_with_its_floor() {
     );
     assert_eq!(last(&world), Outcome::Checkpointed);
     assert_eq!(world.arbiter.next_deadline(), None);
-    // The meter shows nothing of it, and nobody takes that for others' memory.
+    // The meter does not show the checkpointed worker, and its absence does not count as unmanaged memory.
     world.measure(GPU);
     assert_eq!(world.arbiter.limit(GPU), Bytes::gib(23));
 }
 
 #[test]
-fn who_is_busy_starts_is_a_rank_or_has_fixed_memory_stays() {
+fn busy_starting_ganged_or_fixed_workers_are_not_checkpointed() {
     let mut world = asleep(1, 23, Some(AFTER));
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     assert_eq!(world.arbiter.next_deadline(), None);
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     assert!(world.arbiter.next_deadline().is_some());
     let fixed = Account {
         fixed: Bytes::mib(2),
@@ -100,7 +100,7 @@ fn who_is_busy_starts_is_a_rank_or_has_fixed_memory_stays() {
 }
 
 #[test]
-fn a_want_restores_first_and_is_granted_then() {
+fn a_want_of_a_checkpointed_worker_restores_it_first() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
     put_away(&mut world, 0);
@@ -109,7 +109,7 @@ fn a_want_restores_first_and_is_granted_then() {
     let actions = world.tell(Event::Want { worker, deadline: None });
     assert_eq!(actions, [Action::Restore { worker }]);
     assert_eq!((world.arbiter.claimed(GPU), world.arbiter.state(worker)), (FLOOR, Some("restoring")));
-    // Nothing is late meanwhile.
+    // No deadline passes meanwhile.
     world.pass(S(4));
     world.drive(worker, Some(true));
     assert!(!world.open.contains(&worker));
@@ -119,7 +119,7 @@ fn a_want_restores_first_and_is_granted_then() {
 }
 
 #[test]
-fn a_want_while_it_leaves_is_not_lost() {
+fn a_want_during_a_checkpoint_is_not_lost() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
     assert_eq!(due(&mut world), [Action::Checkpoint { worker }]);
@@ -131,15 +131,15 @@ fn a_want_while_it_leaves_is_not_lost() {
 }
 
 #[test]
-fn others_leave_for_the_floor_too() {
+fn victims_also_give_memory_for_floors() {
     let mut world = asleep(1, 10, Some(AFTER));
     put_away(&mut world, 0);
     world.join_asleep(1, Bytes::gib(8));
     world.want(WorkerId(1), None);
     world.answer(WorkerId(1));
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     world.pass(S(1));
-    // 10 GiB less 8 and one floor: room for the other's floor, and for little of its memory.
+    // 10 GiB less 8 and one floor: room for the other worker's floor and little of its memory.
     world.want(WorkerId(0), None);
     let taken = world.arbiter.decisions().last().unwrap().taken[0].bytes;
     assert_eq!(taken, Bytes::gib(6).saturating_add(Bytes::mib(1280)));
@@ -152,7 +152,7 @@ fn others_leave_for_the_floor_too() {
 }
 
 #[test]
-fn what_is_not_restored_is_tried_again_and_the_want_waits() {
+fn a_failed_restore_is_retried_and_the_want_waits() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
     put_away(&mut world, 0);
@@ -164,7 +164,7 @@ fn what_is_not_restored_is_tried_again_and_the_want_waits() {
         assert_eq!(world.arbiter.next_deadline(), Some(world.now + S(seconds)));
         assert!(due(&mut world).contains(&Action::Restore { worker }));
     }
-    // Whoever asked the driver was killed: it is asked once more what it is.
+    // The agent was killed during the request, so the driver is asked again.
     world.drive(worker, None);
     assert!(due(&mut world).contains(&Action::Restore { worker }));
     world.drive(worker, Some(true));
@@ -172,7 +172,7 @@ fn what_is_not_restored_is_tried_again_and_the_want_waits() {
 }
 
 #[test]
-fn a_restore_that_does_not_end_keeps_no_want_for_ever() {
+fn a_hanging_restore_does_not_block_its_want_forever() {
     let mut world = asleep(1, 23, Some(AFTER));
     put_away(&mut world, 0);
     world.want(WorkerId(0), Some(S(120)));
@@ -183,7 +183,7 @@ fn a_restore_that_does_not_end_keeps_no_want_for_ever() {
 }
 
 #[test]
-fn who_is_in_no_state_that_is_known_comes_back_though_nobody_wants_it() {
+fn a_worker_in_an_unknown_state_is_restored_without_a_want() {
     let mut world = asleep(1, 23, None);
     let worker = WorkerId(0);
     let unknown = Event::Contexts { worker, contexts: Contexts::Unknown };
@@ -194,7 +194,7 @@ fn who_is_in_no_state_that_is_known_comes_back_though_nobody_wants_it() {
 }
 
 #[test]
-fn who_cannot_be_checkpointed_is_left_alone_for_longer_each_time() {
+fn failed_checkpoints_back_off() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
     for times in [1, 2, 4] {
@@ -206,7 +206,7 @@ fn who_cannot_be_checkpointed_is_left_alone_for_longer_each_time() {
 }
 
 #[test]
-fn one_at_a_time_leaves() {
+fn checkpoints_run_one_at_a_time() {
     let mut world = asleep(3, 23, Some(AFTER));
     assert_eq!(due(&mut world).len(), 1);
     assert_eq!(world.tell(Event::Tick), []);
@@ -218,7 +218,7 @@ fn one_at_a_time_leaves() {
 }
 
 #[test]
-fn a_request_for_more_of_one_that_is_away_waits_until_it_is_back() {
+fn a_growth_of_a_checkpointed_worker_waits_for_its_restore() {
     let mut world = asleep(1, 23, Some(AFTER));
     let worker = WorkerId(0);
     put_away(&mut world, 0);
@@ -229,7 +229,7 @@ fn a_request_for_more_of_one_that_is_away_waits_until_it_is_back() {
 }
 
 #[test]
-fn a_restore_that_lasts_keeps_no_other_want_waiting() {
+fn a_slow_restore_does_not_block_other_wants() {
     let mut world = asleep(2, 23, Some(AFTER));
     put_away(&mut world, 0);
     world.drive(WorkerId(1), Some(false));
@@ -243,9 +243,9 @@ fn a_restore_that_lasts_keeps_no_other_want_waiting() {
     assert!(!world.open.contains(&WorkerId(0)));
 }
 
-/// The GPU is full of one that is idle.
+/// An idle worker occupies the whole GPU.
 #[test]
-fn an_idle_victim_leaves_for_who_returns_or_grows_without_a_want() {
+fn idle_victims_give_memory_for_restores_and_growths() {
     for grows in [true, false] {
         let mut world = asleep(1, 10, Some(AFTER));
         let worker = WorkerId(0);
@@ -253,7 +253,7 @@ fn an_idle_victim_leaves_for_who_returns_or_grows_without_a_want() {
         world.join_asleep(1, Bytes::mib(9000));
         world.want(WorkerId(1), None);
         world.answer(WorkerId(1));
-        world.does(WorkerId(1), Activity::Idle);
+        world.does(WorkerId(1), UseState::Idle);
         world.pass(S(1));
         let grow = Event::Grow { worker, gpu: GPU, bytes: Bytes::gib(2), within: S(10) };
         let actions = world.tell(if grows { grow } else { Event::Refill { worker } });
@@ -270,7 +270,7 @@ fn an_idle_victim_leaves_for_who_returns_or_grows_without_a_want() {
 }
 
 #[test]
-fn another_rank_of_a_gang_that_is_away_counts() {
+fn another_rank_of_a_checkpointed_gang_counts() {
     let mut world = asleep(1, 23, Some(AFTER));
     put_away(&mut world, 0);
     let held = Account { evicted: Bytes::gib(1), ..Account::nothing(GPU, FLOOR) };
@@ -285,9 +285,9 @@ fn another_rank_of_a_gang_that_is_away_counts() {
     assert!(!world.open.contains(&WorkerId(7)));
 }
 
-/// The driver does not restore it: whoever waits hears so, and nobody is asked any more.
+/// After a permanent failure of the restore, waiters are denied and the driver is not asked again.
 #[test]
-fn who_is_lost_is_denied_and_asked_for_no_more() {
+fn a_lost_worker_is_denied_and_not_restored_again() {
     let denied = |worker| Action::Deny { worker, why: crate::Denied::Lost, retry_after: None };
     let worker = WorkerId(0);
     for wants in [true, false] {
@@ -310,7 +310,7 @@ fn who_is_lost_is_denied_and_asked_for_no_more() {
         let bytes = Bytes::gib(1);
         assert_eq!(world.tell(grow(bytes)), [Action::DenyGrowth { worker, gpu: GPU, bytes }]);
         world.pass(S(1_000));
-        // Others have its place, and its name is free when it ends.
+        // Other workers use its memory, and its name is free after its end.
         world.join_asleep(1, Bytes::gib(22));
         world.want(WorkerId(1), None);
         assert!(!world.open.contains(&WorkerId(1)));
@@ -319,9 +319,9 @@ fn who_is_lost_is_denied_and_asked_for_no_more() {
     }
 }
 
-/// What asks the driver wants a little more to be free than comes back.
+/// The restore command requires slightly more free memory than the restored floor.
 #[test]
-fn a_restore_has_a_margin_beside_its_floor() {
+fn a_restore_needs_a_margin_beyond_the_floor() {
     for (spare, asks) in [(63, false), (64, true)] {
         let mut world = asleep(1, 23, Some(AFTER));
         let worker = WorkerId(0);

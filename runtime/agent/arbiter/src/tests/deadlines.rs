@@ -1,4 +1,4 @@
-//! Who goes on is not late, however slow the first time is.
+//! Tests of deadlines: a worker with progress is not late, however slow its first shrink is.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use glake_units::Bytes;
 use super::growths::{full, is_marked, until};
 use super::scenarios::six;
 use super::world::World;
-use crate::{Action, Activity, Event, GpuId, WorkerId};
+use crate::{Action, Event, GpuId, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// As `full`, and a third worker that wants.
+/// Like `full`, with a third worker that has an open want.
 fn wanted() -> (World, Duration) {
     let mut world = full(&[8, 8], 1, 20);
     world.join_asleep(2, Bytes::gib(7));
-    world.does(WorkerId(0), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
     world.pass(MS(1_000));
-    // The third one's context was more than there was.
+    // The context of the third worker did not fit.
     world.answer(WorkerId(1));
     world.want(WorkerId(2), None);
     assert!(matches!(world.workers[&WorkerId(1)].queue[0], Action::Shrink { .. }), "{:?}", world.workers);
@@ -27,7 +27,7 @@ fn wanted() -> (World, Duration) {
 }
 
 #[test]
-fn a_wants_victim_whose_first_bytes_take_long_is_not_marked() {
+fn a_slow_first_shrink_is_not_a_strike() {
     let (mut world, begin) = wanted();
     let actions = until(&mut world, begin + MS(20_000));
     assert!(!is_marked(&actions), "{actions:?}");
@@ -36,7 +36,7 @@ fn a_wants_victim_whose_first_bytes_take_long_is_not_marked() {
 }
 
 #[test]
-fn a_shrink_that_goes_on_is_not_late() {
+fn a_shrink_with_progress_is_not_late() {
     let (mut world, mut now) = wanted();
     let worker = WorkerId(1);
     // A host that pins 1 GiB in 12 s.
@@ -51,7 +51,7 @@ fn a_shrink_that_goes_on_is_not_late() {
 }
 
 #[test]
-fn a_refill_that_goes_on_is_not_late() {
+fn a_refill_with_progress_is_not_late() {
     let (mut world, worker) = (six(1), WorkerId(0));
     let begin = world.now;
     world.want(worker, None);
@@ -82,12 +82,12 @@ fn a_long_step_is_not_late() {
 }
 
 #[test]
-fn a_want_is_not_denied_for_what_a_prediction_says() {
+fn a_prediction_alone_does_not_deny_a_want() {
     let mut world = six(3);
     (0..2).for_each(|id| super::scenarios::wake(&mut world, id));
-    // Those before it and its own refill are predicted to take longer than it waits.
-    world.does(WorkerId(0), Activity::Capturing);
-    world.does(WorkerId(1), Activity::Capturing);
+    // Earlier wants and its own refill are predicted to exceed its deadline.
+    world.does(WorkerId(0), UseState::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     world.join_asleep(3, Bytes::gib(8));
     world.want(WorkerId(2), None);
     let actions = world.tell(Event::Want { worker: WorkerId(3), deadline: Some(MS(250)) });
@@ -95,11 +95,11 @@ fn a_want_is_not_denied_for_what_a_prediction_says() {
 }
 
 #[test]
-fn a_want_whose_victims_never_answer_ends_once_they_have_had_their_time() {
+fn a_want_with_unresponsive_victims_ends_after_their_deadline() {
     let mut world = six(3);
     for id in 0..2 {
         super::scenarios::wake(&mut world, id);
-        world.does(WorkerId(id), Activity::Running);
+        world.does(WorkerId(id), UseState::Running);
         world.pass(MS(2_000));
     }
     let begin = world.now;

@@ -1,4 +1,4 @@
-//! Workers whose uses meet no safe point: the gate is closed for them, and uses that run end by themselves.
+//! Tests of workers without safe points: their gate closes, and running uses end by themselves.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use glake_units::Bytes;
 
 use super::scenarios::{last_victims, six, wake};
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Event, GpuId, Preempt, Profile, Settings, Why, WorkerId};
+use crate::{Account, Action, Event, GpuId, Preempt, Profile, Settings, UseState, Why, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// Two of 8 GiB whose uses run without safe points, and a third one that has nothing.
+/// Creates two workers of 8 GiB whose uses run without safe points, and a third one without memory.
 fn busy(profile: &Profile) -> World {
     let mut world = six(0);
     for id in 0..3 {
@@ -22,7 +22,7 @@ fn busy(profile: &Profile) -> World {
     world.pass(MS(1_000));
     for id in 0..2 {
         wake(&mut world, id);
-        world.does(WorkerId(id), Activity::Running);
+        world.does(WorkerId(id), UseState::Running);
         world.pass(MS(2_000));
     }
     world
@@ -43,13 +43,13 @@ fn ticks(world: &mut World, end: Duration) -> Vec<Action> {
 }
 
 #[test]
-fn uses_that_run_are_waited_for_as_long_as_a_drain_may_take() {
+fn a_drain_waits_for_running_uses_until_its_timeout() {
     let mut world = busy(&Profile::default());
     let begin = world.now;
     world.want(WorkerId(2), None);
     assert_eq!(last_victims(&world), [(0, Why::Quantum)]);
     assert!(matches!(command(&world, 0), Some(Action::Park { by, .. }) if *by == begin + MS(30_000)));
-    // Longer than any step, and nobody else is asked, nor marked.
+    // Longer than any step, and no other worker is asked or excluded.
     let actions = ticks(&mut world, begin + MS(20_000));
     assert_eq!(actions, []);
     (0..2).for_each(|_| world.answer(WorkerId(0)));
@@ -57,19 +57,19 @@ fn uses_that_run_are_waited_for_as_long_as_a_drain_may_take() {
 }
 
 #[test]
-fn a_worker_that_meets_safe_points_is_parked_before_one_that_does_not() {
+fn workers_with_safe_points_are_parked_first() {
     let mut world = busy(&Profile::default());
-    world.does(WorkerId(1), Activity::Busy);
+    world.does(WorkerId(1), UseState::Busy);
     world.want(WorkerId(2), None);
     assert_eq!(last_victims(&world), [(1, Why::Quantum)]);
 }
 
 #[test]
-fn an_idle_worker_is_asked_while_uses_of_another_are_waited_for() {
+fn idle_workers_are_asked_during_a_drain() {
     let mut world = busy(&Profile::default());
     let begin = world.now;
     world.want(WorkerId(2), None);
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     let actions = ticks(&mut world, begin + MS(3_000));
     assert!(matches!(
         actions[..],
@@ -78,16 +78,16 @@ fn an_idle_worker_is_asked_while_uses_of_another_are_waited_for() {
 }
 
 #[test]
-fn uses_that_do_not_end_go_on_and_their_worker_is_left_alone_for_as_long() {
+fn a_failed_drain_excludes_its_worker_for_as_long() {
     let mut world = busy(&Profile::default());
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     let begin = world.now;
     world.want(WorkerId(2), None);
     let actions = ticks(&mut world, begin + MS(30_000));
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
     assert!(!actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. })), "{actions:?}");
     assert!(world.open.contains(&WorkerId(2)));
-    // What it was granted goes back.
+    // The grants are returned.
     world.answer(WorkerId(2));
     let is_park = |action: &Action| matches!(action, Action::Park { .. });
     assert!(!ticks(&mut world, begin + MS(59_999)).iter().any(is_park));
@@ -95,7 +95,7 @@ fn uses_that_do_not_end_go_on_and_their_worker_is_left_alone_for_as_long() {
 }
 
 #[test]
-fn uses_wait_to_begin_for_no_longer_than_they_may_pause() {
+fn max_pause_bounds_a_drain() {
     let mut world = busy(&Profile { max_pause: Some(MS(2_500)), ..Profile::default() });
     let begin = world.now;
     world.want(WorkerId(2), None);
@@ -107,10 +107,10 @@ fn uses_wait_to_begin_for_no_longer_than_they_may_pause() {
 }
 
 #[test]
-fn a_drain_that_nobody_waits_for_any_more_is_called_off() {
+fn a_drain_without_a_waiter_is_cancelled() {
     let mut world = busy(&Profile::default());
     world.want(WorkerId(2), None);
-    world.tell(Event::Cancelled { worker: WorkerId(2) });
+    world.tell(Event::Cancel { worker: WorkerId(2) });
     let accounts = world.workers[&WorkerId(2)].held.clone();
     let actions = world.tell(Event::Failed { worker: WorkerId(2), what: crate::Task::Refill, accounts });
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
@@ -122,7 +122,7 @@ fn a_drain_that_nobody_waits_for_any_more_is_called_off() {
 }
 
 #[test]
-fn who_may_not_be_preempted_is_not_drained() {
+fn a_worker_that_forbids_preemption_is_not_drained() {
     for profile in [
         Profile { preempt: Preempt::Idle, ..Profile::default() },
         Profile { preempt: Preempt::Never, ..Profile::default() },
@@ -137,11 +137,11 @@ fn who_may_not_be_preempted_is_not_drained() {
 }
 
 #[test]
-fn a_worker_that_has_just_come_in_runs_for_its_quantum() {
+fn a_new_worker_runs_for_its_quantum() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
-    (0..2).for_each(|id| world.does(WorkerId(id), Activity::Running));
+    (0..2).for_each(|id| world.does(WorkerId(id), UseState::Running));
     world.want(WorkerId(2), None);
     assert!(command(&world, 0).is_none() && command(&world, 1).is_none());
     let next = world.arbiter.next_deadline().unwrap();
@@ -155,14 +155,14 @@ fn a_refill_that_waits_for_a_drain_gives_way_to_a_higher_class() {
     world.join(9, 9, 1, Profile { priority: 9, ..Profile::default() }, vec![held]);
     let begin = world.now;
     world.want(WorkerId(2), None);
-    // There is room for it.
+    // The GPU has enough room.
     world.want(WorkerId(9), None);
     ticks(&mut world, begin + MS(3_000));
     world.answer(WorkerId(2));
     assert!(!world.open.contains(&WorkerId(9)), "it waits for another one's victim");
 }
 
-/// How a worker holds memory that another one asks for.
+/// States of a worker that holds memory requested by another one.
 const HOLDERS: [Holder; 6] =
     [Holder::Idle, Holder::Busy, Holder::Running, Holder::BackToBack, Holder::Suspected, Holder::Grows];
 
@@ -171,9 +171,9 @@ enum Holder {
     Idle,
     Busy,
     Running,
-    /// It is idle for a moment now and then, and never when somebody looks for a victim.
+    /// Idle for short moments, but never at the choice of a victim.
     BackToBack,
-    /// It could not be parked a moment ago.
+    /// Excluded after a recent failed park.
     Suspected,
     Grows,
 }
@@ -186,7 +186,7 @@ enum Request {
     Restore,
 }
 
-/// One holds all of a GPU, and another one asks for some of it: whether the holder is given a command within five seconds.
+/// One worker holds all of a GPU, and another one requests a part: returns whether the holder gets a command within five seconds.
 fn has_a_way(holder: Holder, request: Request) -> bool {
     let checkpoint_after = matches!(request, Request::Restore).then_some(MS(1_000));
     let settings = Settings { checkpoint_after, ..Settings::default() };
@@ -208,16 +208,16 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
     world.tell(grow(first, free.saturating_sub(keep), MS(1_000)));
     world.pass(MS(3_000));
     match holder {
-        Holder::Idle => world.does(first, Activity::Idle),
+        Holder::Idle => world.does(first, UseState::Idle),
         Holder::Busy | Holder::Suspected => {}
-        Holder::Running | Holder::BackToBack => world.does(first, Activity::Running),
+        Holder::Running | Holder::BackToBack => world.does(first, UseState::Running),
         Holder::Grows => _ = world.tell(grow(first, Bytes::gib(1), MS(2_000))),
     }
     if holder == Holder::Suspected {
         world.join_asleep(7, Bytes::gib(6));
         world.want(WorkerId(7), None);
         world.fail(first);
-        world.tell(Event::Cancelled { worker: WorkerId(7) });
+        world.tell(Event::Cancel { worker: WorkerId(7) });
     }
     world.pass(MS(1_000));
     match request {
@@ -243,8 +243,8 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
             return true;
         }
         if holder == Holder::BackToBack && round % 20 == 19 {
-            world.does(first, Activity::Idle);
-            world.does(first, Activity::Running);
+            world.does(first, UseState::Idle);
+            world.does(first, UseState::Running);
         }
         world.pass(MS(10));
     }
@@ -252,7 +252,7 @@ fn has_a_way(holder: Holder, request: Request) -> bool {
 }
 
 #[test]
-fn every_request_has_a_way_to_every_holder_that_may_be_preempted() {
+fn every_request_can_reach_every_preemptible_holder() {
     for request in [Request::Want, Request::Growth, Request::Start, Request::Restore] {
         for holder in HOLDERS {
             assert!(has_a_way(holder, request), "{request:?} of memory of one that is {holder:?}");

@@ -1,4 +1,4 @@
-//! Three workers and one GPU that has room for one and a half: every order of what they may do, up to a depth.
+//! Exhaustive test of three workers on a GPU with room for one and a half: every order of their events, up to a depth.
 
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::world::World;
-use crate::{Activity, Event, GpuId, Settings, WorkerId};
+use crate::{Event, GpuId, Settings, UseState, WorkerId};
 
 fn fingerprint(world: &World) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -16,7 +16,7 @@ fn fingerprint(world: &World) -> u64 {
     hasher.finish()
 }
 
-/// Whatever can happen next.
+/// Returns the worlds after every possible next event.
 fn successors(world: &World) -> Vec<World> {
     let mut next = Vec::new();
     let mut then = |change: &dyn Fn(&mut World)| {
@@ -28,16 +28,16 @@ fn successors(world: &World) -> Vec<World> {
         if !world.open.contains(&id) {
             then(&|world| world.want(id, None));
         } else {
-            then(&|world| _ = world.tell(Event::Cancelled { worker: id }));
+            then(&|world| _ = world.tell(Event::Cancel { worker: id }));
         }
         if !worker.queue.is_empty() {
             then(&|world| world.answer(id));
             then(&|world| world.fail(id));
         }
-        // The second one meets no safe points.
-        let runs = if id == WorkerId(1) { Activity::Running } else { Activity::Busy };
-        let other = if worker.activity == Activity::Idle { runs } else { Activity::Idle };
-        if other == Activity::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
+        // The second worker has no safe points.
+        let runs = if id == WorkerId(1) { UseState::Running } else { UseState::Busy };
+        let other = if worker.activity == UseState::Idle { runs } else { UseState::Idle };
+        if other == UseState::Idle || worker.held[0].evicted.is_zero() && worker.locked.is_none() {
             then(&|world| world.does(id, other));
         }
         if worker.locked == Some(true) {
@@ -80,7 +80,7 @@ fn every_order(workers: u64, checkpoint_after: Option<Duration>) {
     let settings = Settings { longest_wait, checkpoint_after, ..Settings::default() };
     let mut first = World::new(settings, &[(8, 10)]);
     (0..workers).for_each(|id| first.join_asleep(id, Bytes::gib(4)));
-    // Past the time in which who joined is left alone.
+    // After the time in which a new worker is no victim.
     first.pass(Duration::from_secs(1));
     first.want(WorkerId(0), None);
     first.answer(WorkerId(0));

@@ -1,11 +1,11 @@
-//! A use that grows gets what is on its way to it, and is denied only where nothing is.
+//! Tests of growths: a growth waits for bytes on their way, and is denied only if none are.
 
 use std::time::Duration;
 
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Contexts, Event, GpuId, Profile, Settings, WorkerId};
+use crate::{Account, Action, Contexts, Event, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -14,7 +14,7 @@ fn grow(id: u64, bytes: Bytes) -> Event {
     Event::Grow { worker: WorkerId(id), gpu: GPU, bytes, within: MS(30_000) }
 }
 
-/// Workers of so many GiB, resident one after the other, all but the first `busy` of them idle; nothing is free.
+/// Creates resident workers of these sizes in GiB, in order; all but the first `busy` are idle, and no memory is free.
 pub(super) fn full(gib: &[u64], busy: u64, budget: u64) -> World {
     let mut world = World::new(Settings::default(), &[(budget, 200)]);
     for (id, gib) in (0..).zip(gib) {
@@ -22,12 +22,12 @@ pub(super) fn full(gib: &[u64], busy: u64, budget: u64) -> World {
         world.pass(MS(1_000));
         world.want(WorkerId(id), None);
         world.answer(WorkerId(id));
-        world.does(WorkerId(id), Activity::Busy);
+        world.does(WorkerId(id), UseState::Busy);
         world.pass(MS(3_000));
     }
     let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
     world.tell(grow(0, free));
-    (busy..gib.len() as u64).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    (busy..gib.len() as u64).for_each(|id| world.does(WorkerId(id), UseState::Idle));
     world.pass(MS(1_000));
     world
 }
@@ -37,7 +37,7 @@ fn step(world: &mut World, event: Event, after: Duration) -> Vec<Action> {
     world.arbiter.step(event, world.now)
 }
 
-/// A victim gives what it was asked for, all at once.
+/// Carries out the shrink of a victim in one piece.
 fn gives(world: &mut World, id: u64) -> Vec<Action> {
     let worker = WorkerId(id);
     let Some(Action::Shrink { bytes, .. }) = world.workers[&worker].queue.front().cloned() else {
@@ -55,7 +55,7 @@ fn granted(actions: &[Action], to: u64) -> bool {
 }
 
 #[test]
-fn bytes_that_come_steadily_are_waited_for() {
+fn a_refill_with_steady_bytes_is_awaited() {
     let mut world = full(&[8, 30, 30], 1, 78);
     for id in [1, 2] {
         let dirty = Account { dirty: Bytes::gib(30), ..world.workers[&WorkerId(id)].held[0].clone() };
@@ -63,7 +63,7 @@ fn bytes_that_come_steadily_are_waited_for() {
     }
     let asked = world.tell(grow(0, Bytes::gib(20)));
     assert!(matches!(asked[..], [Action::Shrink { worker: WorkerId(1), .. }]), "{asked:?}");
-    // Longer than the first part of them may take.
+    // Longer than the timeout of the first part.
     let returned = Event::Returned { worker: WorkerId(1), gpu: GPU, bytes: Bytes::mib(512) };
     for part in 1..=40 {
         let actions = step(&mut world, returned.clone(), MS(10));
@@ -78,22 +78,22 @@ fn two_growths_share_what_two_victims_give() {
     let mut world = full(&[8, 8, 8, 8], 2, 40);
     world.tell(grow(0, Bytes::gib(8)));
     world.tell(grow(1, Bytes::gib(8)));
-    // The second one's victim is the first to give.
+    // The victim of the second growth gives first.
     assert!(granted(&gives(&mut world, 3), 0));
     assert!(granted(&gives(&mut world, 2), 1));
 }
 
 #[test]
-fn a_refill_that_had_a_growths_bytes_gives_way_to_it() {
+fn a_refill_gives_way_to_the_growth_whose_bytes_it_got() {
     let mut world = World::new(Settings::default(), &[(27, 140)]);
     (0..4).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
     for id in 0..3 {
         world.pass(MS(1_000));
         world.want(WorkerId(id), None);
         world.answer(WorkerId(id));
-        world.does(WorkerId(id), Activity::Busy);
+        world.does(WorkerId(id), UseState::Busy);
     }
-    (1..3).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    (1..3).for_each(|id| world.does(WorkerId(id), UseState::Idle));
     world.pass(MS(1_000));
     let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
     world.tell(grow(0, free));
@@ -104,7 +104,7 @@ fn a_refill_that_had_a_growths_bytes_gives_way_to_it() {
 }
 
 #[test]
-fn a_dead_victims_bytes_are_waited_for() {
+fn a_refill_waits_for_a_dead_victims_bytes() {
     let mut world = full(&[8, 8], 1, 20);
     assert!(matches!(world.tell(grow(0, Bytes::gib(6)))[..], [Action::Shrink { .. }]));
     world.workers.remove(&WorkerId(1));
@@ -113,7 +113,7 @@ fn a_dead_victims_bytes_are_waited_for() {
 }
 
 #[test]
-fn a_worker_that_is_restored_waits_for_what_leaves_for_it() {
+fn a_restored_worker_waits_for_its_victims() {
     let settings = Settings { checkpoint_after: Some(MS(5_000)), ..Settings::default() };
     let mut world = World::new(settings, &[(10, 140)]);
     world.join_asleep(0, Bytes::gib(4));
@@ -121,10 +121,10 @@ fn a_worker_that_is_restored_waits_for_what_leaves_for_it() {
     world.pass(MS(1_000));
     world.want(WorkerId(1), None);
     world.answer(WorkerId(1));
-    world.does(WorkerId(1), Activity::Busy);
+    world.does(WorkerId(1), UseState::Busy);
     world.pass(MS(6_000));
     world.drive(WorkerId(0), Some(true));
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     world.pass(MS(1_000));
     world.tell(grow(0, Bytes::gib(6)));
     step(&mut world, Event::Returned { worker: WorkerId(1), gpu: GPU, bytes: Bytes::gib(1) }, MS(20));
@@ -141,7 +141,7 @@ pub(super) fn is_marked(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::StopCountingOn { .. }))
 }
 
-/// Lets all deadlines pass up to a time, and answers what was decided meanwhile.
+/// Passes all deadlines up to `end` and returns the actions.
 pub(super) fn until(world: &mut World, end: Duration) -> Vec<Action> {
     let mut actions = Vec::new();
     while let Some(next) = world.arbiter.next_deadline().filter(|next| *next <= end) {
@@ -154,18 +154,18 @@ pub(super) fn until(world: &mut World, end: Duration) -> Vec<Action> {
 }
 
 #[test]
-fn a_victim_whose_first_bytes_take_long_is_waited_for_as_long_as_the_asker_waits() {
+fn a_slow_first_shrink_is_awaited_as_long_as_the_requester_waits() {
     let mut world = full(&[8, 8], 1, 20);
     let begin = world.now;
     assert!(matches!(world.tell(grow(0, Bytes::gib(6)))[..], [Action::Shrink { .. }]));
-    // It pins host memory first.
+    // The first shrink pins host memory.
     let actions = until(&mut world, begin + MS(29_000));
     assert!(!denied(&actions) && !is_marked(&actions), "{actions:?}");
     assert!(granted(&gives(&mut world, 1), 0));
 }
 
 #[test]
-fn growth_is_denied_when_its_own_time_is_over() {
+fn a_growth_is_denied_after_its_timeout() {
     let mut world = full(&[8, 8], 1, 20);
     let begin = world.now;
     world.tell(grow(0, Bytes::gib(6)));
@@ -174,7 +174,7 @@ fn growth_is_denied_when_its_own_time_is_over() {
 }
 
 #[test]
-fn growth_beside_a_refill_is_answered_from_what_is_idle_after_it() {
+fn a_growth_during_a_refill_is_answered_from_idle_memory_afterwards() {
     let mut world = full(&[8, 8], 1, 20);
     world.tell(Event::Shrink { worker: WorkerId(1) });
     world.answer(WorkerId(1));
@@ -184,7 +184,7 @@ fn growth_beside_a_refill_is_answered_from_what_is_idle_after_it() {
     assert!(!denied(&asked), "{asked:?}");
     world.pass(MS(300));
     world.answer(WorkerId(1));
-    // Whoever was refilled just now may not have said yet that it runs.
+    // A worker refilled just now may not have reported its uses yet.
     let now = world.now;
     let actions = until(&mut world, now + MS(300));
     assert!(actions.iter().any(|action| matches!(action, Action::Shrink { .. })), "{actions:?}");
@@ -203,7 +203,7 @@ fn growth_beside_a_start_is_answered_after_it() {
     let asked = world.tell(grow(0, Bytes::gib(7)));
     assert!(!denied(&asked), "{asked:?}");
     world.pass(MS(300));
-    // It needs no more than half of what the file says.
+    // The worker needs only half of the file's size.
     let worker = world.workers.get_mut(&WorkerId(2)).unwrap();
     worker.held[0] =
         Account { resident: Bytes::gib(1), lease: Bytes::gib(2), ..Account::nothing(GPU, FLOOR) };
@@ -215,7 +215,7 @@ fn growth_beside_a_start_is_answered_after_it() {
 }
 
 #[test]
-fn growth_that_no_time_could_give_is_denied_at_once() {
+fn an_impossible_growth_is_denied_immediately() {
     let mut world = full(&[8, 8], 1, 20);
     let actions = world.tell(grow(0, Bytes::gib(9)));
     assert!(denied(&actions), "{actions:?}");
@@ -225,7 +225,7 @@ fn lease(world: &World, id: u64) -> Bytes {
     world.workers[&WorkerId(id)].held[0].lease
 }
 
-/// Three workers of 8 GiB and 1 GiB of room to grow: one resident and idle, two asleep; 8.1 GiB are free.
+/// Creates three workers of 8 GiB with 1 GiB of room to grow: one resident and idle, two shrunk; 8.1 GiB are free.
 fn with_room_to_grow() -> World {
     let mut world = World::new(Settings::default(), &[(18, 140)]);
     let profile = Profile::default;
@@ -249,9 +249,9 @@ fn room_to_grow_comes_from_free_bytes() {
 }
 
 #[test]
-fn room_to_grow_is_kept_from_nobody_who_waits() {
+fn room_to_grow_is_not_taken_from_waiters() {
     let mut world = with_room_to_grow();
-    world.does(WorkerId(0), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
     let held = |gib| Account {
         evicted: Bytes::gib(gib),
         growth: Bytes::gib(1),
@@ -266,7 +266,7 @@ fn room_to_grow_is_kept_from_nobody_who_waits() {
 }
 
 #[test]
-fn what_was_leased_to_grow_and_never_made_goes_back_first() {
+fn unused_lease_leaves_first() {
     let mut world = with_room_to_grow();
     world.want(WorkerId(1), None);
     world.answer(WorkerId(1));

@@ -1,4 +1,4 @@
-//! What holds between two steps.
+//! Invariants of the arbiter between two steps.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use glake_units::Bytes;
 use crate::Arbiter;
 use crate::gang::State;
 
-/// Nothing is waited for longer: a start may take ten minutes.
+/// Upper bound of all deadlines; a start may take ten minutes.
 const LONGEST: Duration = Duration::from_secs(20 * 60);
 
 impl Arbiter {
-    /// What is broken, if anything is: whatever else holds between two steps.
+    /// Panics if an invariant is violated.
     pub(crate) fn check(&self) {
         let ledger = &self.ledger;
         for (gpu, held) in &ledger.gpus {

@@ -1,4 +1,4 @@
-//! What holds at every step, whatever workers do.
+//! Tests of the arbiter: scenarios, exhaustive and random events.
 
 mod away;
 mod deadlines;

@@ -1,5 +1,5 @@
-//! Random events: workers die, lie, are late, stop, the clock stands, the capacity falls, the agent starts anew.
-//! 10,000 events; with `GLAKE_SOAK` a million.
+//! Random events: workers die, exceed leases, are late or stop, the clock stands still, the capacity falls, the agent restarts. Runs 10,000
+//! events; a million with `GLAKE_SOAK`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Activity, Event, GpuId, Preempt, Profile, Settings, WorkerId};
+use crate::{Account, Event, GpuId, Preempt, Profile, Settings, UseState, WorkerId};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -17,7 +17,7 @@ enum Op {
     Die(u64),
     Want(u64, Option<u64>),
     Cancel(u64),
-    Does(u64, Activity),
+    Does(u64, UseState),
     Answer(u64),
     Fail(u64),
     Stop(u64),
@@ -35,10 +35,10 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let who = || 0..8_u64;
     let activity = prop_oneof![
-        Just(Activity::Idle),
-        Just(Activity::Busy),
-        Just(Activity::Running),
-        Just(Activity::Capturing)
+        Just(UseState::Idle),
+        Just(UseState::Busy),
+        Just(UseState::Running),
+        Just(UseState::Capturing)
     ];
     let preempt = prop_oneof![1 => Just(Preempt::Never), 1 => Just(Preempt::Idle), 4 => Just(Preempt::Step)];
     let most = proptest::option::weighted(0.2, (0..2_000_u64).prop_map(Duration::from_millis));
@@ -85,7 +85,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
                 true => Account { evicted: bytes, room: Bytes::mib(200), growth: Bytes::mib(700), ..nothing },
                 false => Account { lease: bytes, resident: bytes, dirty: Bytes::mib(100 * gib), ..nothing },
             };
-            // Two that follow each other are ranks of one gang.
+            // Two consecutive workers are ranks of one gang.
             let (gang, ranks) = if rank { (100 + *next / 2, 2) } else { (*next, 1) };
             world.join_as(*next, gang, ranks, profile, vec![held], starting);
             *next += 1;
@@ -95,7 +95,7 @@ fn apply(world: &mut World, op: Op, next: &mut u64) {
         Op::Want(who, deadline) => {
             of(who).into_iter().for_each(|id| world.want(id, deadline.map(Duration::from_millis)));
         }
-        Op::Cancel(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Cancelled { worker })),
+        Op::Cancel(who) => of(who).into_iter().for_each(|worker| _ = world.tell(Event::Cancel { worker })),
         Op::Does(who, activity) => of(who).into_iter().for_each(|id| world.does(id, activity)),
         Op::Answer(who) => of(who).into_iter().for_each(|id| world.answer(id)),
         Op::Fail(who) => of(who).into_iter().for_each(|id| world.fail(id)),

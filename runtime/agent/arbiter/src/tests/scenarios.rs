@@ -1,4 +1,4 @@
-//! What is promised, one thing a test.
+//! Tests of the promises, one promise per test.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
 use crate::{
-    Account, Action, Activity, Arbiter, Denied, Event, GpuId, Joined, Outcome, Preempt, Profile, Settings,
-    Task, Tier, Why, WorkerId,
+    Account, Action, Arbiter, Denied, Event, GpuId, Joined, Outcome, Preempt, Profile, Settings, Task, Tier,
+    UseState, Why, WorkerId,
 };
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// `count` workers of 8 GiB, asleep, in 23 GiB.
+/// Creates `count` shrunk workers of 8 GiB on a GPU with 23 GiB.
 pub(super) fn six(count: u64) -> World {
     let mut world = World::new(Settings::default(), &[(23, 140)]);
     (0..count).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
@@ -24,7 +24,7 @@ pub(super) fn six(count: u64) -> World {
 pub(super) fn wake(world: &mut World, id: u64) {
     world.want(WorkerId(id), None);
     world.answer(WorkerId(id));
-    world.does(WorkerId(id), Activity::Busy);
+    world.does(WorkerId(id), UseState::Busy);
 }
 
 pub(super) fn last_victims(world: &World) -> Vec<(u64, Why)> {
@@ -33,14 +33,14 @@ pub(super) fn last_victims(world: &World) -> Vec<(u64, Why)> {
 }
 
 #[test]
-fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
+fn a_busy_worker_is_parked_only_after_its_quantum() {
     let mut world = six(3);
     wake(&mut world, 0);
     world.pass(MS(50));
     wake(&mut world, 1);
     world.want(WorkerId(2), None);
     assert!(world.workers[&WorkerId(0)].queue.is_empty(), "parked within its quantum");
-    // Twice a refill of 8 GiB at 50 GB/s, from when it was refilled.
+    // Twice the time of an 8 GiB refill at 50 GB/s, since the refill.
     let next = world.arbiter.next_deadline().unwrap();
     assert!((MS(1_300)..MS(1_400)).contains(&next), "{next:?}");
     world.now = next;
@@ -55,7 +55,7 @@ fn a_busy_worker_is_parked_after_its_quantum_and_not_before() {
 }
 
 #[test]
-fn what_a_decision_is_predicted_to_take_is_no_patience() {
+fn the_prediction_of_a_decision_is_not_its_timeout() {
     let mut world = six(3);
     for (id, victim) in [(0, false), (1, false), (2, true)] {
         let refill = world.arbiter.predicted_wake(WorkerId(id)).unwrap();
@@ -73,7 +73,7 @@ fn what_a_decision_is_predicted_to_take_is_no_patience() {
 }
 
 #[test]
-fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
+fn max_pause_prevents_a_longer_park() {
     let mut world = six(0);
     for (id, most) in [(0, Some(MS(500))), (1, None), (2, None)] {
         let held = Account { evicted: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
@@ -89,7 +89,7 @@ fn a_worker_whose_uses_may_not_pause_for_so_long_is_not_parked() {
 }
 
 #[test]
-fn a_worker_whose_uses_may_not_pause_keeps_others_waiting_for_a_while_only() {
+fn max_pause_does_not_block_others_forever() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
     let held = Account { evicted: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     let profile = Profile { max_pause: Some(MS(500)), ..Profile::default() };
@@ -114,9 +114,9 @@ fn idle_workers_go_first_the_longest_idle_before_others_and_only_as_much_as_is_n
         wake(&mut world, id);
         world.pass(MS(5_000));
     }
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     world.want(WorkerId(2), None);
     assert_eq!(last_victims(&world), [(1, Why::Idle)]);
     let taken = world.arbiter.decisions().last().unwrap().taken[0].bytes;
@@ -142,7 +142,7 @@ fn an_older_want_goes_first_and_a_higher_class_before_it() {
 }
 
 #[test]
-fn what_can_never_be_is_denied_for_good_and_what_comes_too_late_at_once() {
+fn an_impossible_want_is_denied_forever_and_a_late_one_immediately() {
     let mut world = six(1);
     let large = Account { evicted: Bytes::gib(30), ..Account::nothing(GPU, FLOOR) };
     world.join(7, 7, 1, Profile::default(), vec![large]);
@@ -170,10 +170,10 @@ fn all_ranks_of_a_gang_or_none() {
     // GPU 1 has no room: GPU 0's is not given either.
     let fixed = Account { lease: Bytes::gib(5), fixed: Bytes::gib(1), ..Account::nothing(GpuId(1), FLOOR) };
     world.join(9, 9, 1, Profile { preempt: Preempt::Idle, ..Profile::default() }, vec![fixed]);
-    world.does(WorkerId(9), Activity::Busy);
+    world.does(WorkerId(9), UseState::Busy);
     let actions = world.tell(Event::Want { worker: WorkerId(1), deadline: None });
     assert!(actions.is_empty(), "{actions:?}");
-    world.does(WorkerId(9), Activity::Idle);
+    world.does(WorkerId(9), UseState::Idle);
     world.pass(MS(1_000));
     world.answer(WorkerId(9));
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("refilling"));
@@ -182,13 +182,13 @@ fn all_ranks_of_a_gang_or_none() {
 }
 
 #[test]
-fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
+fn a_rank_that_dies_during_a_park_does_not_block_the_others() {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     for rank in 0..2_u64 {
         let gpu = GpuId(u16::try_from(rank).unwrap());
         let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(gpu, FLOOR) };
         world.join(rank, 50, 2, Profile::default(), vec![held]);
-        world.does(WorkerId(rank), Activity::Busy);
+        world.does(WorkerId(rank), UseState::Busy);
     }
     let held = Account { evicted: Bytes::gib(6), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile::default(), vec![held]);
@@ -205,11 +205,11 @@ fn a_rank_that_dies_while_its_gang_parks_keeps_the_others_from_nothing() {
 }
 
 #[test]
-fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
+fn a_stale_failure_is_ignored() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
     let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.join_asleep(1, Bytes::gib(6));
     world.pass(MS(5_000));
     world.want(WorkerId(1), None);
@@ -231,9 +231,9 @@ fn a_failure_that_nobody_waits_for_any_more_ends_nothing_else() {
     assert_ne!(world.arbiter.state(WorkerId(0)), Some("shrinking"));
 }
 
-/// What is resident and what is evicted were looked at a moment before the lease was.
+/// The report of resident and evicted memory is slightly older than the lease.
 #[test]
-fn a_want_is_planned_whole_whatever_of_it_was_evicted_just_then() {
+fn a_want_is_planned_completely_despite_concurrent_evictions() {
     let mut world = six(1);
     let told = Account {
         resident: Bytes::gib(1),
@@ -249,7 +249,7 @@ fn a_want_is_planned_whole_whatever_of_it_was_evicted_just_then() {
 }
 
 #[test]
-fn what_leaves_by_itself_while_it_is_refilled_is_granted_again() {
+fn memory_evicted_during_a_refill_is_granted_again() {
     let mut world = six(1);
     world.want(WorkerId(0), None);
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("refilling"));
@@ -265,9 +265,9 @@ fn what_leaves_by_itself_while_it_is_refilled_is_granted_again() {
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"));
 }
 
-/// What it gave back was of another region than the one that it waits for.
+/// The worker returned memory of another region than the one that it waits for.
 #[test]
-fn a_refill_that_ends_without_what_left_meanwhile_is_over() {
+fn a_refill_ends_although_memory_left_meanwhile() {
     let mut world = six(3);
     wake(&mut world, 1);
     world.want(WorkerId(0), None);
@@ -275,7 +275,7 @@ fn a_refill_that_ends_without_what_left_meanwhile_is_over() {
     worker.held[0].lease = Bytes::gib(5);
     (worker.held[0].resident, worker.held[0].evicted) = (Bytes::gib(5), Bytes::gib(3));
     world.tell(Event::Returned { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(3) });
-    // All that is free is somebody's now.
+    // No memory is free now.
     let other = Account { lease: Bytes::gib(7), resident: Bytes::gib(7), ..Account::nothing(GPU, FLOOR) };
     world.join(9, 9, 1, Profile { preempt: Preempt::Never, ..Profile::default() }, vec![other]);
     let accounts = world.workers[&WorkerId(0)].held.clone();
@@ -288,7 +288,7 @@ fn a_refill_that_ends_without_what_left_meanwhile_is_over() {
 }
 
 #[test]
-fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
+fn a_late_victim_is_replaced_and_early_grants_are_returned() {
     let mut world = six(3);
     for id in [0, 1] {
         wake(&mut world, id);
@@ -302,7 +302,7 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
     assert!(actions.contains(&Action::Unpark { worker: WorkerId(0) }), "{actions:?}");
     assert!(matches!(world.workers[&WorkerId(1)].queue[0], Action::Park { .. }), "{actions:?}");
     world.workers.get_mut(&WorkerId(1)).unwrap().stopped = true;
-    world.does(WorkerId(0), Activity::Capturing);
+    world.does(WorkerId(0), UseState::Capturing);
     let by = world.arbiter.next_deadline().unwrap();
     world.now = by;
     let actions = world.tell(Event::Tick);
@@ -312,7 +312,7 @@ fn late_credits_are_asked_of_others_and_what_came_is_given_back() {
 }
 
 #[test]
-fn a_shrink_that_is_late_is_called_so_until_it_ends() {
+fn a_late_shrink_is_reported_as_late_until_it_ends() {
     let mut world = World::new(Settings::default(), &[(10, 20)]);
     let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
@@ -328,13 +328,13 @@ fn a_shrink_that_is_late_is_called_so_until_it_ends() {
 }
 
 #[test]
-fn a_new_agent_decides_over_who_is_back_and_takes_nothing_of_who_is_silent() {
+fn a_new_agent_takes_memory_only_from_workers_that_have_rejoined() {
     let mut world = six(3);
     wake(&mut world, 0);
     world.pass(MS(2_000));
     wake(&mut world, 1);
     world.pass(MS(5_000));
-    [0, 1].into_iter().for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    [0, 1].into_iter().for_each(|id| world.does(WorkerId(id), UseState::Idle));
     let before = world.arbiter.claimed(GPU);
     world.restart(|_| true, |id| id != 0);
     assert_eq!(world.arbiter.claimed(GPU), before, "counted twice, or not at all");
@@ -347,7 +347,7 @@ fn a_new_agent_decides_over_who_is_back_and_takes_nothing_of_who_is_silent() {
 }
 
 #[test]
-fn growth_parks_whoever_is_past_its_quantum_and_waits_for_others_until_then() {
+fn a_growth_parks_workers_past_their_quantum() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
@@ -363,7 +363,7 @@ fn growth_parks_whoever_is_past_its_quantum_and_waits_for_others_until_then() {
     let actions = world.tell(Event::Tick);
     let denied = Action::DenyGrowth { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(5) };
     assert_eq!(actions, [denied, Action::Unpark { worker: WorkerId(1) }], "nobody waits for it any more");
-    world.does(WorkerId(1), Activity::Idle);
+    world.does(WorkerId(1), UseState::Idle);
     assert!(matches!(world.tell(grow(5))[..], [Action::Shrink { worker: WorkerId(1), .. }]));
     world.workers.get_mut(&WorkerId(1)).unwrap().queue.pop_front();
     world.pass(MS(200));
@@ -380,16 +380,16 @@ fn growth_gets_other_victims_where_one_is_late_and_waits_for_all_of_them() {
         wake(&mut world, id);
         world.pass(MS(1_000));
     }
-    (1..3).for_each(|id| world.does(WorkerId(id), Activity::Idle));
+    (1..3).for_each(|id| world.does(WorkerId(id), UseState::Idle));
     let within = MS(30_000);
     let grow = Event::Grow { worker: WorkerId(0), gpu: GPU, bytes: Bytes::gib(6), within };
     assert!(matches!(world.tell(grow)[..], [Action::Shrink { worker: WorkerId(1), .. }]));
-    // A use of it began in the same moment, and its memory leaves when that ends.
+    // A use began at the same moment, and the memory leaves when it ends.
     world.now = world.arbiter.next_deadline().unwrap();
     assert!(world.now < MS(10_000));
     let actions = world.tell(Event::Tick);
     assert!(matches!(actions[..], [Action::Shrink { worker: WorkerId(2), .. }]), "{actions:?}");
-    world.does(WorkerId(2), Activity::Busy);
+    world.does(WorkerId(2), UseState::Busy);
     world.pass(MS(10_000));
     world.answer(WorkerId(1));
     assert_eq!(world.workers[&WorkerId(0)].held[0].lease, Bytes::gib(14));
@@ -413,7 +413,7 @@ fn a_rank_that_starts_beside_one_that_is_resident_ends_its_start_alone() {
     assert_eq!(world.arbiter.state(WorkerId(0)), Some("resident"), "rank 0 had nothing to wait for");
 }
 
-/// Two ranks on two GPUs: one has its memory, the other has been admitted to its start.
+/// Creates a gang of two ranks on two GPUs: one rank is resident, the other has been admitted to its start.
 fn starting_beside_resident() -> World {
     let mut world = World::new(Settings::default(), &[(10, 20), (10, 20)]);
     let held = Account { lease: Bytes::gib(4), resident: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
@@ -425,7 +425,7 @@ fn starting_beside_resident() -> World {
 }
 
 #[test]
-fn what_a_rank_wants_while_another_starts_is_granted_once_that_is_over() {
+fn a_want_during_another_ranks_start_is_granted_afterwards() {
     let mut world = starting_beside_resident();
     let gone = Account { evicted: Bytes::gib(4), ..Account::nothing(GPU, FLOOR) };
     world.workers.get_mut(&WorkerId(0)).unwrap().held = vec![gone.clone()];
@@ -441,7 +441,7 @@ fn what_a_rank_wants_while_another_starts_is_granted_once_that_is_over() {
 }
 
 #[test]
-fn a_start_that_ends_by_death_says_nothing_of_the_link() {
+fn a_start_that_ends_by_death_does_not_change_link_predictions() {
     let mut world = starting_beside_resident();
     world.pass(MS(20_000));
     world.die(WorkerId(1));
@@ -495,7 +495,7 @@ fn copies_go_to_an_idle_gpu_then_to_the_host_then_to_files() {
     assert_eq!(tier(&mut world, 2), Tier::File);
 }
 
-/// Bytes on their way to the host are there before their worker counts them, and memory that may have been written since is copied too.
+/// Copies in flight to the host count before their worker reports them, and possibly written memory is copied too.
 #[test]
 fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
     let gib = Bytes::gib;
@@ -520,7 +520,7 @@ fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
     assert_eq!(tier(&mut world, 1), Tier::File, "5 of 10 GiB are on their way");
     assert_eq!(tier(&mut world, 2), Tier::File, "5 GiB may have been written");
     assert_eq!(tier(&mut world, 3), Tier::Host, "nothing is copied");
-    // One that only a journal tells of may have copies in all of it.
+    // A worker known only from the journal may have copies in all of the host budget.
     let mut world = World::new(Settings { host_budget: gib(10), ..Settings::default() }, &[(20, 24)]);
     world.join(0, 0, 1, Profile::default(), vec![held(5, 0)]);
     world.tell(Event::Expected(crate::Joined::alone(WorkerId(9), vec![held(0, 0)])));
@@ -530,7 +530,7 @@ fn copies_under_way_and_unknown_ones_count_against_the_host_budget() {
 #[test]
 fn the_same_events_give_the_same_actions() {
     let mut world = six(4);
-    // As a log keeps them: text.
+    // Decisions as JSON text.
     let mut log: Vec<(u64, String)> = Vec::new();
     let mut first = Arbiter::new(world.settings.clone());
     let mut events = vec![(0, Event::Capacity { gpu: GPU, budget: Bytes::gib(23), total: Bytes::gib(140) })];
@@ -543,7 +543,7 @@ fn the_same_events_give_the_same_actions() {
             step * 37,
             match step % 5 {
                 0 | 3 => Event::Want { worker, deadline: None },
-                1 => Event::Activity { worker, activity: Activity::Busy, idle_for: Duration::ZERO },
+                1 => Event::Activity { worker, activity: UseState::Busy, idle_for: Duration::ZERO },
                 2 => Event::Returned { worker, gpu: GPU, bytes: Bytes::gib(step % 3) },
                 _ if step % 2 == 0 => Event::Parked { worker },
                 _ => Event::Refilled { worker, accounts: Vec::new() },
@@ -565,7 +565,7 @@ fn the_same_events_give_the_same_actions() {
 }
 
 #[test]
-fn who_was_resident_can_come_back_though_there_is_no_room_to_grow_beside() {
+fn a_refill_does_not_need_room_to_grow() {
     let (gpu, a, b) = (GpuId(0), WorkerId(1), WorkerId(2));
     let (gib, mib, s) = (Bytes::gib, Bytes::mib, Duration::from_secs);
     let mut arbiter = Arbiter::new(Settings::default());
@@ -582,7 +582,7 @@ fn who_was_resident_can_come_back_though_there_is_no_room_to_grow_beside() {
         Event::Joined(Joined::alone(b, vec![Account { evicted: gib(2), ..Account::nothing(gpu, mib(512)) }])),
         s(0),
     );
-    arbiter.step(Event::Activity { worker: a, activity: Activity::Idle, idle_for: s(0) }, s(1));
+    arbiter.step(Event::Activity { worker: a, activity: UseState::Idle, idle_for: s(0) }, s(1));
     // B wants 2 GiB: 1.5 GiB of A leave.
     let actions = arbiter.step(Event::Want { worker: b, deadline: None }, s(5));
     let taken = actions
@@ -617,7 +617,7 @@ fn who_was_resident_can_come_back_though_there_is_no_room_to_grow_beside() {
         },
         s(7),
     );
-    arbiter.step(Event::Activity { worker: b, activity: Activity::Idle, idle_for: s(0) }, s(8));
+    arbiter.step(Event::Activity { worker: b, activity: UseState::Idle, idle_for: s(0) }, s(8));
     // A's next use. B is idle, and has all that A had.
     arbiter.step(Event::Changed { worker: a, accounts: vec![held] }, s(20));
     let actions = arbiter.step(Event::Want { worker: a, deadline: Some(s(30)) }, s(20));

@@ -1,11 +1,11 @@
-//! What is known of a start holds until the start is over.
+//! Tests of starts: the expected size applies until the start is over.
 
 use std::time::Duration;
 
 use glake_units::Bytes;
 
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Denied, Event, GpuId, Profile, Settings, WorkerId};
+use crate::{Account, Action, Denied, Event, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -21,7 +21,7 @@ fn lease(world: &World, id: u64) -> Bytes {
     own.map(|of| of.lease).sum()
 }
 
-/// What the library says after each welcome: it holds nothing, and needs nothing that it knows of.
+/// Sends the report of the library after each welcome: no memory, and no known need.
 fn says_that_it_holds_nothing(world: &mut World, id: u64) {
     let held = lease(world, id);
     let nothing = Account { lease: held, ..Account::nothing(GPU, FLOOR) };
@@ -37,7 +37,7 @@ fn has_loaded(world: &mut World, id: u64, gib: u64) {
 }
 
 #[test]
-fn a_start_that_waits_gets_all_of_its_size_whatever_its_worker_says_meanwhile() {
+fn a_waiting_start_gets_its_full_size_regardless_of_reports() {
     let mut world = World::new(Settings::default(), &[(23, 140)]);
     starts(&mut world, 0, 4);
     says_that_it_holds_nothing(&mut world, 0);
@@ -48,7 +48,7 @@ fn a_start_that_waits_gets_all_of_its_size_whatever_its_worker_says_meanwhile() 
     assert_eq!(world.arbiter.state(WorkerId(1)), Some("starting"));
     assert_eq!(lease(&world, 1), Bytes::gib(6));
     has_loaded(&mut world, 1, 5);
-    // From then on what it says counts: it needs no more, and keeps what it was granted.
+    // From now on the report counts: the worker needs no more, and keeps its grants.
     assert_eq!((world.arbiter.state(WorkerId(1)), lease(&world, 1)), (Some("resident"), Bytes::gib(6)));
 }
 
@@ -57,7 +57,7 @@ fn a_start_whose_victims_are_late_waits_for_all_of_its_size_again() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
     let held = Account { lease: Bytes::gib(8), resident: Bytes::gib(8), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     world.pass(MS(1_000));
     starts(&mut world, 1, 6);
     says_that_it_holds_nothing(&mut world, 1);
@@ -72,13 +72,13 @@ fn a_start_whose_victims_are_late_waits_for_all_of_its_size_again() {
     assert_eq!(lease(&world, 1), Bytes::gib(6));
 }
 
-/// Its file was wrong, or its context's libraries took more: beside its own start others give memory to it.
+/// The size in the file was too small, or the context's libraries took more: other workers give memory to the start.
 #[test]
 fn a_worker_that_starts_grows_beyond_its_size() {
     let mut world = World::new(Settings::default(), &[(12, 140)]);
     let held = Account { lease: Bytes::gib(5), resident: Bytes::gib(5), ..Account::nothing(GPU, FLOOR) };
     world.join(0, 0, 1, Profile::default(), vec![held]);
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     world.pass(MS(1_000));
     starts(&mut world, 1, 4);
     says_that_it_holds_nothing(&mut world, 1);
@@ -89,9 +89,9 @@ fn a_worker_that_starts_grows_beyond_its_size() {
     assert_eq!(lease(&world, 1), Bytes::gib(7));
 }
 
-/// A worker says what it holds at any time, and what it would like beside it each time.
+/// A starting worker may report its holdings and its optional room at any time.
 #[test]
-fn room_that_cannot_be_had_is_not_waited_for_when_it_is_told_again() {
+fn unreachable_room_is_not_awaited_when_reported_again() {
     let mut world = World::new(Settings::default(), &[(20, 140)]);
     let busy = Account {
         lease: Bytes::gib(8),
@@ -113,10 +113,10 @@ fn room_that_cannot_be_had_is_not_waited_for_when_it_is_told_again() {
 }
 
 #[test]
-fn what_others_contexts_keep_is_denied_for_now_and_what_the_gpu_has_not_for_good() {
+fn a_want_above_the_gpu_is_denied_forever_and_one_blocked_by_contexts_for_now() {
     let mut world = World::new(Settings::default(), &[(10, 140)]);
     world.join_asleep(0, Bytes::gib(9));
-    // Programs that join with nothing but a context.
+    // Programs that join with a context only.
     for id in 1..3 {
         world.join(id, id, 1, Profile::default(), vec![Account::nothing(GPU, FLOOR)]);
     }

@@ -1,4 +1,4 @@
-//! Nobody waits longer than those before it need for a quantum and a switch each.
+//! Test of starvation: a want waits at most a quantum and a switch for each earlier want.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use glake_units::Bytes;
 use proptest::prelude::*;
 
 use super::world::World;
-use crate::{Action, Activity, Settings, WorkerId};
+use crate::{Action, Settings, UseState, WorkerId};
 
-/// How long workers take for a command.
+/// Time of a worker to carry out a command.
 const STEP: Duration = Duration::from_millis(30);
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// All run for ever, every other one without safe points, and there is room for some of them.
+    /// All workers run forever, every other one without safe points, and the GPU has room for a part of them.
     #[test]
     fn waits_are_bounded(count in 2..7_u64, fit in 1..4_u64, gib in 1..8_u64) {
         let budget = fit * (gib + 1) + count;
@@ -24,7 +24,7 @@ proptest! {
             world.join_asleep(id, Bytes::gib(gib));
         }
         let mut since: BTreeMap<WorkerId, Duration> = BTreeMap::new();
-        // The quantum, four times as long where the link is busy all the time, and a turn is three of them at most.
+        // A busy link stretches the quantum four times, and a turn is at most three quanta.
         let quantum = Settings::default().least_quantum.max(Duration::from_millis(gib * 80)) * 4 * 3;
         let behind = Settings::default().resume_after;
         let bound = (quantum + STEP * 8) * u32::try_from(count).unwrap() + behind;
@@ -39,7 +39,7 @@ proptest! {
                     if admitted {
                         longest = longest.max(world.now - since.remove(&id).unwrap_or(world.now));
                         let without = id.0 % 2 == 1;
-                        world.does(id, if without { Activity::Running } else { Activity::Busy });
+                        world.does(id, if without { UseState::Running } else { UseState::Busy });
                     }
                 } else if !resident && !since.contains_key(&id) {
                     since.insert(id, world.now);

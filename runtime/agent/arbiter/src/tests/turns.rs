@@ -1,4 +1,4 @@
-//! Workers that are parked: who comes first, how long turns are, and when that they were is forgotten.
+//! Tests of parked workers: their order, the length of turns, and the reset of parks.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use glake_units::Bytes;
 
 use super::scenarios::{six, wake};
 use super::world::{FLOOR, World};
-use crate::{Account, Action, Activity, Event, GangId, GpuId, Profile, Settings, WorkerId};
+use crate::{Account, Action, Event, GangId, GpuId, Profile, Settings, UseState, WorkerId};
 
 const GPU: GpuId = GpuId(0);
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// One that runs is parked for one that waits, which comes back after `refill` and runs: how long the first ran on, and
-/// the other waited.
+/// Parks a running worker for a waiting one, which is refilled within `refill` and runs. Returns the remaining run time of the first and
+/// the waiting time of the other.
 fn takes_its_turn(world: &mut World, runs: u64, waits: u64, refill: Duration) -> (Duration, Duration) {
     let begin = world.now;
     world.want(WorkerId(waits), None);
@@ -24,17 +24,17 @@ fn takes_its_turn(world: &mut World, runs: u64, waits: u64, refill: Duration) ->
     (0..2).for_each(|_| world.answer(WorkerId(runs)));
     world.now += refill;
     world.answer(WorkerId(waits));
-    world.does(WorkerId(waits), Activity::Busy);
+    world.does(WorkerId(waits), UseState::Busy);
     (turn, world.now - begin)
 }
 
-/// Who was refilled last, or is being.
+/// Returns the worker of the latest refill.
 fn last_refilled(world: &World) -> u64 {
     world.arbiter.decisions().last().unwrap().gang.0
 }
 
 #[test]
-fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
+fn a_parked_worker_waits_behind_newer_wants_for_a_bounded_time() {
     for (waited, first) in [(MS(400), 3), (MS(1_050), 0)] {
         let mut world = six(4);
         wake(&mut world, 0);
@@ -42,29 +42,29 @@ fn who_was_parked_comes_after_newer_wants_until_it_has_waited_for_long() {
         wake(&mut world, 1);
         world.want(WorkerId(2), None);
         (0..2).for_each(|_| world.answer(WorkerId(0)));
-        // Nobody is past its quantum: 1 has just come, and 2 comes.
+        // No worker is past its quantum: 1 was just refilled, and 2 is being refilled.
         world.want(WorkerId(0), None);
         let since = world.now;
         world.answer(WorkerId(2));
-        world.does(WorkerId(2), Activity::Busy);
-        world.does(WorkerId(1), Activity::Capturing);
-        world.does(WorkerId(2), Activity::Capturing);
+        world.does(WorkerId(2), UseState::Busy);
+        world.does(WorkerId(1), UseState::Capturing);
+        world.does(WorkerId(2), UseState::Capturing);
         world.pass(waited - (world.now - since));
         world.want(WorkerId(3), None);
         assert_eq!(last_refilled(&world), 2, "nobody can be parked");
-        world.does(WorkerId(1), Activity::Busy);
+        world.does(WorkerId(1), UseState::Busy);
         world.pass(MS(1));
         assert_eq!(last_refilled(&world), first, "after {waited:?}");
     }
 }
 
 #[test]
-fn turns_of_workers_that_are_parked_in_turn_get_longer() {
+fn turns_of_alternately_parked_workers_grow() {
     let mut world = six(3);
     wake(&mut world, 0);
     wake(&mut world, 1);
     // Worker 1 cannot be parked, so that 0 and 2 take turns.
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     let (mut runs, mut waits) = (0, 2);
     let mut turns = Vec::new();
     for _ in 0..14 {
@@ -73,10 +73,10 @@ fn turns_of_workers_that_are_parked_in_turn_get_longer() {
     }
     let longer = [300, 300, 450, 450, 600, 600, 750, 750, 900, 900, 900, 900, 900, 900];
     assert_eq!(turns, longer.map(MS));
-    // It is idle, and begins anew.
+    // The worker is idle, which resets its parks.
     world.pass(MS(1_000));
-    world.does(WorkerId(runs), Activity::Idle);
-    world.does(WorkerId(runs), Activity::Busy);
+    world.does(WorkerId(runs), UseState::Idle);
+    world.does(WorkerId(runs), UseState::Busy);
     world.want(WorkerId(waits), None);
     assert!(matches!(world.workers[&WorkerId(runs)].queue[0], Action::Park { .. }));
 }
@@ -86,7 +86,7 @@ fn parks(world: &World, id: u64) -> (bool, u32) {
     (gang.is_parked, gang.parks)
 }
 
-/// Three of 8 GiB, all busy, and the first one was parked by an operator and has given its memory back.
+/// Creates three busy workers of 8 GiB; an operator parked the first one, which has returned its memory.
 fn one_was_parked() -> World {
     let mut world = World::new(Settings::default(), &[(31, 140)]);
     (0..3).for_each(|id| world.join_asleep(id, Bytes::gib(8)));
@@ -102,38 +102,38 @@ fn one_was_parked() -> World {
 }
 
 #[test]
-fn what_was_parked_is_forgotten_however_its_wait_ends() {
+fn the_end_of_a_wait_resets_parks() {
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
-    world.tell(Event::Cancelled { worker: WorkerId(0) });
+    world.tell(Event::Cancel { worker: WorkerId(0) });
     assert_eq!(parks(&world, 0), (false, 0));
 
-    // It could not give its memory back, and wants what it has.
+    // The worker could not give its memory back, and wants what it already has.
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
     world.answer(WorkerId(0));
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.tell(Event::Shrink { worker: WorkerId(0) });
     world.answer(WorkerId(0));
     world.fail(WorkerId(0));
     world.want(WorkerId(0), None);
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     assert_eq!(parks(&world, 0), (false, 0));
 
-    // Its refill was late, and ended after all.
+    // The late refill completed after all.
     let mut world = one_was_parked();
     world.want(WorkerId(0), None);
     world.pass(MS(60_000));
     world.answer(WorkerId(0));
-    world.does(WorkerId(0), Activity::Busy);
+    world.does(WorkerId(0), UseState::Busy);
     world.pass(MS(1_000));
-    world.does(WorkerId(0), Activity::Idle);
+    world.does(WorkerId(0), UseState::Idle);
     assert_eq!(parks(&world, 0), (false, 0));
 }
 
-/// Two of 40 GiB in room for one take turns until these are at their longest; the second may pause for so long.
+/// Lets two workers of 40 GiB on a GPU with room for one take turns until the turns stop growing; the second one has `max_pause`.
 fn turns_of_two_large_ones(max_pause: Option<Duration>) -> (World, Vec<Duration>) {
     let mut world = World::new(Settings::default(), &[(46, 140)]);
     for id in 0..3 {
@@ -155,7 +155,7 @@ fn turns_of_two_large_ones(max_pause: Option<Duration>) -> (World, Vec<Duration>
 }
 
 #[test]
-fn no_longer_turn_is_waited_for_by_a_worker_whose_pauses_are_bounded() {
+fn a_worker_with_max_pause_does_not_wait_for_longer_turns() {
     let (_, pauses) = turns_of_two_large_ones(None);
     assert!(pauses.last().is_some_and(|pause| *pause > MS(4_500)), "{pauses:?}");
     let (_, pauses) = turns_of_two_large_ones(Some(MS(4_500)));
@@ -163,7 +163,7 @@ fn no_longer_turn_is_waited_for_by_a_worker_whose_pauses_are_bounded() {
 }
 
 #[test]
-fn a_first_token_is_not_waited_for_through_a_longer_turn() {
+fn a_wait_for_a_first_token_does_not_lengthen_turns() {
     let (mut world, _) = turns_of_two_large_ones(None);
     let begin = world.now;
     world.want(WorkerId(1), None);
@@ -173,12 +173,12 @@ fn a_first_token_is_not_waited_for_through_a_longer_turn() {
         world.now = world.arbiter.next_deadline().unwrap();
         world.tell(Event::Tick);
     }
-    // Its quantum, and no more: 40 GiB come back in 0.86 s.
+    // Exactly its quantum: 40 GiB are refilled in 0.86 s.
     assert!(world.now - begin < MS(2_000), "{:?}", world.now - begin);
 }
 
 #[test]
-fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
+fn a_parked_worker_is_reconsidered_after_its_bounded_wait() {
     let mut world = World::new(Settings::default(), &[(28, 140)]);
     (0..4).for_each(|id| world.join_asleep(id, Bytes::gib(if id == 3 { 16 } else { 8 })));
     world.pass(MS(1_000));
@@ -188,7 +188,7 @@ fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
     }
     world.tell(Event::Shrink { worker: WorkerId(0) });
     (0..2).for_each(|_| world.answer(WorkerId(0)));
-    world.does(WorkerId(1), Activity::Capturing);
+    world.does(WorkerId(1), UseState::Capturing);
     let grow = |bytes| Event::Grow { worker: WorkerId(1), gpu: GPU, bytes, within: MS(100) };
     let free = world.arbiter.limit(GPU).saturating_sub(world.arbiter.claimed(GPU));
     world.tell(grow(free));
@@ -196,11 +196,11 @@ fn who_was_parked_is_looked_at_when_it_has_waited_for_long() {
     world.want(WorkerId(0), None);
     world.pass(MS(100));
     world.want(WorkerId(3), None);
-    // It could not be parked.
+    // The worker could not be parked.
     world.fail(WorkerId(2));
     world.pass(MS(400));
-    // Enough for the one that was parked, and not for the newer one.
-    world.does(WorkerId(2), Activity::Idle);
+    // Enough for the parked worker, but not for the newer one.
+    world.does(WorkerId(2), UseState::Idle);
     assert!(world.arbiter.next_deadline().unwrap() <= since + MS(1_000));
     world.now = since + MS(1_000);
     world.tell(Event::Tick);

@@ -1,4 +1,4 @@
-//! Workers and a meter made up, and what must hold between them and the arbiter at each step.
+//! Simulated workers and a meter, and the invariants between them and the arbiter at each step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -6,30 +6,30 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use crate::{
-    Account, Action, Activity, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Preempt, Profile,
-    Settings, Task, WorkerId,
+    Account, Action, Arbiter, Contexts, Denied, Event, GangId, GpuId, Joined, Preempt, Profile, Settings,
+    Task, UseState, WorkerId,
 };
 
 pub(super) const FLOOR: Bytes = Bytes::mib(640);
 
-/// A worker as it is, which the arbiter hears of by events only.
+/// Actual state of a worker, which the arbiter knows from events only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Worker {
     pub(super) held: Vec<Account>,
-    pub(super) activity: Activity,
+    pub(super) activity: UseState,
     pub(super) gang: GangId,
     pub(super) ranks: u32,
     pub(super) profile: Profile,
-    /// Commands that it has not carried out.
+    /// Commands not carried out yet.
     pub(super) queue: VecDeque<Action>,
     pub(super) waits: bool,
-    /// Its start is not over.
+    /// Whether the worker is still starting.
     pub(super) starting: bool,
     pub(super) stopped: bool,
     pub(super) told: bool,
-    /// The driver has locked it, or may have: whether its contexts are in the checkpoint.
+    /// Whether the contexts are in the checkpoint; `None` if the driver has not locked the process.
     pub(super) locked: Option<bool>,
-    /// What the driver was asked: to restore it, or to checkpoint it.
+    /// Pending request to the driver: true for a restore, false for a checkpoint.
     pub(super) asked: Option<bool>,
 }
 
@@ -39,13 +39,13 @@ pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) capacity: BTreeMap<GpuId, (Bytes, Bytes)>,
-    /// What the dead had, which the meter still shows.
+    /// Memory of dead workers that the meter still shows.
     pub(super) dead: BTreeMap<GpuId, Bytes>,
     pub(super) open: BTreeSet<WorkerId>,
-    /// Growths that are not answered, and the end of their time.
+    /// Open growths, with the end of their timeouts.
     pub(super) growths: Vec<(WorkerId, GpuId, Bytes, Duration)>,
     pub(super) now: Duration,
-    /// Somebody lied, or joined with more than there is.
+    /// Whether a worker exceeded its lease or joined with more than the GPU has.
     pub(super) liars: bool,
 }
 
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// One step, its actions carried to the workers, and all that must hold.
+    /// Performs a step, delivers its actions to the workers and checks the invariants.
     pub(super) fn tell(&mut self, event: Event) -> Vec<Action> {
         let before: BTreeMap<_, _> =
             self.capacity.keys().map(|gpu| (*gpu, self.arbiter.claimed(*gpu))).collect();
@@ -91,7 +91,7 @@ impl World {
             ) || matches!(event, Event::Shrunk { .. } | Event::Refilled { .. } | Event::Failed { .. });
         match &event {
             Event::Want { worker, .. } => _ = self.open.insert(*worker),
-            Event::Cancelled { worker } => _ = self.open.remove(worker),
+            Event::Cancel { worker } => _ = self.open.remove(worker),
             Event::Died { worker } => {
                 self.open.remove(worker);
                 self.growths.retain(|growth| growth.0 != *worker);
@@ -133,7 +133,7 @@ impl World {
         actions
     }
 
-    /// Nothing is denied before its own time is over, but what no time would help.
+    /// Checks that a request is denied early only if waiting is useless.
     fn is_answered_in_time(
         &mut self,
         action: &Action,
@@ -160,7 +160,7 @@ impl World {
             }
             Action::Deny { worker, why: Denied::Deadline, .. } => {
                 let by = ledger.gang_of.get(&worker).and_then(|gang| wants.get(gang));
-                // No link brings 9 GiB back sooner, and it may want again shortly before its time is over.
+                // No link refills 9 GiB sooner, and the worker may want again shortly before its deadline.
                 let least = Duration::from_millis(100);
                 let ends = by.copied().into_iter().chain(asked.map(|deadline| self.now + deadline));
                 assert!(
@@ -231,7 +231,7 @@ impl World {
     ) {
         let worker = Worker {
             held,
-            activity: Activity::Idle,
+            activity: UseState::Idle,
             gang: GangId(gang),
             ranks,
             profile,
@@ -247,7 +247,7 @@ impl World {
         self.tell_joined(WorkerId(id), Event::Joined);
     }
 
-    /// A worker that has all its memory elsewhere.
+    /// Joins a worker whose memory is completely evicted.
     pub(super) fn join_asleep(&mut self, id: u64, bytes: Bytes) {
         let held = Account { evicted: bytes, ..Account::nothing(GpuId(0), FLOOR) };
         self.join(id, id, 1, Profile { preempt: Preempt::Step, ..Profile::default() }, vec![held]);
@@ -266,7 +266,7 @@ impl World {
         self.tell(Event::Want { worker: id, deadline });
     }
 
-    pub(super) fn does(&mut self, id: WorkerId, activity: Activity) {
+    pub(super) fn does(&mut self, id: WorkerId, activity: UseState) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.activity = activity;
         self.tell(Event::Activity { worker: id, activity, idle_for: Duration::ZERO });
@@ -283,27 +283,27 @@ impl World {
         self.tell(Event::Died { worker: id });
     }
 
-    /// The next command of a worker, carried out in full.
+    /// Carries out the next command of a worker completely.
     pub(super) fn answer(&mut self, id: WorkerId) {
         let is_able = |worker: &&mut Worker| !worker.stopped && worker.locked.is_none();
         let Some(worker) = self.workers.get_mut(&id).filter(is_able) else { return };
         match worker.queue.pop_front() {
             Some(Action::Park { .. }) => {
-                worker.activity = Activity::Idle;
-                self.tell(Event::Activity { worker: id, activity: Activity::Idle, idle_for: Duration::ZERO });
+                worker.activity = UseState::Idle;
+                self.tell(Event::Activity { worker: id, activity: UseState::Idle, idle_for: Duration::ZERO });
                 self.tell(Event::Parked { worker: id });
             }
             Some(Action::Shrink { gpu, bytes, .. }) => {
                 let Some(held) = worker.held.iter_mut().find(|held| held.gpu == gpu) else { return };
                 let bytes = bytes.min(held.lease.saturating_sub(held.fixed));
-                // What was leased and never made goes first.
+                // Unused lease leaves first.
                 let unused = held.lease.saturating_sub(held.resident).min(bytes);
                 let leaves = bytes.saturating_sub(unused);
                 held.lease = held.lease.saturating_sub(bytes);
                 held.resident = held.resident.saturating_sub(leaves);
                 held.evicted = held.evicted.saturating_add(leaves);
                 self.tell(Event::Returned { worker: id, gpu, bytes });
-                // One answer to all shrinks of a command.
+                // A single answer to all shrinks of a command.
                 let more = self.workers.get(&id).and_then(|worker| worker.queue.front());
                 if !matches!(more, Some(Action::Shrink { .. })) {
                     let accounts =
@@ -312,7 +312,7 @@ impl World {
                 }
             }
             Some(Action::Admit { .. }) => {
-                // Who wants nothing says nothing.
+                // A worker without a want sends no message.
                 let wants = |held: &Account| !held.evicted.saturating_add(held.room).is_zero();
                 if !std::mem::take(&mut worker.starting) && !worker.held.iter().any(wants) {
                     return;
@@ -329,7 +329,7 @@ impl World {
         }
     }
 
-    /// The driver has done what was asked of it; or it has not: then the context is where it was, or nobody knows.
+    /// Completes a request to the driver; without an outcome, the contexts stay or their state is unknown.
     pub(super) fn drive(&mut self, id: WorkerId, outcome: Option<bool>) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let Some(restores) = worker.asked.take() else { return };
@@ -346,7 +346,7 @@ impl World {
         self.tell(Event::Contexts { worker: id, contexts });
     }
 
-    /// The driver was asked to restore it, and does not.
+    /// Fails a restore permanently.
     pub(super) fn lose(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         if worker.asked == Some(true) {
@@ -367,7 +367,7 @@ impl World {
         self.tell(Event::Failed { worker: id, what, accounts });
     }
 
-    /// The meter is read; half of what dead workers had is back by then.
+    /// Reads the meter, which by then shows only half of the dead workers' memory.
     pub(super) fn measure(&mut self, gpu: GpuId) {
         let living = |worker: &Worker| {
             let floor = |held: &Account| if worker.locked == Some(true) { Bytes::ZERO } else { held.floor };
@@ -386,7 +386,7 @@ impl World {
         self.tell(Event::Measured { gpu, begun, used, physical });
     }
 
-    /// A new agent: some workers are in the journal, some have joined again, some are in neither yet.
+    /// Restarts the agent: some workers are in the journal, some have rejoined, some neither.
     pub(super) fn restart(&mut self, journal: impl Fn(u64) -> bool, back: impl Fn(u64) -> bool) {
         self.arbiter = Arbiter::new(self.settings.clone());
         self.open.clear();
@@ -394,13 +394,13 @@ impl World {
         let ids: Vec<_> = self.workers.keys().copied().collect();
         self.workers.values_mut().for_each(|worker| (worker.queue.clear(), worker.told = false).0);
         self.tell_capacity();
-        // What was under way ends in any case, and the agent hears nothing of it.
+        // Operations under way end without a message to the agent.
         for worker in self.workers.values_mut() {
             if let Some(restores) = worker.asked.take() {
                 worker.locked = (!restores).then_some(true);
             }
         }
-        // Whoever was checkpointed is in the journal.
+        // Checkpointed workers are in the journal.
         let locked = |world: &World, id: &WorkerId| world.workers[id].locked.is_some();
         for &id in ids.iter().filter(|id| journal(id.0) || locked(self, id)).collect::<Vec<_>>() {
             self.tell_joined(id, Event::Expected);
@@ -423,7 +423,7 @@ impl World {
         self.tell(Event::Tick);
     }
 
-    /// Nobody says anything any more, but the meter: all wants end.
+    /// Lets all workers be silent until every want has ended; only the meter answers.
     pub(super) fn silence(&mut self) {
         for _ in 0..100_000 {
             let Some(next) = self.arbiter.next_deadline().filter(|_| !self.open.is_empty()) else { break };

@@ -13,7 +13,7 @@ use std::process::{Output, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use glake_arbiter::{Activity, Contexts};
+use glake_arbiter::{Contexts, UseState};
 use glake_wire::Peer;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,17 +22,17 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::daemon::Daemon;
 use crate::listener::start_of;
 use crate::roster::activity_of;
-use crate::server::Server;
-use crate::{Agent, DriverAction, DriverAsk};
+use crate::{Agent, DriverAction, DriverRequest};
 
 /// Poll interval for the lock of an earlier agent's command.
-const LOOK: Duration = Duration::from_millis(20);
+const LOCK_POLL: Duration = Duration::from_millis(20);
 /// Delay before a further restore of a process that is no worker.
-const AGAIN: Duration = Duration::from_secs(1);
+const RESTORE_AGAIN: Duration = Duration::from_secs(1);
 /// Timeout of all restores at the end of the agent.
-const END: Duration = Duration::from_secs(20);
+const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// Exit code of a command that lacked room for a restore and did not call the driver; the process is unchanged.
 pub const NO_ROOM: u8 = 3;
 /// Exit code of a command that failed before it asked the driver for a change; the process is unchanged.
@@ -63,7 +63,7 @@ impl DriverCommand {
 
 /// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum CommandResult {
     Done,
     NoRoom,
     /// The process is unchanged: the command did not start, or asked the driver for no change.
@@ -75,7 +75,7 @@ enum Ended {
 
 /// Runner of the checkpoint commands.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct CheckpointRunner {
     pub(crate) command: DriverCommand,
     /// Socket of the agent.
     socket: PathBuf,
@@ -83,10 +83,10 @@ pub(crate) struct Driver {
     is_ending: std::cell::Cell<bool>,
 }
 
-impl Driver {
+impl CheckpointRunner {
     pub(crate) fn new(command: DriverCommand, socket: PathBuf) -> Self {
         let (turns, is_ending) = Default::default();
-        Driver { command, socket, turns, is_ending }
+        CheckpointRunner { command, socket, turns, is_ending }
     }
 
     fn turn(&self, peer: Peer) -> Rc<Mutex<()>> {
@@ -106,7 +106,7 @@ impl Driver {
     }
 
     /// Locks the file that a command gets as standard input and holds as long as it lives.
-    async fn lock(&self, ask: &DriverAsk) -> io::Result<File> {
+    async fn lock(&self, ask: &DriverRequest) -> io::Result<File> {
         let path = self.lock_of(ask.peer);
         let mut options = File::options();
         let file = options.create(true).truncate(false).write(true).mode(0o600).open(&path)?;
@@ -117,16 +117,16 @@ impl Driver {
             }
             if late_at.is_some_and(|at| at <= Instant::now()) {
                 late_at = None;
-                tracing::warn!(target: "glake::agent", worker = %ask.name, pid = ask.peer.pid, lock = %path.display(), "a command of the agent before does not end: this worker is asked for nothing until it has (fuser shows which it is)");
+                tracing::warn!(target: "glake::agent", worker = %ask.name, pid = ask.peer.pid, lock = %path.display(), "a checkpoint command of the previous agent does not end: its worker gets no further command until then (fuser shows the process)");
             }
-            sleep(LOOK).await;
+            sleep(LOCK_POLL).await;
         }
         Ok(file)
     }
 
     /// Runs a command and returns its result and output.
-    async fn run(&self, ask: &DriverAsk, action: DriverAction) -> (Ended, String) {
-        let DriverAsk { peer, name, .. } = ask;
+    async fn run(&self, ask: &DriverRequest, action: DriverAction) -> (CommandResult, String) {
+        let DriverRequest { peer, name, .. } = ask;
         let mut command = Command::new(&self.command.program);
         command.args(&self.command.arguments).arg(peer.pid.to_string());
         command.args(["--start".to_owned(), peer.start.to_string()]);
@@ -138,13 +138,13 @@ impl Driver {
             Ok(lock) => command.stdin(lock).stdout(Stdio::null()).stderr(Stdio::piped()).spawn(),
             Err(error) => Err(error),
         };
-        // It has the lock as long as it is there to start another one.
+        // The handle keeps the lock until a further command may start.
         drop(command);
         let child = match started {
             Ok(child) => child,
             Err(error) => {
                 let program = self.command.program.display();
-                return (Ended::Untouched, format!("{program} cannot be started: {error}"));
+                return (CommandResult::Untouched, format!("{program} cannot be started: {error}"));
             }
         };
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
@@ -152,38 +152,41 @@ impl Driver {
         let ended = match timeout(self.command.limit, &mut output).await {
             Ok(ended) => told(ended),
             Err(_) => {
-                tracing::warn!(target: "glake::agent", worker = %name, ?action, "the driver does not answer: the command that asks it is killed");
-                // It is not waited for yet: its number is its own.
+                tracing::warn!(target: "glake::agent", worker = %name, ?action, "the driver does not respond: the checkpoint command is killed");
+                // The process is not reaped yet, so that its number is not reused.
                 let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
                 let (_, said) = told(output.await);
-                (Ended::Failed, format!("killed after {:?} {said}", self.command.limit))
+                (CommandResult::Failed, format!("killed after {:?} {said}", self.command.limit))
             }
         };
-        // Nobody holds it now.
+        // No process holds the lock any more.
         let _ = std::fs::remove_file(self.lock_of(*peer));
         ended
     }
 
     /// Carries out a request and returns the location of the contexts afterwards.
-    async fn drive(&self, ask: &DriverAsk) -> Contexts {
+    async fn drive(&self, ask: &DriverRequest) -> Contexts {
         let (ended, said) = self.run(ask, ask.action).await;
-        if ended != Ended::Done {
+        if ended != CommandResult::Done {
             tracing::warn!(target: "glake::agent", worker = %ask.name, action = ?ask.action, %said, "a worker was not checkpointed, or not restored");
         }
         let back = |ended| match ended {
-            Ended::Done => Contexts::Present,
-            Ended::NoRoom => Contexts::Checkpointed,
-            Ended::Lost => Contexts::Lost,
-            Ended::Failed | Ended::Untouched => Contexts::Unknown,
+            CommandResult::Done => Contexts::Present,
+            CommandResult::NoRoom => Contexts::Checkpointed,
+            CommandResult::Lost => Contexts::Lost,
+            CommandResult::Failed | CommandResult::Untouched => Contexts::Unknown,
         };
         match (ask.action, ended) {
             (DriverAction::Restore, ended) => back(ended),
-            (DriverAction::Checkpoint, Ended::Done) => Contexts::Checkpointed,
-            (DriverAction::Checkpoint, Ended::Untouched) => Contexts::Present,
-            // It says that it has unlocked it; or was killed.
-            (DriverAction::Checkpoint, Ended::Failed | Ended::NoRoom | Ended::Lost) => {
+            (DriverAction::Checkpoint, CommandResult::Done) => Contexts::Checkpointed,
+            (DriverAction::Checkpoint, CommandResult::Untouched) => Contexts::Present,
+            // The command reports that it unlocked the process, or was killed.
+            (
+                DriverAction::Checkpoint,
+                CommandResult::Failed | CommandResult::NoRoom | CommandResult::Lost,
+            ) => {
                 let (ended, said) = self.run(ask, DriverAction::Restore).await;
-                if ended != Ended::Done {
+                if ended != CommandResult::Done {
                     tracing::warn!(target: "glake::agent", worker = %ask.name, %said, "a worker may be locked");
                 }
                 back(ended)
@@ -193,64 +196,64 @@ impl Driver {
 }
 
 /// Classifies the exit of a command; returns its result and output.
-fn told(output: io::Result<Output>) -> (Ended, String) {
+fn told(output: io::Result<Output>) -> (CommandResult, String) {
     let output = match output {
         Ok(output) => output,
-        Err(error) => return (Ended::Failed, format!("how it ended is not known: {error}")),
+        Err(error) => return (CommandResult::Failed, format!("how it ended is not known: {error}")),
     };
     let is = |code: u8| output.status.code() == Some(i32::from(code));
     let ended = match output.status.success() {
-        true => Ended::Done,
-        false if is(NO_ROOM) => Ended::NoRoom,
-        false if is(LOST) => Ended::Lost,
-        false if is(UNTOUCHED) || is(MISUSED) => Ended::Untouched,
-        false => Ended::Failed,
+        true => CommandResult::Done,
+        false if is(NO_ROOM) => CommandResult::NoRoom,
+        false if is(LOST) => CommandResult::Lost,
+        false if is(UNTOUCHED) || is(MISUSED) => CommandResult::Untouched,
+        false => CommandResult::Failed,
     };
     (ended, String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
 }
 
-impl Server {
+impl Daemon {
     /// Carries out all requests of the agent to the driver.
     pub(crate) async fn drive(self: Rc<Self>) {
         loop {
-            self.driver_asked.notified().await;
-            for ask in self.driver_asks.take() {
+            self.driver_requested.notified().await;
+            for ask in self.driver_requests.take() {
                 spawn_local(self.clone().drive_one(ask));
             }
         }
     }
 
-    async fn drive_one(self: Rc<Self>, mut ask: DriverAsk) {
+    async fn drive_one(self: Rc<Self>, mut ask: DriverRequest) {
         let peer = ask.peer;
         loop {
-            let turn = self.driver.turn(peer);
+            let turn = self.runner.turn(peer);
             let is_to_repeat = {
                 let _turn = turn.lock().await;
-                // What was asked since is done instead.
-                self.ask(|agent| agent.is_last(&ask))
+                // A newer request replaces this one.
+                self.ask(|agent| agent.requests.is_last(&ask))
                     && {
                         let is_refused = ask.action == DriverAction::Checkpoint && !self.may_checkpoint(peer);
                         let contexts =
-                            if is_refused { Contexts::Present } else { self.driver.drive(&ask).await };
-                        tracing::info!(target: "glake::agent", worker = %ask.name, action = ?ask.action, ?contexts, "the driver was asked");
+                            if is_refused { Contexts::Present } else { self.runner.drive(&ask).await };
+                        tracing::info!(target: "glake::agent", worker = %ask.name, action = ?ask.action, ?contexts, "the driver has carried out a request");
                         self.tell(|agent, now| agent.contexts(&ask, contexts, now))
                     }
             };
             drop(turn);
             if !is_to_repeat {
-                return self.driver.forget_turn(peer);
+                return self.runner.forget_turn(peer);
             }
-            // Whatever was asked first: it is to run again.
+            // Whatever the first request was, the process must run again.
             ask.action = DriverAction::Restore;
-            sleep(AGAIN).await;
+            sleep(RESTORE_AGAIN).await;
         }
     }
 
     /// Returns whether the journal contains the request and no use of the process runs.
     fn may_checkpoint(&self, peer: Peer) -> bool {
-        let is_idle = activity_of(self.page_of(peer)) == Activity::Idle;
+        let is_idle = activity_of(self.page_of(peer)) == UseState::Idle;
         let is_known = self.ask(|agent| agent.is_away(peer)) && !self.is_journal_lost.get();
-        is_idle && is_known && !self.driver.is_ending.get()
+        is_idle && is_known && !self.runner.is_ending.get()
     }
 
     /// Checks that the driver responds, by a restore of this process, which has nothing to restore.
@@ -258,25 +261,25 @@ impl Server {
         let pid = std::process::id();
         let Some(start) = start_of(pid) else { return };
         let (peer, name) = (Peer { pid, start }, "the agent".to_owned());
-        let ask = DriverAsk { peer, name, action: DriverAction::Restore, number: 0 };
-        let (ended, said) = self.driver.run(&ask, DriverAction::Restore).await;
-        if ended != Ended::Done {
+        let ask = DriverRequest { peer, name, action: DriverAction::Restore, number: 0 };
+        let (ended, said) = self.runner.run(&ask, DriverAction::Restore).await;
+        if ended != CommandResult::Done {
             tracing::warn!(target: "glake::agent", %said, "[node] checkpoint_after_s is set, and no worker can be checkpointed here");
         }
     }
 
     /// Restores all locked processes before an orderly end of the agent, as far as time and memory allow.
     pub(crate) async fn restore_all(&self) {
-        self.driver.is_ending.set(true);
+        self.runner.is_ending.set(true);
         let restores = async {
             for ask in self.tell(|agent, _| agent.restores()) {
-                let turn = self.driver.turn(ask.peer);
+                let turn = self.runner.turn(ask.peer);
                 let _turn = turn.lock().await;
-                let contexts = self.driver.drive(&ask).await;
+                let contexts = self.runner.drive(&ask).await;
                 self.tell(|agent, now| agent.contexts(&ask, contexts, now));
             }
         };
-        let _ = timeout(END, restores).await;
+        let _ = timeout(END_TIMEOUT, restores).await;
         for (peer, name) in self.ask(Agent::away) {
             tracing::warn!(target: "glake::agent", worker = %name, "a worker stays locked: the next agent restores it, or glake checkpoint {} --restore", peer.pid);
         }

@@ -2,14 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
 use std::future::pending;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use glake_arbiter::WorkerId;
 use glake_arbiter::node::NodeFile;
@@ -25,27 +24,27 @@ use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::agent::{Broken, Seen};
-use crate::driver::Driver;
+use crate::agent::{ConnectionError, PageReading};
+use crate::checkpoints::CheckpointRunner;
 use crate::host::{epoch, is_stopped, raise_descriptors};
-use crate::journal::{Journal, Journalled};
-use crate::launch;
-use crate::link;
+use crate::journal::{Journal, JournalRecord};
 use crate::listener::{self, Listener};
 use crate::meters::Meters;
 use crate::supervise::{self, Children};
-use crate::{Agent, DriverAsk, DriverCommand, Identity, LaunchError, Launcher, ListenError};
+use crate::{
+    Agent, DriverCommand, DriverRequest, Identity, LaunchError, Launcher, ListenError, launch, link,
+};
 
 /// Interval of reading pages while a worker waits for others' memory.
-const LOOK: Duration = Duration::from_millis(10);
+const PAGE_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval of meter readings meanwhile, and maximum age of a reading for decisions.
-pub(crate) const MEASURE: Duration = Duration::from_secs(1);
+pub(crate) const METER_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of the first frame of a connection.
-const GREETING: Duration = Duration::from_secs(5);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections before their first frame.
 const MOST_GREETINGS: usize = 1024;
 /// Pause of accepting connections while no descriptor is available.
-const PAUSE: Duration = Duration::from_millis(20);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Settings of the agent.
 pub struct Options {
@@ -152,23 +151,23 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
     let over = LocalSet::new().block_on(&runtime, async {
         listener.socket.set_nonblocking(true)?;
         let socket = UnixListener::from_std(listener.socket.try_clone()?)?;
-        let server = Rc::new(Server::new(options, gpus, &listener, limit));
-        server.expect(&Journal::read(&listener.journal()));
-        server.adopt();
-        // Before anybody is granted anything.
-        for (gpu, name) in server.ask(Agent::gpus) {
-            let (begun, read) = (server.now(), server.meters.read_now(&name));
-            server.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
+        let daemon = Rc::new(Daemon::new(options, gpus, &listener, limit));
+        daemon.expect(&Journal::read(&listener.journal()));
+        daemon.adopt();
+        // Before the first grant.
+        for (gpu, name) in daemon.ask(Agent::gpus) {
+            let (begun, read) = (daemon.now(), daemon.meters.read_now(&name));
+            daemon.measured(gpu, begun, read.map_err(|error| error.to_string()), &BTreeMap::new());
         }
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        spawn_local(server.clone().decide());
-        spawn_local(server.clone().accept(socket));
-        spawn_local(server.clone().drive());
+        spawn_local(daemon.clone().decide());
+        spawn_local(daemon.clone().accept(socket));
+        spawn_local(daemon.clone().drive());
         if supervise::started(&options.file).next().is_some() {
-            spawn_local(server.clone().supervise());
+            spawn_local(daemon.clone().supervise());
         }
         if options.file.node.checkpoint_after().is_some() {
-            spawn_local(server.clone().probe_driver());
+            spawn_local(daemon.clone().probe_driver());
         }
         ready(&listener.path);
         let _ = sd_notify::notify(&[NotifyState::Ready]);
@@ -177,11 +176,11 @@ pub fn serve(options: &Options, ready: impl FnOnce(&std::path::Path)) -> Result<
             _ = interrupt.recv() => {}
         }
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
-        server.stop_starting();
-        server.restore_all().await;
+        daemon.stop_starting();
+        daemon.restore_all().await;
         Ok(())
     });
-    // A driver that hangs in a reading of the meter keeps nobody.
+    // Do not wait for a meter reading that hangs in the driver.
     runtime.shutdown_background();
     over
 }
@@ -197,7 +196,7 @@ pub(crate) async fn dead(pidfd: OwnedFd) -> io::Result<()> {
 }
 
 /// State shared by the agent's tasks, which run on one thread. Borrows never extend over an await.
-pub(crate) struct Server {
+pub(crate) struct Daemon {
     agent: RefCell<Agent>,
     pub(crate) meters: Meters,
     begun: Instant,
@@ -211,10 +210,10 @@ pub(crate) struct Server {
     /// Processes whose death is awaited.
     watched: RefCell<HashSet<Peer>>,
     pub(crate) is_journal_lost: Cell<bool>,
-    pub(crate) driver: Driver,
+    pub(crate) runner: CheckpointRunner,
     /// Pending requests to the driver; the next field signals them.
-    pub(crate) driver_asks: RefCell<Vec<DriverAsk>>,
-    pub(crate) driver_asked: Notify,
+    pub(crate) driver_requests: RefCell<Vec<DriverRequest>>,
+    pub(crate) driver_requested: Notify,
     pub(crate) children: Children,
 }
 
@@ -226,9 +225,9 @@ pub(crate) struct Link {
     page: ActivityView,
 }
 
-impl Server {
-    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Server {
-        Server {
+impl Daemon {
+    fn new(options: &Options, gpus: Vec<(String, Bytes)>, listener: &Listener, limit: Rlimit) -> Daemon {
+        Daemon {
             children: Children::new(&options.file, &options.launcher, listener.path.clone(), Some(limit)),
             agent: RefCell::new(Agent::new(options.file.clone(), gpus, epoch())),
             meters: Meters::new(options.meter.clone()),
@@ -240,9 +239,9 @@ impl Server {
             greetings: Cell::new(0),
             watched: RefCell::default(),
             is_journal_lost: Cell::new(false),
-            driver: Driver::new(options.driver.clone(), listener.path.clone()),
-            driver_asks: RefCell::default(),
-            driver_asked: Notify::new(),
+            runner: CheckpointRunner::new(options.driver.clone(), listener.path.clone()),
+            driver_requests: RefCell::default(),
+            driver_requested: Notify::new(),
         }
     }
 
@@ -257,7 +256,7 @@ impl Server {
         answer
     }
 
-    /// Like [`Server::tell`], without waking the task that `told` wakes.
+    /// Like [`Daemon::tell`], without waking the task that `told` wakes.
     pub(crate) fn tell_quietly<T>(&self, what: impl FnOnce(&mut Agent, Duration) -> T) -> T {
         let (answer, outbound) = {
             let mut agent = self.agent.borrow_mut();
@@ -265,10 +264,10 @@ impl Server {
             let answer = what(&mut agent, self.now());
             agent.counts.decisions.add(begin.elapsed());
             self.write_journal(&mut agent);
-            let asks = agent.take_driver_asks();
+            let asks = agent.requests.take();
             if !asks.is_empty() {
-                self.driver_asks.borrow_mut().extend(asks);
-                self.driver_asked.notify_one();
+                self.driver_requests.borrow_mut().extend(asks);
+                self.driver_requested.notify_one();
             }
             (answer, agent.take_outbound())
         };
@@ -290,7 +289,7 @@ impl Server {
         let was_lost = self.is_journal_lost.replace(written.is_err());
         match written {
             Err(error) if !was_lost => {
-                tracing::warn!(target: "glake::agent", %error, "the journal cannot be written: an agent after this one hears of workers from themselves alone");
+                tracing::warn!(target: "glake::agent", %error, "the journal cannot be written: after a crash, the next agent knows only workers that reconnect");
             }
             Ok(()) if was_lost => tracing::info!(target: "glake::agent", "the journal is written again"),
             _ => {}
@@ -323,7 +322,7 @@ impl Server {
         self.changed.notified()
     }
 
-    pub(crate) fn frame(&self, id: WorkerId) -> Result<Option<Vec<u8>>, Broken> {
+    pub(crate) fn frame(&self, id: WorkerId) -> Result<Option<Vec<u8>>, ConnectionError> {
         self.agent.borrow_mut().frame(id)
     }
 
@@ -376,23 +375,23 @@ impl Server {
     pub(crate) fn look_at(&self, watched: impl IntoIterator<Item = WorkerId>) {
         let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let clock = u64::try_from(clock.tv_sec * 1_000_000_000 + clock.tv_nsec).unwrap_or(0);
-        let seen: Vec<(WorkerId, Option<Seen>)> = {
+        let seen: Vec<(WorkerId, Option<PageReading>)> = {
             let links = self.links.borrow();
             let page = |id| links.get(&id).and_then(|link: &Rc<Link>| link.page.read().ok());
             let seen = |activity: glake_wire::Activity| {
                 let idle_for = Duration::from_nanos(clock.saturating_sub(activity.idle_since_ns));
-                Seen { activity, idle_for }
+                PageReading { activity, idle_for }
             };
             watched.into_iter().map(|id| (id, page(id).map(seen))).collect()
         };
-        // What others do may decide something already.
+        // The new activities may already allow a decision.
         self.tell_quietly(|agent, now| seen.into_iter().for_each(|(id, seen)| agent.saw(id, seen, now)));
     }
 
     /// Adds the living workers of the journal, which count until they join or die. They are added together, because the journal is then
     /// rewritten with all of them.
-    fn expect(self: &Rc<Self>, journal: &[Journalled]) {
-        let known = |told: &Journalled| Identity::journalled(told.peer, told.uid);
+    fn expect(self: &Rc<Self>, journal: &[JournalRecord]) {
+        let known = |told: &JournalRecord| Identity::journalled(told.peer, told.uid);
         let mut alive: Vec<_> = journal.iter().filter_map(|told| Some((told, known(told)?))).collect();
         self.tell(|agent, now| {
             for (told, (who, _)) in &alive {
@@ -403,7 +402,7 @@ impl Server {
             match pidfd {
                 Some(pidfd) => self.watch(who.peer, pidfd),
                 None => {
-                    tracing::warn!(target: "glake::agent", worker = %told.name, "a worker's death cannot be waited for");
+                    tracing::warn!(target: "glake::agent", worker = %told.name, "a worker's death cannot be awaited");
                 }
             }
         }
@@ -414,19 +413,19 @@ impl Server {
         if !self.watched.borrow_mut().insert(peer) {
             return;
         }
-        let server = self.clone();
+        let daemon = self.clone();
         spawn_local(async move {
             let death = dead(pidfd).await;
-            server.watched.borrow_mut().remove(&peer);
-            // It cannot be watched, until it says hello again: it is taken for dead only when it is.
+            daemon.watched.borrow_mut().remove(&peer);
+            // Without a pidfd, the death is noticed only at the worker's next hello.
             if let Err(error) = death {
-                tracing::warn!(target: "glake::agent", %error, "a worker's death cannot be waited for");
+                tracing::warn!(target: "glake::agent", %error, "a worker's death cannot be awaited");
                 return;
             }
-            // It may have left before, or joined again since, under another number.
-            let Some((id, name)) = server.tell(|agent, now| agent.died(peer, now)) else { return };
+            // The process may have left before, or rejoined under another number.
+            let Some((id, name)) = daemon.tell(|agent, now| agent.died(peer, now)) else { return };
             tracing::info!(target: "glake::agent", worker = %name, "a worker is gone");
-            if let Some(link) = server.links.borrow_mut().remove(&id) {
+            if let Some(link) = daemon.links.borrow_mut().remove(&id) {
                 link.is_over.set(true);
                 link.wake.notify_one();
             }
@@ -444,13 +443,13 @@ impl Server {
             for (gpu, name) in measures {
                 self.measure(gpu, name);
             }
-            if waiting && measured_at.elapsed() >= MEASURE {
+            if waiting && measured_at.elapsed() >= METER_INTERVAL {
                 measured_at = Instant::now();
                 for (gpu, name) in self.ask(Agent::gpus) {
                     self.measure(gpu, name);
                 }
             }
-            let look = waiting.then(|| Instant::now() + LOOK);
+            let look = waiting.then(|| Instant::now() + PAGE_INTERVAL);
             let deadline = deadline.map(|at| self.begun + at);
             let next = [look, deadline].into_iter().flatten().min();
             tokio::select! {
@@ -458,7 +457,7 @@ impl Server {
                 () = async { match next { Some(at) => sleep_until(at).await, None => pending().await } } => {}
             }
             let now = Instant::now();
-            // Also before something is late: who goes on is not.
+            // Read pages before deadlines too, because a worker with progress is not late.
             if waiting || deadline.is_some_and(|at| at <= now) {
                 self.look();
             }
@@ -474,7 +473,7 @@ impl Server {
     }
 
     async fn accept(self: Rc<Self>, socket: UnixListener) {
-        // Given up to accept, and close, who connects when no descriptor is left.
+        // A spare descriptor, released to accept and close a connection when no other is left.
         let mut spare = std::fs::File::open("/dev/null").ok();
         let mut is_short = false;
         loop {
@@ -488,19 +487,19 @@ impl Server {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_short, true) {
-                        tracing::warn!(target: "glake::agent", %error, "nobody can be accepted for now: raise the limit of open files (ulimit -n)");
+                        tracing::warn!(target: "glake::agent", %error, "no connection can be accepted at the moment: raise the limit of open files (ulimit -n)");
                     }
                     drop(spare.take());
-                    let _ = timeout(PAUSE, socket.accept()).await;
+                    let _ = timeout(ACCEPT_PAUSE, socket.accept()).await;
                     spare = std::fs::File::open("/dev/null").ok();
-                    sleep(PAUSE).await;
+                    sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
     }
 
     async fn greet(self: Rc<Self>, stream: UnixStream) {
-        let greeted = timeout(GREETING, link::greet(&self, stream)).await;
+        let greeted = timeout(GREETING_TIMEOUT, link::greet(&self, stream)).await;
         self.greetings.set(self.greetings.get() - 1);
         match greeted {
             Ok(Some(greeted)) => greeted.go_on(self).await,
