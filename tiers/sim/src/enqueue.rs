@@ -1,19 +1,30 @@
-//! Conversion of requests into work: checked, ordered, priced and enqueued.
+//! Conversion of requests into work: checked, ordered, priced and enqueued; copies as segments over pipes; events.
+//!
+//! As in CUDA, a copy between two host ranges and a copy to pageable memory return when they are done. A copy from pageable memory to a GPU
+//! returns when the last byte of the source has been read, which is not before the stream reaches it; the last piece may then still be in
+//! flight.
+//!
+//! An event of a whole context is a lane of its own, with one piece of work that waits for all other lanes: so work enqueued later does not
+//! delay it, and nothing waits for it.
 //!
 //! Invariant: a request is checked completely before anything changes, so a refused one has no effect.
 
+use std::sync::Arc;
+
+use glake_device::{Address, CopyDevices, CopyRequest, Event, Refusal, Stream};
+use parking_lot::Mutex;
+
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
+use super::event::Mark;
 use super::flow::Load;
-use super::kernel::{Declared, merged};
+use super::kernel::{Declared, KernelRequest, Request, merged};
 use super::order::{Position, VectorClock};
-use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
 use super::route::End;
-use super::state::State;
+use super::state::{Action, Awaited, Segment, State, Work};
+use super::stream::fresh_lane;
 use super::timeline::{Cost, Point};
-use super::world::{Action, Awaited, Work};
-use glake_device::{Address, Refusal, Stream};
 
 /// A checked request: memory it accesses, cost and effect.
 pub(super) struct Resolved {
@@ -231,5 +242,210 @@ impl Resolved {
     /// Builds a signal or a wait on a word. The word is not checked for order, because it establishes order.
     fn signal(word: Piece, cost: Cost<Awaited>, action: Action) -> Self {
         Resolved { pieces: vec![(word, Use::Signal)], cost, action, returns: Returns::AtOnce }
+    }
+}
+
+/// Size of the driver's staging buffer: bytes of a pageable source still in flight when the call returns.
+const STAGED: u64 = 64 << 10;
+/// Nanoseconds until the staged bytes arrive: 64 KiB at 55 GB/s.
+const LANDING: u64 = 1200;
+
+impl State {
+    /// Resolves copies by a context that can access both ends.
+    pub(super) fn resolve_copies(&self, context: ContextId, requests: &[CopyRequest]) -> Checked<Resolved> {
+        let memory = &self.world.memory;
+        let ends = |request: &CopyRequest| {
+            let sources = memory.resolve(context, request.from, request.size.get(), Use::Read)?;
+            let targets = memory.resolve(context, request.to, request.size.get(), Use::Write)?;
+            Ok((sources, targets))
+        };
+        self.resolve_ends(context, requests.iter().map(ends).collect::<Checked<_>>()?)
+    }
+
+    /// Resolves a copy between two devices, each of which can access only its own end: through the host.
+    pub(super) fn resolve_between(
+        &self,
+        context: ContextId,
+        request: CopyRequest,
+        owners: CopyDevices,
+    ) -> Checked<Resolved> {
+        let end = |device, start, usage| -> Checked<Vec<Piece>> {
+            let within = ContextId { device, ..context };
+            let mut pieces = self.world.memory.resolve(within, start, request.size.get(), usage)?;
+            for piece in &mut pieces {
+                piece.end = piece.end.gpu().map_or(piece.end, |index| End::Foreign { index });
+            }
+            Ok(pieces)
+        };
+        let sources = end(owners.from, request.from, Use::Read)?;
+        let targets = end(owners.to, request.to, Use::Write)?;
+        self.resolve_ends(context, vec![(sources, targets)])
+    }
+
+    fn resolve_ends(&self, context: ContextId, copies: Vec<(Vec<Piece>, Vec<Piece>)>) -> Checked<Resolved> {
+        let by = context.device.0 as usize;
+        let (mut pieces, mut segments, mut loads) = (Vec::new(), Vec::new(), Vec::<Load>::new());
+        let (mut reads_pageable, mut waits) = (false, false);
+        for (sources, targets) in copies {
+            pairs(&sources, &targets, |from, to| {
+                let (route, cap) = self.plumbing.route(from.end, to.end, by);
+                match loads.iter_mut().find(|load| load.route == route && load.cap == cap) {
+                    Some(load) => load.bytes += from.size,
+                    None => loads.push(Load { route, bytes: from.size, cap }),
+                }
+                segments.push(Segment { to: to.pointer, from: from.pointer, size: from.size });
+                reads_pageable |= from.end == End::Pageable;
+                let on_host = from.end.gpu().is_none() && to.end.gpu().is_none();
+                waits |= to.end == End::Pageable || on_host;
+            });
+            pieces.extend(sources.into_iter().map(|piece| (piece, Use::Read)));
+            pieces.extend(targets.into_iter().map(|piece| (piece, Use::Write)));
+        }
+        let cost = Cost::Flow(self.latencies[by], loads);
+        let (action, returns) = match (waits, reads_pageable) {
+            (true, _) => (Action::Copy(segments), Returns::Done),
+            (false, true) => {
+                let last = split_off(&mut segments, STAGED);
+                let staging = Arc::new(Mutex::new(Vec::new()));
+                let land = Action::Land { last: last.clone(), from: staging.clone() };
+                (Action::Stage { first: segments, last, into: staging }, Returns::Read(land, LANDING))
+            }
+            (false, false) => (Action::Copy(segments), Returns::AtOnce),
+        };
+        Ok(Resolved { pieces, cost, action, returns })
+    }
+}
+
+/// Splits the last `size` bytes off a list of segments.
+fn split_off(segments: &mut Vec<Segment>, mut size: u64) -> Vec<Segment> {
+    let mut last = Vec::new();
+    while size > 0
+        && let Some(mut segment) = segments.pop()
+    {
+        let taken = segment.size.min(size);
+        size -= taken;
+        segment.size -= taken;
+        let (to, from) = (segment.to + segment.size, segment.from + segment.size);
+        last.push(Segment { to, from, size: taken });
+        if segment.size > 0 {
+            segments.push(segment);
+        }
+    }
+    last
+}
+
+/// Visits two lists of pieces of equal total length in parts that are contiguous at both ends.
+fn pairs(sources: &[Piece], targets: &[Piece], mut visit: impl FnMut(&Piece, &Piece)) {
+    let (mut sources, mut targets) = (sources.iter().copied(), targets.iter().copied());
+    let (mut from, mut to) = (sources.next(), targets.next());
+    while let (Some(source), Some(target)) = (from, to) {
+        let size = source.size.min(target.size);
+        let (head, rest) = source.split(size);
+        from = if rest.size > 0 { Some(rest) } else { sources.next() };
+        let (target_head, rest) = target.split(size);
+        to = if rest.size > 0 { Some(rest) } else { targets.next() };
+        visit(&head, &target_head);
+    }
+}
+
+impl State {
+    pub(super) fn record_event(&mut self, context: ContextId, event: Event, stream: Stream) -> Checked<()> {
+        let lane = self.lane(context, stream)?;
+        self.world.events.of(context, event)?;
+        let mut order = self.streams.order(lane);
+        if let Some(id) = self.streams.get(lane).and_then(|state| state.capture) {
+            self.intact(id)?;
+            let tail = self.captures.tail(id, lane);
+            self.world.events.record(event, Mark::Captured(id, tail), order.clock);
+            return Ok(());
+        }
+        let n = self.timeline.last(lane).n + 1;
+        order.clock.see(Position { lane, n });
+        let record = self.world.events.record(event, Mark::Never, order.clock.clone());
+        let work = Work::record(event, record);
+        let after = self.implied_points(lane);
+        let point = self.timeline.issue(lane, after, Cost::None, work);
+        self.world.events.place(event, vec![point]);
+        self.streams.enqueued(Position { lane, n }, order);
+        self.timeline.settle(&mut self.world);
+        Ok(())
+    }
+
+    /// Marks the end of all work of a context so far, on a new lane that waits for all others.
+    pub(super) fn record_context(&mut self, context: ContextId, event: Event) -> Checked<()> {
+        self.world.events.of(context, event)?;
+        self.no_capture(context)?;
+        let clock = self.streams.clock_of(context);
+        let record = self.world.events.record(event, Mark::Never, clock);
+        let after = self.points_of(context);
+        let lane = fresh_lane();
+        self.timeline.open(lane);
+        let work = Work::record(event, record);
+        let point = self.timeline.issue(lane, after, Cost::None, work);
+        self.timeline.close(lane);
+        self.world.events.place(event, vec![point]);
+        self.timeline.settle(&mut self.world);
+        Ok(())
+    }
+
+    pub(super) fn wait_event(&mut self, context: ContextId, stream: Stream, event: Event) -> Checked<()> {
+        let lane = self.lane(context, stream)?;
+        let marked = self.world.events.get(event)?;
+        let capture = self.streams.get(lane).and_then(|state| state.capture);
+        let points = match (&marked.mark, capture) {
+            (Mark::Captured(id, tail), _) => {
+                let (id, tail) = (*id, tail.clone());
+                return self.join_capture(lane, id, tail);
+            }
+            (Mark::Never, _) => return Ok(()),
+            (Mark::At(_), Some(_)) => {
+                self.captures.invalidate(context);
+                return Err(Denial::Failed(super::capture::ISOLATION));
+            }
+            (Mark::At(points), None) => points.clone(),
+        };
+        let clock = marked.clock.clone();
+        self.come_after(lane, points, &clock);
+        Ok(())
+    }
+
+    /// Returns whether an event has completed, which the host has then observed.
+    pub(super) fn query(&mut self, context: ContextId, event: Event) -> Checked<bool> {
+        let (points, clock) = self.event_points(context, event)?;
+        let passed = points.iter().all(|point| self.timeline.passed(*point));
+        if passed {
+            self.streams.observe(&clock);
+        }
+        Ok(passed)
+    }
+
+    /// Returns the points that an event waits for and the work ordered before it.
+    pub(super) fn event_points(
+        &mut self,
+        context: ContextId,
+        event: Event,
+    ) -> Checked<(Vec<Point>, VectorClock)> {
+        let marked = self.world.events.of(context, event)?;
+        match &marked.mark {
+            Mark::Never => Ok(Default::default()),
+            Mark::At(points) => Ok((points.clone(), marked.clock.clone())),
+            Mark::Captured(..) => {
+                self.captures.invalidate(context);
+                refuse(Address(0), Refusal::CapturedEvent)
+            }
+        }
+    }
+
+    /// Returns the microseconds between two completed events.
+    pub(super) fn elapsed(&self, context: ContextId, from: Event, to: Event) -> Checked<f64> {
+        let time = |event| {
+            let marked = self.world.events.of(context, event)?;
+            match (marked.timed, &marked.mark, marked.at) {
+                (true, Mark::At(_), Some(at)) => Ok(at as f64 / 1e3),
+                (true, Mark::At(_), None) => Err(Denial::NotReady),
+                _ => refuse(Address(0), Refusal::InvalidValue),
+            }
+        };
+        Ok(time(to)? - time(from)?)
     }
 }

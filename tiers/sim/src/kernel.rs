@@ -1,14 +1,20 @@
-//! Modules and kernels. A simulated kernel is a host closure with declared reads and writes.
+//! Modules and kernels, and requests for work on a stream, by address. A simulated kernel is a host closure with declared reads and writes.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use glake_device::{
+    Address, Compare, CopyDevices, CopyRequest, DriverError, HostKernel, Kernel, KernelMemory, Module,
+    Refusal, Result, Touch, Verb,
+};
+use glake_units::Bytes;
 
 use super::context::ContextId;
 use super::denial::{Checked, refuse};
 use super::resolve::Piece;
 use super::system;
-use glake_device::{
-    Address, DriverError, HostKernel, Kernel, KernelMemory, Module, Refusal, Result, Touch, Verb,
-};
 
 #[derive(Debug, Default)]
 pub(super) struct Modules {
@@ -168,5 +174,39 @@ impl KernelMemory for DeclaredMemory<'_> {
             // SAFETY: as for reads, and the range was declared and checked as written.
             unsafe { system::write_bytes(pointer, &bytes[range]) };
         })
+    }
+}
+
+/// Body of a simulated kernel.
+pub(super) type Body = Arc<dyn Fn(&mut dyn KernelMemory) + Send + Sync>;
+
+/// Work before its addresses are resolved.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    Copy(Vec<CopyRequest>),
+    CopyBetween(CopyRequest, CopyDevices),
+    Fill { start: Address, size: Bytes, byte: u8 },
+    WaitValue { address: Address, value: u32, compare: Compare },
+    WriteValue { address: Address, value: u32 },
+    Kernel(KernelRequest),
+}
+
+/// A kernel before its addresses are resolved.
+#[derive(Clone)]
+pub(super) struct KernelRequest {
+    pub(super) reads: Vec<Touch>,
+    pub(super) writes: Vec<Touch>,
+    /// Run time; `None` means as long as its memory traffic takes.
+    pub(super) duration: Option<Duration>,
+    pub(super) body: Body,
+}
+
+impl fmt::Debug for KernelRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelRequest")
+            .field("reads", &self.reads)
+            .field("writes", &self.writes)
+            .field("duration", &self.duration)
+            .finish_non_exhaustive()
     }
 }

@@ -13,27 +13,23 @@
 //!                                         addresses)     sparse memfd)
 //! ```
 //!
-//! Device memory is a sparse file; an extent is a range of it; mapping is `mmap` at fixed addresses. So stitched and
-//! aliased ranges hold real bytes, fresh memory reads zero, and a server of a terabyte costs nothing until it is
-//! touched. The simulator moves bytes through a mapping of its own and never through the program's addresses, so that
-//! no verb can fault.
+//! Device memory is a sparse file; an extent is a range of it; mapping is `mmap` at fixed addresses. So stitched and aliased ranges hold
+//! real bytes, fresh memory reads as zeroes, and a server with a terabyte costs nothing until its memory is touched. The simulator moves
+//! bytes through its own mapping and never through the program's addresses, so no verb can fault.
 //!
-//! What CUDA leaves undefined is refused by name ([`glake_device::Refusal`]): access before it is set, unmapping under
-//! queued work, uses on two streams that no event orders, uses at two addresses that no completion orders, a peer
-//! without access, a second release, a handle in another context than its own (but for waits). It is stricter than
-//! CUDA in two things that CUDA defines: unmapping what is not mapped, and asking in one context after an event of
-//! another.
+//! Operations that CUDA leaves undefined are refused by name ([`glake_device::Refusal`]): access before access rights are set, unmapping
+//! under queued work, uses on two streams that no event orders, uses at two addresses that no completion orders, a peer without access, a
+//! second release, a handle used in another context than its own (except for waits). In two cases that CUDA defines, the simulator is
+//! stricter: it refuses to unmap memory that is not mapped, and to query an event in another context than its own.
 //!
-//! A context is the primary one of its device, one of our own, or one that the program made: each has streams,
-//! events, modules and losses of its own; memory and addresses are the server's. What the program allocates without
-//! GLake is reached as CUDA has it: plain memory by its own GPU and by primary contexts of peers that were enabled, a
-//! pool's by its own GPU, managed memory by everyone. On demand a kernel that touches anything else kills its context
-//! ([`SimOptions::faults_kill`]), streams hold so much work only ([`SimOptions::queue`]), and share queues of the
-//! hardware ([`SimOptions::hardware_queues`]).
+//! A context is a device's primary one, a private one, or one that the program created. Each has its own streams, events, modules and
+//! losses; memory and addresses belong to the server. Memory that the program allocates without GLake is accessible as in CUDA: plain
+//! memory to its own GPU and to the primary contexts of enabled peers, pool memory to its own GPU, managed memory to every device.
+//! Optionally, a kernel with an illegal access kills its context ([`SimOptions::faults_kill`]), streams have a bounded queue
+//! ([`SimOptions::queue`]) and share hardware queues ([`SimOptions::hardware_queues`]).
 //!
-//! Limits: a kernel is a closure that runs at its end, so kernels never see each other half done; in wall time work
-//! happens when a verb is called next, so a program that only looks at its own memory sees nothing move; a batch of
-//! copies is not checked against itself.
+//! Limits: a kernel is a closure that runs at its end, so kernels never observe each other half done. In wall time, work is executed when
+//! the next verb is called, so a program that only polls its own memory sees no progress. A batch of copies is not checked against itself.
 //!
 //! ```
 //! use glake_sim::{SimOptions, Simulator};
@@ -52,39 +48,26 @@
 //! ```
 
 mod arena;
-mod budget;
-mod calls;
 mod capture;
-mod checkpoint;
-mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod context;
-mod copies;
 mod denial;
 mod enqueue;
-mod error;
 mod event;
-mod extent;
 mod file;
 mod flow;
-mod graph;
-mod host;
 mod kernel;
 mod ledger;
-mod mark;
 mod memory;
-mod meter;
-mod models;
 mod order;
 pub mod pattern;
 mod program;
-mod request;
 mod resolve;
 mod route;
+mod shared;
 mod simulator;
 mod space;
-mod spans;
 mod state;
 mod stream;
 mod system;
@@ -93,15 +76,11 @@ mod tests;
 mod timeline;
 mod topology;
 mod verbs;
-mod world;
 
-pub use budget::mapping_budget;
-pub use checkpoint::SimCheckpoint;
-pub use clock::Clock;
+pub use capture::Graph;
 pub use context::{Current, SimContext};
-pub use error::TopologyError;
-pub use graph::Graph;
-pub use meter::SimMeter;
-pub use models::load;
+pub use shared::{SimCheckpoint, SimMeter};
 pub use simulator::{Census, SimOptions, Simulator};
-pub use topology::{Bandwidth, Micros, SimGpu, SimHost, SimLink, SimTopology};
+pub use state::Clock;
+pub use system::mapping_budget;
+pub use topology::{Bandwidth, Micros, SimGpu, SimHost, SimLink, SimTopology, TopologyError, load};

@@ -1,25 +1,23 @@
-//! Memory of a simulated server: extents, their mappings and the resolution of addresses.
+//! Memory of a simulated server: extents, their mappings, registered host memory and the resolution of addresses.
 //!
 //! Invariants: an extent lives while its handle or a mapping does. The resolution of an address is stable while it is held (`hold`),
-//! because unmapping and unregistering are refused until then.
+//! because unmapping and unregistering are refused until then. Registered ranges of host memory do not overlap.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use glake_units::Bytes;
-
-use super::arena::Arena;
-use super::context::{ContextId, ContextKind};
-use super::denial::{Checked, Denial, refuse};
-use super::extent::{Backing, Extent, Kind, Own, file_name, place_of};
-use super::file::{MappedFile, MemoryFile};
-use super::host::HostTable;
-use super::order::Shadow;
-use super::space::AddressSpace;
-use super::system::{self, GRANULE};
 use glake_device::{
     Access, Address, DeviceId, DriverError, ExtentProperties, Handle, Place, PointerKind, Protection, Refusal,
 };
+use glake_units::Bytes;
+
+use super::arena::{Arena, Backing, Extent, Kind, Own, file_name, place_of};
+use super::context::{ContextId, ContextKind};
+use super::denial::{Checked, Denial, refuse};
+use super::file::{MappedFile, MemoryFile};
+use super::order::Shadow;
+use super::space::AddressSpace;
+use super::system::{self, GRANULE};
 
 /// Capabilities of a device's memory.
 #[derive(Clone, Copy, Debug)]
@@ -387,5 +385,69 @@ fn arena_mut<'a>(gpus: &'a mut [Arena], host: &'a mut Arena, place: Place) -> &'
     match place {
         Place::Gpu(device) => gpus.get_mut(device.0 as usize).unwrap_or(host),
         Place::HostNuma(_) => host,
+    }
+}
+
+/// Page size, the granularity of registrations.
+const PAGE: u64 = 4096;
+
+#[derive(Debug)]
+struct Registered {
+    size: u64,
+    /// Number of enqueued operations that use it.
+    users: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct HostTable {
+    ranges: BTreeMap<u64, Registered>,
+}
+
+impl HostTable {
+    pub(super) fn register(&mut self, start: u64, size: u64) -> Checked<()> {
+        let at = Address(start);
+        let end = start.checked_add(size).filter(|_| size > 0 && start > 0);
+        let Some(end) = end.filter(|_| start.is_multiple_of(PAGE) && size.is_multiple_of(PAGE)) else {
+            return refuse(at, Refusal::InvalidValue);
+        };
+        if self.overlaps(start, end) {
+            return refuse(at, Refusal::AlreadyMapped);
+        }
+        self.ranges.insert(start, Registered { size, users: 0 });
+        Ok(())
+    }
+
+    pub(super) fn unregister(&mut self, start: u64) -> Checked<()> {
+        match self.ranges.get(&start) {
+            None => refuse(Address(start), Refusal::NotRegistered),
+            Some(range) if range.users > 0 => refuse(Address(start), Refusal::InUse),
+            Some(_) => {
+                self.ranges.remove(&start);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns start and end of the registration that contains a byte.
+    pub(super) fn find(&self, at: u64) -> Option<(u64, u64)> {
+        let (start, range) = self.ranges.range(..=at).next_back()?;
+        (at < start + range.size).then_some((*start, start + range.size))
+    }
+
+    /// Returns whether any byte of a range is registered.
+    pub(super) fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.ranges.range(..end).next_back().is_some_and(|(from, range)| from + range.size > start)
+    }
+
+    pub(super) fn hold(&mut self, start: u64) {
+        if let Some(range) = self.ranges.get_mut(&start) {
+            range.users += 1;
+        }
+    }
+
+    pub(super) fn let_go(&mut self, start: u64) {
+        if let Some(range) = self.ranges.get_mut(&start) {
+            range.users = range.users.saturating_sub(1);
+        }
     }
 }

@@ -2,9 +2,9 @@
 
 use glake_units::Bytes;
 
+use super::arena::Kind;
+use super::capture::Graph;
 use super::context::{ContextId, ContextKind, Current, SimContext};
-use super::extent::Kind;
-use super::graph::Graph;
 use super::simulator::Simulator;
 use glake_device::{Address, DeviceId, Driver, Priority, Result, Stream, Verb};
 

@@ -1,8 +1,8 @@
 //! Resolution of address ranges for work in a context: location of the bytes and access rights.
 
+use super::arena::Kind;
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
-use super::extent::Kind;
 use super::memory::Memory;
 use super::order::{Order, Position, Stamp, VectorClock};
 use super::route::End;

@@ -1,11 +1,11 @@
 //! Routes of copies: the pipes that each copy goes through.
 //!
 //! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link and then over NVLink,
-//! without staging, unless the topology disables it. This is the relay that lets a transfer use every link at once. *k* has one copy engine
-//! for such copies in both directions, as fast as one link.
+//!   without staging, unless the topology disables it. This is the relay that lets a transfer use every link at once. *k* has one copy engine
+//!   for such copies in both directions, as fast as one link.
 //! - Plain memory, or *k* = *o*: over *o*'s link.
 //! - Between GPUs: over NVLink if both have it; else over both links. Plain memory that *k* has no access to: through host memory, over
-//! both links.
+//!   both links.
 //! - Over a link of another socket than the owner's: shares the owner's limit for that.
 
 use super::flow::Route;

@@ -10,22 +10,18 @@ use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::arena::Arena;
-use super::calls::{Call, Calls};
 use super::capture::Captures;
-use super::clock::{Clock, Ticking};
 use super::context::{ContextId, ContextKind, Contexts};
 use super::denial::{Checked, Denial};
 use super::event::Events;
-use super::kernel::Modules;
-use super::ledger::{Account, Ledger};
+use super::kernel::{KernelRequest, Modules, Request};
+use super::ledger::{Account, Call, Calls, Ledger};
 use super::memory::{Can, Memory};
-use super::request::{KernelRequest, Request};
 use super::route::Plumbing;
-use super::state::State;
+use super::state::{Clock, State, Ticking, World};
 use super::stream::Streams;
 use super::timeline::{Point, Timeline};
 use super::topology::SimTopology;
-use super::world::World;
 use glake_device::owned::{DeviceSet, Span};
 use glake_device::{
     Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, Result, Stream, Touch, Verb,

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 
-use super::budget;
 use super::denial::{Checked, Denial, refuse};
 use super::system::{self, GRANULE, Source};
 use glake_device::{Access, Address, DeviceId, Handle, Protection, Refusal};
@@ -207,7 +206,7 @@ impl AddressSpace {
     }
 
     fn take(&mut self, count: u64) -> Checked<()> {
-        if !budget::take(count) {
+        if !system::take(count) {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
         }
         self.share += count;
@@ -215,7 +214,7 @@ impl AddressSpace {
     }
 
     fn give(&mut self, count: u64) {
-        budget::give(count);
+        system::give(count);
         self.share -= count;
     }
 
@@ -270,7 +269,7 @@ impl Drop for AddressSpace {
             // SAFETY: the reservation is ours, and the devices whose addresses these are are gone.
             let _ = unsafe { system::unreserve(*start, reservation.size) };
         }
-        budget::give(self.share);
+        system::give(self.share);
     }
 }
 

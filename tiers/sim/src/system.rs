@@ -1,14 +1,18 @@
-//! System calls behind simulated memory, each in one place.
+//! System calls behind simulated memory, each in one place, and their budget.
 //!
 //! Addresses are integers throughout the simulator; they become pointers only in this file. Everything mapped is `MAP_SHARED` file memory
 //! or `PROT_NONE`, so no Rust reference ever points into it.
+//!
+//! The kernel allows a process `vm.max_map_count` mappings; at the limit the next `malloc` fails and aborts the process. So all simulators
+//! together stay below three quarters of it. The count is a static, because the limit is per process.
 
 use std::ffi::CString;
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{io, ptr};
 
 use glake_device::Protection;
 
@@ -264,4 +268,33 @@ pub(super) unsafe fn store_word(at: u64, value: u32) {
 pub(super) unsafe fn shared_word<'a>(at: u64) -> &'a AtomicU64 {
     // SAFETY: the caller's promise.
     unsafe { AtomicU64::from_ptr(pointer(at)) }
+}
+
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Kernel default, used if the limit cannot be read.
+const USUAL_LIMIT: u64 = 65_530;
+
+/// Returns the number of mappings that all simulators of this process may have: three quarters of `vm.max_map_count`.
+pub fn mapping_budget() -> u64 {
+    limit()
+}
+
+fn limit() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        text.trim().parse().unwrap_or(USUAL_LIMIT) / 4 * 3
+    })
+}
+
+/// Reserves `count` mappings; returns false if the budget is exhausted.
+pub(super) fn take(count: u64) -> bool {
+    let left = |taken: u64| taken.checked_add(count).filter(|sum| *sum <= limit());
+    TAKEN.fetch_update(Relaxed, Relaxed, left).is_ok()
+}
+
+/// Returns mappings to the budget.
+pub(super) fn give(count: u64) {
+    TAKEN.fetch_sub(count, Relaxed);
 }

@@ -8,8 +8,8 @@ use glake_units::Bytes;
 
 use super::context::{ContextId, ContextKind};
 use super::denial::{Checked, Denial};
+use super::kernel::{KernelRequest, Request};
 use super::order::Order;
-use super::request::{KernelRequest, Request};
 use super::resolve::{Piece, Use};
 use super::simulator::Simulator;
 use super::state::State;

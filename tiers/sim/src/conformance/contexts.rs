@@ -3,8 +3,7 @@
 use glake_units::Bytes;
 
 use super::harness::Harness;
-use super::outcome::{Failure, Outcome, Verdict, all, same};
-use super::{Check, GPU};
+use super::{Check, Failure, GPU, Outcome, Verdict, all, same};
 use glake_device::{DeviceId, DriverError, EventKind, Living, PointerKind, Stream};
 
 pub(super) const CHECKS: &[Check] = &[

@@ -9,7 +9,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::outcome::Failure;
+use super::Failure;
 use glake_device::{
     Access, Address, Compare, CopyRequest, DeviceId, Driver, DriverError, Event, EventKind, ExtentProperties,
     Handle, Module, ModuleSource, Place, Priority, Protection, Refusal, Result, Stream, Touch, Verb,

@@ -3,8 +3,7 @@
 use glake_units::Bytes;
 
 use super::harness::{Harness, touch};
-use super::outcome::{Outcome, Verdict, refused, same};
-use super::{Check, GPU};
+use super::{Check, GPU, Outcome, Verdict, refused, same};
 use glake_device::owned::digest;
 use glake_device::{Address, HostKernel, KernelMemory, LaunchRequest, ModuleSource, Stream, Touched};
 

@@ -8,23 +8,20 @@
 //! A check gets a [`Harness`], which remembers all objects created through it and destroys those that the check did not. The checks call
 //! the raw verbs, some of which are unsafe, so they live in this crate.
 
-mod bytes;
 mod contexts;
 mod harness;
 mod kernels;
 mod memory;
-mod outcome;
 mod reach;
 mod streams;
 
+use std::fmt;
 use std::sync::Arc;
 
+use glake_device::{DeviceId, Driver, DriverError, Fault, Faults};
 use glake_units::Bytes;
 
-use glake_device::{DeviceId, Driver, Fault, Faults};
-
 pub use harness::Harness;
-pub use outcome::{Failure, Outcome, Verdict};
 
 /// A named conformance check.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +36,7 @@ pub const GPU: DeviceId = DeviceId(0);
 
 /// Returns all checks of the suite.
 pub fn checks() -> Vec<Check> {
-    [memory::CHECKS, bytes::CHECKS, streams::CHECKS, reach::CHECKS, kernels::CHECKS, contexts::CHECKS]
-        .concat()
+    [memory::CHECKS, streams::CHECKS, reach::CHECKS, kernels::CHECKS, contexts::CHECKS].concat()
 }
 
 /// Allowed change of free memory: a driver keeps some memory for itself at the first use of a feature.
@@ -79,4 +75,71 @@ pub fn run_failing(faults: &Arc<Faults>, check: &Check, rules: &[Fault]) -> Resu
     }
     cleaned?;
     Ok(injected)
+}
+
+/// Outcome of a check.
+pub type Outcome = std::result::Result<Verdict, Failure>;
+
+/// Verdict of a check that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The checked property holds.
+    Passed,
+    /// The check does not apply to this driver, for this reason.
+    Skipped(&'static str),
+}
+
+/// Reason why a check failed.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A verb failed unexpectedly.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The driver violated its contract.
+    #[error("{what}: {found}")]
+    Wrong {
+        /// Description of the violated property.
+        what: &'static str,
+        /// Value that was found.
+        found: String,
+    },
+}
+
+impl Failure {
+    pub(super) fn wrong(what: &'static str, found: impl fmt::Debug) -> Self {
+        Failure::Wrong { what, found: format!("{found:?}") }
+    }
+}
+
+/// Asserts that two values are equal.
+pub(super) fn same<T: PartialEq + fmt::Debug>(
+    what: &'static str,
+    found: T,
+    expected: T,
+) -> std::result::Result<(), Failure> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(Failure::wrong(what, (found, "instead of", expected))),
+    }
+}
+
+/// Asserts that all bytes have the expected value.
+pub(super) fn all(what: &'static str, bytes: &[u8], expected: u8) -> std::result::Result<(), Failure> {
+    match bytes.iter().position(|byte| *byte != expected) {
+        None => Ok(()),
+        Some(at) => Err(Failure::wrong(what, (bytes[at], "at", at, "instead of", expected))),
+    }
+}
+
+/// Asserts that a call is refused and that the device stays usable.
+pub(super) fn refused<T: fmt::Debug>(
+    what: &'static str,
+    result: glake_device::Result<T>,
+) -> std::result::Result<(), Failure> {
+    match result {
+        Ok(value) => Err(Failure::wrong(what, value)),
+        Err(error) if error.is_sticky() => Err(Failure::Driver(error)),
+        Err(_) => Ok(()),
+    }
 }

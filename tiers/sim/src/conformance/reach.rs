@@ -6,8 +6,7 @@ use std::os::fd::AsFd;
 use glake_units::Bytes;
 
 use super::harness::Harness;
-use super::outcome::{Failure, Outcome, Verdict, all, refused, same};
-use super::{Check, GPU};
+use super::{Check, Failure, GPU, Outcome, Verdict, all, refused, same};
 use glake_device::{Address, DeviceId, DriverError, EventKind, ExtentProperties, Place, PointerKind};
 
 pub(super) const CHECKS: &[Check] = &[

@@ -5,8 +5,7 @@ use std::time::Duration;
 use glake_units::Bytes;
 
 use super::harness::{Harness, after, processor_time};
-use super::outcome::{Failure, Outcome, Verdict, all, refused, same};
-use super::{Check, GPU};
+use super::{Check, Failure, GPU, Outcome, Verdict, all, refused, same};
 use glake_device::{CaptureState, Compare, DriverError, Event, EventKind, Priority, Stream};
 
 pub(super) const CHECKS: &[Check] = &[
