@@ -3,10 +3,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::engine::{FROM_GPU, NORMAL, NOW, PER_THREAD, TO_GPU, copy_functions};
-use crate::real::{Home, Real, real};
+use crate::real::Home;
 
 /// Returns whether a `cudaMemcpyKind` may cross a link: host to device, device to host, and the default kind.
 #[inline]
@@ -32,20 +31,6 @@ copy_functions! {
     cudaMemcpyAsync_ptsz(kind: c_int, stream: *mut c_void): stream stream, flags PER_THREAD | way(kind), asked crosses(kind);
 }
 
-/// Returns the version of the loaded runtime; 0 if unknown.
-pub(crate) fn version() -> c_int {
-    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
-    static REAL: Real<Version> = real!(Home::Runtime, "cudaRuntimeGetVersion");
-    static KNOWN: AtomicI32 = AtomicI32::new(0);
-    let mut version = KNOWN.load(Ordering::Relaxed);
-    if let (0, Some(real)) = (version, REAL.get()) {
-        // SAFETY: an out-parameter of this frame.
-        unsafe { real(&mut version) };
-        KNOWN.store(version, Ordering::Relaxed);
-    }
-    version
-}
-
 copy_functions! {
     Home::Driver;
     cuMemcpy(): stream null_mut(), flags NOW, asked true;
@@ -60,15 +45,4 @@ copy_functions! {
     cuMemcpyDtoH_v2_ptds(): stream null_mut(), flags NOW | PER_THREAD | FROM_GPU, asked true;
     cuMemcpyDtoHAsync_v2(stream: *mut c_void): stream stream, flags NORMAL | FROM_GPU, asked true;
     cuMemcpyDtoHAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD | FROM_GPU, asked true;
-}
-
-/// Returns whether the calling thread has a context; false without a driver.
-pub(crate) fn has_context() -> bool {
-    type Current = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
-    static REAL: Real<Current> = real!(Home::Driver, "cuCtxGetCurrent");
-    let Some(real) = REAL.get() else { return true };
-    let mut context = null_mut();
-    // SAFETY: an out-parameter of this frame.
-    let status = unsafe { real(&mut context) };
-    status == 0 && !context.is_null()
 }

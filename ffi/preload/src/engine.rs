@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use glake_abi::{GLAKE_INVALID, GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED, Unfit, Version};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::real::{Home, object_of};
-use crate::{copies, last_error};
+use crate::last_error;
+use crate::real::{self, Home, object_of};
 
 // Flags of `gmlake.h`.
 pub(crate) const NORMAL: u32 = glake_abi::GLAKE_COPY_NORMAL;
@@ -87,8 +87,8 @@ pub(crate) fn ask(home: Home, copy: &Copy) -> Answer {
     unasked(|| {
         let Some(library) = LIBRARY.get().or_else(open) else { return Answer::Native };
         // Before its first call on a thread the runtime has created no context, or none that identifies the device.
-        let early = home == Home::Runtime && copies::version() < EAGER_CONTEXTS;
-        if early || !copies::has_context() {
+        let early = home == Home::Runtime && real::runtime_version() < EAGER_CONTEXTS;
+        if early || !real::has_context() {
             return Answer::Native;
         }
         match library.copy(copy) {

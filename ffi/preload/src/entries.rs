@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use crate::real::{Home, NOT_FOUND, Real, real};
+use crate::real::{self, Home, NOT_FOUND, Real, real};
 use crate::{copies, engine};
 
 /// Flag `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and `cudaEnableLegacyStream`.
@@ -128,7 +128,7 @@ macro_rules! entries {
             if status == 0 {
                 let per_thread = (flags | $default) & (LEGACY | PER_THREAD) == PER_THREAD;
                 // SAFETY: the real one has read the name and written what it found.
-                unsafe { replace(name, found, copies::version(), per_thread) };
+                unsafe { replace(name, found, real::runtime_version(), per_thread) };
             }
             status
         }
