@@ -1,4 +1,4 @@
-//! Compiles the C++ that torch's signatures need, and says how the library is linked.
+//! Compiles the C++ shim for torch's signatures, and sets the linker options of the library.
 
 fn main() {
     println!("cargo::rerun-if-changed=src/shim.cpp");

@@ -1,8 +1,8 @@
 // libgmlake.so: GPU memory that does not fragment, for C and for torch's pluggable allocator.
-// Written by cbindgen from the crate glake-ffi. What is promised stands in docs/SEMANTICS.md.
+// Written by cbindgen from the crate glake-ffi. docs/SEMANTICS.md describes the guarantees.
 //
-// Every glake_* function that can fail returns a status; the text is glake_last_error()'s, of the calling thread.
-// All functions may be called from any thread. Nothing starts before the first call that needs a device.
+// Every glake_* function that can fail returns a status; glake_last_error() returns the text of the calling thread's last failure.
+// All functions may be called from any thread. The library starts at the first call that needs a device.
 
 #ifndef GLAKE_GMLAKE_H
 #define GLAKE_GMLAKE_H
@@ -137,49 +137,6 @@ typedef struct {
 // Called for a lease event (`GLAKE_LEASE_WANT` and the others) of a device, with its number of bytes.
 typedef void (*LeaseWatcher)(void *context, int32_t event, int32_t device, uint64_t bytes);
 
-// Half-open range of bytes of a block, counted from its start.
-typedef struct {
-    // Offset of the first byte.
-    uint64_t start;
-    // Offset behind the last byte.
-    uint64_t end;
-} glake_byte_range;
-
-// Passed to a live callback, which calls it for each half-open range of live bytes.
-typedef void (*glake_live_range_add)(void *into, uint64_t start, uint64_t end);
-
-// Reports the live bytes of a block: calls `add` with `into` for each range, and returns 0.
-typedef int32_t (*glake_live_callback_function)(void *context, glake_live_range_add add, void *into);
-
-// Called once when the library no longer needs a context.
-typedef void (*glake_context_drop)(void *context);
-
-// Called for a request that is about to be refused; `total` is the device's memory, `free` its free memory, in bytes.
-typedef void (*glake_out_of_memory_observer)(void *context,
-                                             int32_t device,
-                                             uint64_t requested,
-                                             uint64_t total,
-                                             uint64_t free);
-
-// Called for memory that was mapped for blocks (`mapped`) or is about to be unmapped.
-typedef void (*glake_mapping_observer)(void *context,
-                                       int32_t device,
-                                       bool mapped,
-                                       uint64_t address,
-                                       uint64_t size);
-
-// Returns whether allocations on a stream go to a pool; called on the allocating thread.
-typedef bool (*glake_stream_filter)(void *context, void *stream);
-
-// Called once for each block.
-typedef void (*glake_block_visit)(void *context, void *pointer, uint64_t size);
-
-// Called for each freed block.
-typedef void (*glake_block_freed)(void *context, void *pointer);
-
-// Called before and after memory is evicted or refilled, with the event as JSON; returns 0 on success.
-typedef int32_t (*glake_hook)(void *context, const char *event_json);
-
 // Bytes that a pass saves.
 typedef struct {
     // Number of bytes to save.
@@ -194,6 +151,129 @@ typedef struct {
     // Stream that produces the bytes.
     void *stream;
 } glake_pack;
+
+// Returns whether allocations on a stream go to a pool; called on the allocating thread.
+typedef bool (*glake_stream_filter)(void *context, void *stream);
+
+// Called once when the library no longer needs a context.
+typedef void (*glake_context_drop)(void *context);
+
+// Called once for each block.
+typedef void (*glake_block_visit)(void *context, void *pointer, uint64_t size);
+
+// Called for each freed block.
+typedef void (*glake_block_freed)(void *context, void *pointer);
+
+// Half-open range of bytes of a block, counted from its start.
+typedef struct {
+    // Offset of the first byte.
+    uint64_t start;
+    // Offset behind the last byte.
+    uint64_t end;
+} glake_byte_range;
+
+// Passed to a live callback, which calls it for each half-open range of live bytes.
+typedef void (*glake_live_range_add)(void *into, uint64_t start, uint64_t end);
+
+// Reports the live bytes of a block: calls `add` with `into` for each range, and returns 0.
+typedef int32_t (*glake_live_callback_function)(void *context, glake_live_range_add add, void *into);
+
+// Called before and after memory is evicted or refilled, with the event as JSON; returns 0 on success.
+typedef int32_t (*glake_hook)(void *context, const char *event_json);
+
+// One statistic.
+typedef struct {
+    // Now.
+    int64_t current;
+    // The most since the peaks were reset.
+    int64_t peak;
+    // All that was ever added.
+    int64_t allocated;
+    // All that was ever taken away.
+    int64_t freed;
+} glake_stat;
+
+// Those of requests up to 1 MiB, of larger ones, or of both.
+typedef struct {
+    // Blocks handed out.
+    glake_stat allocation;
+    // Extents at home: physical memory is made and released in these.
+    glake_stat segment;
+    // Blocks handed out, or freed and still in use by other streams.
+    glake_stat active;
+    // Free ranges that share an extent with something in use; peak and totals are what is now.
+    glake_stat inactive_split;
+    // Bytes of `allocation`.
+    glake_stat allocated_bytes;
+    // Physical memory held.
+    glake_stat reserved_bytes;
+    // Bytes of `active`.
+    glake_stat active_bytes;
+    // Bytes of `inactive_split`.
+    glake_stat inactive_split_bytes;
+    // Bytes of `allocation` as they were asked for.
+    glake_stat requested_bytes;
+} glake_pool_stats;
+
+// Everything that is counted for a device.
+typedef struct {
+    // Both pools.
+    glake_pool_stats all;
+    // Requests up to 1 MiB.
+    glake_pool_stats small_pool;
+    // Larger requests.
+    glake_pool_stats large_pool;
+    // Requests that had to take memory back first.
+    int64_t num_alloc_retries;
+    // Requests refused.
+    int64_t num_ooms;
+    // Times that everything freed was waited for.
+    int64_t num_sync_all_streams;
+    // Extents made.
+    int64_t num_device_alloc;
+    // Extents released.
+    int64_t num_device_free;
+    // Aliases made.
+    uint64_t stitches;
+    // Blocks handed out through an alias that was there.
+    uint64_t alias_reuses;
+    // Extents mapped so far, at home and in aliases.
+    uint64_t extent_maps;
+    // Waits of one stream for another that the program did not ask for.
+    uint64_t stream_waits;
+    // Completion edges, because bytes changed their address.
+    uint64_t edges;
+    // Extents mapped now.
+    uint64_t mappings;
+    // Bytes of addresses of aliases now.
+    uint64_t alias_bytes;
+    // Those of them that are idle.
+    uint64_t idle_alias_bytes;
+    // Bytes reserved and free that are no whole extent.
+    uint64_t waste_hard;
+    // Bytes of whole free extents that are not joined.
+    uint64_t waste_soft;
+    // Bytes free that are pending on a stream.
+    uint64_t waste_stream;
+    // Misses at which it was measured how far the GPU was behind the host.
+    uint64_t completion_lags;
+    // The median of those lags, in microseconds.
+    uint64_t completion_lag_us_p50;
+    // What 95 of 100 of those lags were below.
+    uint64_t completion_lag_us_p95;
+    // The longest of those lags.
+    uint64_t completion_lag_us_max;
+    // GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
+    uint64_t gpu_wait_us;
+    // The lease; -1 where there is none.
+    int64_t lease_bytes;
+    // Physical memory that a lease counts: what is made, or about to be.
+    uint64_t made_bytes;
+    // Waits for a grant, of allocations and of refills.
+    uint64_t lease_waits;
+    // How long they took in all, in microseconds.
+    uint64_t lease_wait_us;
+} glake_device_stats;
 
 // A mapped range of addresses.
 typedef struct {
@@ -235,99 +315,19 @@ typedef struct {
 // Called for each part of the preceding segment, in order.
 typedef void (*glake_segment_block_visit)(void *context, const glake_segment_block *block);
 
-// One statistic.
-typedef struct {
-    // Now.
-    int64_t current;
-    // The most since the peaks were reset.
-    int64_t peak;
-    // All that was ever added.
-    int64_t allocated;
-    // All that was ever taken away.
-    int64_t freed;
-} glake_stat;
+// Called for a request that is about to be refused; `total` is the device's memory, `free` its free memory, in bytes.
+typedef void (*glake_out_of_memory_observer)(void *context,
+                                             int32_t device,
+                                             uint64_t requested,
+                                             uint64_t total,
+                                             uint64_t free);
 
-// Those of requests up to 1 MiB, of larger ones, or of both.
-typedef struct {
-    // Allocated blocks.
-    glake_stat allocation;
-    // Extents at home, the unit in which physical memory is created and released.
-    glake_stat segment;
-    // Blocks that are allocated, or freed and still in use by other streams.
-    glake_stat active;
-    // Free ranges that share an extent with memory in use; peak and totals repeat the current value.
-    glake_stat inactive_split;
-    // Bytes of allocated blocks, rounded up.
-    glake_stat allocated_bytes;
-    // Physical memory held by the pool.
-    glake_stat reserved_bytes;
-    // Bytes of active blocks.
-    glake_stat active_bytes;
-    // Bytes of free ranges that share an extent with memory in use.
-    glake_stat inactive_split_bytes;
-    // Bytes of allocated blocks as requested.
-    glake_stat requested_bytes;
-} glake_pool_stats;
-
-// Everything that is counted for a device.
-typedef struct {
-    // Both pools.
-    glake_pool_stats all;
-    // Requests up to 1 MiB.
-    glake_pool_stats small_pool;
-    // Larger requests.
-    glake_pool_stats large_pool;
-    // Requests that had to reclaim memory first.
-    int64_t num_alloc_retries;
-    // Requests that failed for lack of memory.
-    int64_t num_ooms;
-    // Waits for all freed memory.
-    int64_t num_sync_all_streams;
-    // Extents created so far.
-    int64_t num_device_alloc;
-    // Extents released so far.
-    int64_t num_device_free;
-    // Aliases created so far.
-    uint64_t stitches;
-    // Allocations served by an existing alias.
-    uint64_t alias_reuses;
-    // Extents mapped so far, at home and in aliases.
-    uint64_t extent_maps;
-    // Waits of one stream for another that the program did not request.
-    uint64_t stream_waits;
-    // Completion edges added because bytes changed their address.
-    uint64_t edges;
-    // Extents mapped at present.
-    uint64_t mappings;
-    // Address space of aliases at present.
-    uint64_t alias_bytes;
-    // Address space of idle aliases.
-    uint64_t idle_alias_bytes;
-    // Free reserved bytes in partly used extents.
-    uint64_t waste_hard;
-    // Bytes of whole free extents that are not joined.
-    uint64_t waste_soft;
-    // Free bytes that are pending on a stream.
-    uint64_t waste_stream;
-    // Misses at which the lag of the GPU behind the host was measured.
-    uint64_t completion_lags;
-    // Median of those lags, in microseconds.
-    uint64_t completion_lag_us_p50;
-    // 95th percentile of those lags, in microseconds.
-    uint64_t completion_lag_us_p95;
-    // Maximum of those lags, in microseconds.
-    uint64_t completion_lag_us_max;
-    // GPU time in the waits of `borrow = wait` and of read holds, in microseconds.
-    uint64_t gpu_wait_us;
-    // Size of the lease; -1 without one.
-    int64_t lease_bytes;
-    // Physical memory that counts towards a lease: created, or about to be.
-    uint64_t made_bytes;
-    // Waits for a grant, by allocations and refills.
-    uint64_t lease_waits;
-    // Total time of those waits, in microseconds.
-    uint64_t lease_wait_us;
-} glake_device_stats;
+// Called for memory that was mapped for blocks (`mapped`) or is about to be unmapped.
+typedef void (*glake_mapping_observer)(void *context,
+                                       int32_t device,
+                                       bool mapped,
+                                       uint64_t address,
+                                       uint64_t size);
 
 // A copy in a list of copies.
 typedef struct {
@@ -338,29 +338,6 @@ typedef struct {
     // Number of bytes to copy.
     size_t size;
 } glake_copy_block;
-
-// Joins the agent at socket `agent` under `name`: from then on the agent grants the memory that may be created, beginning with the memory
-// held now. `agent` null: the socket of `agent.socket` (`GLAKE_AGENT`), else the user's default socket. `name` null: the program's name
-// and process id. Ranks of a launcher (`RANK`, `WORLD_SIZE`) are called `name/RANK` and receive memory together. The call waits up to 5
-// seconds for the agent's answer, and as long for a refusal whose reason may pass. Joining again with the same arguments is no error. A
-// process that already holds memory thereby reports that its load is complete: from then on its memory may be evicted between uses.
-//
-// `GLAKE_UNAVAILABLE`: no trusted agent answers, or the agent refuses this process; the text says why. `GLAKE_INVALID`: the name is
-// invalid, or this process has joined another agent or under another name: with `GLAKE_AGENT` it joins by itself when its first pool
-// starts. Nothing has changed then.
-//
-// # Safety
-// Each is null or a text that ends with a zero.
-int32_t glake_join(const char *name,
-                   const char *agent);
-
-// Returns whether this process joins an agent by itself with its first pool, because `agent.socket` or `GLAKE_AGENT` names one. False
-// before the process has started (`glake_started`).
-bool glake_joins_agent(void);
-
-// Disconnects from the agent: only the limits bound this process from then on. Does nothing without an agent, in a forked child, and at
-// the end of the process.
-int32_t glake_leave(void);
 
 // Allocates a block for work on a stream of the device; callable on any thread, whatever its current device. Size 0 gives null.
 //
@@ -446,17 +423,6 @@ int32_t glake_decommit(const void *pointer,
 int32_t glake_commit(const void *pointer,
                      uint64_t bytes,
                      uint64_t *committed);
-
-// Returns the number of driver calls that the library has made, on all threads and devices, and the microseconds that they took on the
-// host. Either may be null.
-//
-// # Safety
-// Both are null or may be written.
-int32_t glake_driver_calls(uint64_t *calls,
-                           uint64_t *microseconds);
-
-// Returns the number of heap allocations that the library has made.
-uint64_t glake_heap_allocations(void);
 
 // Begins a use of these regions and of all memory outside of regions; with `count` 0, of everything. Until `glake_use_end` none of this
 // memory is evicted: a shrink waits. Any thread may end the use. Uses do not nest: if a shrink waits for a use, another use that begins
@@ -560,6 +526,24 @@ int32_t glake_host_register(void *start,
 // No copy from or to it is in progress.
 int32_t glake_host_unregister(void *start);
 
+// Creates a stream of a device that does not synchronise with the legacy default stream.
+//
+// # Safety
+// `out` is null or may be written.
+int32_t glake_stream_create(int32_t device, void **out);
+
+// Waits on the host until the work of a stream is complete. The device may be -1: that of the stream, or the calling thread's current
+// device for a default stream.
+//
+// # Safety
+// `stream` is null or a stream of the device.
+int32_t glake_stream_synchronize(int32_t device,
+                                 void *stream);
+
+// Destroys a stream of `glake_stream_create`; its work still completes. Does nothing in a forked child and at the end of the process.
+int32_t glake_stream_destroy(int32_t device,
+                             void *stream);
+
 // Sets the lease of a device, a bound on the memory created for this process beside its limit; `GLAKE_LEASE_NONE`: no lease, as before the
 // first call. If more memory is held already, nothing is created until it fits again. Extent sizes and stitching are as without a lease.
 //
@@ -591,6 +575,29 @@ int32_t glake_lease_take(int32_t device,
 int32_t glake_lease_watch(LeaseWatcher watcher,
                           void *context);
 
+// Joins the agent at socket `agent` under `name`: from then on the agent grants the memory that may be created, beginning with the memory
+// held now. `agent` null: the socket of `agent.socket` (`GLAKE_AGENT`), else the user's default socket. `name` null: the program's name
+// and process id. Ranks of a launcher (`RANK`, `WORLD_SIZE`) are called `name/RANK` and receive memory together. The call waits up to 5
+// seconds for the agent's answer, and as long for a refusal whose reason may pass. Joining again with the same arguments is no error. A
+// process that already holds memory thereby reports that its load is complete: from then on its memory may be evicted between uses.
+//
+// `GLAKE_UNAVAILABLE`: no trusted agent answers, or the agent refuses this process; the text says why. `GLAKE_INVALID`: the name is
+// invalid, or this process has joined another agent or under another name: with `GLAKE_AGENT` it joins by itself when its first pool
+// starts. Nothing has changed then.
+//
+// # Safety
+// Each is null or a text that ends with a zero.
+int32_t glake_join(const char *name,
+                   const char *agent);
+
+// Returns whether this process joins an agent by itself with its first pool, because `agent.socket` or `GLAKE_AGENT` names one. False
+// before the process has started (`glake_started`).
+bool glake_joins_agent(void);
+
+// Disconnects from the agent: only the limits bound this process from then on. Does nothing without an agent, in a forked child, and at
+// the end of the process.
+int32_t glake_leave(void);
+
 // Returns the version of this library.
 const char *glake_version(void);
 
@@ -601,6 +608,9 @@ uint32_t glake_abi(void);
 // names), and TOML text that overrides the environment, or null. All of it is checked at once.
 //
 // `GLAKE_INVALID`: already started, or an error in the configuration, with its line; nothing was changed.
+//
+// # Safety
+// Each is null or a text that ends with a zero.
 int32_t glake_configure(const char *preset,
                         const char *file,
                         const char *overrides);
@@ -620,53 +630,6 @@ int32_t glake_device_count(int32_t *count);
 
 // Returns the kind of the devices: "cuda", or "sim:" and the model; null before the start.
 const char *glake_device_name(void);
-
-// Declares the live bytes of the block that begins at `pointer` as half-open ranges. Only they, rounded out to 512 bytes, are copied when
-// the memory is evicted; all other bytes are undefined after the refill. `ranges` null: all bytes are live again. `count` 0 with `ranges`
-// not null: none are. Holds until the next call for the block, or until it is freed; for evicted memory, from the next eviction on.
-//
-// Declare every byte that may still be read, including free entries that may be hit again, such as a cache's hashed blocks.
-//
-// `GLAKE_INVALID`: no block begins there, or a range exceeds the block; the earlier ranges hold.
-//
-// # Safety
-// `ranges` is null or may be read for `count` ranges.
-int32_t glake_live_ranges(const void *pointer,
-                          const glake_byte_range *ranges,
-                          size_t count);
-
-// Declares the live bytes of a block by a callback, which every shrink that evicts the block calls anew: it calls `add` with `into` for
-// each range, and returns 0. It runs on a thread of the library, with no lock held, once the uses of the block's memory have ended or are
-// parked and all GPU work has completed. If it returns another value, names a range that exceeds the block, or takes longer than hooks may
-// (without hooks, `tiers.drain_timeout_ms`; all callbacks of a shrink together), all bytes are live, and the report contains a warning.
-// `drop`, if not null, is called once when `callback` will not be called again: some time after the block was freed or other ranges were
-// declared, and at once if this call fails.
-//
-// `GLAKE_INVALID`: no block begins there, or `callback` is null.
-//
-// # Safety
-// `callback` and `drop` may be called on any thread with this context, until `drop` was called.
-int32_t glake_live_callback(const void *pointer,
-                            glake_live_callback_function callback,
-                            void *context,
-                            glake_context_drop drop);
-
-// Calls `observer`, on the requesting thread, before a request is refused for lack of memory; null ends that, also in a forked child and
-// at the end of the process. There is at most one observer.
-//
-// # Safety
-// The observer may be called on any thread with this context for the life of the process, and calls no function of the library except
-// `glake_stats`.
-int32_t glake_on_out_of_memory(glake_out_of_memory_observer observer,
-                               void *context);
-
-// Calls `observer`, on the thread at hand, for memory that was mapped or is about to be unmapped; null ends that. There is at most one
-// observer.
-//
-// # Safety
-// As for `glake_on_out_of_memory`.
-int32_t glake_on_mapping(glake_mapping_observer observer,
-                         void *context);
 
 // Begins to copy `bytes` bytes of a live block, from `pointer` on, to pinned host memory, after the work enqueued on `stream` so far
 // (null, 1 and 2 are the default streams of the block's device). `id` receives their number until `glake_offload_release`; it is above 0,
@@ -758,6 +721,106 @@ int32_t glake_generation(const void *pointer,
 
 // Returns the statistics of offloading as a JSON object. Null on failure; free it with `glake_string_free`.
 char *glake_offload_stats_json(void);
+
+// Creates an offload site. From each pass, a site learns the order in which packed items are read, and says when reloads begin. A pass
+// begins with the first packed item and ends when all packed items are dropped. `site` receives its number, which is above 0, and never
+// reused.
+//
+// # Safety
+// `site` is null or may be written; null is refused.
+int32_t glake_offload_site_create(uint64_t *site);
+
+// Forgets a site with everything that it learned. Does nothing in a forked child and at the end of the process.
+//
+// `GLAKE_INVALID`: released before, or never created.
+int32_t glake_offload_site_release(uint64_t site);
+
+// Sets the goal of a site's plans, from its next pass on. `preset`: 0 the least time under the budget, 1 the least memory without
+// recomputation (the default), 3 like 0, but leaves of a recomputed layer may be stored one by one. `budget`: the most GPU memory of the
+// process, contexts included, in bytes; 0: no bound.
+//
+// `GLAKE_INVALID`: no such site, device or preset.
+int32_t glake_offload_ask(uint64_t site,
+                          int32_t device,
+                          uint64_t budget,
+                          int32_t preset);
+
+// Returns whether a forward that is about to begin has to report its saves. It need not if the plan for a pass of the same `shape` keeps
+// everything, the room in memory is unchanged, and the budget was not exceeded since. A shape is a number chosen by the caller, the same
+// for all forwards that save the same.
+//
+// `GLAKE_INVALID`: no such site, or a pass with the same earlier forwards exceeded its budget; the text says how much it needs.
+//
+// # Safety
+// `needs` is null or may be written; null is refused.
+int32_t glake_offload_needs(uint64_t site,
+                            uint64_t shape,
+                            bool *needs);
+
+// Returns a site's goal, its latest plan and its passes as a JSON object (docs/METRICS.md); with `course` also the planned pass step by
+// step. Null on failure; free it with `glake_string_free`.
+char *glake_offload_site_json(uint64_t site,
+                              bool course);
+
+// Reports the next bytes that a pass saves, each range once. `item` receives their number in the pass, from 0 on. `verdict`: 0 they stay,
+// 1 they are to be offloaded, 2 they need not be stored because their layer recomputes them (only for leaves; such an item is never
+// dropped). `begin` has room for `room` items and receives those whose reloads should begin first, in this order; `count` their number.
+// Items that find no room come with the site's next call.
+//
+// `GLAKE_INVALID`: no such site, or no such `leaf`.
+//
+// # Safety
+// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room`
+// times.
+int32_t glake_offload_packed(uint64_t site,
+                             const glake_pack *pack,
+                             uint64_t *item,
+                             int32_t *verdict,
+                             uint64_t *begin,
+                             size_t room,
+                             size_t *count);
+
+// Begins the computation of a leaf, which ends when its output is packed: the site measures the cost of its recomputation, on the stream
+// that the pass began on.
+//
+// `GLAKE_INVALID`: no such site.
+int32_t glake_offload_leaf_begins(uint64_t site);
+
+// Excludes the current pass from time measurements: it computes more than later passes, to compare results with the stored ones.
+//
+// `GLAKE_INVALID`: no such site.
+int32_t glake_offload_untimed(uint64_t site);
+
+// Marks the beginning (`begins`) or the end of a layer's recomputation, on the stream that the pass began on. Reloads to begin come with
+// the next call that returns any.
+//
+// `GLAKE_INVALID`: no such site.
+int32_t glake_offload_replays(uint64_t site,
+                              uint32_t scope,
+                              bool begins);
+
+// Reports a read of an item of the pass, the first or a repeated one. `begin`, `room` and `count` as for `glake_offload_packed`.
+//
+// `GLAKE_INVALID`: no such site, or its pass has no such item.
+//
+// # Safety
+// `count` may be written, or is null, which is refused; `begin` may be written `room` times.
+int32_t glake_offload_unpacked(uint64_t site,
+                               uint64_t item,
+                               uint64_t *begin,
+                               size_t room,
+                               size_t *count);
+
+// Reports that the reloaded copy of an item was freed on its GPU, while the item may be read again.
+//
+// `GLAKE_INVALID`: no such site.
+int32_t glake_offload_freed(uint64_t site, uint64_t item);
+
+// Reports that an item will not be read any more. Does nothing in a forked child and at the end of the process.
+//
+// `GLAKE_INVALID`: no such site, or its pass has no such item.
+int32_t glake_offload_dropped(uint64_t site,
+                              uint64_t item);
 
 // Creates a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
 int32_t glake_pool_create(int32_t device,
@@ -859,6 +922,9 @@ void glake_checkpoint_drop(glake_checkpoint *checkpoint);
 // may include `GLAKE_HOST_COPY_CLEAN`.
 //
 // `GLAKE_INVALID`: a region with this tag and another policy exists; the tag is "default" or begins with "graph ".
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
 int32_t glake_region_define(const char *tag,
                             uint32_t policy,
                             uint32_t host_copy);
@@ -876,6 +942,9 @@ int32_t glake_region_pop(void);
 // memory is mapped read-only, which waits until no use of it runs.
 //
 // `GLAKE_INVALID`: its policy is not `GLAKE_POLICY_SEALED`.
+//
+// # Safety
+// `tag` is null or a text that ends with a zero.
 int32_t glake_region_seal(const char *tag,
                           bool strict);
 
@@ -922,6 +991,36 @@ char *glake_region_of(const void *pointer);
 // others); "predicted_refill_seconds". Memory outside of regions is "default", memory of private pools "graph (a, b)". Null on failure;
 // free it with `glake_string_free`.
 char *glake_regions_json(void);
+
+// Declares the live bytes of the block that begins at `pointer` as half-open ranges. Only they, rounded out to 512 bytes, are copied when
+// the memory is evicted; all other bytes are undefined after the refill. `ranges` null: all bytes are live again. `count` 0 with `ranges`
+// not null: none are. Holds until the next call for the block, or until it is freed; for evicted memory, from the next eviction on.
+//
+// Declare every byte that may still be read, including free entries that may be hit again, such as a cache's hashed blocks.
+//
+// `GLAKE_INVALID`: no block begins there, or a range exceeds the block; the earlier ranges hold.
+//
+// # Safety
+// `ranges` is null or may be read for `count` ranges.
+int32_t glake_live_ranges(const void *pointer,
+                          const glake_byte_range *ranges,
+                          size_t count);
+
+// Declares the live bytes of a block by a callback, which every shrink that evicts the block calls anew: it calls `add` with `into` for
+// each range, and returns 0. It runs on a thread of the library, with no lock held, once the uses of the block's memory have ended or are
+// parked and all GPU work has completed. If it returns another value, names a range that exceeds the block, or takes longer than hooks may
+// (without hooks, `tiers.drain_timeout_ms`; all callbacks of a shrink together), all bytes are live, and the report contains a warning.
+// `drop`, if not null, is called once when `callback` will not be called again: some time after the block was freed or other ranges were
+// declared, and at once if this call fails.
+//
+// `GLAKE_INVALID`: no block begins there, or `callback` is null.
+//
+// # Safety
+// `callback` and `drop` may be called on any thread with this context, until `drop` was called.
+int32_t glake_live_callback(const void *pointer,
+                            glake_live_callback_function callback,
+                            void *context,
+                            glake_context_drop drop);
 
 // Gives work on `device` access to the pool memory of `peer`, present and future.
 int32_t glake_enable_peer(int32_t device, int32_t peer);
@@ -1002,121 +1101,6 @@ int32_t glake_hooks_set(glake_hook before,
                         void *context,
                         int64_t timeout_ms);
 
-// Creates an offload site. From each pass, a site learns the order in which packed items are read, and says when reloads begin. A pass
-// begins with the first packed item and ends when all packed items are dropped. `site` receives its number, which is above 0, and never
-// reused.
-//
-// # Safety
-// `site` is null or may be written; null is refused.
-int32_t glake_offload_site_create(uint64_t *site);
-
-// Forgets a site with everything that it learned. Does nothing in a forked child and at the end of the process.
-//
-// `GLAKE_INVALID`: released before, or never created.
-int32_t glake_offload_site_release(uint64_t site);
-
-// Sets the goal of a site's plans, from its next pass on. `preset`: 0 the least time under the budget, 1 the least memory without
-// recomputation (the default), 3 like 0, but leaves of a recomputed layer may be stored one by one. `budget`: the most GPU memory of the
-// process, contexts included, in bytes; 0: no bound.
-//
-// `GLAKE_INVALID`: no such site, device or preset.
-int32_t glake_offload_ask(uint64_t site,
-                          int32_t device,
-                          uint64_t budget,
-                          int32_t preset);
-
-// Returns whether a forward that is about to begin has to report its saves. It need not if the plan for a pass of the same `shape` keeps
-// everything, the room in memory is unchanged, and the budget was not exceeded since. A shape is a number chosen by the caller, the same
-// for all forwards that save the same.
-//
-// `GLAKE_INVALID`: no such site, or a pass with the same earlier forwards exceeded its budget; the text says how much it needs.
-int32_t glake_offload_needs(uint64_t site,
-                            uint64_t shape,
-                            bool *needs);
-
-// Returns a site's goal, its latest plan and its passes as a JSON object (docs/METRICS.md); with `course` also the planned pass step by
-// step. Null on failure; free it with `glake_string_free`.
-char *glake_offload_site_json(uint64_t site,
-                              bool course);
-
-// Reports the next bytes that a pass saves, each range once. `item` receives their number in the pass, from 0 on. `verdict`: 0 they stay,
-// 1 they are to be offloaded, 2 they need not be stored because their layer recomputes them (only for leaves; such an item is never
-// dropped). `begin` has room for `room` items and receives those whose reloads should begin first, in this order; `count` their number.
-// Items that find no room come with the site's next call.
-//
-// `GLAKE_INVALID`: no such site, or no such `leaf`.
-//
-// # Safety
-// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room`
-// times.
-int32_t glake_offload_packed(uint64_t site,
-                             const glake_pack *pack,
-                             uint64_t *item,
-                             int32_t *verdict,
-                             uint64_t *begin,
-                             size_t room,
-                             size_t *count);
-
-// Begins the computation of a leaf, which ends when its output is packed: the site measures the cost of its recomputation, on the stream
-// that the pass began on.
-//
-// `GLAKE_INVALID`: no such site.
-int32_t glake_offload_leaf_begins(uint64_t site);
-
-// Excludes the current pass from time measurements: it computes more than later passes, to compare results with the stored ones.
-//
-// `GLAKE_INVALID`: no such site.
-int32_t glake_offload_untimed(uint64_t site);
-
-// Marks the beginning (`begins`) or the end of a layer's recomputation, on the stream that the pass began on. Reloads to begin come with
-// the next call that returns any.
-//
-// `GLAKE_INVALID`: no such site.
-int32_t glake_offload_replays(uint64_t site,
-                              uint32_t scope,
-                              bool begins);
-
-// Reports a read of an item of the pass, the first or a repeated one. `begin`, `room` and `count` as for `glake_offload_packed`.
-//
-// `GLAKE_INVALID`: no such site, or its pass has no such item.
-int32_t glake_offload_unpacked(uint64_t site,
-                               uint64_t item,
-                               uint64_t *begin,
-                               size_t room,
-                               size_t *count);
-
-// Reports that the reloaded copy of an item was freed on its GPU, while the item may be read again.
-//
-// `GLAKE_INVALID`: no such site.
-int32_t glake_offload_freed(uint64_t site, uint64_t item);
-
-// Reports that an item will not be read any more. Does nothing in a forked child and at the end of the process.
-//
-// `GLAKE_INVALID`: no such site, or its pass has no such item.
-int32_t glake_offload_dropped(uint64_t site,
-                              uint64_t item);
-
-// Returns the state of all pools in the form of torch's `_cuda_memorySnapshot`, as JSON. Null on failure; free it with
-// `glake_string_free`.
-char *glake_snapshot_json(void);
-
-// Calls `segment` for every mapped range of a device, each followed by `block` for its parts. Either may be null.
-//
-// # Safety
-// The functions may be called with this context, and do not call back into the library.
-int32_t glake_segments(int32_t device,
-                       glake_segment_visit segment,
-                       glake_segment_block_visit block,
-                       void *context);
-
-// Starts or stops the event history for snapshots: the last `max_entries` events are kept. `clear` forgets earlier ones.
-int32_t glake_record_history(bool enabled,
-                             uint64_t max_entries,
-                             bool clear);
-
-// Returns whether events are recorded.
-bool glake_history_enabled(void);
-
 // Returns the statistics of a device; zeros if its pool has not started.
 //
 // # Safety
@@ -1139,6 +1123,55 @@ char *glake_stats_json(int32_t device);
 // The pointer is null, or such a text, and not used again.
 void glake_string_free(char *text);
 
+// Returns the number of driver calls that the library has made, on all threads and devices, and the microseconds that they took on the
+// host. Either may be null.
+//
+// # Safety
+// Both are null or may be written.
+int32_t glake_driver_calls(uint64_t *calls,
+                           uint64_t *microseconds);
+
+// Returns the number of heap allocations that the library has made.
+uint64_t glake_heap_allocations(void);
+
+// Returns the state of all pools in the form of torch's `_cuda_memorySnapshot`, as JSON. Null on failure; free it with
+// `glake_string_free`.
+char *glake_snapshot_json(void);
+
+// Calls `segment` for every mapped range of a device, each followed by `block` for its parts. Either may be null.
+//
+// # Safety
+// The functions may be called with this context, and do not call back into the library.
+int32_t glake_segments(int32_t device,
+                       glake_segment_visit segment,
+                       glake_segment_block_visit block,
+                       void *context);
+
+// Starts or stops the event history for snapshots: the last `max_entries` events are kept. `clear` forgets earlier ones.
+int32_t glake_record_history(bool enabled,
+                             uint64_t max_entries,
+                             bool clear);
+
+// Returns whether events are recorded.
+bool glake_history_enabled(void);
+
+// Calls `observer`, on the requesting thread, before a request is refused for lack of memory; null ends that, also in a forked child and
+// at the end of the process. There is at most one observer.
+//
+// # Safety
+// The observer may be called on any thread with this context for the life of the process, and calls no function of the library except
+// `glake_stats`.
+int32_t glake_on_out_of_memory(glake_out_of_memory_observer observer,
+                               void *context);
+
+// Calls `observer`, on the thread at hand, for memory that was mapped or is about to be unmapped; null ends that. There is at most one
+// observer.
+//
+// # Safety
+// As for `glake_on_out_of_memory`.
+int32_t glake_on_mapping(glake_mapping_observer observer,
+                         void *context);
+
 // Returns the text of the calling thread's last failed call; empty before the first. Valid until the thread's next failed call.
 const char *glake_last_error(void);
 
@@ -1147,24 +1180,6 @@ int32_t glake_last_status(void);
 
 // Returns the same text as `glake_last_error`.
 const char *gmlake_last_error(void);
-
-// Creates a stream of a device that does not synchronise with the legacy default stream.
-//
-// # Safety
-// `out` is null or may be written.
-int32_t glake_stream_create(int32_t device, void **out);
-
-// Waits on the host until the work of a stream is complete. The device may be -1: that of the stream, or the calling thread's current
-// device for a default stream.
-//
-// # Safety
-// `stream` is null or a stream of the device.
-int32_t glake_stream_synchronize(int32_t device,
-                                 void *stream);
-
-// Destroys a stream of `glake_stream_create`; its work still completes. Does nothing in a forked child and at the end of the process.
-int32_t glake_stream_destroy(int32_t device,
-                             void *stream);
 
 // Allocates a block for work on a stream of the device; null for size 0. On failure it throws std::runtime_error if torch is loaded, else
 // returns null; gmlake_last_error says why.
@@ -1298,8 +1313,8 @@ int32_t glake_device_of(const void *at,
 // Allows copies to use the links of the other visible GPUs (1), or ends that (0). The links are prepared in the background, at the cost of
 // a context on each GPU; copies use one link until then, and none waits for it. Repeated calls are no error.
 //
-// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine and
-// it does not say `"always"`.
+// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine and it does
+// not say `true`.
 int32_t glake_multi_path(int32_t on);
 
 // Returns the statistics of copies as a JSON object: relays that are ready and their cost, and for each path its bytes, slices, busy time
@@ -1307,15 +1322,15 @@ int32_t glake_multi_path(int32_t on);
 char *glake_copy_stats_json(void);
 
 #ifdef __cplusplus
-// Torch's signatures with C++ by value. Sends allocations on streams that the filter takes to a private pool; throws as
-// gmlake_malloc does.
+// Torch's signatures with C++ objects by value. Routes allocations on streams that the filter accepts to a private pool;
+// throws as gmlake_malloc does.
 void gmlake_begin_allocate_to_pool(int device, std::pair<unsigned long long, unsigned long long> id,
                                    std::function<bool(struct CUstream_st *)> filter);
 
-// Ends that; a failure is logged.
+// Ends the routing of gmlake_begin_allocate_to_pool; a failure is logged.
 void gmlake_end_allocate_to_pool(int device, std::pair<unsigned long long, unsigned long long> id);
 
-// One owner of a private pool less; a failure is logged.
+// Removes an owner of a private pool; a failure is logged.
 void gmlake_release_pool(int device, std::pair<unsigned long long, unsigned long long> id);
 } // extern "C"
 #endif

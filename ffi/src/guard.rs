@@ -1,10 +1,11 @@
-//! Wrapper of every entry point: no panic escapes, and every failure keeps a text.
+//! Wrapper of every entry point: no panic escapes, and every failure keeps a text. With the context pointers of callbacks.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::status::Failure;
 use glake_abi::GLAKE_OK;
+
+use crate::status::Failure;
 
 /// Runs the body of an entry point and returns its status; a failure's text is kept for the thread.
 #[inline]
@@ -35,6 +36,9 @@ pub(crate) fn logged(body: impl FnOnce() -> Result<(), Failure>) {
 ///
 /// # Errors
 /// `to` is null.
+///
+/// # Safety
+/// `to` is null or may be written.
 #[inline]
 pub(crate) unsafe fn put<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
     if to.is_null() {
@@ -58,5 +62,21 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<Option<
     match text.to_str() {
         Ok(text) => Ok(Some(text)),
         Err(error) => Err(Failure::invalid(format_args!("{name} is no UTF-8: {error}"))),
+    }
+}
+
+/// Pointer that is passed to the program's callback on any thread, and never dereferenced here.
+#[derive(Clone, Copy)]
+pub(crate) struct Context(pub(crate) *mut c_void);
+
+// SAFETY: who gives a function and its context promises that it may be called on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above, and on several at once.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Returns the pointer itself. A method, so that closures capture the whole value and not the bare pointer.
+    pub(crate) fn get(&self) -> *mut c_void {
+        self.0
     }
 }

@@ -12,29 +12,19 @@
 //!
 //! The header is `include/gmlake.h`, written by cbindgen from this crate.
 
-mod agent;
 mod block;
-mod commit;
-mod context;
-mod copies;
-mod cost;
 mod gate;
 mod guard;
 mod host;
 mod lease;
 mod library;
-mod live;
-mod observer;
 mod offload;
 mod pool;
 mod region;
 mod share;
 mod shrink;
-mod sites;
-mod snapshot;
 mod stats;
 mod status;
-mod stream;
 mod torch;
 mod transfer;
 
@@ -42,26 +32,18 @@ use std::ffi::{c_char, c_void};
 
 pub use glake_abi::*;
 
-pub use agent::*;
 pub use block::*;
-pub use commit::*;
-pub use cost::*;
 pub use gate::*;
 pub use host::*;
 pub use lease::*;
 pub use library::*;
-pub use live::*;
-pub use observer::*;
 pub use offload::*;
 pub use pool::*;
 pub use region::*;
 pub use share::*;
 pub use shrink::*;
-pub use sites::*;
-pub use snapshot::*;
 pub use stats::*;
 pub use status::*;
-pub use stream::*;
 pub use torch::*;
 pub use transfer::*;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use glake_abi::RegionHook;
 use glake_runtime::process::{Hook, Refill, Shrink};
 
-use crate::context::Context;
+use crate::guard::Context;
 use crate::stats::string;
 use crate::{guard, library};
 

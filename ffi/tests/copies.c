@@ -187,8 +187,8 @@ static void mistakes(void) {
     FAILS(glake_copy_async(block, bytes, 8, NULL, 3, NULL), GLAKE_INVALID, "flags 0x3 ask for priority 3");
     FAILS(glake_copy_async(block, bytes, 8, NULL, 0x100, NULL), GLAKE_INVALID, "have 0x100, which means nothing");
     FAILS(glake_copy_async(block, bytes, 8, NULL, GLAKE_COPY_VERIFY, NULL), GLAKE_INVALID, "GLAKE_COPY_VERIFY needs GLAKE_COPY_BLOCKING");
-    FAILS(glake_copy_async(NULL, bytes, 8, NULL, 0, &handle), GLAKE_INVALID, "to is null, and 8 bytes");
-    FAILS(glake_copy_async(block, NULL, 8, NULL, 0, &handle), GLAKE_INVALID, "from is null, and 8 bytes");
+    FAILS(glake_copy_async(NULL, bytes, 8, NULL, 0, &handle), GLAKE_INVALID, "to is null: it must point to the 8 bytes");
+    FAILS(glake_copy_async(block, NULL, 8, NULL, 0, &handle), GLAKE_INVALID, "from is null: it must point to the 8 bytes");
     CHECK(handle == 5);
     FAILS(glake_copy_wait(123456789), GLAKE_INVALID, "handle 123456789: it was waited for before, or never given");
     FAILS(glake_copy_done(123456789, &done), GLAKE_INVALID, "handle 123456789");

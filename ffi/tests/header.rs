@@ -1,4 +1,5 @@
-//! The checked-in header is what cbindgen writes, and declares what `glake-abi` does. `GLAKE_WRITE_HEADER=1 cargo test -p glake-ffi --test header` writes it.
+//! The checked-in header equals cbindgen's output, and declares the same functions as `glake-abi`. `GLAKE_WRITE_HEADER=1 cargo test -p
+//! glake-ffi --test header` regenerates it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +30,7 @@ fn header() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("include/gmlake.h")).unwrap()
 }
 
-/// What the header says of a function.
+/// Returns the header's description of a function.
 #[allow(clippy::unwrap_used)]
 fn told_of(name: &str) -> String {
     let header = header();
@@ -38,7 +39,7 @@ fn told_of(name: &str) -> String {
     header[begin..end].to_owned()
 }
 
-/// Each key of JSON, but for those of `but`, which are data.
+/// Collects the keys of JSON, except those below `but`, which are data.
 fn keys(of: &serde_json::Value, but: &str, found: &mut BTreeSet<String>) {
     match of {
         serde_json::Value::Object(fields) => {
@@ -89,7 +90,7 @@ fn every_field_of_a_report_is_told() {
     }
 }
 
-/// What is not declared there, nobody finds in an open library; but for torch's own names, which torch finds.
+/// Programs that open the library can only find declared functions; torch finds its own names by itself.
 #[test]
 fn every_function_of_the_header_is_declared_once_for_all() {
     let header = header();

@@ -1,4 +1,4 @@
-//! The engine of `libgmlake.so`: opened at the first large copy, then tried for every large copy.
+//! The engine of `libgmlake.so`, looked up and opened at the first large copy, then tried for every large copy.
 //!
 //! ```text
 //! unknown ── first large copy ──► opening ─┬─► open: tried for each large copy, unless a hook is active
@@ -8,18 +8,19 @@
 //! While one thread opens the library, others copy natively: no thread waits.
 
 use std::cell::Cell;
-use std::ffi::{OsString, c_int};
+use std::error::Error as _;
+use std::ffi::{CStr, OsString, c_int, c_void};
 use std::fmt::Display;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use glake_abi::{GLAKE_INVALID, GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED};
+use glake_abi::{GLAKE_INVALID, GLAKE_UNAVAILABLE, GLAKE_UNSUPPORTED, Unfit, Version};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::copy::Copy;
-use crate::library::{Gmlake, Unusable};
-use crate::real::Home;
-use crate::{driver, runtime};
+use crate::last_error;
+use crate::real::{self, Home, object_of};
 
 // Flags of `gmlake.h`.
 pub(crate) const NORMAL: u32 = glake_abi::GLAKE_COPY_NORMAL;
@@ -86,8 +87,8 @@ pub(crate) fn ask(home: Home, copy: &Copy) -> Answer {
     unasked(|| {
         let Some(library) = LIBRARY.get().or_else(open) else { return Answer::Native };
         // Before its first call on a thread the runtime has created no context, or none that identifies the device.
-        let early = home == Home::Runtime && runtime::version() < EAGER_CONTEXTS;
-        if early || !driver::has_context() {
+        let early = home == Home::Runtime && real::runtime_version() < EAGER_CONTEXTS;
+        if early || !real::has_context() {
             return Answer::Native;
         }
         match library.copy(copy) {
@@ -171,6 +172,179 @@ fn tell(what: std::fmt::Arguments<'_>) {
     // A closed standard error is ignored.
     let _ = std::io::stderr().write_all(format!("glake: {what}\n").as_bytes());
 }
+
+/// File name of the library, which is also its soname.
+const FILE: &str = "libgmlake.so";
+
+/// Reason why the library cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    /// The switch has an invalid value.
+    #[error("GLAKE_MULTI_PATH = {value:?}: allowed is 0 or 1")]
+    Switch {
+        /// Value of the switch.
+        value: OsString,
+    },
+    /// The file is missing, or lacks a function.
+    #[error(
+        "{}; put {FILE} of the same build beside libglake_preload.so, or name it in GLAKE_LIBRARY",
+        reason(source)
+    )]
+    Load {
+        /// Error of the loader.
+        source: libloading::Error,
+    },
+    /// The library has another version.
+    #[error(
+        "{} is of {found}, libglake_preload.so is of {}: take both from one release, as one installed wheel has them",
+        path.display(),
+        Version::OURS
+    )]
+    OtherVersion {
+        /// File of the library.
+        path: PathBuf,
+        /// Version of the library.
+        found: Version,
+    },
+    /// The C library refused to register the fork handler.
+    #[error("cannot register the fork handler: {source}")]
+    Forks {
+        /// Error of the C library.
+        source: std::io::Error,
+    },
+}
+
+/// Returns the loader's own message, which names the file; if it has none, the failed call.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+glake_abi::table! {
+    struct Functions { glake_copy_try, glake_started, glake_last_error }
+}
+
+/// Functions of the library, which is never closed.
+pub(crate) struct Gmlake(Functions);
+
+impl Gmlake {
+    /// Opens the library: the one already loaded by the process, else the file named by `GLAKE_LIBRARY`, else the one beside this library,
+    /// else the one found by the loader.
+    pub(crate) fn open() -> Result<Gmlake, Unusable> {
+        let flags = RTLD_NOW | RTLD_LOCAL;
+        // SAFETY: it is loaded already, so that no code of it runs.
+        let loaded = unsafe { Library::open(Some(FILE), flags | libc::RTLD_NOLOAD) };
+        let library = loaded.or_else(|_| {
+            // SAFETY: the library runs nothing when it is loaded.
+            unsafe { Library::open(Some(path()), flags) }
+        });
+        let library = library.map_err(|source| Unusable::Load { source })?;
+        Gmlake::of(&*Box::leak(Box::new(library)))
+    }
+
+    fn of(library: &'static Library) -> Result<Gmlake, Unusable> {
+        // SAFETY: a name's address is looked up, and not followed.
+        let find = |name: &CStr| unsafe { library.get(name.to_bytes_with_nul()) }.map(|found| *found);
+        // SAFETY: all of them are that library's, which is never closed.
+        match unsafe { Functions::of(find) } {
+            Ok(functions) => Ok(Gmlake(functions)),
+            Err(Unfit::Missing(source)) => Err(Unusable::Load { source }),
+            Err(Unfit::OtherVersion { found }) => {
+                let path = find(c"glake_abi").ok().and_then(object_of).map(|(_, path)| path.to_owned());
+                Err(Unusable::OtherVersion { path: path.unwrap_or_default(), found })
+            }
+        }
+    }
+
+    /// Calls the library's `glake_copy_try`.
+    pub(crate) fn copy(&self, copy: &Copy) -> i32 {
+        // SAFETY: what the program promised of a copy of these, it promised for the real function.
+        unsafe { (self.0.glake_copy_try)(copy.to, copy.from, copy.size, copy.stream, copy.flags) }
+    }
+
+    /// Returns whether the library serves, or served until the process began to end.
+    pub(crate) fn has_started(&self) -> bool {
+        // SAFETY: it takes nothing.
+        unsafe { (self.0.glake_started)() }
+    }
+
+    /// Returns the error text of its last failed call on this thread.
+    pub(crate) fn last_error(&self) -> String {
+        // SAFETY: a text of this thread that ends with a zero and stays until its next failure.
+        unsafe { CStr::from_ptr((self.0.glake_last_error)()) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Returns a path, or a name for the loader to find.
+fn path() -> PathBuf {
+    if let Some(named) = std::env::var_os("GLAKE_LIBRARY").filter(|named| !named.is_empty()) {
+        return PathBuf::from(named);
+    }
+    let ours = object_of(path as *const c_void).map(|(_, ours)| ours.with_file_name(FILE));
+    ours.filter(|beside| beside.is_file()).unwrap_or_else(|| PathBuf::from(FILE))
+}
+
+/// A copy as passed to the engine.
+pub(crate) struct Copy {
+    pub(crate) to: *mut c_void,
+    pub(crate) from: *const c_void,
+    pub(crate) size: usize,
+    pub(crate) stream: *mut c_void,
+    pub(crate) flags: u32,
+}
+
+/// Tries the engine, and makes the copy natively if it does not take it.
+#[cold]
+pub(crate) fn try_engine(home: Home, copy: &Copy, native: impl FnOnce() -> c_int) -> c_int {
+    match ask(home, copy) {
+        Answer::Taken => 0,
+        // Copies made by the real function bypass the engine: it was tried for the outer one.
+        Answer::Native => unasked(native),
+        Answer::Failed(error) => {
+            if home == Home::Runtime {
+                last_error::keep(error);
+            }
+            error
+        }
+    }
+}
+
+/// Defines copy functions of a library, each under the real one's name. `stream`, `flags` and `asked` may use the parameters of the
+/// function.
+macro_rules! copy_functions {
+    ($home:expr; $($name:ident($($more:ident: $type:ty),*): stream $stream:expr, flags $flags:expr, asked $asked:expr;)*) => {$(
+        #[doc = concat!("Interposes the real `", stringify!($name), "`.")]
+        ///
+        /// # Safety
+        /// The contract of the real function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            to: *mut ::std::ffi::c_void,
+            from: *const ::std::ffi::c_void,
+            size: usize,
+            $($more: $type,)*
+        ) -> ::std::ffi::c_int {
+            type Function = unsafe extern "C" fn(
+                *mut ::std::ffi::c_void, *const ::std::ffi::c_void, usize $(, $type)*
+            ) -> ::std::ffi::c_int;
+            static REAL: $crate::real::Real<Function> = $crate::real::real!($home, stringify!($name));
+            let native = move || match REAL.get() {
+                // SAFETY: the caller's arguments, as they are.
+                Some(real) => unsafe { real(to, from, size $(, $more)*) },
+                None => $crate::real::NOT_FOUND,
+            };
+            if size < $crate::engine::least() {
+                return native();
+            }
+            if !$asked {
+                return $crate::engine::unasked(native);
+            }
+            let copy = $crate::engine::Copy { to, from, size, stream: $stream, flags: $flags };
+            $crate::engine::try_engine($home, &copy, native)
+        }
+    )*};
+}
+
+pub(crate) use copy_functions;
 
 #[cfg(test)]
 mod tests {

@@ -4,8 +4,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use crate::real::{Home, NOT_FOUND, Real, real};
-use crate::{driver, engine, runtime};
+use crate::real::{self, Home, NOT_FOUND, Real, real};
+use crate::{copies, engine};
 
 /// Flag `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and `cudaEnableLegacyStream`.
 const LEGACY: u64 = 1;
@@ -33,12 +33,12 @@ fn ours(name: &CStr, version: c_int, per_thread: bool) -> Option<*mut c_void> {
     let now = |since, legacy: Now, own: Now| either(since, legacy as *mut c_void, own as *mut c_void);
     let later = |since, legacy: Later, own: Later| either(since, legacy as *mut c_void, own as *mut c_void);
     match name.to_bytes() {
-        b"cuMemcpy" => now(4000, driver::cuMemcpy, driver::cuMemcpy_ptds),
-        b"cuMemcpyHtoD" => now(3020, driver::cuMemcpyHtoD_v2, driver::cuMemcpyHtoD_v2_ptds),
-        b"cuMemcpyDtoH" => now(3020, driver::cuMemcpyDtoH_v2, driver::cuMemcpyDtoH_v2_ptds),
-        b"cuMemcpyAsync" => later(4000, driver::cuMemcpyAsync, driver::cuMemcpyAsync_ptsz),
-        b"cuMemcpyHtoDAsync" => later(3020, driver::cuMemcpyHtoDAsync_v2, driver::cuMemcpyHtoDAsync_v2_ptsz),
-        b"cuMemcpyDtoHAsync" => later(3020, driver::cuMemcpyDtoHAsync_v2, driver::cuMemcpyDtoHAsync_v2_ptsz),
+        b"cuMemcpy" => now(4000, copies::cuMemcpy, copies::cuMemcpy_ptds),
+        b"cuMemcpyHtoD" => now(3020, copies::cuMemcpyHtoD_v2, copies::cuMemcpyHtoD_v2_ptds),
+        b"cuMemcpyDtoH" => now(3020, copies::cuMemcpyDtoH_v2, copies::cuMemcpyDtoH_v2_ptds),
+        b"cuMemcpyAsync" => later(4000, copies::cuMemcpyAsync, copies::cuMemcpyAsync_ptsz),
+        b"cuMemcpyHtoDAsync" => later(3020, copies::cuMemcpyHtoDAsync_v2, copies::cuMemcpyHtoDAsync_v2_ptsz),
+        b"cuMemcpyDtoHAsync" => later(3020, copies::cuMemcpyDtoHAsync_v2, copies::cuMemcpyDtoHAsync_v2_ptsz),
         b"cuGetProcAddress" if version >= 12_000 => Some(cuGetProcAddress_v2 as Lookup as *mut c_void),
         b"cuGetProcAddress" if version >= 11_030 => Some(cuGetProcAddress as FirstLookup as *mut c_void),
         _ => None,
@@ -128,7 +128,7 @@ macro_rules! entries {
             if status == 0 {
                 let per_thread = (flags | $default) & (LEGACY | PER_THREAD) == PER_THREAD;
                 // SAFETY: the real one has read the name and written what it found.
-                unsafe { replace(name, found, runtime::version(), per_thread) };
+                unsafe { replace(name, found, real::runtime_version(), per_thread) };
             }
             status
         }

@@ -14,16 +14,12 @@
 //!
 //! The engine, its paths and its threads belong to `libgmlake.so`, of which a process has one.
 
-mod copy;
-mod driver;
+mod copies;
 mod engine;
 mod entries;
 mod last_error;
-mod library;
 mod real;
-mod runtime;
 
-pub use driver::*;
+pub use copies::*;
 pub use entries::*;
 pub use last_error::*;
-pub use runtime::*;

@@ -10,7 +10,7 @@ use std::mem::{forget, transmute_copy};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LAZY};
 
@@ -91,6 +91,31 @@ fn find(home: Home, name: &str) -> Option<*mut c_void> {
         let of_another = |address: &*mut c_void| object_of(*address).map(|(base, _)| base) != ours;
         loaded().iter().find_map(|path| exported(path.as_os_str(), name).filter(of_another))
     })
+}
+
+/// Returns the version of the loaded runtime; 0 if unknown.
+pub(crate) fn runtime_version() -> c_int {
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+    static REAL: Real<Version> = real!(Home::Runtime, "cudaRuntimeGetVersion");
+    static KNOWN: AtomicI32 = AtomicI32::new(0);
+    let mut version = KNOWN.load(Ordering::Relaxed);
+    if let (0, Some(real)) = (version, REAL.get()) {
+        // SAFETY: an out-parameter of this frame.
+        unsafe { real(&mut version) };
+        KNOWN.store(version, Ordering::Relaxed);
+    }
+    version
+}
+
+/// Returns whether the calling thread has a context; false without a driver.
+pub(crate) fn has_context() -> bool {
+    type Current = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+    static REAL: Real<Current> = real!(Home::Driver, "cuCtxGetCurrent");
+    let Some(real) = REAL.get() else { return true };
+    let mut context = null_mut();
+    // SAFETY: an out-parameter of this frame.
+    let status = unsafe { real(&mut context) };
+    status == 0 && !context.is_null()
 }
 
 /// Returns a function of a loaded object or of one of its dependencies. The object stays loaded from then on.

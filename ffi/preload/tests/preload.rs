@@ -1,5 +1,5 @@
-//! The library under programs of C, with stand-ins for CUDA's libraries and, but in one test, for `libgmlake.so`. What the
-//! programs must see is in `program.h` and the files that include it; here they are built and run.
+//! The library under C programs, with stand-ins for CUDA's libraries and, except in one test, for `libgmlake.so`. `program.h` and the files
+//! that include it check what programs see; this file builds and runs them.
 
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 
@@ -8,21 +8,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The library, which is built for these tests and lies beside them.
+/// Returns the preload library built for these tests.
 fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libglake_preload.so")
 }
 
-/// The real `libgmlake.so`, which is built for these tests too.
+/// Returns the real `libgmlake.so`, built for these tests too.
 fn gmlake() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libgmlake.so")
 }
 
-/// A folder with the stand-ins and the program, which goes when the test does.
+/// Temporary folder with the stand-ins and the program.
 struct Fixture(PathBuf);
 
 impl Fixture {
-    /// Named as the test; with the program of this source.
+    /// Creates the folder, named after the test, with the program of this source.
     fn new(name: &str, program: &str) -> Self {
         let folder = format!("preload-{name}-{}", std::process::id());
         let fixture = Fixture(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(folder));
@@ -45,13 +45,13 @@ impl Fixture {
         self.0.join(name)
     }
 
-    /// The program, which needs the libraries that it calls; others come late.
+    /// Builds the program, linked with the libraries that it calls; others are loaded late.
     fn program(&self, source: &str) {
         let needed = ["-Wl,--as-needed", "-l:libcudart.so.13", "-l:libcuda.so.1", "-lpthread"];
         self.compile(source, "program", &needed);
     }
 
-    /// A library, which calls itself by its file's name.
+    /// Builds a library whose soname is its file name.
     fn shared(&self, source: &str, to: &str, more: &[&str]) {
         let name = format!("-Wl,-soname,{}", Path::new(to).file_name().unwrap().display());
         self.compile(source, to, &[&["-shared", "-Wl,-Bsymbolic", &name], more].concat());
@@ -77,7 +77,7 @@ impl Fixture {
         assert!(done.status.success(), "{}: {}", source.display(), String::from_utf8_lossy(&done.stderr));
     }
 
-    /// A program under the library, switched on, with the stand-in for `libgmlake.so`.
+    /// Returns a command of the program under the library, switched on, with the stand-in for `libgmlake.so`.
     fn under(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for name in ["GLAKE_CONFIG", "GLAKE_DEVICE", "LD_LIBRARY_PATH"] {
@@ -101,13 +101,13 @@ impl Drop for Fixture {
     }
 }
 
-/// What it said on both outputs.
+/// Returns its output on both streams.
 fn said(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// It ended well, and had this to say.
+/// Checks that it succeeded with this output.
 fn ends(mut command: Command, out: &str, error: &str) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {} {:?}", output.status, said(&output));

@@ -29,13 +29,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-# How long a rank tries to meet the others once all have wished, and how long it waits for the work of their GPUs once they have met.
+# Timeouts of a rank: to meet the others once all have wished, and for the work of their GPUs once they have met.
 MEET_SECONDS = 10.0
 DRAIN_SECONDS = 30.0
-# How long it stands at a step at first, with few ranks: of many that change the state at once one after the other does.
+# Initial time that a rank stands at a step, with few ranks; longer with many, whose changes of the state are serialized.
 STAND_SECONDS = 0.1
 RANKS_A_STAND = 64
-# How long ranks do not try again that were held up in vain. As long as the library parks none of them.
+# Time before ranks that were held up in vain try again; the library parks none of them meanwhile.
 PAUSE_SECONDS = 5.0
 
 MOVE, ABORT = "move", "abort"
@@ -45,12 +45,12 @@ class State(NamedTuple):
     """Shared state of the ranks. A set of ranks is an integer with a bit for each."""
 
     round: int = 0
-    # Of the round before. Each rank reads it before the next round can have one: that takes the wishes of all.
+    # Outcome of the previous round. Each rank reads it before the next outcome exists, which requires the wishes of all.
     outcome: str = ""
     wished: int = 0
-    # Where all stop, once all have wished.
+    # Step at which all stop, once all have wished.
     step: int | None = None
-    # Those that wait at that step, and of these, once all do, those whose work has ended.
+    # Ranks that wait at that step, and once all do, those whose work has completed.
     stand: int = 0
     drained: int = 0
 
@@ -162,7 +162,7 @@ class Rank:
             if state.round != self._round:
                 break
             is_late = (yield Look(sleeps=True)).now >= end
-        # Of a round after the next one this rank knows nothing: it was begun anew without this one.
+        # The round is later than the next one: it began again without this rank.
         moves = state.outcome == MOVE and state.round - 1 == self._round
         yield from self._leave(state)
         return moves

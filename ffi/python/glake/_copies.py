@@ -219,7 +219,7 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
     device = next((part.device for part in ranges if part.device is not None), None)
     # A default stream's handle is the same on every GPU: torch's stream says whose it is, else the memory.
     device = getattr(stream, "device_index", device)
-    # Of one GPU, and where nobody says of which, the first in the order of their handles.
+    # Streams of one GPU; without a given GPU, of the first in the order of their handles.
     named = {(-1 if part.device is None else part.device, part.stream) for part in ranges if part.stream is not None}
     own = -1 if device is None else device
     # Arrays of others have nothing to do with torch's streams, whether it is imported or not.
@@ -232,7 +232,7 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
             handle = int(torch.cuda.current_stream(device).cuda_stream)
         else:
             handle = min((handle for of, handle in named if of == own), default=0)
-        # What was written on other streams is not ordered before the copy by anything else.
+        # Without this, writes on other streams would not be ordered before the copy.
         for of, other in sorted(named - {(own, handle)}):
             _library.api().stream_synchronize(of, other)
         yield handle, 0 if device is None else _DEVICE * (device + 1)
@@ -269,7 +269,7 @@ def _sweep() -> None:
     if not _dropped:
         return
     api = _library.api()
-    # What is dropped meanwhile is the next call's.
+    # Handles dropped meanwhile are left to the next call.
     for _ in range(len(_dropped)):
         try:
             handle, ranges = _dropped.popleft()

@@ -88,7 +88,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
 def _again(enabled: Enabled, asked: tuple[Configuration, Backend | None]) -> None:
     if enabled.pid != os.getpid():
         try:
-            # Nothing new to a child of a parent that had not started; refused in any other.
+            # Works in a child whose parent had not started; refused in any other child.
             _library.api().configure(*enabled.asked[0])
         except Error as error:
             raise StateError(f"glake was enabled in the parent of this process: {error}") from error

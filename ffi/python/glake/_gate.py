@@ -115,11 +115,11 @@ class _Block:
         return self.tags is None or (bool(tags) and self.tags.issuperset(tags))
 
 
-# What the task or thread is inside of, or was born inside of: what is closed counts for nothing.
+# Blocks around the task or thread, or around its creation; closed blocks are ignored.
 _inside: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar("glake_inside", default=())
 
 
-# What notes that blocks begin, for those who want at least one: `glake.asgi.Gate(grain="step")`.
+# Records that a block began, for `glake.asgi.Gate(grain="step")`, which requires one.
 steps_begun: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("glake_steps_begun", default=None)
 
 
@@ -223,7 +223,7 @@ class active:
                 with _lock:
                     use = outer.use
                     if use is None or not use.join(_here()):
-                        # It has ended in between, or is parked.
+                        # The use has ended in between, or is parked.
                         continue
                 self._note(use)
                 return True

@@ -22,7 +22,7 @@ class Following:
     def __init__(self, module: Any, safepoints: bool) -> None:
         self._tags: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._seen: list[str] | None = []
-        # What is compiled runs as one: it waits for all that its parts have.
+        # Compiled code runs as one unit: it waits for the regions of all its parts.
         self._whole = hasattr(module, "_orig_mod")
         parts = [module] if self._whole else module.modules()
         between = _between_passes if safepoints else _tell
@@ -116,7 +116,7 @@ def _is_lost() -> None:
     )
 
 
-# As torch.compiler.assume_constant_result: it is called once, by the compiler.
+# Like torch.compiler.assume_constant_result: the compiler calls it once.
 _is_lost._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -32,12 +32,12 @@ from ._agreement import Action, Actions, Asked, Look, Moment, Read, State
 
 _logger = logging.getLogger("glake")
 
-# How long the store may take for an answer, and how long who is at a safe point may not be heard of.
+# Timeout of the store's answers, and of signs of life from a thread at a safe point.
 _ANSWER_SECONDS = 5.0
-# How often who waits looks, with few ranks: all ask one store.
+# Polling interval of waiting ranks, with few ranks: all share one store.
 _POLL_SECONDS = 0.001
 _RANKS_A_POLL = 16
-# How often it looks whether a shrink still waits for what it has wished for.
+# Polling interval for whether a shrink still waits for the wished uses.
 _WISH_SECONDS = 0.02
 
 # The program's numbers stay as they are.
@@ -175,7 +175,7 @@ class Ranks:
         if isinstance(action, Asked):
             return -1 if arrival is None else arrival.asked()
         if isinstance(action, Read):
-            # Who reads first writes it: what stands there is not written again, which would make a store's file longer each time.
+            # The first reader writes it; an existing value is not rewritten, which would lengthen a store's file each time.
             return self._compare_set("", str(State()))
         return self._compare_set(str(action.expected), str(action.desired))
 

@@ -25,11 +25,11 @@ from typing import Any
 from . import _gate, _library, _ranks, _regions
 from .errors import Error
 
-# How often a task looks whether it can go on.
+# Polling interval of a waiting task.
 _POLL_SECONDS = 0.002
 # The same where the other ranks are asked, whose hosts all stand still meanwhile.
 _MEET_POLL_SECONDS = 0.001
-# How often the memory is asked for again that somebody wants back.
+# Interval between repeated requests for memory that is wanted back.
 _ASK_SECONDS = 1.0
 
 # Counts the safe points inside of uses, of all threads: where one thread comes to them, as all ranks' do.
@@ -59,7 +59,7 @@ def safepoint() -> bool:
     if step is None or asyncio._get_running_loop() is not None:
         return False
     try:
-        # It sleeps on this thread: it is over at once.
+        # It sleeps on this thread, so the coroutine ends in one step.
         _wait(step, _sleep).send(None)
     except StopIteration as ended:
         return bool(ended.value)
@@ -178,7 +178,7 @@ class _Meanwhile:
             try:
                 _regions.refill(wait=False)
             except Error:
-                # Whoever took the memory has it still: it is asked for again.
+                # The GPU's memory is still in use by others: the request is repeated.
                 pass
 
 

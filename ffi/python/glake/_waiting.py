@@ -26,7 +26,7 @@ WhenClosed = Literal["refill", "hold", "refuse"]
 
 WHEN_CLOSED = {"refill": 0, "hold": 1, "refuse": 2}
 REFUSE = WHEN_CLOSED["refuse"]
-# How long a thread waits for others' refill before it looks whether anybody still waits for it. One of its own ends by itself.
+# Time that a thread waits for another caller's refill before it checks whether any task still waits. Its own refill ends by itself.
 _HOLD_MS = 100
 
 _lock = threading.Lock()
@@ -77,7 +77,7 @@ class _Line:
                     continue
                 self._tell(lambda opened, error=error: opened.set_exception(type(error)(*error.args)))  # type: ignore[misc]
             else:
-                # Where a shrink comes before they have entered they wait on.
+                # If a shrink begins before they have entered, they continue to wait.
                 self._tell(lambda opened: opened.set_result(None))
 
     def _has_any(self) -> bool:

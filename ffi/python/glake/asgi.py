@@ -80,7 +80,7 @@ class Gate:
         except (ClosedError, OutOfMemoryError) as error:
             await self._refuse(scope, send, str(error))
             return
-        # Whatever the app raises goes through.
+        # Exceptions of the app pass through.
         try:
             await self._app(scope, receive, send)
         finally:

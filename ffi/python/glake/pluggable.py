@@ -39,7 +39,7 @@ SETTERS = {
 # Without these a graph's memory would be handed to others while the graph may still be replayed.
 POOL_SETTERS = ("set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool")
 
-# What a Python layer cannot answer, and who asks for it.
+# Functions that a Python layer cannot provide, and their callers.
 REFUSED = {
     "_cuda_checkPoolLiveAllocations": 'torch.compile(mode="reduce-overhead")',
     "_cuda_getCheckpointState": 'torch.compile(mode="reduce-overhead")',

@@ -1,4 +1,4 @@
-"""An agent's end of the socket, for tests: frames in, frames out."""
+"""The agent's end of the socket, for tests: frames in, frames out."""
 
 import json
 import os
@@ -12,7 +12,7 @@ LONG = 60
 
 
 class Agent:
-    """Listens, and speaks with one worker at a time."""
+    """An agent that listens, and serves one worker at a time."""
 
     def __init__(self):
         self._folder = tempfile.TemporaryDirectory()
@@ -26,7 +26,7 @@ class Agent:
         self._listener.settimeout(LONG)
 
     def accept(self):
-        """Waits for a worker; its hello."""
+        """Waits for a worker and returns its hello."""
         self.worker, _ = self._listener.accept()
         self.worker.settimeout(LONG)
         self._bytes, self.sent, self.received = b"", 0, 0
@@ -54,7 +54,7 @@ class Agent:
         return frame
 
     def hear(self, op):
-        """The next message of this kind; others are passed over."""
+        """Returns the next message of this kind, skipping others."""
         end = time.monotonic() + LONG
         while time.monotonic() < end:
             frame = self.read()

@@ -1,4 +1,4 @@
-"""Runs a piece of Python in a process of its own: the library's state is the process's."""
+"""Runs a piece of Python in a separate process: the library's state belongs to the process."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ FAKE_TORCH = TESTS / "fake"
 
 
 def run(code, *, device="sim", torch=None, **environment):
-    """The child's exit status, output and errors.
+    """Returns the child's exit status, output and errors.
 
     ``device`` is GLAKE_DEVICE, or None for none; ``torch`` a folder to import torch from. An exit by a signal is negative.
     """
@@ -32,7 +32,7 @@ def run(code, *, device="sim", torch=None, **environment):
 
 
 def check(test, code, **options):
-    """Runs it, and fails the test with its errors where it does not end well. Answers its output."""
+    """Runs the code and returns its output; fails the test with its errors if it does not succeed."""
     done = run(code, **options)
     test.assertEqual(done.returncode, 0, f"{done.stdout}\n{done.stderr}")
     return done.stdout

@@ -1,5 +1,4 @@
-"""A clock that stands still while any of its threads runs: what happens between them depends on no machine's speed,
-and no wait takes time.
+"""A virtual clock that stands still while any of its threads runs: results depend on no machine's speed, and waits take no time.
 
 Each of its threads runs, or waits until a time, for a queue or for another thread's end. Once all wait, it is the time
 at which the next goes on.
@@ -14,7 +13,7 @@ from unittest import mock
 
 
 class Clock:
-    """The thread that makes it is its first one."""
+    """A virtual clock; the creating thread is its first thread."""
 
     def __init__(self):
         # A queue's item may be put by whatever thread drops an object, at whatever place.
@@ -23,7 +22,7 @@ class Clock:
 
     @contextlib.contextmanager
     def of(self, *modules):
-        """The time, the queues and the threads of these modules are its own."""
+        """Replaces the time, the queues and the threads of these modules by the clock's."""
         time = types.SimpleNamespace(monotonic=self.monotonic, sleep=self.sleep)
         queues = types.SimpleNamespace(SimpleQueue=lambda: Queue(self), Empty=queue.Empty)
         threads = types.SimpleNamespace(**{**vars(threading), "Thread": self.thread})
@@ -48,7 +47,7 @@ class Clock:
     # Of those that hold `changed`:
 
     def wait(self, until=float("inf"), thing=None):
-        """Until that time, or until the thing says so."""
+        """Waits until a time, or until the condition holds."""
         own = types.SimpleNamespace(until=until, thing=thing, is_over=False)
         self.waits.append(own)
         self.running -= 1
@@ -73,7 +72,7 @@ class Clock:
 
 
 class Queue:
-    """As ``queue.SimpleQueue``."""
+    """Replacement of ``queue.SimpleQueue`` under the clock."""
 
     def __init__(self, clock):
         self.clock, self.items = clock, collections.deque()
@@ -96,7 +95,7 @@ class Queue:
 
 
 class Thread(threading.Thread):
-    """Runs from when it is started, and not only once it has a processor."""
+    """A thread that counts as running from its start, not only once it has a processor."""
 
     def __init__(self, clock, **arguments):
         super().__init__(**arguments)

@@ -1,4 +1,4 @@
-"""One rank of two that train over gloo on the CPU, whose saved bytes are laid into a simulated GPU's memory.
+"""Training of one of two ranks over gloo on the CPU, whose saved bytes are placed into a simulated GPU's memory.
 
     python offload_rank.py RANK RANKS STORE SCENE
 
@@ -37,7 +37,7 @@ class Block(torch.nn.Module):
 
 
 class First(torch.nn.Linear):
-    """Of the outermost part."""
+    """Outermost part of the model."""
 
     def forward(self, x):
         x = super().forward(x)
@@ -45,7 +45,7 @@ class First(torch.nn.Linear):
 
 
 class Branches(torch.nn.Module):
-    """One of two experts has the batch: the other's parameters have no gradient."""
+    """Two experts, of which each step uses one: the other's parameters have no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class Branches(torch.nn.Module):
 
 
 class Looks:
-    """Whether what is packed lies in a parameter's memory, as it is now: by the addresses of bytes."""
+    """Checks whether packed tensors lie in a parameter's current memory, by the addresses of bytes."""
 
     def __init__(self, model):
         self.model, self.found = model, 0
@@ -148,7 +148,7 @@ def sharded_and_recomputed():
 
 
 def run(offloads, early, accumulates):
-    """Losses and gradients of each step, and how often a parameter's bytes were packed."""
+    """Returns losses and gradients of each step, and how often a parameter's bytes were packed."""
     torch.manual_seed(3)
     memory, looks, handle = Laid(), None, None
     if offloads and early:

@@ -1,4 +1,4 @@
-"""What tests of programs share: small models, and a comparison with and without, to the bit."""
+"""Common parts of tests of programs: small models, and a bitwise comparison with and without offload."""
 
 import contextlib
 import importlib.util
@@ -43,7 +43,7 @@ class Program(OfTorch):
 
     @contextlib.contextmanager
     def warns(self, text):
-        """assertWarns looks into every module that is imported, and transformers then imports what is not installed."""
+        """Checks for a warning; assertWarns would import every lazy module of transformers, including missing ones."""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             yield
@@ -57,7 +57,9 @@ class Program(OfTorch):
                 self.assertTrue(a is b is None or torch.equal(a, b), f"gradient {place} of step {step}")
 
     def unchanged(self, program, least_bytes=1):
-        """A program that makes a model with ``make``, and answers (loss, gradients) of each step: with and without."""
+        """Compares a program with and without offload. It creates a model with ``make``, and returns (loss, gradients) of each
+        step.
+        """
 
         def run(offloads):
             handles = []

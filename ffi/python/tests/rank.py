@@ -1,4 +1,4 @@
-"""One rank of several on simulated GPUs: a process group whose store is a file and whose all-reduce goes over a socket.
+"""Program of one rank of several on simulated GPUs: a process group with a file store and an all-reduce over a socket.
 
     python rank.py RANK RANKS STORE SOCKET SCENE
 
@@ -29,7 +29,7 @@ SIZE, SEED = 1 << 23, OWN + 1
 
 
 class Store:
-    """torch's ``FileStore``: each write makes the file longer."""
+    """Replacement of torch's ``FileStore``, whose file grows with each write."""
 
     fails = blocks = False
 
@@ -83,7 +83,7 @@ other = socket.socket(fileno=SOCKET)
 
 
 def all_reduce(*numbers):
-    """The sums over both ranks: neither goes on before the other has come."""
+    """Returns the sums over both ranks; each waits for the other."""
     other.sendall(json.dumps(numbers).encode().ljust(64))
     theirs = b""
     while len(theirs) < 64:
@@ -113,7 +113,7 @@ def check():
 
 
 class Steps:
-    """A use of many steps; where it waited, and for how long at most."""
+    """A use of many steps, which records where it waited, and the longest wait."""
 
     def __init__(self):
         self.step, self.waited_at, self.longest = 0, [], 0.0
@@ -152,7 +152,7 @@ begun = threading.Event()
 
 
 class Shrinks(threading.Thread):
-    """Takes the memory and brings it back so often."""
+    """Shrinks and refills the given number of times."""
 
     def __init__(self, parks, timeout=30.0):
         super().__init__()
@@ -196,7 +196,7 @@ def tasks():
 
 
 def alone():
-    """Only one of them shrinks, again and again: nobody waits for it, and nothing is left of it."""
+    """Only one rank shrinks, repeatedly: no rank waits for it, and it leaves no state behind."""
     shrinks = Shrinks(0 if OWN else 10, timeout=0.1)
     shrinks.start()
     steps = Steps().run(shrinks.is_over)
@@ -205,7 +205,7 @@ def alone():
 
 
 def nested():
-    """In each step other uses begin and end, in the same thread and in another, which no shrink waits for."""
+    """Other uses begin and end in each step, in the same thread and in another; no shrink waits for them."""
     over = threading.Event()
 
     def uses():
@@ -229,7 +229,7 @@ def nested():
 
 
 def quanta():
-    """One of two own uses has been parked and runs for its quantum, when a shrink waits for both."""
+    """Of two own uses, the first has been parked and is within its quantum when a shrink waits for both."""
     failed = []
 
     def shrink():
@@ -253,7 +253,7 @@ def quanta():
 
 
 def groups():
-    """A group is destroyed with a wish in its store, and the next one has the same store."""
+    """A group is destroyed with a wish in its store, and the next group has the same store."""
     global store
     shrinks = Shrinks(2)
     shrinks.start()
@@ -275,7 +275,7 @@ def groups():
 
 
 def signals():
-    """Signals come to one of them at safe points, two at a time, at whatever place: it can be parked after them."""
+    """Signals arrive at one rank at safe points, two at a time, at any place; the rank can be parked after them."""
     random.seed(7)
     _agreement.PAUSE_SECONDS = 0.01
     rings = 0
@@ -331,7 +331,7 @@ def signals():
 
 
 def dies():
-    """One is gone once it has said that it wishes."""
+    """A rank dies after it has announced its wish."""
     shrinks = Shrinks(1)
     shrinks.start()
     steps = Steps()
@@ -353,7 +353,7 @@ def dies():
 
 
 def in_use():
-    """On one of them another thread uses the memory, and comes to no safe point."""
+    """On one rank another thread uses the memory, and passes no safe point."""
     over = threading.Event()
 
     def uses():
@@ -379,7 +379,7 @@ def in_use():
 
 
 def interrupted():
-    """One has wished, and is busy; a signal comes to the other, which waits for it."""
+    """A rank has wished, and is busy; a signal arrives at the other, which waits for it."""
     shrinks = Shrinks(1)
     raised = None
 

@@ -1,4 +1,4 @@
-"""What tests of regions and of their gate share: memory of a simulated GPU, in a region, whose bytes are known."""
+"""Common parts of tests of regions and their gate: memory of a simulated GPU, in a region, with known bytes."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ tags = (f"region {number}" for number in range(1000))
 
 
 class Array:
-    """Memory of the pool, in the region that the thread is inside of."""
+    """Memory of the pool, allocated in the region that the thread is inside of."""
 
     def __init__(self, size, seed=0):
         self.size = size
@@ -35,7 +35,7 @@ def view(tag):
 
 
 def made(size=8 * MIB, count=2, **options):
-    """A new region with arrays in it, and its tag."""
+    """Creates a region with arrays in it; returns its tag and the arrays."""
     tag = next(tags)
     with glake.region(tag, **options):
         return tag, [Array(size, seed) for seed in range(count)]

@@ -1,4 +1,4 @@
-"""What tests of leaf replay share: layers with checkpoints, and a comparison with and without, to the bit."""
+"""Common parts of tests of leaf replay: layers with checkpoints, and a bitwise comparison with and without replay."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ if torch:
     from torch.utils.checkpoint import checkpoint
 
     class Products(TorchDispatchMode):
-        """Counts products and attention."""
+        """Counts the computed products and attentions."""
 
         def __init__(self):
             super().__init__()
@@ -29,7 +29,7 @@ if torch:
             return function(*args, **(kwargs or {}))
 
     class Silent(torch.autograd.Function):
-        """Writes to what it was given, and counts it as no change."""
+        """A function that writes to its argument without a version change."""
 
         @staticmethod
         def forward(ctx, x):
@@ -41,7 +41,7 @@ if torch:
             return gradient * 2
 
     class Layered(nn.Module):
-        """Checkpointed layers, or plain ones."""
+        """Layers, checkpointed or plain."""
 
         def __init__(self, layers, checkpoints, **options):
             super().__init__()
@@ -54,7 +54,7 @@ if torch:
             return x
 
     class Block(nn.Module):
-        """A block as transformers have it."""
+        """A block of a transformer."""
 
         def __init__(self, size=16, heads=2, dropout=0.0, after=0.0, mask=None):
             super().__init__()
@@ -97,7 +97,7 @@ class OfReplay(OfTorch):
         return torch.randn(2, 5, 16)
 
     def steps(self, make, checkpoints, handle_of, steps=6, inputs=None, around=contextlib.nullcontext, loss_of=None):
-        """Losses and gradients of so many steps."""
+        """Returns losses and gradients of the given number of steps."""
         torch.manual_seed(5)
         model = make(checkpoints)
         handle = handle_of(model) if handle_of else None
@@ -126,7 +126,7 @@ class OfReplay(OfTorch):
                 self.assertTrue(gradient is counterpart is None or torch.equal(gradient, counterpart), f"step {step}")
 
     def same(self, make, reasons=(), replays=True, plain=True, **more):
-        """To the bit: nothing checkpointed, checkpointed, and replayed."""
+        """Compares three runs bit by bit: not checkpointed, checkpointed, and replayed."""
         checkpointed, _ = self.steps(make, True, None, **more)
         self.equal(checkpointed, self.steps(make, True, None, **more)[0])
         if plain:

@@ -1,4 +1,4 @@
-"""Runs the files of tests beside this one, each in a process of its own and three at a time: most of them wait for processes.
+"""Runs the test files beside this one, each in its own process and three at a time: most of them wait for processes.
 
     python3 run.py          # with the package that Python finds
 
@@ -19,7 +19,7 @@ LIMIT_S = 900
 
 
 def run(path):
-    """Whether all passed, how many they are, and what was said."""
+    """Returns whether all tests of a file passed, their number, and the output."""
     command = [sys.executable, "-m", "unittest", path.stem]
     try:
         done = subprocess.run(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False)

@@ -1,6 +1,7 @@
-"""Activations that are offloaded: autograd on the CPU, whose saved bytes are laid into simulated GPUs' memory.
+"""Offload of activations: autograd on the CPU, whose saved bytes are placed into simulated GPUs' memory.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import contextlib
 import ctypes
@@ -54,7 +55,7 @@ class Laid:
         return self.staged
 
     def free(self):
-        """The block is freed as soon as its copy has begun, as torch frees it with the last tensor."""
+        """Frees the block as soon as its copy has begun, as torch frees it with the last tensor."""
         if self.staged is not None:
             api.free(self.staged)
         self.staged = None
@@ -70,7 +71,7 @@ class Laid:
         return storage, address
 
     def laid(self, values):
-        """A tensor of such values in a block of its own, which is freed with it."""
+        """Returns a tensor of such values in a block of its own, which is freed with it."""
         storage, _ = self.take(values, values.nbytes)
         return torch.empty(0, dtype=values.dtype).set_(storage, 0, values.size(), values.stride()).copy_(values)
 
@@ -110,7 +111,7 @@ class OfTorch(unittest.TestCase):
         return Activations(module, least, self.memory, replay)
 
     def same(self, make, steps=4, inputs=lambda: torch.randn(8, 32)):
-        """Losses and gradients of a few steps, to the bit, with and without."""
+        """Compares losses and gradients of a few steps with and without offload, bit by bit."""
 
         def run(offloads):
             torch.manual_seed(7)
@@ -364,7 +365,7 @@ class Saves(OfTorch):
 
 
 class Unusual(OfTorch):
-    """What was once wrong."""
+    """Regression tests of earlier bugs."""
 
     def out(self):
         return glake.offload.report()["bytes_out"]
@@ -602,7 +603,7 @@ class Programs(OfTorch):
     COUNT = 2000 if os.environ.get("GLAKE_SOAK") else 60
 
     def values(self, choose, weights):
-        """A forward of views, in-place changes and products."""
+        """A forward with views, in-place changes and products."""
         found = [weights[0] * 0.1]
         for _ in range(8):
             v, u = choose.choice(found), choose.choice(found)
@@ -622,7 +623,9 @@ class Programs(OfTorch):
         return found[-3:]
 
     def program(self, seed, around):
-        """Gradients after each of a few passes: whole, twice, differentiated twice, in part, late, or for one input alone."""
+        """Returns the gradients after each of a few passes: whole, twice, differentiated twice, in part, late, or for one input
+        alone.
+        """
         choose, seen, late = random.Random(seed), [], []
         torch.manual_seed(seed)
         weights = [torch.randn(6, 6, dtype=torch.double, requires_grad=True) for _ in range(3)]

@@ -53,7 +53,7 @@ CONFIG = '[tiers]\nextent = "16MiB"\n[lease]\ngrowth = 0\n'
 
 class Joining(unittest.TestCase):
     def shared(self):
-        """Simulated GPUs that other processes could share: with those of one process alone nobody joins by itself."""
+        """Simulated GPUs that other processes could share: with GPUs of a single process, no process joins by itself."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         return f"sim:h200x4@{folder.name}/gpus"

@@ -1,4 +1,6 @@
-"""How ranks agree to be parked, by itself: a store, a clock and steps that depend on one another are played, in any order, with any faults."""
+"""The protocol by which ranks agree to park, in isolation: a simulated store, a clock and interdependent steps, in any order and with
+any faults.
+"""
 
 import heapq
 import random
@@ -13,7 +15,7 @@ HEARD = 5.0
 
 
 class Store:
-    """One value, which changes only from what it was."""
+    """A store of one value with compare-and-swap."""
 
     def __init__(self):
         self.state = State()
@@ -31,7 +33,7 @@ class Gone(Exception):
 
 
 class Dead(Exception):
-    """The process is not there any more."""
+    """The process has died."""
 
 
 class Sleep:
@@ -40,7 +42,7 @@ class Sleep:
 
 
 class Arrival:
-    """A process at a safe point, as its program and its ranks' thread know it."""
+    """State of a process at a safe point, shared by its program and its ranks' thread."""
 
     def __init__(self, process, step):
         self.process, self.step = process, step
@@ -57,7 +59,7 @@ class Arrival:
 
 
 class Process:
-    """A rank's program: steps, and safe points between them; its shrinks come when they come. Its ranks' thread beside it."""
+    """A rank's program: steps, and safe points between them; its shrinks arrive at any time. Its ranks' thread runs beside it."""
 
     def __init__(self, world, own):
         self.world, self.own, self.rank = world, own, Rank(len(world.delays), own)
@@ -79,13 +81,13 @@ class Process:
         self.wants_until = self.wants_from + random.choice([0.5, 5, 60])
 
     def wanted(self):
-        """Whether a shrink waits; one that has waited in vain is followed by another."""
+        """Whether a shrink waits; a shrink that timed out is followed by another."""
         if self.world.now > self.wants_until and not self.is_parked:
             self.next_shrink()
         return self.wants_from <= self.world.now <= self.wants_until and self.world.now >= self.rests_until
 
     def has_drained(self):
-        """Whether all work enqueued here has ended: each step's waits for the others' and takes a moment."""
+        """Whether all work enqueued here has completed: the work of each step waits for the other ranks'."""
         return all(other.step >= self.step for other in self.world.ranks) and self.world.now >= self.drains_from
 
     def ballot(self):
@@ -147,7 +149,7 @@ class Process:
         yield Sleep(seconds)
 
     def safepoint(self):
-        """As ``_safepoint._wait``."""
+        """The logic of ``_safepoint._wait``."""
         arrival = Arrival(self, self.step + self.offset)
         self.arrivals.append(arrival)
         while (parks := arrival.heard(arrival.parks)) is None:
@@ -269,7 +271,7 @@ class World:
         return answer
 
     def check(self, before):
-        """What is said holds."""
+        """Checks the invariants of the published state."""
         state = self.store.state
         for rank in self.ranks:
             if state.stand >> rank.own & 1 and not (rank.is_dead or rank.is_cut_off or state.round < self.first_round):
@@ -280,7 +282,7 @@ class World:
             assert steps == {before.step} and all(rank.served.parks and rank.served.asked == 1 for rank in self.ranks), steps
 
     def rounds(self):
-        """Which ranks moved in each round, at which step."""
+        """Returns the ranks that moved in each round, and the step."""
         found = {}
         for rank in self.ranks:
             for number, step in rank.moves:
@@ -290,7 +292,9 @@ class World:
 
 class Together(unittest.TestCase):
     def check(self, seeds, **faults):
-        """Whoever moves, all move, at one step; and nobody waits for ever. Answers how many rounds moved."""
+        """Checks that all ranks move at one step or none does, and that no rank waits forever. Returns the number of rounds that
+        moved.
+        """
         moved = self.in_vain = 0
         for seed in range(seeds):
             world = World(seed, **faults).run()
@@ -346,12 +350,12 @@ class Together(unittest.TestCase):
 
 
 class Many(unittest.TestCase):
-    """So many ranks, all of which shrink at once, in steps of a collective each, and a store that does one thing at a time."""
+    """Many ranks that shrink at once, with a collective in each step, and a store that serves one request at a time."""
 
     REQUEST, WAY, STEP = 30e-6, 100e-6, 5e-3
 
     def agree(self, count):
-        """After how long they have, and at which step."""
+        """Returns the time and the step at which they have agreed."""
         order, store, ranks = random.Random(count), Store(), [Rank(count, own) for own in range(count)]
         # As `_ranks`.
         poll = 0.001 * max(1.0, count / 16)
@@ -396,7 +400,7 @@ class Many(unittest.TestCase):
 
 
 def ask(store, actions, looks=(), asked=1):
-    """Runs it alone, with these moments, then ever later ones."""
+    """Runs it alone with these moments, then ever later ones."""
     looks, answer, now = list(looks), None, 0.0
     while True:
         try:
@@ -411,7 +415,7 @@ def ask(store, actions, looks=(), asked=1):
 
 
 class Alone(unittest.TestCase):
-    """What one of two does."""
+    """Behaviour of one of two ranks."""
 
     def setUp(self):
         self.store, self.first, self.other = Store(), Rank(2, 0), Rank(2, 1)

@@ -1,6 +1,7 @@
-"""Autocast's casts of parameters do not leave.
+"""Autocast's casts of parameters are not offloaded.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import contextlib
 import unittest
@@ -17,7 +18,7 @@ class Casts(OfTorch):
     SIZE = 32
 
     def program(self, kind):
-        """A module, and bytes of the activations that it saves in a forward of autocast."""
+        """Returns a module, and the bytes of the activations that it saves in a forward under autocast."""
         nn, size = torch.nn, self.SIZE
         torch.manual_seed(2)
         if kind == "convolution":
@@ -46,7 +47,7 @@ class Casts(OfTorch):
         return y, x
 
     def weights(self, saved, model):
-        """How many of the tensors that were offloaded are as large as a weight, and of its values."""
+        """Returns how many offloaded tensors have the size and the values of a weight."""
         casts = [p.detach().to(dtype) for p in model.parameters() for dtype in (torch.bfloat16, torch.float16)]
         flat = lambda tensor: tensor.detach().flatten().sort().values
         return sum(any(t.dtype == cast.dtype and t.numel() == cast.numel() and torch.equal(flat(t), flat(cast)) for cast in casts) for t in saved)

@@ -1,6 +1,7 @@
-"""Tensors that change after they were saved: in autograd's own words, or by kernels that tell nobody.
+"""Tensors that change after they were saved: with autograd's error, or by kernels without a version change.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import contextlib
 import gc
@@ -12,10 +13,12 @@ from test_exact import bits_of, let_copies_run
 from test_saves import saves
 
 class Changed(OfTorch):
-    """In-place changes after a save: autograd's own words."""
+    """In-place changes after a save raise autograd's own error."""
 
     def cases(self):
-        """Each makes a loss of a tensor that is changed after it was saved; what it returns is alive in the backward."""
+        """Cases that each compute a loss from a tensor that is changed after it was saved; the result stays alive in the
+        backward.
+        """
 
         def of(name):
             def add(case):
@@ -266,7 +269,7 @@ class Changed(OfTorch):
 
 
 class Unsaid(OfTorch):
-    """Two saves of one block, and a kernel that writes between them and tells nobody."""
+    """Two saves of one block, and a kernel that writes between them without a version change."""
 
     def test_merged_saves_with_a_write_between(self):
         memory, values = self.memory, torch.randn(1000)

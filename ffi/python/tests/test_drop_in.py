@@ -1,6 +1,7 @@
-"""Programs that are as they were, with a model whose activations are offloaded: what they compute is the same to the bit.
+"""Unchanged programs with a model whose activations are offloaded: the results are bit-identical.
 
-Needs torch, and each program its library; what is missing is skipped."""
+Needs torch, and each program its library; what is missing is skipped.
+"""
 
 import copy
 import io
@@ -30,7 +31,7 @@ class HuggingFace(Program):
         self.folder = folder.name
 
     def trainer(self, make, make_model=llama, resumed=None, **changed):
-        """What a Trainer computes, step by step."""
+        """Returns a Trainer's results, step by step."""
         import transformers
 
         found = []
@@ -72,7 +73,7 @@ class HuggingFace(Program):
         self.unchanged(lambda make: self.trainer(make, made, gradient_checkpointing=True))
 
     def test_a_trainer_that_stops_and_goes_on(self):
-        """A checkpoint that was written with us is gone on from without, and the other way round."""
+        """A checkpoint written with offload is resumed without, and the other way round."""
 
         def program(first, second):
             def run(make):

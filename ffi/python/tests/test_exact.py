@@ -1,6 +1,7 @@
-"""Bytes that cannot be wrong, and fewer of them: kernels that tell nobody what they write, casts, masks, rows.
+"""Bytes that must be exact, in narrow forms: kernels without version changes, casts, masks, rows.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import ctypes
 import gc
@@ -20,12 +21,12 @@ def bits_of(tensor):
 
 
 def every(dtype):
-    """All values of a type of 16 bits: NaNs of all payloads, both zeros, subnormal numbers, infinities."""
+    """Returns all values of a 16-bit type: NaNs of all payloads, both zeros, subnormal numbers, infinities."""
     return torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
 def let_copies_run():
-    """Time passes on the simulated GPU, and what was to be copied out has been."""
+    """Lets time pass on the simulated GPU until the copies out are complete."""
     size = 8 << 20
     block, host = api.alloc(0, size), ctypes.create_string_buffer(size)
     api.copy_wait(api.copy_async(block, ctypes.addressof(host), size))
@@ -34,10 +35,12 @@ def let_copies_run():
 
 
 class Unsaid(OfTorch):
-    """Writes in place that raise no version."""
+    """In-place writes without a version change."""
 
     def saves(self, values, between):
-        """A function that saves a tensor of a block of its own; what is done to it before it is freed; what a backward reads."""
+        """Returns a function that saves a tensor of a block of its own, applies a change before the free, and returns the bytes
+        read by a backward.
+        """
         memory, read = self.memory, []
 
         class Saves(torch.autograd.Function):
@@ -126,7 +129,7 @@ class Unsaid(OfTorch):
 
 
 class Forms(OfTorch):
-    """What goes in fewer bytes comes back the same."""
+    """Narrow forms restore the same bytes."""
 
     def back(self, form, tensor):
         storage, start = tensor.untyped_storage(), tensor.storage_offset() * tensor.element_size()
@@ -225,10 +228,10 @@ class Forms(OfTorch):
 
 
 class Narrowed(OfTorch):
-    """In a site: what goes, and that gradients are the same to the bit."""
+    """Narrow forms in a site: the bytes copied, and bit-identical gradients."""
 
     def gradients(self, site, step, passes=5):
-        """What each pass computes, with and without; and the bytes that each copied."""
+        """Returns the results of each pass with and without offload, and the bytes that each copied."""
         plain, mine, moved = [], [], []
         for found, around in ((plain, None), (mine, site)):
             for _ in range(passes):

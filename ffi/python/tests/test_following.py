@@ -30,7 +30,7 @@ if importlib.util.find_spec("torch"):
 if torch:
 
     class Net(torch.nn.Module):
-        """As models are: its own class, whose hooks run before the compiler begins."""
+        """A typical model with its own class, whose hooks run before the compiler begins."""
 
         def __init__(self):
             super().__init__()
@@ -42,7 +42,7 @@ if torch:
             return inputs
 
     class Broken(Net):
-        """Two graphs."""
+        """A model with a graph break, so that it has two graphs."""
 
         def forward(self, inputs):
             inputs = self.parts[0](inputs)
@@ -51,12 +51,12 @@ if torch:
 
 
 def chain():
-    """One of torch's own classes, which the compiler takes in with its hooks."""
+    """A torch container class, which the compiler includes with its hooks."""
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
 
 
 def hooked(make):
-    """With hooks of others, before and after."""
+    """A model with other hooks before and after."""
     module = make()
     for part in module.modules():
         part.register_forward_pre_hook(lambda _part, _inputs: None)
@@ -80,7 +80,7 @@ class OfTorch(unittest.TestCase):
 
     @contextlib.contextmanager
     def noted(self):
-        """Each part has a region, as if they were in a GPU's memory."""
+        """Gives each part a region, as if the parts were in a GPU's memory."""
 
         def safepoint():
             self.safepoints.append(glake.safepoint())
@@ -97,7 +97,7 @@ class OfTorch(unittest.TestCase):
             yield
 
     def passes(self, call, module, count=4):
-        """A shrink waits from the second of several passes on. All have the results of the module by itself."""
+        """Runs several passes, with a shrink waiting from the second on, and compares the results with the plain module's."""
         with torch.no_grad():
             wanted = module(self.inputs)
             self.safepoints.clear()
@@ -212,7 +212,7 @@ class Compiled(OfTorch):
                 self.assertEqual(self.safepoints, [False, True, False, False])
 
     def test_within_a_graph(self):
-        """All of it is in the graph, its hooks too: the graph is whole, and it is said that they do nothing there."""
+        """The hooks are inside the graph, which stays whole: a warning says that they have no effect there."""
         for make in (Net, chain, lambda: hooked(chain), lambda: hooked(Net)):
             for backend in ("eager", "aot_eager"):
                 with self.subTest(backend=backend), self.noted(), self.assertLogs("glake", "WARNING") as told:
@@ -270,7 +270,7 @@ class Compiled(OfTorch):
 
     @unittest.skipUnless(shutil.which("g++"), "no C++ compiler: torch generates no code for a CPU")
     def test_with_little_overhead(self):
-        """As far as a CPU has it: the code is generated, and there are no CUDA graphs."""
+        """CUDA graphs as far as a CPU has them: the code is generated, without graphs."""
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder), self.noted():
             net = Net()
             glake.follow(net, safepoints=True)

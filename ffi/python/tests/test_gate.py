@@ -158,7 +158,7 @@ class Gate(unittest.TestCase):
 
 
 class Lives(unittest.TestCase):
-    """A block holds memory from its begin to its end, whoever else was born inside of another one."""
+    """A block holds memory from its begin to its end, whatever other blocks were created inside of another one."""
 
     def setUp(self):
         self.tag, self.arrays = made()
@@ -170,7 +170,7 @@ class Lives(unittest.TestCase):
         self.assertTrue(all(array.is_right() for array in self.arrays))
 
     def is_held(self):
-        """Whether a shrink has to wait for somebody."""
+        """Returns whether a shrink has to wait for a use."""
         try:
             glake.shrink(self.tag, timeout=0.05)
         except glake.ClosedError:

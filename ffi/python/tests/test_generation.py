@@ -14,7 +14,7 @@ from test_safepoint import shrinking  # noqa: E402
 
 
 class Ids:
-    """As much of a tensor as is asked for."""
+    """Minimal fake of a tensor of token ids."""
 
     shape = (3, 7)
 
@@ -35,7 +35,7 @@ class Criterion(unittest.TestCase):
 
     @needs("torch")
     def test_a_list_of_criteria(self):
-        """As transformers has them since 4.39."""
+        """Lists of criteria in the form of transformers 4.39 and later."""
         import torch
 
         ids = torch.ones(3, 7, dtype=torch.long)
@@ -49,7 +49,7 @@ class Criterion(unittest.TestCase):
 
 @needs("torch", "transformers")
 class Generate(unittest.TestCase):
-    """A model of the CPU, inside of a use of simulated memory."""
+    """Generation with a CPU model, inside of a use of simulated memory."""
 
     @classmethod
     def setUpClass(cls):

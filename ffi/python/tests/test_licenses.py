@@ -1,4 +1,4 @@
-"""What licenses.py makes of crates and their folders."""
+"""Results of licenses.py for crates and their folders."""
 
 import importlib.util
 import pathlib

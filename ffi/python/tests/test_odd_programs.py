@@ -1,6 +1,7 @@
-"""Programs that do what few do: with and without, they see the same, errors too.
+"""Unusual programs: results and errors are the same with and without offload.
 
-Needs torch; those of adapters need peft. Every test is skipped without what it needs."""
+Needs torch; those of adapters need peft. Every test is skipped without what it needs.
+"""
 
 import contextlib
 import copy
@@ -32,7 +33,7 @@ if torch:
 
 class Odd(OfReplay):
     def layers(self, forward, **more):
-        """Two checkpointed layers of two products."""
+        """Returns two checkpointed layers of two products."""
 
         class Layer(nn.Module):
             def __init__(self):
@@ -49,7 +50,7 @@ class Odd(OfReplay):
         return [p.grad for p in model.parameters()]
 
     def both(self, make, work=None, passes=6, handle_of=None, reasons=None, zero=True):
-        """What each pass gives or raises."""
+        """Compares the results or exceptions of each pass with and without replay."""
         found = []
         for on in (False, True):
             torch.manual_seed(2)
@@ -268,7 +269,9 @@ class Replayed(Odd):
         self.both(self.layers(dual))
 
     def test_tangents_of_another_thread(self):
-        """Levels are the process's: one that is open in one of both passes takes no other leaf's turn."""
+        """Forward-mode levels are global to the process: a level that is open in only one of the passes does not shift the order
+        of leaves.
+        """
 
         def forward(self, x):
             q = self.a(x).unsqueeze(1)
@@ -282,7 +285,7 @@ class Replayed(Odd):
         self.both(self.layers(forward))
 
     def test_replaced_functions_of_other_devices(self):
-        """Nobody can look at the generator that they might draw from."""
+        """The state of the generator that they might draw from is not readable."""
 
         def forward(self, x):
             nothing = torch.empty(3, 16, device="meta")
@@ -297,7 +300,7 @@ class Replayed(Odd):
             functional.linear = original
 
     def test_in_place_on_what_a_frozen_layer_gave(self):
-        """Where no backward comes nothing stays."""
+        """Without a backward pass nothing is stored."""
 
         def forward(self, x):
             y = self.a(x)
@@ -343,7 +346,7 @@ class Replayed(Odd):
 
     @unittest.skipUnless(importlib.util.find_spec("peft"), "peft is not installed: no adapter is replayed here")
     def test_adapters_whose_weights_are_no_parameters_of_theirs(self):
-        """As FSDP has them, whose parameters are flat."""
+        """Flat parameters, as FSDP has them."""
         import peft
 
         def lay(model):
@@ -381,7 +384,7 @@ class Saved(Odd):
         return Layer
 
     def test_a_parameter_that_is_given_other_bytes(self):
-        """As ZeRO's third stage and offloaded optimisers do it."""
+        """New bytes for a parameter, as ZeRO's third stage and offloaded optimisers assign them."""
 
         def work(model, step):
             x = self.inputs().requires_grad_()
@@ -393,7 +396,7 @@ class Saved(Odd):
         self.offloads(self.scales(lambda layer, x: (x * layer.w).tanh()), work)
 
     def test_a_storage_that_is_emptied_and_filled_again(self):
-        """As what gathers parameters for a while does it: what is read is what lies there by then, wherever that is."""
+        """A storage that is emptied and refilled, as by code that gathers parameters: the backward reads its current bytes."""
 
         class Layer(nn.Module):
             def __init__(self):
@@ -522,7 +525,9 @@ class Saved(Odd):
             raise RuntimeError("nobody asks that here")
 
         class Bare(nn.Module):
-            """What a program may give a meaning of its own: parameters that are groups, attributes that are keys of a configuration."""
+            """Attributes that programs may redefine: parameters that are groups, attributes that are keys of a
+            configuration.
+            """
 
             def __init__(self):
                 super().__init__()
@@ -538,7 +543,7 @@ class Saved(Odd):
             parameters = named_parameters = buffers = named_buffers = modules = named_modules = children = named_children = refuses
 
         class Strict(torch.Tensor):
-            """As of units: it knows what it may be asked."""
+            """A tensor subclass that only accepts known functions, as libraries of units have."""
 
             @classmethod
             def __torch_function__(cls, function, types, args=(), kwargs=None):

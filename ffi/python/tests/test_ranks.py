@@ -25,7 +25,7 @@ SOAK = "GLAKE_SOAK" in os.environ
 
 class Ranks(unittest.TestCase):
     def run_ranks(self, scene, **environment):
-        """What both print, or None of one that ended without a word."""
+        """Returns the output of both ranks, or None for one that ended without any."""
         names = {**os.environ, "GLAKE_DEVICE": "sim", **environment}
         sockets = socket.socketpair()
         with tempfile.NamedTemporaryFile() as store:
@@ -118,7 +118,7 @@ class Ranks(unittest.TestCase):
 
 
 class Store:
-    """One for all ranks of a process, which fails at a request."""
+    """A store shared by all ranks of a process, which fails at a given request."""
 
     def __init__(self, fails_at=None):
         self.value, self.requests, self.lock = "", 0, threading.Lock()
@@ -135,7 +135,7 @@ class Store:
 
 
 class Threads(unittest.TestCase):
-    """Ranks of one process, whose uses are wanted until they say otherwise. Time stands still while any of them runs."""
+    """Ranks of one process, whose uses are wanted until they end that. Time stands still while any of them runs."""
 
     def setUp(self):
         self.unwanted = set()
@@ -281,8 +281,9 @@ class Threads(unittest.TestCase):
         self.assertEqual((thread.is_alive(), ranks.are_over()), (False, True))
 
     def test_whatever_is_raised_at_whatever_place_of_a_safe_point(self):
-        """What it was about ends for both, and both are parked after it. Both move or none, but where what is raised meets what was raised
-        just before."""
+        """An exception ends only its own round for both ranks, and both park after it. Both move or none, except if an exception
+        meets an earlier one.
+        """
         # A call that is cut off before it is awaited.
         warnings.simplefilter("ignore", RuntimeWarning)
         raised, step = 0, 1 if SOAK else 7
@@ -324,7 +325,9 @@ class Threads(unittest.TestCase):
         self.assertGreater(place, 1)
 
     def both_at(self, ranks, other, step, interrupts=None, sleep=_safepoint._sleep):
-        """Both come to a safe point: the votes of the one, whether the other's memory moves. They come to the next one together."""
+        """Brings both ranks to a safe point and returns the votes of one, and whether the other's memory moves. They reach the
+        next one together.
+        """
         found = []
 
         def come():
@@ -346,7 +349,7 @@ class Threads(unittest.TestCase):
 
 
 class Interrupts:
-    """Raises at the ``place``-th instruction that a safe point executes, and again so many later."""
+    """Raises at the ``place``-th instruction that a safe point executes, and again after a given number of instructions."""
 
     def __init__(self, place, second):
         self.places = {place} if second is None else {place, place + 1 + second}
@@ -364,7 +367,7 @@ class Interrupts:
         return self.trace
 
     async def sleep(self, seconds):
-        """What raises is not called again, unless it is set anew."""
+        """Sleep that does not raise again from its own frame unless it is armed anew."""
         _safepoint.time.sleep(seconds)
         frame = sys._getframe(1)
         while frame and frame.f_code.co_filename == _safepoint.__file__:
@@ -381,7 +384,7 @@ class Interrupts:
 
 
 class Parked:
-    """As the library's: a use that votes, and whose work has ended."""
+    """Fake of the library's class: a use that votes, and whose work has completed."""
 
     votes: list = []
 
@@ -411,7 +414,7 @@ class Parked:
     @classmethod
     @contextlib.contextmanager
     def of_a_rank(cls):
-        """This process as one rank, and another one."""
+        """Sets up this process as one rank, and another one."""
         store = Store()
         ranks, other = (_ranks.Ranks(store, 2, own) for own in range(2))
         use = mock.MagicMock()

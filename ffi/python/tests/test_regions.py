@@ -17,7 +17,7 @@ from regions import MIB, Array, api, made, tags, view  # noqa: E402
 
 
 class Cleaned(unittest.TestCase):
-    """Bytes that are copied while nobody uses them. One second passes before they are (tiers.clean_after_ms)."""
+    """Bytes that are copied while no use runs, one second after the last use (tiers.clean_after_ms)."""
 
     def made_clean(self, size=8 * MIB):
         tag = next(tags)
@@ -223,7 +223,7 @@ class Refusals(unittest.TestCase):
 
 
 class Ends(unittest.TestCase):
-    """However a program ends, it ends well and leaves nothing."""
+    """A program that ends in any way ends cleanly and leaves no state behind."""
 
     def test_nothing_stays_in_files(self):
         for end in ("", "raise SystemExit(0)", "thread = threading.Thread(target=time.sleep, args=(0.1,)); thread.start()"):

@@ -1,6 +1,7 @@
-"""Leaf replay: checkpoints that hand out what was stored, on CPU tensors laid over simulated GPUs' memory.
+"""Leaf replay: checkpoints that replay stored outputs, on CPU tensors placed over simulated GPUs' memory.
 
-Needs torch; those of models need transformers, and peft. Every test is skipped without what it needs."""
+Needs torch; those of models need transformers, and peft. Every test is skipped without what it needs.
+"""
 
 import importlib.util
 import os
@@ -59,7 +60,7 @@ class Exact(OfReplay):
             _leaf.Attention.most_beside = most
 
     def test_attention_as_gpus_have_it(self):
-        """It saves a generator's seed and offset too, which nobody sets where nothing is dropped."""
+        """Attention in the form of GPU kernels: it saves a generator's seed and offset too, which are unset without dropout."""
         original, unset = functional.scaled_dot_product_attention, iter(range(1 << 20))
 
         class Seeded(torch.autograd.Function):
@@ -129,7 +130,7 @@ class Exact(OfReplay):
         self.same(make, around=lambda: torch.autocast("cpu", torch.bfloat16), inputs=inputs)
 
     def test_casts_that_autocast_keeps_have_gradients(self):
-        """A backward within autocast, whose casts are kept for the next forward there."""
+        """A backward within autocast, whose casts are cached for the next forward there."""
 
         def run(handle_of):
             torch.manual_seed(0)
@@ -447,7 +448,7 @@ class Checkpoints(OfReplay):
 
 
 class Leaves(OfReplay):
-    """Which there are."""
+    """Selection of leaves."""
 
     def test_layers_that_no_backward_needs_are_soon_not_stored(self):
         model = Layered([Block() for _ in range(4)], True)
@@ -511,7 +512,7 @@ class Leaves(OfReplay):
 
 
 class Planned(OfReplay):
-    """A site that has times of leaves, and verdicts on them."""
+    """A site that receives times of leaves, and returns verdicts about them."""
 
     class Site:
         def __init__(self, site, verdicts):

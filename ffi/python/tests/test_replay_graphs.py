@@ -1,6 +1,7 @@
-"""Leaf replay: what is changed in place, comes in another order, or is read in another way.
+"""Leaf replay with in-place changes, reordered leaves, and unusual reads.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import contextlib
 import gc
@@ -24,7 +25,7 @@ if torch:
 
 
 class Changes(OfReplay):
-    """What a leaf gave is written to after it."""
+    """Writes to a leaf's output after the leaf."""
 
     def inner(self, change):
         class Changed(nn.Module):
@@ -140,7 +141,7 @@ class Changes(OfReplay):
 
 
 class Orders(OfReplay):
-    """Leaves that come in another order, or not, from pass to pass."""
+    """Leaves that come in another order, or are absent, from pass to pass."""
 
     def test_layers_that_are_left_out(self):
         class Drops(Layered):
@@ -199,7 +200,7 @@ class Graphs(OfReplay):
         return Layered([Block(after=0.1) for _ in range(2)], True, **options)
 
     def both(self, work, passes=3, **options):
-        """What a piece of work computes with a model, pass after pass, with and without."""
+        """Compares the results of a piece of work with a model, pass after pass, with and without replay."""
         found = []
         for handle_of in (None, self.replays):
             model = self.model(**options)

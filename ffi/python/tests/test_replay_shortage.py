@@ -1,6 +1,7 @@
-"""Leaf replay where the GPU has no memory left, on CPU tensors laid over simulated GPUs' memory.
+"""Leaf replay without free GPU memory, on CPU tensors placed over simulated GPUs' memory.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import contextlib
 import os
@@ -18,7 +19,7 @@ if torch:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Full(TorchDispatchMode):
-        """A GPU that has no memory left for what an operation gives."""
+        """A GPU without memory for the output of an operation."""
 
         def __init__(self, name):
             super().__init__()
@@ -32,7 +33,7 @@ if torch:
 
 
 class Short(OfReplay):
-    """Where the GPU has no memory left for comparisons, a program sees nothing of it."""
+    """A program does not notice that the GPU has no memory for comparisons."""
 
     def make(self):
         torch.manual_seed(1)

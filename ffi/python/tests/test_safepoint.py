@@ -1,4 +1,4 @@
-"""Safe points: a use whose threads and tasks all stand at one waits while its memory is evicted, and finds the same bytes after it."""
+"""Safe points: a use whose threads and tasks are all at one waits while its memory is evicted, and finds the same bytes afterwards."""
 
 import asyncio
 import concurrent.futures
@@ -59,7 +59,7 @@ def until(condition):
 
 @contextlib.contextmanager
 def shrinking():
-    """Inside of a use: what begins a shrink that waits for it, and answers what it has copied once it has gone and is back."""
+    """Inside of a use: begins a shrink that waits for it, and returns the number of bytes copied once the memory is back."""
     tag, arrays = made()
 
     def swap():
@@ -84,7 +84,7 @@ class Parking(unittest.TestCase):
         self.tag, self.arrays = made()
 
     def cycle(self, *all_steps, rounds=3):
-        """Shrinks and refills while they run: nothing is read in between, everything after it."""
+        """Shrinks and refills while steps run: no step reads its memory in between, and all bytes are right afterwards."""
         for _ in range(rounds):
             before = [steps.parks for steps in all_steps]
             report = glake.shrink(self.tag, timeout=20)
@@ -178,10 +178,10 @@ class Parking(unittest.TestCase):
 
 
 class Places(unittest.TestCase):
-    """Where nothing is done."""
+    """Places at which a safe point does nothing."""
 
     def closed(self, ask):
-        """Asks from inside a use while a shrink waits for it."""
+        """Calls a function inside a use while a shrink waits for it."""
         tag, arrays = made()
         with concurrent.futures.ThreadPoolExecutor() as other:
             with glake.active(tag):
@@ -295,7 +295,7 @@ class Places(unittest.TestCase):
 
 
 class Alarm:
-    """Raises so many seconds after it was begun, at whatever place Python handles signals then; at none after its end."""
+    """Raises after the given number of seconds, at any place at which Python handles signals; never after its end."""
 
     def __init__(self, seconds):
         self.seconds, self.is_set = seconds, False
@@ -317,10 +317,12 @@ class Alarm:
 
 
 class Signals(unittest.TestCase):
-    """What a signal raises, whenever it comes, comes out with nothing parked and all memory there: the program may go on with it."""
+    """An exception raised by a signal handler at any time comes out with no use parked and all memory resident: the program may
+    continue.
+    """
 
     async def raised(self, after, tag, ask):
-        """Parks a use that meets a signal then; whether it raised."""
+        """Parks a use that receives a signal; returns whether it raised."""
         with concurrent.futures.ThreadPoolExecutor() as other:
             async with glake.active(tag):
                 shrunk = other.submit(glake.shrink, tag, timeout=20)

@@ -1,6 +1,7 @@
-"""What is saved in unusual ways, by unusual tensors: as without hooks.
+"""Unusual saves and tensors behave as without hooks.
 
-Needs torch; every test is skipped without it."""
+Needs torch; every test is skipped without it.
+"""
 
 import contextlib
 import gc
@@ -74,7 +75,7 @@ class Interrupted(OfTorch):
 
 
 class Layouts(OfTorch):
-    """What is no range of bytes with strides is left alone."""
+    """Tensors without a strided range of bytes are left alone."""
 
     def layouts(self):
         dense = torch.relu(torch.randn(6, 6)) + torch.eye(6)
@@ -160,7 +161,7 @@ class Layouts(OfTorch):
 
 
 class Last(torch.nn.Module if torch else object):
-    """What a recurrent layer gives, without its state."""
+    """Output of a recurrent layer, without its state."""
 
     def __init__(self, layer):
         super().__init__()
@@ -171,10 +172,12 @@ class Last(torch.nn.Module if torch else object):
 
 
 class Cases(OfTorch):
-    """Saves that are unusual: what is read of them is what was saved."""
+    """Unusual saves are read back unchanged."""
 
     def pairs(self, make, passes=3):
-        """What a function saved, of tensors that ``make`` gives, and what its backward read of it; in so many passes of a site."""
+        """Returns the saves of a function, of tensors from ``make``, and the tensors read by its backward, over several passes
+        of a site.
+        """
         site = self.activations()
         for _ in range(passes):
             read, x = [], torch.ones(1, requires_grad=True)
@@ -430,7 +433,7 @@ class Cases(OfTorch):
 
 
 class Passes(OfTorch):
-    """Programs whose passes are no forward and its backward, one after the other."""
+    """Programs whose passes are not alternating forwards and backwards."""
 
     def model(self):
         torch.manual_seed(4)
@@ -438,7 +441,7 @@ class Passes(OfTorch):
         return nn.Sequential(*[nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3)])
 
     def equal(self, program, make=None):
-        """What a program computes, given a model: with and without."""
+        """Compares the results of a program for a model with and without offload."""
         seen = []
         for offloads in (False, False, True):
             model = (make or self.model)()
@@ -552,7 +555,7 @@ class Passes(OfTorch):
         self.equal(program)
 
     def test_copies_out_that_the_driver_refuses(self):
-        """The program does what it does without hooks: the tensor stays, and that is told."""
+        """The program runs as without hooks: the tensor stays, and the report counts it."""
 
         class Refuses:
             def __init__(self, site, at):
@@ -608,7 +611,9 @@ class Passes(OfTorch):
                 handle.remove()
 
     def test_reloads_ahead_for_which_there_is_no_memory(self):
-        """They come back when they are read, whatever an allocator says where it has none: a plugged one is no class of its own."""
+        """Such tensors are reloaded when they are read. A plugged allocator has no exception class of its own for a lack of
+        memory.
+        """
         model, x = self.model(), torch.randn(6, 16)
 
         def gradients():
@@ -678,7 +683,7 @@ class Passes(OfTorch):
         self.assertEqual(counts["weak"], counts["forgotten"])
 
     def test_an_item_that_goes_while_it_is_found_names_no_storage(self):
-        """Another thread may find it between the last holder's end and the books'."""
+        """Another thread may find the item between the end of its last holder and its removal from the index."""
         site, storage = mock.Mock(), torch.zeros(8).untyped_storage()
         entry = _saved.Entry(site, 0, self.memory, 0, 32)
         entry.left(storage, torch.empty(0))

@@ -1,6 +1,7 @@
-"""TRL's trainers with its own option, and with a model whose activations are offloaded: what they compute is the same to the bit.
+"""TRL's trainers with TRL's own option, and with a model whose activations are offloaded: the results are bit-identical.
 
-Needs torch and TRL; what is missing is skipped."""
+Needs torch and TRL; what is missing is skipped.
+"""
 
 import contextlib
 import copy
@@ -32,7 +33,7 @@ class Trl(Program):
             logging.getLogger(name).setLevel(logging.ERROR)
 
     def trainer(self, offloads, kind="SFT", make=lambda model: model, adapters=False, **changed):
-        """What one of TRL's trainers computes."""
+        """Returns the results of one of TRL's trainers."""
         import datasets
         import transformers
         import trl
@@ -73,7 +74,7 @@ class Trl(Program):
         return [(loss, after) for loss, (_, after) in zip(losses, found)]
 
     def unchanged_under(self, kind, ways, **changed):
-        """What a trainer computes, twice without, and with: TRL's own option, and a model that is hooked in some ways."""
+        """Compares a trainer's results: twice without offload, with TRL's own option, and with a model hooked in several ways."""
         plain = self.trainer(False, kind, **changed)
         self.assertEqual(len(plain), 5)
         self.assertGreater(len({loss for loss, _ in plain}), 1)
@@ -212,7 +213,7 @@ class WithoutTrl(unittest.TestCase):
 
 
 def rewards():
-    """A model that gives a number."""
+    """Returns a model with a numeric output."""
     import transformers
 
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -221,7 +222,7 @@ def rewards():
 
 
 def rows_of(kind):
-    """What one of TRL's trainers learns from."""
+    """Returns the training rows of one of TRL's trainers."""
     said = [" ".join(str(number) for number in row["input_ids"].tolist()) + " " for row in sentences(16, 5)]
     if kind == "SFT":
         return [{"input_ids": row["input_ids"].tolist()} for row in sentences()]
@@ -231,7 +232,7 @@ def rows_of(kind):
 
 
 def tokenizer():
-    """One whose words are numbers."""
+    """Returns a tokenizer whose words are numbers."""
     import tokenizers
     import transformers
 

@@ -7,24 +7,29 @@
 //! Every copy runs in the order of its stream, as the driver's own does: after all work enqueued there before it, and before all work
 //! enqueued later.
 
-#[cfg(test)]
-mod between;
-mod flags;
-#[cfg(test)]
-mod tests;
-
 use std::ffi::{c_char, c_void};
 
-use glake_abi::{CopyBlock, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY};
+use glake_abi::{
+    CopyBlock, GLAKE_COPY_BACKGROUND, GLAKE_COPY_BLOCKING, GLAKE_COPY_CRITICAL, GLAKE_COPY_DEVICE,
+    GLAKE_COPY_DIRECT, GLAKE_COPY_FROM_GPU, GLAKE_COPY_NORMAL, GLAKE_COPY_PTDS, GLAKE_COPY_TO_GPU,
+    GLAKE_COPY_VERIFY, GLAKE_DRIVER, GLAKE_OK, GLAKE_OUT_OF_MEMORY,
+};
 use glake_device::owned::Lent;
-use glake_device::{Address, CopyRequest};
-use glake_runtime::process::Form;
+use glake_device::{Address, CopyRequest, DeviceId, Stream};
+use glake_runtime::process::{CopyAsk, Form};
+use glake_transfer::Priority;
+use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
 use crate::block::address;
 use crate::stats::{self, string};
 use crate::status::Failure;
-use crate::{guard, library};
+use crate::{block, guard, library};
+
+#[cfg(test)]
+mod between;
+#[cfg(test)]
+mod tests;
 
 /// Enqueues a copy on a stream of any device (null and 1: the legacy default stream of the calling thread's current device, 2: the thread's
 /// own). `handle`, if not null, receives the argument of `glake_copy_wait`, or 0 if there is nothing left to wait for.
@@ -48,7 +53,7 @@ pub unsafe extern "C" fn glake_copy_async(
     handle: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let asked = flags::asked(stream, flags, !handle.is_null())?;
+        let asked = parse_flags(stream, flags, !handle.is_null())?;
         let request = [request(to, from, size)?];
         // SAFETY: the caller's promise.
         let lent = unsafe { Lent::new(&request) };
@@ -129,7 +134,7 @@ pub unsafe extern "C" fn glake_copy_list(
     handle: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let asked = flags::asked(stream, flags, !handle.is_null())?;
+        let asked = parse_flags(stream, flags, !handle.is_null())?;
         if blocks.is_null() && count > 0 {
             return Err(Failure::invalid("blocks is null: it must point to count blocks"));
         }
@@ -163,7 +168,7 @@ pub unsafe extern "C" fn glake_copy_to_all(
     handle: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        let asked = flags::asked(stream, flags, !handle.is_null())?;
+        let asked = parse_flags(stream, flags, !handle.is_null())?;
         if to.is_null() && count > 0 {
             return Err(Failure::invalid("to is null: it must point to count pointers"));
         }
@@ -233,7 +238,7 @@ unsafe fn tried(
     if !copies.is_worth_trying(&wanted)? {
         return Ok(false);
     }
-    let (asked, way) = flags::tried(stream, flags)?;
+    let (asked, way) = parse_try_flags(stream, flags)?;
     let request = [request(to, from, size)?];
     // SAFETY: the caller's promise.
     let lent = unsafe { Lent::new(&request) };
@@ -269,4 +274,57 @@ pub extern "C" fn glake_multi_path(on: i32) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_stats_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || string(stats::process()?.copies().statistics().json().to_string()))
+}
+
+/// Parses the flags of a copy. `waited`: the caller will wait for the copy by its handle.
+pub(super) fn parse_flags(stream: *mut c_void, flags: u32, waited: bool) -> Result<CopyAsk, Failure> {
+    const PRIORITY: u32 = 0xf;
+    const DEVICE: u32 = 0xff * GLAKE_COPY_DEVICE;
+    const KNOWN: u32 =
+        PRIORITY | GLAKE_COPY_BLOCKING | GLAKE_COPY_VERIFY | GLAKE_COPY_PTDS | GLAKE_COPY_DIRECT | DEVICE;
+    let set = |flag| flags & flag != 0;
+    let priority = match flags & PRIORITY {
+        GLAKE_COPY_NORMAL => Priority::Normal,
+        GLAKE_COPY_CRITICAL => Priority::Critical,
+        GLAKE_COPY_BACKGROUND => Priority::Background,
+        other => {
+            return Err(Failure::invalid(format_args!(
+                "flags {flags:#x} ask for priority {other}: 0 (normal), 1 (critical) and 2 (background) are there"
+            )));
+        }
+    };
+    if flags & !KNOWN != 0 {
+        let unknown = flags & !KNOWN;
+        return Err(Failure::invalid(format_args!(
+            "flags {flags:#x} have {unknown:#x}, which means nothing"
+        )));
+    }
+    if set(GLAKE_COPY_VERIFY) && !set(GLAKE_COPY_BLOCKING) {
+        return Err(Failure::invalid(
+            "GLAKE_COPY_VERIFY needs GLAKE_COPY_BLOCKING: bytes are compared once they are there",
+        ));
+    }
+    let stream = match block::stream(stream) {
+        Stream(0) if set(GLAKE_COPY_PTDS) => Stream::PER_THREAD,
+        stream => stream,
+    };
+    let device = ((flags & DEVICE) / GLAKE_COPY_DEVICE).checked_sub(1).map(DeviceId);
+    let (blocking, verify) = (set(GLAKE_COPY_BLOCKING), set(GLAKE_COPY_VERIFY));
+    Ok(CopyAsk { stream, device, priority, blocking, verify, direct: set(GLAKE_COPY_DIRECT), waited })
+}
+
+/// Parses the flags of `glake_copy_try`, with the direction that the copy must have.
+fn parse_try_flags(stream: *mut c_void, flags: u32) -> Result<(CopyAsk, Option<Direction>), Failure> {
+    const WAYS: u32 = GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU;
+    let way = match flags & WAYS {
+        0 => None,
+        GLAKE_COPY_TO_GPU => Some(Direction::ToGpu),
+        GLAKE_COPY_FROM_GPU => Some(Direction::FromGpu),
+        _ => {
+            return Err(Failure::invalid(format_args!(
+                "flags {flags:#x} ask for a copy to a GPU and from one: set GLAKE_COPY_TO_GPU, GLAKE_COPY_FROM_GPU, or neither"
+            )));
+        }
+    };
+    Ok((parse_flags(stream, flags & !WAYS, false)?, way))
 }

@@ -18,7 +18,6 @@ use glake_tiers::RegionOptions;
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
 
-use super::flags;
 use crate::status::Failure;
 
 const LENGTH: usize = 6 << 20;
@@ -133,7 +132,7 @@ impl Fixture {
         pageable.copy_from_slice(pattern(1));
         gpus.iter().zip([0, 1, 0]).for_each(|(at, device)| self.fill(device, *at, 2));
         let (pinned, own) = (host.start(), Address(pageable.as_mut_ptr() as u64));
-        let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
+        let asked = super::parse_flags(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
         self.faults.set(faults);
         let list = |requests: Vec<CopyRequest>, form, asked: &CopyAsk| {
             // SAFETY: all of it lives until the copies are done, and nothing else touches it.
@@ -150,7 +149,7 @@ impl Fixture {
                 }
                 Form::Direct => {
                     let flags = flags | GLAKE_COPY_DIRECT;
-                    let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
+                    let asked = super::parse_flags(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
                     one(whole(gpus[0], pinned), &asked)
                 }
                 Form::BetweenGpus => {
@@ -264,7 +263,7 @@ fn a_region_that_could_not_be_opened_is_asked_for_again() {
     let fault = Fault { verb: Some(Verb::SetAccess), when: When::From(1), error: Injected::Failed(1) };
     let pinned = CompletionEvents::new(fixture.faults.clone() as Arc<dyn Driver>);
     let host = Registration::new(&pinned, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
-    let asked = flags::asked(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();
+    let asked = super::parse_flags(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();
     let size = Bytes::new(SIZE / 384);
     let at = |start: Address, index: u64| Address(start.0 + index * size.get());
     let block = |index| CopyRequest { to: at(kept, index), from: at(host.start(), index), size };
@@ -320,7 +319,7 @@ fn tried(
     let host = Registration::new(&completion_events, Pages::new(Bytes::new(SIZE), 1).unwrap()).unwrap();
     let gpu = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
     let (to, from) = if back { (host.start(), gpu) } else { (gpu, host.start()) };
-    let asked = flags::asked(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();
+    let asked = super::parse_flags(std::ptr::null_mut::<c_void>(), GLAKE_COPY_BLOCKING, false).unwrap();
     fixture.faults.set(faults);
     let request = [CopyRequest { to, from, size: Bytes::new(SIZE) }];
     // SAFETY: both live until the copy is done, and nothing else touches them.
@@ -346,11 +345,14 @@ fn a_copy_the_other_way_round_is_left_to_the_driver() {
     for flags in [GLAKE_COPY_TO_GPU, GLAKE_COPY_FROM_GPU, GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU] {
         let stream = std::ptr::null_mut::<c_void>();
         assert_eq!(
-            flags::asked(stream, flags, false).unwrap_err().status,
+            super::parse_flags(stream, flags, false).unwrap_err().status,
             GLAKE_INVALID,
             "of glake_copy_try alone"
         );
-        assert_eq!(flags::tried(stream, flags).is_ok(), flags != (GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU));
+        assert_eq!(
+            super::parse_try_flags(stream, flags).is_ok(),
+            flags != (GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU)
+        );
     }
 }
 
@@ -384,7 +386,7 @@ fn default_streams_are_those_of_the_device_that_is_named() {
     let fixture = Fixture::new("");
     let process = &fixture.process;
     let device = |flags| {
-        let asked = flags::asked(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
+        let asked = super::parse_flags(std::ptr::null_mut::<c_void>(), flags, false).unwrap();
         process.streams().with_default_of(asked.device, || process.streams().device_of(asked.stream).unwrap())
     };
     assert_eq!(device(0).unwrap(), DeviceId(0));

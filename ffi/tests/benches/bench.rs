@@ -1,4 +1,4 @@
-//! `glake bench alloc` on the library itself, which is built for these tests and lies beside them.
+//! Runs `glake bench alloc` on the library built for these tests.
 
 #![allow(clippy::unwrap_used)] // also in the functions that tests call
 

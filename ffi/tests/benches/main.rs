@@ -1,4 +1,4 @@
-//! The benches of the command, over this library: one binary, because each costs seconds to build.
+//! Benches of the command over this library, in one binary because each binary costs seconds to build.
 
 mod bench;
 mod copy_bench;

@@ -19,7 +19,7 @@ mod worker;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Not a test: what the others start.
+/// Helper process of the other tests, not a test: the agent.
 #[test]
 #[ignore = "the agent that the tests beside it start"]
 fn agent() {
@@ -27,7 +27,7 @@ fn agent() {
     let _ = node::serve(&folder);
 }
 
-/// Not a test: what the others and the agent start.
+/// Helper process of the other tests and the agent, not a test: a worker.
 #[test]
 #[ignore = "the process that the tests beside it and the agent start"]
 fn worker() {
@@ -35,7 +35,7 @@ fn worker() {
     worker::run(&folder, &std::env::var("GLAKE_WORKER").unwrap());
 }
 
-/// Runs the programs of these seeds, so many at a time.
+/// Runs the programs of these seeds, the given number at a time.
 fn run(seeds: std::ops::Range<u64>, at_a_time: usize) {
     let seeds = match std::env::var("GLAKE_SEED").ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => seed..seed + 1,

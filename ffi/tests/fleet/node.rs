@@ -1,4 +1,4 @@
-//! A server in a folder: its GPU, its agent, the processes on it, and what is true of all of them at any time.
+//! A server in a folder: its GPU, its agent, its processes, and the conditions that must always hold.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -21,26 +21,26 @@ use tempfile::TempDir;
 
 use crate::program::{By, GROWTH, MODELS, Program, ROOM};
 
-/// Names the folder for what the test starts.
+/// Environment variable that names the folder to processes started by the test.
 pub(crate) const FOLDER: &str = "GLAKE_TEST_FLEET_FOLDER";
-/// A context's memory, the agent's floor for each worker: so little that a worker that is not there leaves no room for a model.
+/// Memory of a context, and the agent's floor for each worker: so little that an absent worker leaves no room for a model.
 const CONTEXT: Bytes = Bytes::mib(2);
-/// Time between two looks at leases and memory.
+/// Time between two checks of leases and memory.
 const LOOK: Duration = Duration::from_millis(100);
-/// Lines that a failure shows of each log.
+/// Number of lines of each log that a failure shows.
 const TAIL: usize = 12;
 
-/// Why a program fails.
+/// Reason of a program's failure.
 pub(crate) type Outcome<T> = Result<T, String>;
 
-/// A server, and the processes on it.
+/// A server with its processes.
 pub(crate) struct Node {
     folder: TempDir,
     program: Program,
     meter: SimMeter,
     budget: Bytes,
     agent: Mutex<Option<Child>>,
-    /// Held by each start until its worker has joined: an agent is not killed meanwhile, for a worker that finds none goes on
+    /// Held by each start until its worker has joined. The agent is not killed meanwhile, because a worker that finds no agent continues
     /// without a lease.
     pub(crate) starts: RwLock<()>,
     /// Number of agents that have begun to serve.
@@ -51,9 +51,9 @@ pub(crate) struct Node {
     changed: Condvar,
     first_failure: Mutex<Option<String>>,
     pub(crate) is_over: AtomicBool,
-    /// All processes that were there, by id.
+    /// Ids of all processes so far.
     pids: Mutex<Vec<u32>>,
-    /// Processes that the test has started and not waited for, by id.
+    /// Ids of processes that the test has started and not waited for.
     children: Mutex<BTreeMap<u32, Child>>,
 }
 
@@ -62,13 +62,13 @@ pub(crate) struct Node {
 struct Served {
     times: [u64; MODELS],
     is_over: [bool; MODELS],
-    /// Whether a model does something that keeps its memory.
+    /// Whether a model is doing something that keeps its memory.
     is_busy: [bool; MODELS],
-    /// Number of times that `is_busy` has changed.
+    /// Number of changes of `is_busy`.
     turns: u64,
 }
 
-/// A connection to a worker's process.
+/// Connection to a worker's process.
 pub(crate) struct Link {
     pub(crate) pid: u32,
     stream: UnixStream,
@@ -76,7 +76,7 @@ pub(crate) struct Link {
 }
 
 impl Node {
-    /// A server whose agent serves a program's file.
+    /// Creates a server whose agent serves the file of a program.
     pub(crate) fn new(program: Program) -> std::sync::Arc<Node> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
@@ -131,7 +131,7 @@ impl Node {
         format!("sim:{path}/gpu.toml@{path}/gpus")
     }
 
-    /// Connects each process that says hello with the script of its model.
+    /// Connects each process that sends a hello with the script of its model.
     fn accept(self: std::sync::Arc<Node>, listener: &UnixListener, senders: &[Sender<Link>]) {
         while let Ok((stream, _)) = listener.accept() {
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -157,7 +157,7 @@ impl Node {
         }
     }
 
-    /// Starts an agent; answers when it serves.
+    /// Starts an agent; returns once it serves.
     pub(crate) fn serve(&self) -> Outcome<()> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "agent", "--ignored", "--nocapture"]);
@@ -181,7 +181,7 @@ impl Node {
         served.map_err(|_| "the agent does not serve".to_owned())
     }
 
-    /// Kills the agent, and starts another one after a time.
+    /// Kills the agent, and starts another one after a delay.
     pub(crate) fn replace_agent(&self, absent: Duration) -> Outcome<()> {
         let _none_starts = self.starts.write().unwrap();
         self.agents.fetch_add(1, Ordering::SeqCst);
@@ -193,7 +193,7 @@ impl Node {
         self.serve()
     }
 
-    /// Ends the agent as a service manager does.
+    /// Stops the agent as a service manager does.
     pub(crate) fn end_agent(&self) -> Outcome<()> {
         let Some(mut agent) = self.agent.lock().unwrap().take() else { return Ok(()) };
         signal(agent.id(), libc::SIGTERM);
@@ -211,7 +211,7 @@ impl Node {
         }
     }
 
-    /// Starts a worker's process, whose agent is named in its environment where it joins by itself.
+    /// Starts a worker's process, with the agent in its environment if it joins by itself.
     pub(crate) fn spawn(&self, name: &str, joins: bool) {
         let log = self.path().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(log).unwrap();
@@ -227,7 +227,7 @@ impl Node {
         self.children.lock().unwrap().insert(child.id(), child);
     }
 
-    /// The next process of a model, or of none, once it has said hello.
+    /// Returns the next process of a model, or of none, after its hello.
     pub(crate) fn link(&self, model: Option<usize>, within: Duration) -> Outcome<Link> {
         let links = model.map_or(&self.extra, |model| &self.links[model]).lock().unwrap();
         self.receive(&links, within, "a process that starts")?.ok_or_else(|| "the test ends".to_owned())
@@ -251,7 +251,7 @@ impl Node {
         }
     }
 
-    /// Tells a worker what to do. Answers what it says once that is done.
+    /// Sends a command to a worker and returns its answer.
     pub(crate) fn tell(&self, link: &mut Link, line: &str, within: Duration) -> Outcome<String> {
         let _ = writeln!(link.stream, "{line}");
         self.hear(link, line, within)
@@ -268,7 +268,7 @@ impl Node {
         }
     }
 
-    /// Whatever a worker has said without being told.
+    /// Returns messages that a worker sent unasked.
     pub(crate) fn complaint(&self, link: &Link) -> Outcome<()> {
         match link.lines.try_recv() {
             Ok(said) => Err(format!("process {}: {said}", link.pid)),
@@ -284,7 +284,7 @@ impl Node {
         child.map_or(Ok(()), |mut child| child.wait().map(drop).map_err(|error| error.to_string()))
     }
 
-    /// A model was served.
+    /// Counts a served use of a model.
     pub(crate) fn served(&self, model: usize) {
         self.served.lock().unwrap().times[model] += 1;
         self.changed.notify_all();
@@ -295,13 +295,13 @@ impl Node {
         self.served.lock().unwrap().times
     }
 
-    /// A model's script has ended.
+    /// Records that a model's script has ended.
     pub(crate) fn over(&self, model: usize) {
         self.served.lock().unwrap().is_over[model] = true;
         self.changed.notify_all();
     }
 
-    /// Whether a model keeps its memory now.
+    /// Records whether a model keeps its memory now.
     pub(crate) fn set_busy(&self, model: usize, is_busy: bool) {
         let mut served = self.served.lock().unwrap();
         served.is_busy[model] = is_busy;
@@ -314,14 +314,14 @@ impl Node {
         (served.turns, (0..MODELS).any(|other| other != model && served.is_busy[other]))
     }
 
-    /// Waits until each other model was served more often than that, or its script is over. False: that is not so by then.
+    /// Waits until each other model was served more often, or its script has ended. Returns false on timeout.
     pub(crate) fn wait_for_others(&self, model: usize, times: [u64; MODELS], within: Duration) -> bool {
         let is_served =
             |served: &Served, other: usize| served.times[other] > times[other] || served.is_over[other];
         self.wait_for(within, |served| (0..MODELS).all(|other| other == model || is_served(served, other)))
     }
 
-    /// Waits until models were served so often, or all scripts are over: false.
+    /// Waits until models were served the given number of times. Returns false if all scripts end first.
     pub(crate) fn wait_for_all(&self, times: u64) -> bool {
         self.wait_for(Duration::MAX, |served| {
             served.times.iter().sum::<u64>() >= times || served.is_over == [true; MODELS]
@@ -354,7 +354,7 @@ impl Node {
         self.first_failure.lock().unwrap().clone()
     }
 
-    /// Workers, as `glake ps --json` has them; `None`: no agent answers now.
+    /// Returns the workers as in `glake ps --json`; `None` if no agent answers now.
     pub(crate) fn ps(&self) -> Option<Vec<WorkerRow>> {
         let answers = ask(&self.socket(), Ask::Ps).ok()?.into_iter();
         Some(
@@ -364,7 +364,7 @@ impl Node {
         )
     }
 
-    /// Looks at leases and memory until the program is over.
+    /// Checks leases and memory until the program has ended.
     pub(crate) fn watch(&self) {
         let mut within = Instant::now();
         while !self.is_over.load(Ordering::SeqCst) && !self.has_failed() {
@@ -381,7 +381,7 @@ impl Node {
         }
     }
 
-    /// Whether contexts fit within the budget too: that of a process that joins is there before others have made room.
+    /// Returns whether contexts fit within the budget too: a joining process has one before others have made room.
     fn check(&self) -> Outcome<bool> {
         let memory = self.meter.read("0").map_err(|error| error.to_string())?;
         if memory.used > memory.total {
@@ -450,7 +450,7 @@ impl Node {
         text
     }
 
-    /// Ends all that the program has left.
+    /// Ends all remaining processes of the program.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         if let Some(mut agent) = self.agent.lock().unwrap().take() {
@@ -472,7 +472,7 @@ impl Node {
     }
 }
 
-/// Whether a process is one of this folder's: its id may be another one's by now.
+/// Returns whether a process belongs to this folder: its id may have been reused.
 fn is_ours(pid: u32, folder: &Path) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let ours = format!("{FOLDER}={}", folder.display());
@@ -484,7 +484,7 @@ pub(crate) fn signal(pid: u32, signal: i32) {
     unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
 }
 
-/// Serves the file in a folder: `glake serve`. It ends with the test, however that ends.
+/// Runs `glake serve` with the file in a folder. It ends with the test, however the test ends.
 pub(crate) fn serve(folder: &Path) -> std::process::ExitCode {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -497,7 +497,7 @@ pub(crate) fn serve(folder: &Path) -> std::process::ExitCode {
     glake::commands::main(words, glake_runtime::config::Environment::of_process())
 }
 
-/// The agent's file.
+/// Configuration file of the agent.
 fn file(program: &Program, budget: Bytes, folder: &Path) -> String {
     let own = std::env::current_exe().unwrap();
     let mut text =
@@ -521,7 +521,7 @@ fn file(program: &Program, budget: Bytes, folder: &Path) -> String {
     text
 }
 
-/// Settings of all workers, in sizes of a test.
+/// Settings of all workers, in sizes for a test.
 fn settings() -> String {
     format!(
         "transfer.calibrations = \"\"\n\
@@ -530,7 +530,7 @@ fn settings() -> String {
     )
 }
 
-/// One GPU.
+/// Model of a machine with one GPU.
 fn topology(memory: Bytes) -> String {
     format!(
         "name = \"small\"\n\

@@ -1,4 +1,4 @@
-//! Random programs of three models of which two fit: pure.
+//! Random programs of three models of which two fit, generated purely from a seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use fastrand::Rng;
 use glake_arbiter::Settings;
 
-/// Models of a program.
+/// Number of models of a program.
 pub(crate) const MODELS: usize = 3;
-/// Memory beside what comes back that each refill asks for (`lease.growth`), in MiB.
+/// Memory that each refill requests beside the refilled bytes (`lease.growth`), in MiB.
 pub(crate) const GROWTH: u64 = 4;
-/// Memory beside contexts in MiB: two models that hold what they load fit, with their growth, and three do not.
+/// Memory beside contexts in MiB: it holds two loaded models with their growth, but not three.
 pub(crate) const ROOM: u64 = 2 * (16 + GROWTH);
-/// Longest time without a safe point.
+/// Longest duration without a safe point.
 const LONGEST_USE: Duration = Duration::from_millis(200);
-/// Longer than a worker that makes no new memory was believed to load.
+/// Time longer than a worker without new memory counts as loading.
 const LONG_PAUSE: Duration = Duration::from_millis(6_500);
-/// Delays of a machine whose cores are shared.
+/// Tolerance for a machine with shared cores.
 const BUSY_MACHINE: Duration = Duration::from_secs(15);
 
-/// A program.
+/// A random program.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) seed: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Program {
     pub(crate) incidents: Vec<Incident>,
 }
 
-/// A model, and the processes that serve it one after the other.
+/// A model, and the successive processes that serve it.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) name: &'static str,
@@ -41,94 +41,94 @@ pub(crate) struct Model {
 /// Origin of a model's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// The agent, as it begins to serve.
+    /// Started by the agent as it begins to serve.
     Boot,
-    /// The agent, once it is asked (`glake start`).
+    /// Started by the agent on request (`glake start`).
     Request,
-    /// The test; the process joins with its first pool (`GLAKE_AGENT`).
+    /// Started by the test; the process joins with its first pool (`GLAKE_AGENT`).
     Hand,
-    /// The test; the process joins first (`glake_join`), and loads within uses.
+    /// Started by the test; the process joins first (`glake_join`), and loads within uses.
     HandJoined,
 }
 
-/// One process.
+/// One process of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
-    /// Whether `glake start` is asked for it, where the agent would start it again by itself.
+    /// Whether `glake start` is called for it although the agent would restart it by itself.
     pub(crate) is_asked_for: bool,
     pub(crate) parts: Vec<Part>,
-    /// Whether `glake_join` says that all is loaded; else the first use does.
+    /// Whether `glake_join` reports the end of the load; else the first use does.
     pub(crate) joins_when_loaded: bool,
     pub(crate) steps: Vec<Step>,
     pub(crate) end: End,
 }
 
-/// An allocation of a load.
+/// One allocation of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) mib: u64,
-    /// Time until the next one, or until the load is over.
+    /// Time until the next allocation, or until the end of the load.
     pub(crate) pause: Duration,
 }
 
 /// Step of a loaded worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// A use of that time, in so many steps with safe points between them.
+    /// A use of the given duration, divided by safe points into the given number of steps.
     Use { lasts: Duration, steps: u32 },
     /// Uses until each other model has been served.
     Spin { kind: Spin },
-    /// A use that allocates so many MiB more.
+    /// A use that allocates the given number of MiB.
     Grow { mib: u64 },
-    /// Frees what it has grown by.
+    /// Frees the memory that it has grown by.
     Shed,
-    /// No use.
+    /// A pause without a use.
     Rest { lasts: Duration },
 }
 
-/// Uses that leave no time between them.
+/// Uses without pauses between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spin {
-    /// One use with safe points.
+    /// A single use with safe points.
     Steps,
-    /// Short uses one after the other, without safe points.
+    /// Short successive uses, without safe points.
     Brief,
     /// Short uses of two threads, so that one runs at any time, without safe points.
     Overlapping,
 }
 
-/// How a process ends.
+/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Exit,
-    /// It leaves the agent first.
+    /// Leaves the agent first.
     Leave,
     Kill,
-    /// Killed within uses.
+    /// Is killed within uses.
     KillBusy(Spin),
-    /// Killed once so many parts are loaded.
+    /// Is killed once the given number of parts is loaded.
     KillLoading(usize),
 }
 
-/// Event of the server.
+/// Event of the server, with its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incident {
-    /// Once models have been served so often.
+    /// Number of served uses after which it happens.
     pub(crate) after: u64,
     pub(crate) kind: IncidentKind,
 }
 
-/// Event of the server.
+/// Kind of an event of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IncidentKind {
-    /// The agent is killed, and started again after that time.
+    /// Kills the agent, and restarts it after the given time.
     AgentKilled { absent: Duration },
-    /// Another process joins, which has a context and no memory.
+    /// Starts another process, which joins with a context and no memory.
     Context,
 }
 
 impl Program {
-    /// The program of a seed.
+    /// Generates the program of a seed.
     pub(crate) fn of(seed: u64) -> Program {
         let mut rng = Rng::with_seed(seed);
         let mut models: Vec<Model> = (0..MODELS).map(|number| model(&mut rng, number)).collect();
@@ -167,7 +167,7 @@ impl Program {
         Program { seed, models, incidents }
     }
 
-    /// Longest time that a request may wait for memory: each other model's turn, its load, and the agent's absence.
+    /// Returns the longest time that a request may wait for memory: the turn and the load of each other model, and the agent's absence.
     pub(crate) fn longest_wait(&self) -> Duration {
         let settings = Settings::default();
         let turn = settings.least_quantum * (2 + settings.longest_turn) / 2 + LONGEST_USE;

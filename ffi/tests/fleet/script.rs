@@ -1,4 +1,4 @@
-//! Runs programs: a thread a model, one for what happens to the server, one that looks at leases.
+//! Runs programs: one thread for each model, one for events of the server, and one that checks leases.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use glake_wire::Ask;
 use crate::node::{Link, Node, Outcome, signal};
 use crate::program::{By, End, IncidentKind, Life, Model, Program, Spin, Step};
 
-/// Runs the program of a seed; answers all that is known of a failure.
+/// Runs the program of a seed; returns a full description of a failure.
 pub(crate) fn run(seed: u64) -> Outcome<()> {
     let program = Program::of(seed);
     let node = Node::new(program.clone());
@@ -35,7 +35,7 @@ struct Process {
     is_by_hand: bool,
 }
 
-/// `glake start`, under way on a thread.
+/// A running `glake start` on a thread.
 type Asked = Option<thread::JoinHandle<Outcome<()>>>;
 
 impl Script {
@@ -83,7 +83,7 @@ impl Script {
         }
     }
 
-    /// Event of the server.
+    /// Executes an event of the server.
     fn happens(&self, program: &Program) -> Outcome<()> {
         let mut beside = Vec::new();
         for incident in &program.incidents {
@@ -112,7 +112,7 @@ impl Script {
         Ok(())
     }
 
-    /// All lives of a model.
+    /// Runs all processes of a model.
     fn live(&self, number: usize, model: &Model) -> Outcome<()> {
         for (at, life) in model.lives.iter().enumerate() {
             let (mut process, asked) = self.start(number, model, life, at)?;
@@ -167,7 +167,7 @@ impl Script {
         }
     }
 
-    /// Loads all parts; the worker has joined, and serves. `None`: it is to be killed.
+    /// Loads all parts; afterwards the worker has joined, and serves. `None`: the process is to be killed.
     fn load(
         &self,
         number: usize,
@@ -207,12 +207,12 @@ impl Script {
         }
     }
 
-    /// Longest time of a start, with those before it.
+    /// Returns the longest time of a start, including the starts before it.
     fn start_limit(&self) -> Duration {
         self.wait * 2
     }
 
-    /// The agent knows a worker's process by its name.
+    /// Checks that the agent knows a worker's process by its name.
     fn has_joined(&self, model: &Model, process: &Process) -> Outcome<()> {
         let end = Instant::now() + self.wait;
         loop {
@@ -229,7 +229,7 @@ impl Script {
         }
     }
 
-    /// A use, which is served in time.
+    /// Runs a use, which must be served in time.
     fn request(&self, number: usize, process: &mut Process, line: &str) -> Outcome<()> {
         self.node.set_busy(number, true);
         self.node.tell(&mut process.link, line, self.wait)?;
@@ -281,7 +281,7 @@ impl Script {
         }
     }
 
-    /// Uses begin that leave no time between them.
+    /// Begins uses without pauses between them.
     fn spin(&self, number: usize, process: &mut Process, kind: Spin) -> Outcome<()> {
         self.node.set_busy(number, true);
         self.node.tell(&mut process.link, &format!("spin {kind:?}"), self.wait).map(drop)

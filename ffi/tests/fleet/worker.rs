@@ -1,12 +1,12 @@
-//! A worker's process: the library through its C interface, told what to do line by line.
+//! A worker's process: the library through its C interface, controlled line by line.
 //!
 //! ```text
 //! script ── load 8 │ use 50 3 │ spin Steps │ grow 2 │ … ──► commands (this thread) ──► glake_*
-//!        ◄─ ok … │ failed …        served ◄── each use that waited, of a spin
+//!        ◄─ ok … │ failed …        served ◄── each use of a spin that waited
 //! ```
 //!
-//! Invariant: no memory of a live block is unmapped while the worker loads, or while a use runs that is not at a safe point; where
-//! it is, the next answer says so.
+//! Invariant: no memory of a live block is unmapped while the worker loads, or while a use runs that is not at a safe point. Violations are
+//! reported in the next answer.
 
 use std::ffi::{CString, c_void};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -25,34 +25,34 @@ use crate::program::Spin;
 const MIB: usize = 1 << 20;
 /// Bytes written and compared at a time.
 const PAGE: usize = 256 << 10;
-/// Time of a use of a spin.
+/// Duration of a use of a spin.
 const SHORT: Duration = Duration::from_millis(3);
-/// A use that waited for longer has waited for memory.
+/// Minimum wait of a use that counts as a wait for memory.
 const WAITED: Duration = Duration::from_millis(2);
-/// Time until an allocation that was refused is tried again, by a program that does so.
+/// Time until a refused allocation is tried again, in programs that retry.
 const AGAIN: Duration = Duration::from_millis(50);
 
 type Outcome<T> = Result<T, String>;
 
-/// A live block.
+/// Live block of memory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: usize,
     size: usize,
-    /// Number that its bytes are made of.
+    /// Number from which its bytes are computed.
     seed: u64,
-    /// Whether it came after the load.
+    /// Whether it was allocated after the load.
     is_grown: bool,
 }
 
-/// Memory that its owner counts on: read by whoever unmaps.
+/// Memory that its owner relies on; checked when memory is unmapped.
 #[derive(Debug, Default)]
 struct Guarded {
     blocks: Mutex<Vec<Block>>,
     is_loading: AtomicBool,
-    /// Uses that run and are at no safe point.
+    /// Number of running uses that are at no safe point.
     running: AtomicI64,
-    /// What was unmapped all the same.
+    /// Violations: memory that was unmapped nevertheless.
     taken: Mutex<Option<String>>,
 }
 
@@ -63,7 +63,7 @@ static GUARDED: Guarded = Guarded {
     taken: Mutex::new(None),
 };
 
-/// The end of a connection to the script.
+/// Writing end of a connection to the script.
 #[derive(Debug)]
 struct Script(Mutex<UnixStream>);
 
@@ -109,12 +109,12 @@ struct Worker {
     spinning: Vec<Spinning>,
 }
 
-/// A thread of uses, which answers the longest time that one waited.
+/// A thread of uses, which returns the longest wait of a use.
 struct Spinning {
     thread: JoinHandle<Outcome<Duration>>,
 }
 
-/// Whether spins are to end.
+/// Whether spins should end.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 impl Worker {
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Allocates a part of what the worker will hold, and writes it; no use runs.
+    /// Allocates a part of the worker's memory, and writes it, without a running use.
     fn load(&mut self, mib: u64) -> Outcome<()> {
         if !GUARDED.is_loading.swap(true, Ordering::SeqCst) {
             watch_mappings()?;
@@ -166,7 +166,7 @@ impl Worker {
         fill(block)
     }
 
-    /// As a program does that has joined before: within a use, which it tries again where it is refused.
+    /// Loads as a program that has joined before: within a use, retried if it is refused.
     fn load_in_use(&mut self, mib: u64, within: Duration) -> Outcome<String> {
         watch_mappings()?;
         let begin = Instant::now();
@@ -240,7 +240,7 @@ impl Worker {
     }
 }
 
-/// One use after the other.
+/// Runs one use after the other.
 fn spin_in_uses(script: &Script) -> Outcome<Duration> {
     let (mut longest, mut is_first) = (Duration::ZERO, true);
     while !IS_OVER.load(Ordering::SeqCst) {
@@ -259,7 +259,7 @@ fn spin_in_uses(script: &Script) -> Outcome<Duration> {
     Ok(longest)
 }
 
-/// One use with many safe points.
+/// Runs one use with many safe points.
 fn spin_in_steps(script: &Script) -> Outcome<Duration> {
     let begin = Instant::now();
     let used = begin_use()?;
@@ -278,7 +278,8 @@ fn spin_in_steps(script: &Script) -> Outcome<Duration> {
     is_right.map(|()| longest)
 }
 
-/// A use of that time, whose bytes are right at its begin, after each safe point, and at its end. Answers how long it waited.
+/// Runs a use of the given duration, and checks its bytes at its begin, after each safe point, and at its end. Returns the time that it
+/// waited.
 fn use_once(lasts: Duration, steps: u32) -> Outcome<Duration> {
     let begin = Instant::now();
     let used = begin_use()?;
@@ -313,7 +314,7 @@ fn end_use(used: u64) -> Outcome<()> {
     done(glake_use_end(used))
 }
 
-/// How long the use was parked there; `None`: it was not.
+/// Returns the time that the use was parked there; `None` if it was not.
 fn safe_point(used: u64) -> Option<Duration> {
     let begin = Instant::now();
     GUARDED.running.fetch_sub(1, Ordering::SeqCst);
@@ -333,7 +334,7 @@ fn shed() -> Outcome<()> {
     grown.into_iter().try_for_each(|block| done(glake_free(block.address as *mut c_void)))
 }
 
-/// The status as an outcome, with the library's text.
+/// Converts a status to a result, with the library's text.
 fn done(status: i32) -> Outcome<()> {
     match status {
         GLAKE_OK => Ok(()),
@@ -347,7 +348,7 @@ fn watch_mappings() -> Outcome<()> {
     done(unsafe { glake_on_mapping(Some(on_mapping), null_mut()) })
 }
 
-/// Notes that memory is about to be unmapped which its owner counts on.
+/// Records a violation if memory about to be unmapped is relied on.
 unsafe extern "C" fn on_mapping(_: *mut c_void, _: i32, mapped: bool, address: u64, size: u64) {
     let is_loading = GUARDED.is_loading.load(Ordering::SeqCst);
     let running = GUARDED.running.load(Ordering::SeqCst);
@@ -365,7 +366,7 @@ unsafe extern "C" fn on_mapping(_: *mut c_void, _: i32, mapped: bool, address: u
     }
 }
 
-/// Bytes of a page of a block.
+/// Returns the bytes of a page of a block.
 fn page(block: Block, number: usize, into: &mut Vec<u8>) {
     into.clear();
     into.resize(PAGE, (block.seed % 251) as u8);
@@ -386,7 +387,7 @@ fn fill(block: Block) -> Outcome<()> {
     Ok(())
 }
 
-/// Compares all bytes with what was written.
+/// Compares all bytes with the written ones.
 fn compare() -> Outcome<()> {
     let blocks = GUARDED.blocks.lock().unwrap().clone();
     let (mut expected, mut found) = (Vec::new(), vec![0_u8; PAGE]);

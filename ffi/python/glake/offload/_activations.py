@@ -36,7 +36,7 @@ class Activations:
         # In the order in which they were made.
         self.number = next(_numbers)
         _report.sites.add(self)
-        # What each thread is inside of, the innermost last: for whom it was entered, its hooks, and which call of the module it is.
+        # Stack of each thread, the innermost last: caller, hooks, and the call of the module.
         self._entered = threading.local()
         self._handles: list[Any] = []
         # A copy of a module has hooks that no handle of this takes off: they do nothing from then on.
@@ -72,7 +72,7 @@ class Activations:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # What a forward left behind that a signal ended.
+        # Entries left behind by a forward that a signal ended.
         while self._is_in_module():
             self._pop()
         if self._stack():
@@ -137,7 +137,7 @@ class Activations:
             self._skip()
             return
         hooks = torch.autograd.graph.saved_tensors_hooks(*_staying(_dynamo.compiles()))
-        # Where leaves are replayed this is known.
+        # Replay of leaves, if any, is paused too.
         interception = sys.modules.get(f"{__package__}._interception")
         if interception is not None:
             interception.pause()
@@ -147,7 +147,7 @@ class Activations:
     def _push(self, whom: str, module: Any = None) -> None:
         import torch
 
-        # They hold nothing that holds the module.
+        # The hooks must not keep the module alive.
         wrapped = _dynamo.opaque if _dynamo.compiles() else _plain
         pack = functools.partial(wrapped(_pack), torch._C._current_graph_task_id, self._packer)
         unpack = functools.partial(wrapped(_unpack), self._packer)
@@ -169,7 +169,7 @@ class Activations:
         told: dict[str, Any] = json.loads(self._packer.site.told_json(course))
         return told
 
-    # What is compiled sees no more of the module's hooks than this.
+    # Compiled code sees only this part of the module's hooks.
 
     def _looks(self, module: Any, _inputs: Any) -> None:
         if not _dynamo.exports():

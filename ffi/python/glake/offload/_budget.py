@@ -24,12 +24,12 @@ from ._parts import parameters
 PRESETS = ("fit", "memory", "hybrid")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-# So much host memory is pinned ahead in a first pass: a part of what is offloaded by then, which is lost where it turns out to be all.
+# A first pass pins 1/32 of the bytes offloaded so far ahead, which is wasted if no more follow.
 _AHEAD = 32
 _LEAST_AHEAD, _MOST_AHEAD = 64 << 20, 1 << 30
-# How often that is looked at, in seconds.
+# Polling interval of that, in seconds.
 _EVERY = 0.005
-# Of what is within what a forward is given, sizes are looked at so far.
+# Depth to which the arguments of a forward are searched for sizes.
 _DEPTH = 8
 
 
@@ -122,7 +122,7 @@ class Offloaded(Activations):
         device = _device_of(module, self._default() if self._device is None else self._device, None if self._first is None else 1)
         try:
             if device != self._device:
-                # It was moved to its GPU since.
+                # The module was moved to its GPU since.
                 self._ask(device)
             return bool(self._packer.site.needs(_shape(module, inputs, named)))
         except UnavailableError:
@@ -161,13 +161,13 @@ def _pin_ahead(first: _FirstPass) -> None:
             has_ended = first.has_ended
             offloaded = json.loads(api.offload_stats_json())["host_bytes"]
             if has_ended and offloaded == 0:
-                # Nothing was: the module is on no GPU, say, and no pass of it will end.
+                # No memory was offloaded: the module is on no GPU, for example, and none of its passes will end.
                 return
             if offloaded > 0:
                 api.offload_prepare(first.device, max(_LEAST_AHEAD, min(offloaded // _AHEAD, _MOST_AHEAD)))
             time.sleep(_EVERY)
     except Error:
-        # Whoever needs memory hears why there is none.
+        # The error is reported to the pass that needs the memory.
         return
 
 

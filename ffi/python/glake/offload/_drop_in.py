@@ -73,5 +73,5 @@ class NoOpManager:
     def __exit__(self, *error: object) -> None:
         import torch
 
-        # Whichever are innermost are taken off.
+        # The innermost hooks are removed.
         torch.autograd.graph.saved_tensors_hooks(kept, read).__exit__(*error)

@@ -42,7 +42,7 @@ def opaque(function: Any) -> Any:
     return _disable_dynamo(function)
 
 
-# What is called as it is, each with its opaque form once there is one.
+# Functions excluded from compilation, each with its opaque form once created.
 _called: list[tuple[Any, list[Any]]] = []
 
 
@@ -79,7 +79,7 @@ def ready(*hooks: Any) -> None:
         return
     actions = frames._FrameAction
     for hook in hooks:
-        # What it calls is as ever.
+        # Its callees are compiled as usual.
         frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
 
 

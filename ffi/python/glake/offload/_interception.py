@@ -63,7 +63,7 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 _installed = 0
-# Of each that is replaced: where, its name, what it was, and what it is.
+# Replaced functions: owner, name, original, replacement.
 _replaced: list[tuple[Any, str, Any, Any]] = []
 
 
@@ -85,7 +85,7 @@ def remove() -> None:
             return
         while _replaced:
             owner, name, original, ours = _replaced.pop()
-            # Where others have replaced it since, it stays under theirs and is idle.
+            # If another party has replaced it since, it stays below that replacement and does nothing.
             if getattr(owner, name) is ours:
                 setattr(owner, name, original)
 
@@ -111,7 +111,7 @@ def _replace_torch() -> None:
     )
     for owner, name, kind in kinds:
         original = getattr(owner, name)
-        # What others put in its place may save anything.
+        # A replacement by another party may save anything.
         kind.is_own = isinstance(original, types.BuiltinFunctionType)
         kind.is_steady = kind.is_steady and kind.is_own
         _replace(owner, name, original, _of_function(original, kind))
@@ -175,7 +175,7 @@ class _InPlaceOf:
 
 
 def _of_function(original: Any, kind: Any) -> Any:
-    # What is being compiled folds it to a constant, and sees the function alone.
+    # The compiler folds it to a constant, and sees only the function.
     is_compiling, found = torch.compiler.is_compiling, current
 
     def calls(*args: Any, **kwargs: Any) -> Any:

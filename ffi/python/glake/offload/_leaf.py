@@ -23,7 +23,7 @@ class Call:
         self.lowered, self.drops, self.draws = lowered, False, False
         # Calls of one signature save tensors of the same kinds.
         self.inputs: list[Any] = []
-        # What these were before autocast cast them.
+        # The inputs before autocast's casts.
         self.uncast: Any = self.inputs
         self.signature: list[Any] = [lowered, torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
         for value in rest:
@@ -47,7 +47,7 @@ class Function:
     is_steady = False
     # Whether it is torch's own. What others put in its place may save anything, refuse what it is tried with, and draw random numbers.
     is_own = True
-    # Of the output's bytes, what may be stored beside it.
+    # Saves beside the output that may be stored, as a fraction of the output's bytes.
     most_beside = 0.25
 
     def __init__(self, name: str) -> None:
@@ -243,7 +243,7 @@ def is_kept_by_autocast(tensor: Any) -> bool:
 def _signature(tensor: Any) -> tuple[Any, ...]:
     kind = type(tensor)
     if kind is torch.nn.Parameter:
-        # Of weights of the same sizes it says which it is: it is the same object when it is computed again.
+        # Identifies the weight among those of the same sizes: the recomputation reads the same object.
         return id(tensor), tensor.dtype, tensor.requires_grad, tensor.size(), tensor.stride()
     if tensor.layout is not torch.strided or tensor.is_nested:
         return (kind, None)

@@ -43,7 +43,7 @@ class Cuda:
         import torch
 
         self._is_capturing = torch.cuda.is_current_stream_capturing
-        # As torch.compile's code asks: torch.cuda.current_stream makes an object each time, for 3 us.
+        # The query that torch.compile's code uses: torch.cuda.current_stream creates an object each time, for 3 us.
         self._raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def owns(self, tensor: Any) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Protocol
 
-# What is smaller goes as it is: the kernels would take longer than the bytes.
+# Smaller ranges are transferred as they are: the kernels would take longer than the copy.
 LEAST = 1 << 20
-# How many elements are looked at in one go, where that takes memory.
+# Number of elements compared at once, where the comparison takes memory.
 _PART = 1 << 22
 # Bit k of byte 7 of a product is byte k of the factor, where each byte is 0 or 1.
 _GATHER = 0x0102040810204080
@@ -22,11 +22,11 @@ _SPREAD = 2
 class Form(Protocol):
     """Form in which a range of bytes of a storage is transferred."""
 
-    # Which bytes of the range go, where these are not all.
+    # Key of the transferred bytes of the range, if not all.
     key: Any
-    # What it is tried for.
+    # Kind of conversion, for which proofs are kept.
     kind: Any
-    # How many bytes go.
+    # Number of bytes transferred.
     size: int
 
     def pack(self, storage: Any, start: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from . import _dynamo, _report
 from ._parts import has, parts
 
-# How often it is looked anew which layers there are.
+# Period of the search for new layers, in forwards.
 LOOK_AGAIN = 128
 # Hooks that are a part of how a program recomputes, or say that nothing leaves: they offload nothing.
 _HARMLESS = ("torch.utils.checkpoint", "trl.models.activation_offloading", "torchtune.training._activation_offloading")
@@ -24,7 +24,7 @@ class Others:
         self._ours = ours
         # Each layer that may be recomputed, and the function for it that was looked at; weakly, as a model may hold this.
         self._layers: list[tuple[weakref.ref[Any], Any]] = []
-        # Of each layer that was changed: what stands there, and what stood there.
+        # Changed layers: the replacement and the original.
         self._replaced: list[tuple[weakref.ref[Any], Any, Any]] = []
         self._looks = 0
         self._watch: Any = None
@@ -84,7 +84,7 @@ class Others:
                 "offloaded by glake",
                 stacklevel=2,
             )
-        # One for all layers that had one, as before.
+        # Layers that shared a function share its replacement.
         for _, ours, before in self._replaced:
             if before is function:
                 plain = ours
@@ -97,7 +97,7 @@ class Others:
         import torch
 
         self.end()
-        # What is compiled would be compiled in parts around them, and anew without them.
+        # Compiled code would be split around these hooks, and recompiled without them.
         if any(vars(part).get("_compiled_call_impl") is not None or has(part, "_orig_mod") for part in parts(module)):
             return
         if _dynamo.compiles():
@@ -137,5 +137,5 @@ def _without_offload(function: Any) -> Any:
     return None if plain is None else functools.partial(plain, *function.args, **function.keywords)
 
 
-# Of whom it was told in this process.
+# Hooks that this process has warned about.
 _told: set[str] = set()

@@ -20,15 +20,15 @@ from ._proofs import Proofs
 from ._saved import Away, Entry, Kept, KeptSubclass, Stored
 from ._unsharded import Unsharded
 
-# What a site says of an item: it stays, leaves, or is computed again.
+# Verdicts of a site about an item: keep, offload, or recompute.
 KEEP, OFFLOAD, RECOMPUTE = range(3)
-# What an item is to a leaf: nothing, what it gave, or what it saved beside an output that was packed just before.
+# Role of an item in a leaf: none, its output, or saved beside an output that was packed just before.
 NO_LEAF, OUTPUT, BESIDE = range(3)
-# What is known of a save: it is to be checked; its bytes changed.
+# States of a save: to be checked; its bytes changed.
 _DUE, _CHANGED = 0, 2
-# What autograd calls the operation of a cast.
+# Autograd's names for the operation of a cast.
 _CAST = "ToCopyBackward0"
-# How often it is looked anew whose storages a module has.
+# Period of the search for a module's storages, in forwards.
 _LOOK_AGAIN = 128
 
 
@@ -86,7 +86,7 @@ class Packer:
         self._is_parents = False
         _packers.add(self)
         if not _is_child:
-            # What is wrong with this machine is told now. There a copy of a model may be all that is wanted.
+            # Problems of this machine are reported now, except in a forked child, which may only need a copy of a model.
             _ = self.site
         self._copy_out, self._is_private = _library.api().offload_begin, _library.api().is_private
         # Of the pass that is under way, by item; and by storage, range, version and form. What is gone is not taken out before the next
@@ -101,7 +101,7 @@ class Packer:
         self._cast: frozenset[tuple[Any, Any]] | None = None
         self.unsharded = Unsharded()
         self._looks = 0
-        # How many items the site was told of.
+        # Number of items reported to the site.
         self.added = 0
 
     @functools.cached_property
@@ -132,7 +132,7 @@ class Packer:
         self.unsharded.look(module)
 
     def pack(self, tensor: Any) -> Kept | Away:
-        # What is no leaf's is never computed again.
+        # Items outside of leaves are never recomputed.
         return self._pack(tensor, -1, NO_LEAF)  # type: ignore[return-value]
 
     def store(self, tensor: Any, scope: int, part: int) -> Stored | None:
@@ -169,7 +169,7 @@ class Packer:
         base = tensor._base
         source = tensor if base is None else base
         made_by = source.grad_fn
-        # As its own name(), which is made anew each time.
+        # Same as its name(), which creates a new string each time.
         maker = type(made_by).__name__
         if tensor.numel() == 0 or not self._may_leave(tensor, source) or self._is_of_parameter(tensor, source, made_by, maker):
             return Kept(tensor)
@@ -195,7 +195,7 @@ class Packer:
             owner = None if version == 0 else source
             entry = self._find(owner, cdata, 0, whole, version)
             if entry is None and owner is None:
-                # As its own views had it copied.
+                # Views of it have already caused the copy.
                 entry = self._find(source, cdata, 0, whole, version)
             if entry is None and size != whole:
                 entry = self._find(owner, cdata, start, size, version)
@@ -220,7 +220,7 @@ class Packer:
 
     def unpack(self, saved: Kept | Away) -> Any:
         if self._is_inference():
-            # As without hooks, it is no tensor of that mode.
+            # As without hooks, the result is not a tensor of that mode.
             with self._inference_mode(False):
                 return self.unpack(saved)
         if isinstance(saved, Kept):
@@ -246,7 +246,7 @@ class Packer:
             return False
         if self._cast is not None:
             return (source.size(), source.stride()) in self._cast
-        # Where no module is known: as linear layers have it.
+        # Without a known module: the layout of linear layers.
         return source is not tensor and tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0)) and tensor.numel() == source.numel()
 
     def _find(self, owner: Any, cdata: int, start: int, size: int, version: int, form: Any = None) -> Entry | None:
@@ -254,7 +254,7 @@ class Packer:
         entry = None if known is None else known()
         if entry is None or entry.is_dropped or (owner is not None and (entry.owner is None or entry.owner() is not owner)):
             return None
-        # What counted for who saved it first may not count for who saves it now, as with .data.
+        # The first save's version counter may not apply to this save, as with .data.
         return None if entry.alias is None or entry.alias._version != version else entry
 
     def _add(
@@ -279,7 +279,7 @@ class Packer:
         self._items[item] = known = ref(entry)
         if verdict == OFFLOAD:
             # The same in each pass of sizes like these (of one eighth of an octave), and seldom another's: for others there may be other kernels.
-            # What was tried in one form was not in another.
+            # The proof of one form does not apply to another.
             octave, kind = size.bit_length(), None if form is None else form.kind
             save = hash((item, tensor.dtype, tensor.dim(), maker, octave, size >> max(octave - 4, 0), kind)) & (1 << 64) - 1
             self._offload(entry, tensor, storage, stream, form, save)

@@ -7,7 +7,7 @@ from typing import Any
 from ._memory import is_shortage
 from ._narrow import Form
 
-# So many tensors of one truth are kept at a time; what is beyond is looked at another time.
+# Maximum number of pending comparisons; further ones are made in a later pass.
 MOST = 4096
 
 
@@ -27,7 +27,7 @@ class Proofs:
         except RuntimeError as error:
             if not is_shortage(error):
                 raise
-            # It is looked at another time, or goes as it is.
+            # Compared in a later pass, or transferred as it is.
             return
         if differs is None:
             self._proven[save] = True

@@ -12,7 +12,7 @@ from . import _bits
 from ._leaf import Call, is_kept_by_autocast, is_plain
 from ._packer import BESIDE, NO_LEAF, OUTPUT
 
-# What a saved tensor is: of an input or of the output, a cast of an input that autocast made, or stored by itself.
+# Kinds of saved tensors: a view of an input or of the output, autocast's cast of an input, or stored separately.
 _INPUT, _OUTPUT, _CAST, _STORED = range(4)
 
 
@@ -47,12 +47,12 @@ class Sketch:
 
     def __init__(self, kind: Any, call: Call, output: Any, saved: list[Any], least: int) -> None:
         self.signature = call.signature
-        # What each is, of which input, and its sizes, strides and offset there.
+        # For each save: kind, input, and its sizes, strides and offset there.
         self.saves: list[tuple[int, int, Any, Any, int]] = []
-        # Which of them are stored by themselves, and whether one is of the output.
+        # Indices of separately stored saves, and whether one is a view of the output.
         self.beside: list[int] = []
         self.reads_output = False
-        # How inputs share storages, where it is not certain which of them was saved.
+        # Storages shared by inputs, if it is not certain which of them was saved.
         self._shared: list[Any] | None = None
         # Why it cannot be replayed.
         self.why: str | None = None
@@ -106,7 +106,7 @@ class Record:
     def __init__(self, kind: Any, leaf: Any, sketch: Sketch, before: Draws | None, after: Draws | None, call: Call | None = None) -> None:
         self.kind, self.leaf, self._sketch = kind, leaf, sketch
         self._before, self._after = before, after
-        # Of its weights: an optimiser may step before it is computed again.
+        # Versions of its weights: an optimiser may step before the recomputation.
         self._versions = [] if call is None else _versions(call)
         self._output: Any = None
         self._beside: dict[int, Any] = {}
@@ -159,11 +159,11 @@ class Record:
             pack(self._saved(place, save, call, output))
         if output is None:
             if self._output is None:
-                # It was not needed in the passes before.
+                # The output was not needed in earlier passes.
                 self.leaf.is_read = True
                 # Not without gradients: autocast would keep casts of weights that have none.
                 with torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
-                    # As it is: that it is not changed in place is known of what is stored alone.
+                    # Unchecked: in-place changes are tracked only for stored tensors.
                     return call.run()
             output = self._output.read()
         if self._after is not None:

@@ -22,7 +22,7 @@ _logger = logging.getLogger("glake")
 
 # A product whose inner dimension is shorter is computed again: that takes less than its result's way to memory and back.
 LEAST_INNER = 128
-# Of so many leaves it is known whether they are replayed.
+# Maximum number of leaves with a known replay state.
 _MOST_LEAVES = 1 << 17
 
 REASONS = {
@@ -43,7 +43,7 @@ REASONS = {
     "tensors": "it reads or gives tensors of a subclass, quantised ones, or such of other types",
     "unread": "it was not computed again in the passes before",
 }
-# Nothing is wrong with these.
+# Reasons that are no problems.
 _EXPECTED = frozenset(("planned", "nested", "large", "unread"))
 
 
@@ -119,7 +119,7 @@ class Replay:
             self.computes_again("checkpoint", "none")
         current.replay, current.place, current.scope = current.before.pop()
 
-    # What the contexts of checkpoints ask and tell.
+    # Interface for the contexts of checkpoints.
 
     def scope(self, sets_back: bool) -> Scope:
         """Returns the scope of the next checkpoint."""

@@ -33,7 +33,7 @@ class Site(Protocol):
 
 
 counts = Counts()
-# Of modules and blocks that offload.
+# Sites of modules and blocks that offload.
 sites: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

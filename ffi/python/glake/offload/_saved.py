@@ -12,7 +12,7 @@ from ._narrow import Form
 if TYPE_CHECKING:
     from ._packer import Packer
 
-# Of the memory that torch hands out.
+# Alignment of torch's allocations.
 ALIGNMENT = 512
 
 _MODIFIED = (
@@ -27,7 +27,7 @@ class Saved:
     __slots__ = ("_alias", "_number", "_output", "_tensor", "_version")
 
     def __init__(self, tensor: Any, alias: Any, made_by: Any) -> None:
-        # It counts the changes of what was saved, whatever bytes it has.
+        # Its version counts changes of the saved tensor, whatever bytes it has.
         self._alias, self._version = alias, alias._version
         # The rest is for what is said of a change. Nothing may hold the operation, which holds this.
         self._tensor, self._number = ref(tensor), -1
@@ -90,7 +90,7 @@ def _provoked(kind: Any, device: Any) -> str:
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            # Of no elements: it takes no memory.
+            # Without elements, so that it takes no memory.
             changed = torch.empty(0, dtype=kind, device=device)
             found: Any = Saves.apply(torch.empty(0, device="cpu", requires_grad=True), changed)
             changed.zero_()
@@ -153,14 +153,14 @@ def read(saved: Kept) -> Any:
 class Entry:
     """A range of bytes of a storage at one time: one item of the pass, for all its saves."""
 
-    # What it is until something is done with it: each is packed in a few microseconds.
+    # Initial state, as class attributes: packing takes only a few microseconds.
     is_dropped = False
-    # What it is read from where it stays; else what was offloaded, in which form, and a tensor of its kind.
+    # The storage if it stays; else the offloaded bytes, their form, and a tensor of the same kind.
     kept: Any = None
     packed: Any = None
     form: Form | None = None
     like: Any = None
-    # Whose saves it is for: a tensor's and its views', weakly; None: all that lie there. And what counts the changes of the first of them.
+    # Owner of the saves: a tensor with its views, weakly; None: all tensors in the storage. And the version counter of the first.
     owner: Any = None
     alias: Any = None
     # The storage that it left, held weakly, so that its number is no other's; how that ends, and how large it is.
@@ -168,7 +168,7 @@ class Entry:
     _forget: Any = None
     _nbytes = 0
     saves, _reads = 0, 0
-    # What it comes back to, and on which stream that was taken; what it is read from, and where it begins there.
+    # Reloaded storage with its stream; the storage to read from, and the offset in it.
     _coming: Any = None
     _stream = 0
     _found: tuple[Any, int] | None = None
@@ -200,7 +200,7 @@ class Entry:
         if storage is not None:
             self._found = storage, self.start
             return
-        # It comes back with the alignment that it had: kernels are chosen by that.
+        # The original alignment is restored, because kernels are chosen by it.
         pad, size = (self.start % ALIGNMENT, self.size) if self.form is None else (0, self.form.size)
         coming, address = self._memory.take(self.like, pad + size)
         self._stream = self._memory.stream(self.like)
@@ -215,7 +215,7 @@ class Entry:
             return self.kept, self.start
         stream = self._memory.stream(self.like)
         if self.form is not None and self._coming is None and self._stream != stream:
-            # What was unpacked on another stream may not be there yet: it comes once more.
+            # A reload on another stream may not be complete: reload again.
             self._found = None
         self.begin()
         found = self._found
@@ -248,7 +248,7 @@ class Entry:
         """
         import torch
 
-        # Whoever finds it while it goes has nothing to ask.
+        # Found during its destruction: no owner can be queried.
         storage = None if self._weak is None else torch.UntypedStorage._new_with_weak_ptr(self._weak)
         return storage if storage is not None and storage.nbytes() == self._nbytes else None
 
@@ -262,7 +262,7 @@ class Away(Saved):
         Saved.__init__(self, tensor, alias, made_by)
         entry.saves += 1
         self.entry, self._dtype = entry, tensor.dtype
-        # Of its first element, from where the entry begins, in bytes.
+        # Offset of its first element from the start of the entry, in bytes.
         self._offset, self._size, self._stride = offset, tensor.size(), tensor.stride()
 
     def read(self) -> Any:

@@ -35,7 +35,7 @@ class Leaf:
         self.kind = kind
         # A number of an object may be another one's later.
         self._weight = None if weight is None else weakref.ref(weight)
-        # What it saved last.
+        # Its latest saves.
         self.sketch: Sketch | None = None
         # Whether a replay was seen to be what a computation is, and whether what it gave is read when it is computed again.
         self.is_trusted, self.is_read = False, True
@@ -43,7 +43,7 @@ class Leaf:
         self.reason: str | None = None
         self.is_compared = False
         self.found: list[Any] = []
-        # How often it was called and had not been compared yet.
+        # Number of calls without a comparison so far.
         self._waits = 0
 
     def is_of(self, kind: Any, weight: Any) -> bool:
@@ -72,7 +72,7 @@ class Scope:
     """One call of a checkpointed function. It lives as long as the checkpoint's saved arguments."""
 
     def __init__(self, replay: Any, number: int, place: int, sets_back: bool) -> None:
-        # Of those that live, and of those of its forward pass.
+        # Numbers among the live checkpoints, and among those of its forward pass.
         self.replay, self.number, self.place = replay, number, place
         # Whether its checkpoint sets generators back: else other values may be dropped when it is computed again.
         self._sets_back = sets_back
@@ -127,7 +127,7 @@ class _Inside:
         if self.is_over or kind.is_cheap(args, self._scope.replay.least_inner):
             return function(*args, **kwargs)
         if _is_transformed():
-            # It has its turn all the same: that another thread has tangents may be so in one of both passes alone.
+            # It keeps its place in the order: another thread may have tangents in only one of the two passes.
             self._passes_by()
             return function(*args, **kwargs)
         current.scope = None
@@ -227,7 +227,7 @@ class Stores(_Inside):
         except RuntimeError as error:
             if not is_shortage(error):
                 raise
-            # That cannot be told, and is another time.
+            # The result is unknown; a later pass compares again.
             leaf.found.append(None)
 
 
@@ -266,7 +266,7 @@ class Replays(_Inside):
                     record.is_not_read()
                 raise
             if why in ("changed", "backward"):
-                # It would be again: nothing is stored of it from then on.
+                # It would happen again: the leaf is not stored from then on.
                 record.leaf.reason = why
             if why != "planned":
                 replay.computes_again(kind.name, why)

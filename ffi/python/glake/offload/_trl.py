@@ -16,7 +16,7 @@ _WHERE = "trl.models.activation_offloading"
 _MADE_BY = "get_act_offloading_ctx_manager"
 _OURS = {"OffloadActivations": OffloadActivations, "NoOpManager": NoOpManager}
 _INSTEAD = "make `site = glake.offload.OffloadActivations()` once, and use `with site:` around each forward pass and its loss"
-# What is called on the first of them there.
+# Methods that TRL calls on the first of them.
 _CALLED = ("update_model_params", "__enter__", "__exit__")
 
 

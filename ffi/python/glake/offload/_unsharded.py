@@ -73,6 +73,6 @@ class _Gathered:
         unsharded = self._unsharded()
         if unsharded is not None:
             for parameter in parameters(part):
-                # What is still sharded belongs to a part of its own within this one.
+                # Parameters that are still sharded belong to a nested sharded part.
                 if not isinstance(parameter, DTensor) and parameter.device.type != "meta":
                     unsharded.add(parameter.untyped_storage())

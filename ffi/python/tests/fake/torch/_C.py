@@ -1,4 +1,4 @@
-"""The bindings: every function records its call; those of the allocator raise once it was changed, as torch's do."""
+"""Fake bindings: every function records its call; those of the allocator raise once the allocator was changed, as torch's do."""
 
 calls = []
 changed = []
@@ -56,7 +56,7 @@ class _MemPool:
 
 
 class _CUDAPluggableAllocator:
-    """As torch 2.11's: what is set is kept under the setter's name."""
+    """Fake of torch 2.11's class: each setter stores its argument under its name."""
 
     def __init__(self, alloc, free):
         self.functions = {"alloc": alloc, "free": free}
