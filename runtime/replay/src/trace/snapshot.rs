@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashSet;
 
-use super::build::Builder;
 use super::error::SnapshotFault;
 use super::pickle::{Pickle, Value};
+use super::recording::Builder;
 
 struct Segment {
     device: u32,
