@@ -21,8 +21,8 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::copies::resources::KernelSet;
+use crate::copies::route::Route;
 use crate::copies::shared::Shared;
-use crate::links::ledger::Path;
 use crate::paths::{Ask, Load, Way, split};
 use crate::{Result, UserStream};
 
@@ -161,10 +161,10 @@ impl CapturedCopies {
         to: &Span,
         from: &Span,
         on: UserStream,
-        path: Path,
+        route: Route,
         capture: u64,
     ) -> Result<bool> {
-        let Path { target, direction, .. } = path;
+        let Route { target, direction, .. } = route;
         let kernels = self.shared.resources.kernels.now();
         let reach = kernels.relays_reaching([to.side(), from.side()].into_iter());
         let reach = reach.intersection(self.shared.ledger.relays.usable());
@@ -192,7 +192,7 @@ impl CapturedCopies {
         for share in &shares {
             let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
             let (Some(to), Some(from)) = ends else { continue };
-            let path = Path { target, relay: share.relay, direction, way: share.way };
+            let path = route.path(share.relay, share.way);
             let branch = branches.get(share.relay).filter(|_| share.way != Way::Direct);
             let recorded = branch.map(|branch| self.record(&kernels, branch, fork, on, &to, &from));
             match recorded {
@@ -200,11 +200,7 @@ impl CapturedCopies {
                 Some(Err(error)) => outcome = Err(error),
                 None | Some(Ok(false)) => {
                     self.shared.native.copy_twice(&to, &from, on)?;
-                    self.shared.ledger.counters.sent(
-                        Path { relay: target, way: Way::Direct, ..path },
-                        share.size,
-                        1,
-                    );
+                    self.shared.ledger.counters.sent(route.own_path(), share.size, 1);
                 }
             }
         }

@@ -25,10 +25,10 @@ use smallvec::SmallVec;
 
 use crate::copies::pageable::job::{Job, Outcome, Threads, Work};
 use crate::copies::pageable::staging::{StagingBuffers, StagingHold};
+use crate::copies::route::Route;
 use crate::copies::shared::Shared;
 use crate::links::contexts::Contexts;
 use crate::links::lane::StagingStream;
-use crate::links::ledger::Path;
 use crate::paths::{Ask, Direction, Way, split};
 use crate::traffic::prioritized::Prioritized;
 use crate::traffic::routes::LEAST_PAGEABLE;
@@ -127,10 +127,10 @@ impl PageableCopies {
         to: &Span,
         from: &Span,
         on: UserStream,
-        own: Path,
+        route: Route,
         priority: Priority,
     ) -> Result<bool> {
-        let Path { target, direction, .. } = own;
+        let target = route.target;
         if !self.shared.resources.staging.is_wanted()
             || self.stopped.load(Ordering::Relaxed)
             || to.size() < LEAST_PAGEABLE
@@ -149,27 +149,27 @@ impl PageableCopies {
             return Ok(false);
         }
         let Some(taken) = staging.take() else { return Ok(false) };
-        let paths = self.paths(&taken, to, from, target, direction);
-        // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
+        let paths = self.paths(&taken, to, from, route);
+        // Few bytes are in flight at a time, whatever the priority, and no barrier delays them.
         let mut prioritized = match priority {
             Priority::Background => Prioritized::alone(),
             priority => self.shared.traffic.prioritize(
                 priority,
-                direction,
+                route.direction,
                 to.size(),
                 self.shared.routes.most_links(),
             ),
         };
         prioritized.shut_now(paths.iter().copied());
-        let job =
-            Arc::new(Job::new(self.shared.links.relays(), staging, (to, from), (target, direction), paths));
+        let job = Arc::new(Job::new(self.shared.links.relays(), staging, (to, from), route, paths));
         let work: Arc<dyn Work> = job.clone();
         self.threads.call(&work, job.width().saturating_sub(1));
         work.help();
         let Outcome { left, carried, unjoined, unjoined_on, .. } = job.finish();
         unjoined_on.into_iter().for_each(|(of, slot)| self.shared.links.leave_unjoined(of, slot));
         drop((taken, prioritized));
-        let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
+        let own = route.own_path();
+        let path = |relay| if relay == target { own } else { route.path(relay, Way::ZeroStaging) };
         for (relay, bytes, copies) in carried {
             self.shared.ledger.counters.sent(path(relay), bytes, copies);
         }
@@ -210,8 +210,7 @@ impl PageableCopies {
         taken: &StagingHold,
         to: &Span,
         from: &Span,
-        target: DeviceId,
-        direction: Direction,
+        Route { target, direction, .. }: Route,
     ) -> SmallVec<[DeviceId; 8]> {
         let memory = if direction == Direction::ToGpu { to } else { from };
         let open = |relay: &DeviceId| taken.staging().staging_stream(target, *relay).is_some();
