@@ -11,24 +11,21 @@
 //! - While the host waits for the user's stream, the call holds no resource that another call needs.
 
 mod job;
-mod staging;
+pub(crate) mod staging;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{DeviceSet, OwnedEvent, Span};
 use glake_device::{DeviceId, EventKind};
-use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::copies::pageable::job::{Job, Outcome, Threads, Work};
-use crate::copies::pageable::staging::{StagingBuffers, StagingHold};
+use crate::copies::pageable::staging::StagingHold;
 use crate::copies::route::Route;
 use crate::copies::shared::Shared;
-use crate::links::contexts::Contexts;
-use crate::links::lane::StagingStream;
 use crate::paths::{Ask, Direction, Way, split};
 use crate::traffic::prioritized::Prioritized;
 use crate::traffic::routes::LEAST_PAGEABLE;
@@ -36,15 +33,6 @@ use crate::{Priority, Result, UserStream};
 
 /// Number of polls of the user's stream before the host sleeps: about 50 us.
 const GLANCES: u32 = 40;
-
-/// Staging resources of pageable copies, created when a GPU first needs them.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    contexts: Arc<Contexts>,
-    threads: usize,
-    memory: Bytes,
-    made: OnceLock<Arc<StagingBuffers>>,
-}
 
 /// Pageable copies of one engine.
 #[derive(Debug)]
@@ -54,54 +42,6 @@ pub(crate) struct PageableCopies {
     /// Events that the host sleeps on, by the device of the marked streams.
     marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
     stopped: AtomicBool,
-}
-
-impl Staging {
-    /// Creates the staging for `threads` threads in at most `memory` bytes of pinned memory.
-    pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Staging {
-        Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() }
-    }
-
-    /// Returns whether the options allow any staging.
-    fn is_wanted(&self) -> bool {
-        self.threads > 0
-    }
-
-    /// Returns the pinned host memory of the slots.
-    pub(crate) fn pinned(&self) -> Bytes {
-        self.made.get().map_or(Bytes::ZERO, |staging| staging.pinned())
-    }
-
-    /// Creates the slots, and a stream on a GPU whose memory is copied.
-    pub(crate) fn open_target(&self, device: DeviceId) -> Result<()> {
-        self.make()?.map_or(Ok(()), |staging| staging.open_target(self.contexts.driver(), device))
-    }
-
-    /// Creates a stream on a relay.
-    pub(crate) fn open_relay(&self, device: DeviceId) -> Result<()> {
-        self.make()?.map_or(Ok(()), |staging| staging.open_relay(self.contexts.own_driver(), device))
-    }
-
-    /// Takes a relay's stream out of use. Copies in progress keep it until they end.
-    pub(crate) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
-        self.made.get()?.close_relay(device)
-    }
-
-    /// Returns the slots, and creates them on the first call.
-    fn make(&self) -> Result<Option<&Arc<StagingBuffers>>> {
-        if !self.is_wanted() {
-            return Ok(None);
-        }
-        let (contexts, threads) = (&self.contexts, self.threads);
-        if self.made.get().is_none()
-            && let Some(staging) =
-                StagingBuffers::new(contexts.program(), contexts.devices(), threads, self.memory)?
-        {
-            // Only the engine's thread makes them.
-            let _ = self.made.set(staging);
-        }
-        Ok(self.made.get())
-    }
 }
 
 impl PageableCopies {

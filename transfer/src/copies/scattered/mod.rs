@@ -1,4 +1,4 @@
-//! Lists of many small blocks between pinned memory and GPUs: copied by kernels of every GPU that reaches both.
+//! Lists of many small blocks between pinned memory and GPUs, copied by kernels of every GPU that can access both.
 //!
 //! ```text
 //!   list    ▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌...
@@ -7,12 +7,12 @@
 //!                       └─► lane of relay 2 ── its turns ──┘
 //! ```
 //!
-//! A native copy takes 3.5 us a block however small; a kernel's warp takes it in passing. Blocks of a megabyte and more are left
-//! to the copy engines, dealt out over the lanes.
+//! A native copy takes 3.5 us per block, however small; a kernel copies one block per warp. Blocks of 1 MiB and more are left to the copy
+//! engines and distributed over the lanes.
 //!
 //! Invariants:
 //! - Every piece is enqueued once without an error, or the call returns one.
-//! - Nothing waits for a list of blocks that is under way: where none is free, the rest is copied natively.
+//! - No call waits for a list that is in use: if none is free, the rest is copied natively.
 
 mod list;
 
