@@ -8,9 +8,10 @@
 //!
 //! The pool is the one that programs use; only its clock is the trace's. A subject leaves no memory behind on the device.
 //!
-//! Completion points advance in the trace's time, at the pace of the pool's own thread. The thread wakes up at the first free after a pause, ticks at every interval while frees are pending, and sleeps otherwise. Between two
-//! events, only two ticks have an effect: the first, which records a completion point, and the last, which detects completed ones. Only
-//! these are performed, at the times when they are due.
+//! Completion points advance in the trace's time, at the pace of the pool's own thread. The thread wakes up at the first free after a
+//! pause, ticks at every interval while frees are pending, and sleeps otherwise. Between two events, only two ticks have an effect: the
+//! first, which records a completion point, and the last, which detects completed ones. Only these are performed, at the times when they
+//! are due.
 
 use std::sync::Arc;
 use std::time::Duration;
