@@ -24,10 +24,10 @@ mod options;
 pub mod paths;
 mod traffic;
 
+pub use crate::links::relays::{UnsuspendedRelay, WhyUnsuspended};
 pub use copies::handle::CopyHandle;
 pub use engine::Engine;
 pub use error::{Result, TransferError};
-pub use links::suspension::{UnsuspendedRelay, WhyUnsuspended};
 pub use mover::LinkMover;
 pub use options::{
     Benefit, CopyOptions, EngineOptions, PathStatistics, Priority, RelayCost, Statistics, UserStream,

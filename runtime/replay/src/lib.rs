@@ -10,17 +10,13 @@
 pub mod baselines;
 mod frame;
 pub mod glake;
-mod limit;
 pub mod machine;
 pub mod plot;
-mod report;
 pub mod stamps;
 mod subject;
 mod timeline;
 pub mod trace;
 
-pub use frame::{FirstOom, Outcome, Progress, replay};
-pub use limit::{FitError, find_limit};
-pub use report::{Report, Setting};
+pub use frame::{FirstOom, FitError, Outcome, Progress, Report, Setting, find_limit, replay};
 pub use subject::{Counters, Refusal, Subject};
 pub use timeline::{Point, Timeline};

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use crate::copies::fork::Fork;
 use crate::copies::handle::Parts;
-use crate::copies::route::Endpoints;
+use crate::copies::route::check_sizes;
 use crate::copies::shared::Shared;
 use crate::copies::span::SpanCopies;
 use crate::links::lane_set::{LaneSet, LaneSetState};
@@ -67,7 +67,7 @@ impl BroadcastCopies {
         on: UserStream,
         options: CopyOptions,
     ) -> Result<CopyHandle> {
-        to.iter().try_for_each(|to| Endpoints::of(to, from).map(drop))?;
+        to.iter().try_for_each(|to| check_sizes(to, from))?;
         self.shared.links.begin_copy(on)?;
         let _call = self.shared.traffic.urgent_call(options.priority);
         let cast = Cast { to, from, on, priority: options.priority };

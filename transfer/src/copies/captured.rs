@@ -1,7 +1,7 @@
-//! Copies that a stream records into a graph: split by nodes, for nothing of ours runs when the graph does.
+//! Copies that a stream captures into a graph. They are split by nodes, because no code of GLake's runs when the graph does.
 //!
-//! Only where [`crate::EngineOptions::graphs`] says so: a graph that has nodes of several GPUs cannot be launched from a GPU, nor be
-//! the body of a conditional node, and a capture does not tell what its graph will be.
+//! Enabled by [`crate::EngineOptions::graphs`]: a graph with nodes on several GPUs cannot be launched from a GPU, nor be the body of a
+//! conditional node, and a capture does not reveal how its graph will be used.
 //!
 //! ```text
 //!   capturing stream ──┤fork├── own share: a memcpy node ──┤join├──
@@ -15,25 +15,13 @@
 
 use std::sync::Arc;
 
-use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream, Span};
-use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
-use parking_lot::{Mutex, MutexGuard};
-use rustc_hash::FxHashMap;
+use glake_device::owned::{DeviceSet, OwnedEvent, Span};
 
-use crate::copies::resources::KernelSet;
+use crate::copies::resources::{Branch, KernelSet};
+use crate::copies::route::Route;
 use crate::copies::shared::Shared;
-use crate::links::ledger::Path;
 use crate::paths::{Ask, Load, Way, split};
 use crate::{Result, UserStream};
-
-/// Number of streams that can capture split copies at a time. Copies of further streams become single nodes.
-const STREAMS: usize = 2;
-
-/// Branches of all relays.
-#[derive(Debug)]
-pub(crate) struct Branches {
-    all: [StreamBranches; STREAMS],
-}
 
 /// Captured copies of one engine.
 #[derive(Debug)]
@@ -41,114 +29,6 @@ pub(crate) struct CapturedCopies {
     pub(crate) shared: Arc<Shared>,
     /// Empty load: the traffic at the time of a graph's launch is unknown.
     pub(crate) idle: Load,
-}
-
-/// Branches of one capturing stream.
-#[derive(Debug)]
-struct StreamBranches {
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    each: Box<[Option<Branch>]>,
-    /// Fork events for captured program streams, by device, in its primary context.
-    forks: FxHashMap<DeviceId, OwnedEvent>,
-    owner: Owner,
-}
-
-/// Last user of the branches: capture and stream.
-type Owner = Option<(u64, StreamId)>;
-
-/// Stream of a GPU for captures only.
-#[derive(Debug)]
-struct Branch {
-    stream: OwnedStream,
-    join: OwnedEvent,
-}
-
-impl Branches {
-    pub(crate) fn new(devices: usize) -> Branches {
-        let branches = |()| {
-            let each = (0..devices).map(|_| None).collect();
-            StreamBranches { state: Mutex::new(State { each, forks: FxHashMap::default(), owner: None }) }
-        };
-        Branches { all: [(); STREAMS].map(branches) }
-    }
-
-    /// Creates the events for capturing streams of a GPU, unless they exist.
-    pub(crate) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
-        for branches in &self.all {
-            // Only the engine's thread makes them; none is made under the lock.
-            let is_there = branches.state.lock().forks.contains_key(&device);
-            if !is_there {
-                let fork = OwnedEvent::new(driver, device, EventKind::Plain)?;
-                branches.state.lock().forks.insert(device, fork);
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates the branches of a relay in GLake's own contexts, unless they exist.
-    pub(crate) fn open_relay(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
-        for branches in &self.all {
-            if branches.state.lock().get(device).is_some() {
-                continue;
-            }
-            let join = OwnedEvent::new(driver, device, EventKind::Plain)?;
-            let branch = Branch { stream: OwnedStream::new(driver, device)?, join };
-            // Only the engine's thread makes them.
-            branches.state.lock().put(device, Some(branch));
-        }
-        Ok(())
-    }
-
-    /// Releases the branches of a GPU. Returns `false` while one is in a capture or its state is unknown.
-    pub(crate) fn close(&self, device: DeviceId) -> bool {
-        self.all.iter().all(|branches| {
-            let Some(mut state) = branches.state.try_lock() else { return false };
-            let free = state.get(device).is_none_or(Branch::is_free);
-            let closed = if free { state.put(device, None) } else { None };
-            drop(state);
-            drop(closed);
-            free
-        })
-    }
-
-    /// Returns the branches of a capturing stream; `None` if all are in other captures.
-    fn of(&self, capture: u64, stream: StreamId) -> Option<MutexGuard<'_, State>> {
-        let owner = Some((capture, stream));
-        let tried = || self.all.iter().filter_map(|branches| branches.state.try_lock());
-        if let Some(own) = tried().find(|state| state.owner == owner) {
-            return Some(own);
-        }
-        let mut state = tried().find(|state| state.is_free())?;
-        state.owner = owner;
-        Some(state)
-    }
-}
-
-impl State {
-    /// Returns whether no capture records any of the branches.
-    fn is_free(&self) -> bool {
-        self.each.iter().flatten().all(Branch::is_free)
-    }
-
-    fn get(&self, device: DeviceId) -> Option<&Branch> {
-        self.each.get(usize::try_from(device.0).ok()?)?.as_ref()
-    }
-
-    /// Replaces a branch and returns the previous one.
-    fn put(&mut self, device: DeviceId, branch: Option<Branch>) -> Option<Branch> {
-        let place = usize::try_from(device.0).ok().and_then(|index| self.each.get_mut(index))?;
-        std::mem::replace(place, branch)
-    }
-}
-
-impl Branch {
-    fn is_free(&self) -> bool {
-        matches!(self.stream.capture_state(), Ok(CaptureState::None))
-    }
 }
 
 impl CapturedCopies {
@@ -161,10 +41,10 @@ impl CapturedCopies {
         to: &Span,
         from: &Span,
         on: UserStream,
-        path: Path,
+        route: Route,
         capture: u64,
     ) -> Result<bool> {
-        let Path { target, direction, .. } = path;
+        let Route { target, direction, .. } = route;
         let kernels = self.shared.resources.kernels.now();
         let reach = kernels.relays_reaching([to.side(), from.side()].into_iter());
         let reach = reach.intersection(self.shared.ledger.relays.usable());
@@ -192,7 +72,7 @@ impl CapturedCopies {
         for share in &shares {
             let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
             let (Some(to), Some(from)) = ends else { continue };
-            let path = Path { target, relay: share.relay, direction, way: share.way };
+            let path = route.path(share.relay, share.way);
             let branch = branches.get(share.relay).filter(|_| share.way != Way::Direct);
             let recorded = branch.map(|branch| self.record(&kernels, branch, fork, on, &to, &from));
             match recorded {
@@ -200,11 +80,7 @@ impl CapturedCopies {
                 Some(Err(error)) => outcome = Err(error),
                 None | Some(Ok(false)) => {
                     self.shared.native.copy_twice(&to, &from, on)?;
-                    self.shared.ledger.counters.sent(
-                        Path { relay: target, way: Way::Direct, ..path },
-                        share.size,
-                        1,
-                    );
+                    self.shared.ledger.counters.sent(route.own_path(), share.size, 1);
                 }
             }
         }

@@ -1,14 +1,14 @@
-//! Copies of GPU memory that relays may not touch, the program's or a closed region's, through slots in their memory.
+//! Copies of GPU memory that relays may not access (the program's, or a closed region's), through slots in the relays' memory.
 //!
 //! ```text
 //!   lane, in our context on the relay     ┤host ─► slot 0├┤host ─► slot 1├┤host ─► slot 0├ ...       over the relay's own link
 //!   target's side, in its primary context                 ┤slot 0 ─► target├┤slot 1 ─► target├ ...   over NVLink
 //! ```
 //!
-//! From a GPU the target's side fills the slots and the lane empties them. Each waits for the other's event of a slot before it uses
-//! that. Chunks of several relays take turns, so that all links get under way at once.
+//! In the other direction, the target's side fills the slots and the lane drains them. Each side waits for the other's event of a slot before
+//! it uses the slot. Chunks of several relays take turns, so that all links start together.
 //!
-//! Invariant: no context but the target's primary one touches the target's memory.
+//! Invariant: only the target's primary context accesses the target's memory.
 
 use glake_device::owned::{OwnedEvent, OwnedStream, Span};
 use glake_device::{DeviceId, DriverError};

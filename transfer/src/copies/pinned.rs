@@ -8,14 +8,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use glake_device::DeviceId;
 use glake_device::owned::{DeviceSet, Span};
-use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::copies::foreign::Staged;
 use crate::copies::fork::{Fork, MOST_WAITING};
 use crate::copies::handle::Parts;
+use crate::copies::route::Route;
 use crate::copies::shared::Shared;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::links::ledger::Path;
@@ -43,9 +44,7 @@ pub(crate) struct Job<'a> {
     /// Whether its parts may start before earlier work of the stream.
     unordered: bool,
     on: UserStream,
-    /// GPU whose memory is copied.
-    target: DeviceId,
-    direction: Direction,
+    route: Route,
 }
 
 /// Copies of one engine between pinned memory and a GPU.
@@ -59,18 +58,18 @@ impl PinnedCopies {
     pub(crate) fn copy(&self, job: Job<'_>, priority: Priority) -> Result<Option<Parts>> {
         let mut prioritized = Some(self.shared.traffic.prioritize(
             priority,
-            job.direction,
+            job.route.direction,
             job.size,
             self.shared.routes.most_links(),
         ));
-        if self.shared.routes.may_split(job.target, job.size)
+        if self.shared.routes.may_split(job.route.target, job.size)
             && let Some(parts) = self.over_lane_set(job, &mut prioritized)?
         {
             return Ok(Some(parts));
         }
         self.shared.traffic.begin();
         // Barriers are of links, and their GPUs' streams wait for them.
-        match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.target) {
+        match prioritized.filter(|prioritized| !prioritized.is_alone() && job.on.device == job.route.target) {
             Some(prioritized) => self.native_by_priority(job, prioritized)?,
             None => job.ranges.iter().try_for_each(|(to, from)| self.shared.native.copy(to, from, job.on))?,
         }
@@ -130,22 +129,22 @@ impl PinnedCopies {
         // Of the other direction too: copies that are over say that they are when somebody looks, and beside others none is timed.
         let is_loaded = |direction| self.shared.ledger.is_loaded(direction);
         let may_be_timed = job.tells && job.size >= TIMED;
-        let looks = is_loaded(job.direction)
+        let looks = is_loaded(job.route.direction)
             || (may_be_timed && Direction::BOTH.into_iter().any(is_loaded))
             || (relays.usable().iter().any(|relay| self.is_crossed(relay, state, job))
                 && (job.size >= LONG || state.looks_around(Instant::now())));
         if looks {
             self.shared.links.lane_sets().refresh(lane_set);
         }
-        let contenders = self.shared.traffic.contenders(job.target, job.direction);
+        let contenders = self.shared.traffic.contenders(job.route.target, job.route.direction);
         let gives_way = prioritized.as_ref().is_some_and(Prioritized::is_background);
         let (zero_staging, staged) = self.relays_of(lane_set, state, job, (contenders.rivals, gives_way));
         let graph = self.shared.routes.graph();
         let shares = split(
             &graph,
             &Ask {
-                target: job.target,
-                direction: job.direction,
+                target: job.route.target,
+                direction: job.route.direction,
                 size: job.size,
                 zero_staging,
                 staged,
@@ -153,19 +152,24 @@ impl PinnedCopies {
                 expected: contenders.expected,
             },
         );
-        let own_lane = job.on.device != job.target;
+        let own_lane = job.on.device != job.route.target;
         let native = matches!(&shares[..], [share] if share.way == Way::Direct);
         if native && !contenders.rivals.is_empty() {
-            self.shared.traffic.keep_apart(job.target, job.direction, shares.predicted());
+            self.shared.traffic.keep_apart(job.route.target, job.route.direction, shares.predicted());
         } else if job.tells && (!native || !zero_staging.union(staged).is_empty()) {
-            self.shared.traffic.chosen(&graph, (job.on, job.target), job.direction, (job.size, !native));
+            self.shared.traffic.chosen(
+                &graph,
+                (job.on, job.route.target),
+                job.route.direction,
+                (job.size, !native),
+            );
         }
         // Of a lane in the target's primary context the target's own work would wait for another GPU's stream.
-        if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.target)) {
+        if native || (own_lane && !relays.ready().without(relays.fenced()).contains(job.route.target)) {
             state.give_rings(staged);
             return Ok(None);
         }
-        let time = || self.shared.traffic.time(lane_set, state, &graph, (job.on, job.target), job.size);
+        let time = || self.shared.traffic.time(lane_set, state, &graph, (job.on, job.route.target), job.size);
         let begun = job.tells.then(time).flatten();
         let mark = if job.unordered { Ok(None) } else { Fork::mark(lane_set, job.on) };
         let event = match mark {
@@ -194,7 +198,7 @@ impl PinnedCopies {
         let (forked, serial) = (fork.forked(), fork.state.serial);
         let dead = fork.join()?;
         if let Some(begun) = begun.filter(|_| dead.is_empty() && left.is_empty()) {
-            begun.end(lane_set, state, (job.on, job.direction), &shares);
+            begun.end(lane_set, state, (job.on, job.route.direction), &shares);
         }
         left.retain(|share| !dead.contains(share.relay));
         left.extend(shares.iter().filter(|share| dead.contains(share.relay)).copied());
@@ -205,7 +209,7 @@ impl PinnedCopies {
         self.shared.ledger.counters.split();
         tracing::debug!(
             target: "glake::transfer",
-            size = %job.size, target = %job.target, direction = ?job.direction, paths = shares.len(),
+            size = %job.size, target = %job.route.target, direction = ?job.route.direction, paths = shares.len(),
             "a copy over several links"
         );
         relays.tell()?;
@@ -225,7 +229,7 @@ impl PinnedCopies {
         let gives_way = fork.is_background();
         // A short copy to the GPU ends with the relays' parts, which begin later: they are issued first. From it that is no gain: on
         // H200s 1 MiB over two links took 26 us instead of 23.
-        let own_first = job.size >= LONG || job.direction == Direction::FromGpu;
+        let own_first = job.size >= LONG || job.route.direction == Direction::FromGpu;
         let own = shares.iter().filter(|share| share.way == Way::Direct);
         let by_slots = |share: &Share| share.way == Way::Staged;
         let relayed = shares.iter().filter(|share| share.way == Way::ZeroStaging);
@@ -279,7 +283,9 @@ impl PinnedCopies {
         let mut sent = Bytes::ZERO;
         for (to, from) in job.part(share) {
             let enqueued = match share.way {
-                Way::Direct if job.on.device == job.target => fork.send_own(job.path(share), &to, &from),
+                Way::Direct if job.on.device == job.route.target => {
+                    fork.send_own(job.path(share), &to, &from)
+                }
                 _ => fork.send(job.path(share), &to, &from),
             };
             if !enqueued {
@@ -298,7 +304,7 @@ impl PinnedCopies {
 
     /// Returns whether a relay runs zero-staging copies in the other direction, which a copy here would have to wait for.
     fn is_crossed(&self, relay: DeviceId, state: &LaneSetState, job: Job<'_>) -> bool {
-        let other = job.direction.other();
+        let other = job.route.direction.other();
         self.shared.ledger.crossings.of(relay, other) > state.crossing(relay, other)
     }
 
@@ -312,7 +318,8 @@ impl PinnedCopies {
         job: Job<'_>,
         (rivals, gives_way): (DeviceSet, bool),
     ) -> (DeviceSet, DeviceSet) {
-        let others = self.shared.links.relays().usable().without(rivals).without(DeviceSet::of(job.target));
+        let others =
+            self.shared.links.relays().usable().without(rivals).without(DeviceSet::of(job.route.target));
         let usable = others.without(state.broken());
         let (device, host) = job.reach();
         let readers = usable.intersection(host);
@@ -326,9 +333,12 @@ impl PinnedCopies {
             return (zero_staging, DeviceSet::EMPTY);
         }
         // Else the target's side would make its GPU's own work wait for another GPU's stream.
-        let may_stage = job.on.device == job.target;
-        let staged =
-            if may_stage { self.with_slots(lane_set, state, job.target, others) } else { DeviceSet::EMPTY };
+        let may_stage = job.on.device == job.route.target;
+        let staged = if may_stage {
+            self.with_slots(lane_set, state, job.route.target, others)
+        } else {
+            DeviceSet::EMPTY
+        };
         // One relay alone is left to the other direction, which fills it: this one has the own link. To leave several out would cost more
         // than to wait for them.
         let left = if readers.len() > 1 { crossed.without(staged) } else { DeviceSet::EMPTY };
@@ -367,12 +377,8 @@ impl PinnedCopies {
 
 impl<'a> Job<'a> {
     /// Creates a job for one range between pinned memory and a GPU.
-    pub(crate) fn one(
-        range: &'a [(&'a Span, &'a Span); 1],
-        on: UserStream,
-        (target, direction): (DeviceId, Direction),
-    ) -> Job<'a> {
-        Job { ranges: range, size: range[0].0.size(), tells: true, unordered: false, on, target, direction }
+    pub(crate) fn one(range: &'a [(&'a Span, &'a Span); 1], on: UserStream, route: Route) -> Job<'a> {
+        Job { ranges: range, size: range[0].0.size(), tells: true, unordered: false, on, route }
     }
 
     /// Creates a job for ranges of a region between pinned memory and one GPU, copied as one; `None` for any other ranges.
@@ -381,20 +387,16 @@ impl<'a> Job<'a> {
         on: UserStream,
         unordered: bool,
     ) -> Option<Job<'a>> {
-        let between = |(to, from): &(&Span, &Span)| match (to.kind(), from.kind()) {
-            (PointerKind::Device { device, .. }, PointerKind::Pinned) => Some((device, Direction::ToGpu)),
-            (PointerKind::Pinned, PointerKind::Device { device, .. }) => Some((device, Direction::FromGpu)),
-            _ => None,
-        };
-        let (target, direction) = between(ranges.first()?)?;
-        let is_one = ranges.iter().all(|range| between(range) == Some((target, direction)));
+        let between = |(to, from): &(&Span, &Span)| Route::pinned(to.kind(), from.kind());
+        let route = between(ranges.first()?)?;
+        let is_one = ranges.iter().all(|range| between(range) == Some(route));
         let size = ranges.iter().map(|(to, _)| to.size()).sum();
-        is_one.then_some(Job { ranges, size, tells: false, unordered, on, target, direction })
+        is_one.then_some(Job { ranges, size, tells: false, unordered, on, route })
     }
 
     /// Returns the GPU and the size of the copy.
     pub(crate) fn asked(&self) -> (DeviceId, Bytes) {
-        (self.target, self.size)
+        (self.route.target, self.size)
     }
 
     /// Returns the stream of the copy.
@@ -424,13 +426,13 @@ impl<'a> Job<'a> {
             self.ranges.iter().map(end).fold(DeviceSet::ALL, DeviceSet::intersection)
         };
         let (to, from) = (all(|(to, _)| to.reach()), all(|(_, from)| from.reach()));
-        match self.direction {
+        match self.route.direction {
             Direction::ToGpu => (to, from),
             Direction::FromGpu => (from, to),
         }
     }
 
     fn path(&self, share: &Share) -> Path {
-        Path { target: self.target, relay: share.relay, direction: self.direction, way: share.way }
+        self.route.path(share.relay, share.way)
     }
 }

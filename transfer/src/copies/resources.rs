@@ -14,14 +14,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use glake_device::DeviceId;
-use glake_device::owned::{CompletionEvents, DeviceSet, Gather, Side};
+use glake_device::owned::{CompletionEvents, DeviceSet, Gather, OwnedEvent, OwnedStream, Side};
+use glake_device::{CaptureState, DeviceId, Driver, EventKind, StreamId};
 use glake_units::Bytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustc_hash::FxHashMap;
 
 use crate::Result;
-use crate::copies::captured::Branches;
-use crate::copies::pageable::Staging;
+use crate::copies::pageable::staging::Staging;
 use crate::links::contexts::Contexts;
 use crate::links::lane::StagingStream;
 use crate::links::requests::Requests;
@@ -210,4 +210,123 @@ fn get(each: &Each, device: DeviceId) -> Option<&Gather> {
 fn put(each: &mut Each, device: DeviceId, gather: Option<Arc<Gather>>) -> Option<Arc<Gather>> {
     let place = usize::try_from(device.0).ok().and_then(|index| each.get_mut(index))?;
     std::mem::replace(place, gather)
+}
+
+/// Number of streams that can capture split copies at a time. Copies of further streams become single nodes.
+const STREAMS: usize = 2;
+
+/// Branches of all relays.
+#[derive(Debug)]
+pub(crate) struct Branches {
+    all: [StreamBranches; STREAMS],
+}
+
+/// Branches of one capturing stream.
+#[derive(Debug)]
+struct StreamBranches {
+    state: Mutex<CaptureBranches>,
+}
+
+#[derive(Debug)]
+pub(crate) struct CaptureBranches {
+    each: Box<[Option<Branch>]>,
+    /// Fork events for captured program streams, by device, in its primary context.
+    pub(crate) forks: FxHashMap<DeviceId, OwnedEvent>,
+    owner: Owner,
+}
+
+/// Last user of the branches: capture and stream.
+type Owner = Option<(u64, StreamId)>;
+
+/// Stream of a GPU for captures only.
+#[derive(Debug)]
+pub(crate) struct Branch {
+    pub(crate) stream: OwnedStream,
+    pub(crate) join: OwnedEvent,
+}
+
+impl Branches {
+    pub(crate) fn new(devices: usize) -> Branches {
+        let branches = |()| {
+            let each = (0..devices).map(|_| None).collect();
+            StreamBranches {
+                state: Mutex::new(CaptureBranches { each, forks: FxHashMap::default(), owner: None }),
+            }
+        };
+        Branches { all: [(); STREAMS].map(branches) }
+    }
+
+    /// Creates the events for capturing streams of a GPU, unless they exist.
+    pub(crate) fn open_target(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        for branches in &self.all {
+            // Only the engine's thread makes them; none is made under the lock.
+            let is_there = branches.state.lock().forks.contains_key(&device);
+            if !is_there {
+                let fork = OwnedEvent::new(driver, device, EventKind::Plain)?;
+                branches.state.lock().forks.insert(device, fork);
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the branches of a relay in GLake's own contexts, unless they exist.
+    pub(crate) fn open_relay(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<()> {
+        for branches in &self.all {
+            if branches.state.lock().get(device).is_some() {
+                continue;
+            }
+            let join = OwnedEvent::new(driver, device, EventKind::Plain)?;
+            let branch = Branch { stream: OwnedStream::new(driver, device)?, join };
+            // Only the engine's thread makes them.
+            branches.state.lock().put(device, Some(branch));
+        }
+        Ok(())
+    }
+
+    /// Releases the branches of a GPU. Returns `false` while one is in a capture or its state is unknown.
+    pub(crate) fn close(&self, device: DeviceId) -> bool {
+        self.all.iter().all(|branches| {
+            let Some(mut state) = branches.state.try_lock() else { return false };
+            let free = state.get(device).is_none_or(Branch::is_free);
+            let closed = if free { state.put(device, None) } else { None };
+            drop(state);
+            drop(closed);
+            free
+        })
+    }
+
+    /// Returns the branches of a capturing stream; `None` if all are in other captures.
+    pub(crate) fn of(&self, capture: u64, stream: StreamId) -> Option<MutexGuard<'_, CaptureBranches>> {
+        let owner = Some((capture, stream));
+        let tried = || self.all.iter().filter_map(|branches| branches.state.try_lock());
+        if let Some(own) = tried().find(|state| state.owner == owner) {
+            return Some(own);
+        }
+        let mut state = tried().find(|state| state.is_free())?;
+        state.owner = owner;
+        Some(state)
+    }
+}
+
+impl CaptureBranches {
+    /// Returns whether no capture records any of the branches.
+    fn is_free(&self) -> bool {
+        self.each.iter().flatten().all(Branch::is_free)
+    }
+
+    pub(crate) fn get(&self, device: DeviceId) -> Option<&Branch> {
+        self.each.get(usize::try_from(device.0).ok()?)?.as_ref()
+    }
+
+    /// Replaces a branch and returns the previous one.
+    fn put(&mut self, device: DeviceId, branch: Option<Branch>) -> Option<Branch> {
+        let place = usize::try_from(device.0).ok().and_then(|index| self.each.get_mut(index))?;
+        std::mem::replace(place, branch)
+    }
+}
+
+impl Branch {
+    fn is_free(&self) -> bool {
+        matches!(self.stream.capture_state(), Ok(CaptureState::None))
+    }
 }

@@ -6,7 +6,7 @@ use glake_device::owned::{CompletionEvents, DeviceSet};
 
 use crate::copies::handle::{EventPool, Parts};
 use crate::copies::native::NativeCopies;
-use crate::copies::pageable::Staging;
+use crate::copies::pageable::staging::Staging;
 use crate::copies::resources::Resources;
 use crate::links::Links;
 use crate::links::contexts::Contexts;

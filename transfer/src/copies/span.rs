@@ -10,10 +10,9 @@ use crate::copies::captured::CapturedCopies;
 use crate::copies::handle::Parts;
 use crate::copies::pageable::PageableCopies;
 use crate::copies::pinned::{Job, PinnedCopies};
-use crate::copies::route::Endpoints;
+use crate::copies::route::{Host, Route, check_sizes};
 use crate::copies::shared::Shared;
-use crate::links::ledger::Path;
-use crate::paths::{Load, Way};
+use crate::paths::Load;
 use crate::{Priority, Result, UserStream};
 
 /// Minimum range size that justifies a driver copy each.
@@ -53,33 +52,27 @@ impl SpanCopies {
         on: UserStream,
         priority: Priority,
     ) -> Result<Option<Parts>> {
-        let ends = Endpoints::of(to, from)?;
+        check_sizes(to, from)?;
+        let route = Route::between(to.kind(), from.kind());
         self.shared.links.begin_copy(on)?;
-        if let Endpoints::HostAndGpu { target, direction, pinned: false } = ends
-            && self.pageable.copy(
-                to,
-                from,
-                on,
-                Path { target, relay: target, direction, way: Way::Direct },
-                priority,
-            )?
+        if let Some(route @ Route { host: Host::Pageable, .. }) = route
+            && self.pageable.copy(to, from, on, route, priority)?
         {
             self.shared.traffic.begin();
             return Ok(None);
         }
         let _call = self.shared.traffic.urgent_call(priority);
-        if let Endpoints::HostAndGpu { target, direction, pinned: true } = ends
+        if let Some(route @ Route { target, host: Host::Pinned, .. }) = route
             && (self.shared.routes.may_split(target, to.size()) || self.shared.traffic.minds_others(priority))
         {
-            // An answer that says nothing is no permission.
+            // A failed query counts as capturing.
             match self.shared.contexts.driver().capture_state(on.device, on.raw) {
                 Ok(CaptureState::None) => {
-                    return self.pinned.copy(Job::one(&[(to, from)], on, (target, direction)), priority);
+                    return self.pinned.copy(Job::one(&[(to, from)], on, route), priority);
                 }
                 Ok(CaptureState::Active(capture)) if self.shared.routes.may_split(target, to.size()) => {
-                    let path = Path { target, relay: target, direction, way: Way::Direct };
                     if let Some(captured) = &self.captured
-                        && captured.copy(to, from, on, path, capture)?
+                        && captured.copy(to, from, on, route, capture)?
                     {
                         return Ok(None);
                     }

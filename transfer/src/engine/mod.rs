@@ -39,15 +39,14 @@ use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::copies::broadcast::BroadcastCopies;
+use crate::copies::route::check_sizes;
 use crate::copies::scattered::ScatteredCopies;
 use crate::copies::shared::Shared;
 use crate::copies::span::SpanCopies;
+use crate::links::relays::UnsuspendedRelay;
 use crate::links::requests::Call;
-use crate::links::suspension::UnsuspendedRelay;
 use crate::paths::{Direction, PathGraph};
-use crate::{
-    Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, TransferError, UserStream,
-};
+use crate::{Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, UserStream};
 use provider::Provider;
 use verify::BlockingCopies;
 use worker::Worker;
@@ -99,7 +98,7 @@ impl Engine {
     /// Enqueues a copy on a stream of the program.
     ///
     /// # Errors
-    /// [`TransferError::Lost`] for lost parts of earlier copies, once; this copy may not have been enqueued. The driver's error if the copy
+    /// [`crate::TransferError::Lost`] for lost parts of earlier copies, once; this copy may not have been enqueued. The driver's error if the copy
     /// was not
     /// enqueued completely.
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
@@ -113,7 +112,7 @@ impl Engine {
     /// again over the user's stream.
     ///
     /// # Errors
-    /// Like [`Engine::copy`], except that lost parts of this copy are copied again. [`TransferError::Damaged`] if bytes differ even then.
+    /// Like [`Engine::copy`], except that lost parts of this copy are copied again. [`crate::TransferError::Damaged`] if bytes differ even then.
     pub fn copy_blocking(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
         self.blocking.copy(to, from, on, options)
     }
@@ -122,7 +121,7 @@ impl Engine {
     /// writes.
     ///
     /// # Errors
-    /// [`TransferError::SizesDiffer`], or [`TransferError::Lost`] for earlier copies: nothing was enqueued. The driver's error if not all
+    /// [`crate::TransferError::SizesDiffer`], or [`crate::TransferError::Lost`] for earlier copies: nothing was enqueued. The driver's error if not all
     /// blocks
     /// were enqueued.
     pub fn copy_list(
@@ -131,10 +130,7 @@ impl Engine {
         on: UserStream,
         options: CopyOptions,
     ) -> Result<CopyHandle> {
-        let pair = |(to, from): &'_ (Span, Span)| (to.size(), from.size());
-        if let Some((to, from)) = blocks.iter().map(pair).find(|(to, from)| to != from) {
-            return Err(TransferError::SizesDiffer { to, from });
-        }
+        blocks.iter().try_for_each(|(to, from)| check_sizes(to, from))?;
         let ranges: SmallVec<[(&Span, &Span); 8]> = blocks.iter().map(|(to, from)| (to, from)).collect();
         if let Some(job) = self.spans.as_one(&ranges, on, options.unordered) {
             let parts = self.spans.enqueue_as_one(job, options.priority);
@@ -148,7 +144,7 @@ impl Engine {
     /// Like [`Engine::copy_list`], for many small blocks in a compact form. All lists form one copy.
     ///
     /// # Errors
-    /// [`TransferError::Lost`] for earlier copies: nothing was enqueued. The driver's error if not all blocks were enqueued.
+    /// [`crate::TransferError::Lost`] for earlier copies: nothing was enqueued. The driver's error if not all blocks were enqueued.
     pub fn copy_blocks(
         &self,
         blocks: &[Blocks<'_>],
@@ -179,7 +175,7 @@ impl Engine {
     /// completed.
     ///
     /// # Errors
-    /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] if bytes differ after the second copy; the driver's errors.
+    /// [`crate::TransferError::SizesDiffer`]; [`crate::TransferError::Damaged`] if bytes differ after the second copy; the driver's errors.
     pub fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
         self.blocking.verify(copies, on)
     }
@@ -213,7 +209,7 @@ impl Engine {
     /// failure. Resumes suspended relays.
     ///
     /// # Errors
-    /// [`TransferError::NoThread`].
+    /// [`crate::TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
         self.shared.links.relays().resume();
         self.worker.prepare(self, self.call(after))
@@ -246,7 +242,7 @@ impl Engine {
     /// still exist are ready immediately. `after` is not called if no relay is suspended.
     ///
     /// # Errors
-    /// [`TransferError::NoThread`].
+    /// [`crate::TransferError::NoThread`].
     pub fn resume(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
         if self.suspended().is_empty() {
             return Ok(());

@@ -25,7 +25,7 @@ use crate::copies::resources::Resources;
 use crate::links::Links;
 use crate::links::lane::{Ring, StagingStream};
 use crate::links::lane_set::LaneSet;
-use crate::links::suspension::WhyUnsuspended;
+use crate::links::relays::WhyUnsuspended;
 
 /// Interval at which incomplete steps are retried.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);

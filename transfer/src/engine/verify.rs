@@ -9,6 +9,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use crate::copies::handle::Parts;
+use crate::copies::route::check_sizes;
 use crate::copies::shared::Shared;
 use crate::copies::span::SpanCopies;
 use crate::{CopyOptions, Result, TransferError, UserStream};
@@ -93,10 +94,7 @@ impl BlockingCopies {
     /// # Errors
     /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] if bytes differ after the second copy; the driver's errors.
     pub(crate) fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
-        let differ = copies.iter().find(|(to, from)| to.size() != from.size());
-        if let Some((to, from)) = differ {
-            return Err(TransferError::SizesDiffer { to: to.size(), from: from.size() });
-        }
+        copies.iter().try_for_each(|(to, from)| check_sizes(to, from))?;
         let mut scratch = self.scratch.lock();
         let sides = match &mut *scratch {
             Some(sides) => sides,

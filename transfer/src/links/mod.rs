@@ -17,7 +17,6 @@ pub(crate) mod lane_sets;
 pub(crate) mod ledger;
 pub(crate) mod relays;
 pub(crate) mod requests;
-pub(crate) mod suspension;
 pub(crate) mod unjoined;
 
 use std::sync::Arc;
@@ -34,8 +33,7 @@ use crate::links::requests::Requests;
 use crate::{Result, UserStream};
 use lane_set::{LaneSet, LaneSetState};
 use lane_sets::LaneSets;
-use relays::Relays;
-use suspension::{Suspensions, UnsuspendedRelay, WhyUnsuspended};
+use relays::{Relays, Suspensions, UnsuspendedRelay, WhyUnsuspended};
 use unjoined::UnjoinedSlots;
 
 /// Maximum age of the answer to which relays the program uses. A query before each copy cost 1 to 3 % of copies of 2 and 4 MiB over two

@@ -1,19 +1,20 @@
-//! GPUs that relay copies of others' memory, and relays that were lost.
+//! GPUs that relay copies of other GPUs' memory, relays that were lost, and the results of suspensions (`engine::suspension`).
 //!
 //! Invariants:
 //! - A lost relay is never used again: it is in no set of usable relays.
-//! - New copies do not use a suspended relay. Its resources are released only when no copy uses them (`suspension`).
-//! - A copy's part is counted (`begin`) before it is enqueued and until it is known to have arrived (`confirm`). So either the thread that
-//!   loses the relay counts it, or the thread that enqueues it sees the loss: both read after they have written.
+//! - New copies do not use a suspended relay. Its resources are released only when no copy uses them (`engine::suspension`).
+//! - A copy's part is counted (`begin`) before it is enqueued and until it is known to have arrived (`confirm`). Either the thread that
+//!   reports the loss counts the part, or the thread that enqueues the part sees the loss: both write before they read.
 //! - A relay that was left to the program stays suspended.
 //! - Every part counted by a loss is reported: by the copy's handle, and once by the next call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use glake_device::DeviceId;
 use glake_device::owned::DeviceSet;
+use glake_device::{DeviceId, Living};
 use glake_units::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use crate::links::lane::Ring;
@@ -234,5 +235,101 @@ impl Relays {
 
     fn of(&self, relay: DeviceId) -> Option<&Relay> {
         self.each.get(usize::try_from(relay.0).ok()?)
+    }
+}
+
+/// Relay whose context still exists after its suspension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnsuspendedRelay {
+    /// Relay GPU.
+    pub relay: DeviceId,
+    /// Memory of its context, as in [`crate::RelayCost`].
+    pub context: Bytes,
+    /// Reason why the context still exists.
+    pub why: WhyUnsuspended,
+}
+
+/// Reasons why a relay's context still exists.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WhyUnsuspended {
+    /// Copies, or work of the program on that GPU, have not completed. The context is released afterwards.
+    #[error("work on it is not done yet")]
+    UnderWay,
+    /// A captured graph launches GLake's kernels there.
+    #[error("a captured graph has kernels on it")]
+    Graph,
+    /// Another object of GLake's is alive there.
+    #[error("it holds {0} that are in use")]
+    InUse(Living),
+    /// The relay was lost and stays as it is.
+    #[error("the GPU was lost")]
+    Lost,
+    /// The driver refused to release it.
+    #[error("the driver did not give it back")]
+    Refused,
+}
+
+/// Results of suspensions.
+#[derive(Debug, Default)]
+pub(crate) struct Suspensions {
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of requests, and number of completed ones.
+    asked: u64,
+    over: u64,
+    stayed: Vec<UnsuspendedRelay>,
+}
+
+impl Suspensions {
+    /// Records a request and returns its number.
+    pub(crate) fn ask(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.asked += 1;
+        state.asked
+    }
+
+    /// Returns the suspended relays whose contexts still exist, with the reason, after all requests have completed or `timeout` has
+    /// elapsed.
+    pub(crate) fn unsuspended(&self, relays: &Relays, timeout: Duration) -> Vec<UnsuspendedRelay> {
+        let until = Instant::now() + timeout;
+        let mut state = self.state.lock();
+        let asked = state.asked;
+        while state.over < asked && !self.over.wait_until(&mut state, until).timed_out() {}
+        let suspended = relays.suspended();
+        let mut stayed: Vec<UnsuspendedRelay> =
+            state.stayed.iter().filter(|stayed| suspended.contains(stayed.relay)).copied().collect();
+        if state.over < asked {
+            let known: DeviceSet = stayed.iter().map(|stayed| stayed.relay).collect();
+            let costs = suspended.without(known).iter().filter_map(|relay| relays.cost(relay));
+            let under_way = |cost: RelayCost| UnsuspendedRelay {
+                relay: cost.relay,
+                context: cost.context,
+                why: WhyUnsuspended::UnderWay,
+            };
+            stayed.extend(costs.map(under_way));
+        }
+        stayed.sort_by_key(|stayed| stayed.relay);
+        stayed
+    }
+
+    pub(crate) fn note_unsuspended(&self, stayed: UnsuspendedRelay) {
+        let mut state = self.state.lock();
+        state.stayed.retain(|other| other.relay != stayed.relay);
+        state.stayed.push(stayed);
+    }
+
+    pub(crate) fn forget(&self, relay: DeviceId) {
+        self.state.lock().stayed.retain(|other| other.relay != relay);
+    }
+
+    pub(crate) fn end(&self, asked: u64) {
+        let mut state = self.state.lock();
+        state.over = state.over.max(asked);
+        self.over.notify_all();
     }
 }

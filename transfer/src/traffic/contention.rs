@@ -1,13 +1,12 @@
-//! Contention of GPUs whose memory is copied concurrently: for a while each keeps its own link to itself.
+//! Contention of GPUs whose memory is copied concurrently: for half a second, the links of these GPUs serve their own copies only.
 //!
 //! ```text
 //!   at first     GPU 0  ══links 0, 1══        GPU 1  ══links 0, 1══      both at once: links that serve two copies give less
 //!   after that   GPU 0  ══link 0══            GPU 1  ══link 1══          and the links of idle GPUs serve either
 //! ```
 //!
-//! A program that copies to all its GPUs does so again and again, and the first copy of each round cannot know of the others. A
-//! wrong guess costs time alone. Copies that have their link to themselves are the driver's, and nobody sees them end: when they
-//! should is reckoned.
+//! A program that copies to all its GPUs usually does so repeatedly, and the first copy of each round cannot see the others. A wrong
+//! prediction only costs time. The driver makes the copies over the own link only, and their end is not observed: it is predicted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

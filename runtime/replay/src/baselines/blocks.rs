@@ -1,4 +1,5 @@
-//! Blocks of torch's allocator: neighbours in a segment are linked by address, and unused blocks are kept in ordered sets.
+//! Blocks of torch's allocator: neighbours in a segment are linked by address, and unused blocks are kept in ordered sets. Also the models'
+//! table of live blocks of the trace.
 //!
 //! ```text
 //! segment   ┌ used ┬──── free ────┬ used ┬──── unmapped ────┐     prev/next links
@@ -6,13 +7,13 @@
 //! pool      free: by (size, address)      unmapped: by address
 //! ```
 //!
-//! Invariants: the blocks of a segment tile it; no two neighbours are both free or both unmapped; a block is in its pool's set if and only
-//! if it is free (or unmapped).
+//! Invariants: the blocks of a segment tile it; no two neighbours are both free or both unmapped; a block is in its pool's set if and only if it
+//! is free (or unmapped).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::Class;
-use crate::trace::StreamIndex;
+use crate::trace::{BlockId, StreamIndex};
 
 /// Index of a block in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,5 +205,63 @@ impl Blocks {
         }
         assert_eq!(in_sets, self.pools.iter().map(|s| s.free.len() + s.unmapped.len()).sum::<usize>());
         mapped
+    }
+}
+
+/// Locations of the live blocks, in a table indexed by block.
+pub(super) struct Live<T> {
+    entries: Vec<Option<Entry<T>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Entry<T> {
+    place: T,
+    requested: bool,
+}
+
+impl<T: Copy> Live<T> {
+    pub(super) const fn new() -> Self {
+        Live { entries: Vec::new() }
+    }
+
+    pub(super) fn insert(&mut self, block: BlockId, place: T) {
+        if self.entries.len() <= block.index() {
+            self.entries.resize(block.index() + 1, None);
+        }
+        self.entries[block.index()] = Some(Entry { place, requested: false });
+    }
+
+    /// Marks a block's free as requested.
+    pub(super) fn request(&mut self, block: BlockId) {
+        if let Some(Some(entry)) = self.entries.get_mut(block.index()) {
+            entry.requested = true;
+        }
+    }
+
+    /// Removes a block; `None` if it is not live or was removed by [`Live::take_requested`].
+    pub(super) fn take(&mut self, block: BlockId) -> Option<T> {
+        self.entries.get_mut(block.index())?.take().map(|entry| entry.place)
+    }
+
+    /// Removes all blocks with a requested and uncompleted free, in the order of their allocation.
+    pub(super) fn take_requested(&mut self) -> Vec<T> {
+        let due = |entry: &&mut Option<Entry<T>>| entry.is_some_and(|entry| entry.requested);
+        self.entries
+            .iter_mut()
+            .filter(due)
+            .filter_map(|entry| entry.take())
+            .map(|entry| entry.place)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+impl<T: Copy> Live<T> {
+    pub(super) fn get(&self, block: BlockId) -> Option<T> {
+        self.entries.get(block.index()).copied().flatten().map(|entry| entry.place)
+    }
+
+    pub(super) fn all(&self) -> Vec<T> {
+        self.entries.iter().flatten().map(|entry| entry.place).collect()
     }
 }

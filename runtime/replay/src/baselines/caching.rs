@@ -8,10 +8,8 @@
 
 use glake_units::Bytes;
 
-use super::blocks::{Blocks, Place, Pool, State};
-use super::costs::Costs;
-use super::live::Live;
-use super::rules::{self, Class};
+use super::blocks::{Blocks, Live, Place, Pool, State};
+use super::rules::{self, Class, Costs};
 use crate::trace::{BlockId, StreamIndex};
 use crate::{Counters, Refusal, Subject};
 

@@ -5,7 +5,7 @@
 //! page: 2 MiB pages for small requests, 20 MiB pages for large ones.
 //!
 //! - A block is chosen by best fit, as by default. One difference: a block that ends where unmapped space begins counts with that space, so
-//! that a slightly larger block in the middle is preferred. Every remainder of 512 bytes or more is split off.
+//!   that a slightly larger block in the middle is preferred. Every remainder of 512 bytes or more is split off.
 //! - If there is no such block, pages are mapped at the lowest unmapped range with enough room, extended by the free block right before it.
 //! - If the device refuses, the allocator waits for pending frees, unmaps all pages that lie entirely within free blocks, and retries once.
 //!
@@ -14,10 +14,8 @@
 
 use glake_units::Bytes;
 
-use super::blocks::{Block, Blocks, Place, Pool, State};
-use super::costs::Costs;
-use super::live::Live;
-use super::rules::{self, Class};
+use super::blocks::{Block, Blocks, Live, Place, Pool, State};
+use super::rules::{self, Class, Costs};
 use crate::trace::{BlockId, StreamIndex};
 use crate::{Counters, Refusal, Subject};
 

@@ -11,10 +11,8 @@
 
 mod blocks;
 mod caching;
-mod costs;
 mod expandable;
 mod gmlake;
-mod live;
 #[cfg(test)]
 mod properties;
 mod rules;

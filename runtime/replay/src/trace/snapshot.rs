@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashSet;
 
-use super::build::Builder;
 use super::error::SnapshotFault;
 use super::pickle::{Pickle, Value};
+use super::recording::Builder;
 
 struct Segment {
     device: u32,
@@ -356,7 +356,7 @@ mod tests {
             (pickle([1, 2, 3]), "the snapshot is not a dict"),
             (pickle(BTreeMap::from([("segments", [0; 0])])), "no history"),
             (history(&[]), "no history"),
-            (history(&[("teleport", 0, 1)]), "entry 0: action \"teleport\" is not known"),
+            (history(&[("teleport", 0, 1)]), "entry 0: action \"teleport\" is unknown"),
             (history(&[("alloc", 0, -1)]), "the size is not a number that is not negative"),
             (history(&[("alloc", 0, 0)]), "entry 0: block 0 has no bytes"),
             (

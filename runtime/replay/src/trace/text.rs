@@ -10,9 +10,8 @@
 
 use glake_units::Bytes;
 
-use super::build::Builder;
 use super::error::Fault;
-use super::recording::Recorded;
+use super::recording::{Builder, Recorded};
 
 /// Fault of a line.
 #[derive(Debug, PartialEq, Eq)]

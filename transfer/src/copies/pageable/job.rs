@@ -22,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use crate::copies::pageable::staging::{SLOTS, Slot, StagingBuffers};
+use crate::copies::route::Route;
 use crate::links::lane::StagingStream;
 use crate::links::relays::Relays;
 use crate::paths::Direction;
@@ -31,9 +32,7 @@ pub(crate) struct Job {
     staging: Arc<StagingBuffers>,
     to: Span,
     from: Span,
-    /// GPU whose memory is copied.
-    target: DeviceId,
-    direction: Direction,
+    route: Route,
     /// GPUs whose links the copy uses.
     paths: SmallVec<[DeviceId; 8]>,
     chunk: Bytes,
@@ -91,7 +90,7 @@ impl Job {
         relays: &Arc<Relays>,
         staging: &Arc<StagingBuffers>,
         ends: (&Span, &Span),
-        (target, direction): (DeviceId, Direction),
+        route: Route,
         paths: SmallVec<[DeviceId; 8]>,
     ) -> Job {
         let (to, from) = (ends.0.clone(), ends.1.clone());
@@ -101,8 +100,7 @@ impl Job {
             staging: staging.clone(),
             to,
             from,
-            target,
-            direction,
+            route,
             paths,
             chunk,
             next: AtomicU64::new(0),
@@ -164,7 +162,7 @@ impl Job {
     /// Starts a chunk over the thread's own path or another one; `None` if no path accepts it.
     fn launch<'a>(&'a self, chunk: Chunk, slot: &'a Slot, thread: usize) -> Option<Flight<'a>> {
         let held = slot.memory.part(Bytes::ZERO, chunk.size)?;
-        let (to, from) = match self.direction {
+        let (to, from) = match self.route.direction {
             Direction::ToGpu => {
                 self.from.part(chunk.offset, chunk.size)?.copy_on_host(&held).ok()?;
                 (self.to.part(chunk.offset, chunk.size)?, held)
@@ -174,7 +172,7 @@ impl Job {
         let count = self.paths.len();
         for path in (0..count).map(|step| self.paths[(thread + step) % count]) {
             let staging_stream =
-                self.staging.staging_stream(self.target, path).filter(|_| !self.is_dead(path));
+                self.staging.staging_stream(self.route.target, path).filter(|_| !self.is_dead(path));
             let Some(staging_stream) = staging_stream else { continue };
             let (stream, done) = (staging_stream.stream.id(), staging_stream.done.get(slot.index)?);
             if let Err(error) = staging_stream.stream.of().copy(&to, &from) {
@@ -191,11 +189,11 @@ impl Job {
     fn land(&self, flight: &Flight<'_>) {
         let Flight { chunk, slot, path, staging_stream, marked } = flight;
         let arrived = match self.end(staging_stream, slot, *path, *marked) {
-            End::Done => self.direction == Direction::ToGpu || self.empty(*chunk, slot),
+            End::Done => self.route.direction == Direction::ToGpu || self.empty(*chunk, slot),
             End::Lost => false,
             End::Unknown(error) => {
                 slot.lost.store(true, Ordering::Relaxed);
-                if self.direction == Direction::ToGpu {
+                if self.route.direction == Direction::ToGpu {
                     let mut outcome = self.outcome.lock();
                     outcome.unjoined = Some(error);
                     outcome.unjoined_on.push((staging_stream.clone(), slot.index));

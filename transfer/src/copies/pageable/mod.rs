@@ -11,24 +11,21 @@
 //! - While the host waits for the user's stream, the call holds no resource that another call needs.
 
 mod job;
-mod staging;
+pub(crate) mod staging;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{DeviceSet, OwnedEvent, Span};
 use glake_device::{DeviceId, EventKind};
-use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::copies::pageable::job::{Job, Outcome, Threads, Work};
-use crate::copies::pageable::staging::{StagingBuffers, StagingHold};
+use crate::copies::pageable::staging::StagingHold;
+use crate::copies::route::Route;
 use crate::copies::shared::Shared;
-use crate::links::contexts::Contexts;
-use crate::links::lane::StagingStream;
-use crate::links::ledger::Path;
 use crate::paths::{Ask, Direction, Way, split};
 use crate::traffic::prioritized::Prioritized;
 use crate::traffic::routes::LEAST_PAGEABLE;
@@ -36,15 +33,6 @@ use crate::{Priority, Result, UserStream};
 
 /// Number of polls of the user's stream before the host sleeps: about 50 us.
 const GLANCES: u32 = 40;
-
-/// Staging resources of pageable copies, created when a GPU first needs them.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    contexts: Arc<Contexts>,
-    threads: usize,
-    memory: Bytes,
-    made: OnceLock<Arc<StagingBuffers>>,
-}
 
 /// Pageable copies of one engine.
 #[derive(Debug)]
@@ -54,54 +42,6 @@ pub(crate) struct PageableCopies {
     /// Events that the host sleeps on, by the device of the marked streams.
     marks: Mutex<FxHashMap<DeviceId, Vec<OwnedEvent>>>,
     stopped: AtomicBool,
-}
-
-impl Staging {
-    /// Creates the staging for `threads` threads in at most `memory` bytes of pinned memory.
-    pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Staging {
-        Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() }
-    }
-
-    /// Returns whether the options allow any staging.
-    fn is_wanted(&self) -> bool {
-        self.threads > 0
-    }
-
-    /// Returns the pinned host memory of the slots.
-    pub(crate) fn pinned(&self) -> Bytes {
-        self.made.get().map_or(Bytes::ZERO, |staging| staging.pinned())
-    }
-
-    /// Creates the slots, and a stream on a GPU whose memory is copied.
-    pub(crate) fn open_target(&self, device: DeviceId) -> Result<()> {
-        self.make()?.map_or(Ok(()), |staging| staging.open_target(self.contexts.driver(), device))
-    }
-
-    /// Creates a stream on a relay.
-    pub(crate) fn open_relay(&self, device: DeviceId) -> Result<()> {
-        self.make()?.map_or(Ok(()), |staging| staging.open_relay(self.contexts.own_driver(), device))
-    }
-
-    /// Takes a relay's stream out of use. Copies in progress keep it until they end.
-    pub(crate) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
-        self.made.get()?.close_relay(device)
-    }
-
-    /// Returns the slots, and creates them on the first call.
-    fn make(&self) -> Result<Option<&Arc<StagingBuffers>>> {
-        if !self.is_wanted() {
-            return Ok(None);
-        }
-        let (contexts, threads) = (&self.contexts, self.threads);
-        if self.made.get().is_none()
-            && let Some(staging) =
-                StagingBuffers::new(contexts.program(), contexts.devices(), threads, self.memory)?
-        {
-            // Only the engine's thread makes them.
-            let _ = self.made.set(staging);
-        }
-        Ok(self.made.get())
-    }
 }
 
 impl PageableCopies {
@@ -127,10 +67,10 @@ impl PageableCopies {
         to: &Span,
         from: &Span,
         on: UserStream,
-        own: Path,
+        route: Route,
         priority: Priority,
     ) -> Result<bool> {
-        let Path { target, direction, .. } = own;
+        let target = route.target;
         if !self.shared.resources.staging.is_wanted()
             || self.stopped.load(Ordering::Relaxed)
             || to.size() < LEAST_PAGEABLE
@@ -149,27 +89,27 @@ impl PageableCopies {
             return Ok(false);
         }
         let Some(taken) = staging.take() else { return Ok(false) };
-        let paths = self.paths(&taken, to, from, target, direction);
-        // Few bytes of it are under way at a time, whatever its priority; nothing keeps them from running.
+        let paths = self.paths(&taken, to, from, route);
+        // Few bytes are in flight at a time, whatever the priority, and no barrier delays them.
         let mut prioritized = match priority {
             Priority::Background => Prioritized::alone(),
             priority => self.shared.traffic.prioritize(
                 priority,
-                direction,
+                route.direction,
                 to.size(),
                 self.shared.routes.most_links(),
             ),
         };
         prioritized.shut_now(paths.iter().copied());
-        let job =
-            Arc::new(Job::new(self.shared.links.relays(), staging, (to, from), (target, direction), paths));
+        let job = Arc::new(Job::new(self.shared.links.relays(), staging, (to, from), route, paths));
         let work: Arc<dyn Work> = job.clone();
         self.threads.call(&work, job.width().saturating_sub(1));
         work.help();
         let Outcome { left, carried, unjoined, unjoined_on, .. } = job.finish();
         unjoined_on.into_iter().for_each(|(of, slot)| self.shared.links.leave_unjoined(of, slot));
         drop((taken, prioritized));
-        let path = |relay| if relay == target { own } else { Path { relay, way: Way::ZeroStaging, ..own } };
+        let own = route.own_path();
+        let path = |relay| if relay == target { own } else { route.path(relay, Way::ZeroStaging) };
         for (relay, bytes, copies) in carried {
             self.shared.ledger.counters.sent(path(relay), bytes, copies);
         }
@@ -210,8 +150,7 @@ impl PageableCopies {
         taken: &StagingHold,
         to: &Span,
         from: &Span,
-        target: DeviceId,
-        direction: Direction,
+        Route { target, direction, .. }: Route,
     ) -> SmallVec<[DeviceId; 8]> {
         let memory = if direction == Direction::ToGpu { to } else { from };
         let open = |relay: &DeviceId| taken.staging().staging_stream(target, *relay).is_some();

@@ -2,8 +2,8 @@
 //!
 //! Invariant: one copy holds all buffers or none. A copy that finds them in use takes another path without waiting.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use glake_device::owned::{CompletionEvents, OwnedEvent, OwnedStream, Pages, Registration, Span};
 use glake_device::{DeviceId, Driver, EventKind};
@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::Result;
+use crate::links::contexts::Contexts;
 use crate::links::lane::StagingStream;
 
 /// Slots per thread: one is filled while the other is in flight. On an H200 a third one gains nothing.
@@ -21,6 +22,16 @@ const MOST: Bytes = Bytes::mib(2);
 /// Minimum slot size that justifies its overhead.
 const LEAST: Bytes = Bytes::kib(256);
 
+/// Staging resources of pageable copies, created when a GPU first needs them.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    contexts: Arc<Contexts>,
+    pub(crate) threads: usize,
+    memory: Bytes,
+    pub(crate) made: OnceLock<Arc<StagingBuffers>>,
+}
+
+/// Slots of all threads, and the streams that copy between them and GPU memory.
 #[derive(Debug)]
 pub(crate) struct StagingBuffers {
     slots: Vec<Slot>,
@@ -46,6 +57,54 @@ pub(crate) struct Slot {
 /// Exclusive hold of the staging buffers.
 #[derive(Debug)]
 pub(crate) struct StagingHold(Arc<StagingBuffers>);
+
+impl Staging {
+    /// Creates the staging for `threads` threads in at most `memory` bytes of pinned memory.
+    pub(crate) fn new(contexts: &Arc<Contexts>, threads: usize, memory: Bytes) -> Staging {
+        Staging { contexts: contexts.clone(), threads, memory, made: OnceLock::new() }
+    }
+
+    /// Returns whether the options allow any staging.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.threads > 0
+    }
+
+    /// Returns the pinned host memory of the slots.
+    pub(crate) fn pinned(&self) -> Bytes {
+        self.made.get().map_or(Bytes::ZERO, |staging| staging.pinned())
+    }
+
+    /// Creates the slots, and a stream on a GPU whose memory is copied.
+    pub(crate) fn open_target(&self, device: DeviceId) -> Result<()> {
+        self.make()?.map_or(Ok(()), |staging| staging.open_target(self.contexts.driver(), device))
+    }
+
+    /// Creates a stream on a relay.
+    pub(crate) fn open_relay(&self, device: DeviceId) -> Result<()> {
+        self.make()?.map_or(Ok(()), |staging| staging.open_relay(self.contexts.own_driver(), device))
+    }
+
+    /// Takes a relay's stream out of use. Copies in progress keep it until they end.
+    pub(crate) fn close_relay(&self, device: DeviceId) -> Option<Arc<StagingStream>> {
+        self.made.get()?.close_relay(device)
+    }
+
+    /// Returns the slots, and creates them on the first call.
+    fn make(&self) -> Result<Option<&Arc<StagingBuffers>>> {
+        if !self.is_wanted() {
+            return Ok(None);
+        }
+        let (contexts, threads) = (&self.contexts, self.threads);
+        if self.made.get().is_none()
+            && let Some(staging) =
+                StagingBuffers::new(contexts.program(), contexts.devices(), threads, self.memory)?
+        {
+            // Only the engine's thread makes them.
+            let _ = self.made.set(staging);
+        }
+        Ok(self.made.get())
+    }
+}
 
 impl StagingBuffers {
     /// Allocates slots for `threads` threads in at most `memory` bytes of pinned memory, without streams; `None` if that is too little.

@@ -6,25 +6,17 @@
 //! ```
 
 use glake_device::owned::{Blocks, DeviceSet, Piece, Side};
-use glake_device::{DeviceId, PointerKind};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::paths::{Direction, GRAIN};
+use crate::copies::route::Route;
+use crate::paths::GRAIN;
 
-/// Ends of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Pinned memory and memory of one GPU.
-    Pinned(DeviceId, Direction),
-    /// Any other combination, copied by the driver.
-    Other,
-}
-
-/// All blocks of one kind.
+/// All blocks of one route.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    pub(crate) kind: Kind,
+    /// Route between pinned memory and a GPU; `None` for all other blocks, which the driver copies.
+    pub(crate) route: Option<Route>,
     /// Number of blocks.
     pub(crate) blocks: u64,
     /// Number of pieces.
@@ -45,7 +37,7 @@ pub(crate) struct Place {
 /// Bytes that one warp copies.
 pub(crate) const PIECE: Bytes = Bytes::kib(64);
 
-/// Returns every kind that occurs, in the order of its first block.
+/// Returns a group for every route that occurs, in the order of its first block.
 pub(crate) fn groups(lists: &[Blocks<'_>]) -> SmallVec<[Group; 2]> {
     let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
     for list in lists {
@@ -58,10 +50,10 @@ pub(crate) fn groups(lists: &[Blocks<'_>]) -> SmallVec<[Group; 2]> {
         if blocks == 0 {
             continue;
         }
-        let kind = Kind::of(list);
-        let index = groups.iter().position(|group| group.kind == kind).unwrap_or_else(|| {
+        let route = route(list);
+        let index = groups.iter().position(|group| group.route == route).unwrap_or_else(|| {
             let ends = SmallVec::new();
-            groups.push(Group { kind, blocks: 0, pieces: 0, size: Bytes::ZERO, ends });
+            groups.push(Group { route, blocks: 0, pieces: 0, size: Bytes::ZERO, ends });
             groups.len() - 1
         });
         let group = &mut groups[index];
@@ -84,34 +76,30 @@ impl Group {
     }
 }
 
-impl Kind {
-    fn of(list: &Blocks<'_>) -> Kind {
-        match (list.to().kind, list.from().kind) {
-            (PointerKind::Device { device, .. }, PointerKind::Pinned) => {
-                Kind::Pinned(device, Direction::ToGpu)
-            }
-            (PointerKind::Pinned, PointerKind::Device { device, .. }) => {
-                Kind::Pinned(device, Direction::FromGpu)
-            }
-            _ => Kind::Other,
-        }
-    }
+/// Returns the route of a list; `None` if the driver copies its blocks.
+fn route(list: &Blocks<'_>) -> Option<Route> {
+    Route::pinned(list.to().kind, list.from().kind)
 }
 
-/// Iterator over the pieces of one kind from a position on.
+/// Iterator over the pieces of one route from a position on.
 pub(crate) struct Pieces<'a> {
     lists: &'a [Blocks<'a>],
-    kind: Kind,
+    route: Option<Route>,
     /// Maximum size of a piece.
     most: Bytes,
     pub(crate) place: Place,
-    /// List at the position, if it is of the kind.
+    /// List at the position, if it is of the route.
     list: Option<&'a Blocks<'a>>,
 }
 
 impl<'a> Pieces<'a> {
-    pub(crate) fn new(lists: &'a [Blocks<'a>], kind: Kind, most: Bytes, place: Place) -> Pieces<'a> {
-        let mut pieces = Pieces { lists, kind, most, place, list: None };
+    pub(crate) fn new(
+        lists: &'a [Blocks<'a>],
+        route: Option<Route>,
+        most: Bytes,
+        place: Place,
+    ) -> Pieces<'a> {
+        let mut pieces = Pieces { lists, route, most, place, list: None };
         pieces.open();
         pieces
     }
@@ -126,7 +114,7 @@ impl<'a> Pieces<'a> {
     }
 
     fn open(&mut self) {
-        self.list = self.lists.get(self.place.list).filter(|list| Kind::of(list) == self.kind);
+        self.list = self.lists.get(self.place.list).filter(|list| route(list) == self.route);
     }
 }
 
@@ -211,7 +199,7 @@ mod tests {
     use std::sync::Arc;
 
     use glake_device::owned::Span;
-    use glake_device::{Address, CopyRequest};
+    use glake_device::{Address, CopyRequest, DeviceId};
     use glake_sim::{SimOptions, SimTopology, Simulator};
     use proptest::prelude::*;
 
@@ -246,10 +234,10 @@ mod tests {
         let found = groups(&blocks);
         // Pageable memory is the driver's to copy, as another GPU's is.
         assert_eq!(found.len(), 1);
-        let Group { kind, blocks: count, pieces, size, .. } = found[0];
-        assert_eq!((kind, count, pieces), (Kind::Other, 3, 1 + 2 + 16));
+        let Group { route, blocks: count, pieces, size, .. } = found[0];
+        assert_eq!((route, count, pieces), (None, 3, 1 + 2 + 16));
         assert_eq!(size, Bytes::new((16 + 65 + 1024) << 10));
-        let pieces = Pieces::new(&blocks, Kind::Other, PIECE, Place::default());
+        let pieces = Pieces::new(&blocks, None, PIECE, Place::default());
         let sizes: Vec<u64> = pieces.map(|piece| piece.size().get() >> 10).collect();
         assert_eq!(sizes[..5], [16, 64, 1, 64, 64]);
         assert_eq!(sizes.len(), 19);
@@ -310,7 +298,7 @@ mod tests {
             let mut shares: Vec<Bytes> = weights.iter().map(|weight| Bytes::new(all * weight / total)).collect();
             shares[0] = Bytes::new(all - shares[1..].iter().map(|share| share.get()).sum::<u64>());
             let mut dealer = Dealer::new(shares.clone());
-            let mut pieces = Pieces::new(&blocks, Kind::Other, PIECE, Place::default());
+            let mut pieces = Pieces::new(&blocks, None, PIECE, Place::default());
             let mut got = vec![0; shares.len()];
             let mut expected = a.start().0;
             // In turns of at most `list` pieces, until every one has its share.

@@ -1,4 +1,4 @@
-//! Lists of many small blocks between pinned memory and GPUs: copied by kernels of every GPU that reaches both.
+//! Lists of many small blocks between pinned memory and GPUs, copied by kernels of every GPU that can access both.
 //!
 //! ```text
 //!   list    ▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌▌...
@@ -7,12 +7,12 @@
 //!                       └─► lane of relay 2 ── its turns ──┘
 //! ```
 //!
-//! A native copy takes 3.5 us a block however small; a kernel's warp takes it in passing. Blocks of a megabyte and more are left
-//! to the copy engines, dealt out over the lanes.
+//! A native copy takes 3.5 us per block, however small; a kernel copies one block per warp. Blocks of 1 MiB and more are left to the copy
+//! engines and distributed over the lanes.
 //!
 //! Invariants:
 //! - Every piece is enqueued once without an error, or the call returns one.
-//! - Nothing waits for a list of blocks that is under way: where none is free, the rest is copied natively.
+//! - No call waits for a list that is in use: if none is free, the rest is copied natively.
 
 mod list;
 
@@ -26,7 +26,8 @@ use smallvec::SmallVec;
 use crate::copies::fork::Fork;
 use crate::copies::handle::Parts;
 use crate::copies::resources::KernelSet;
-use crate::copies::scattered::list::{Dealer, Group, Kind, PIECE, Pieces, Place, groups};
+use crate::copies::route::Route;
+use crate::copies::scattered::list::{Dealer, Group, PIECE, Pieces, Place, groups};
 use crate::copies::shared::Shared;
 use crate::links::lane_set::LaneSetState;
 use crate::links::ledger::Path;
@@ -136,16 +137,16 @@ impl ScatteredCopies {
             true => None,
             false => self.scatter(list, spreads)?,
         };
-        let is_spread = |group: &&Group| spreads.iter().any(|spread| spread.group.kind == group.kind);
+        let is_spread = |group: &&Group| spreads.iter().any(|spread| spread.group.route == group.route);
         for group in groups.iter().filter(|group| !is_spread(group)) {
-            self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX)?;
+            self.native_list(list, group.route, Place::default(), usize::MAX, Bytes::MAX)?;
         }
         Ok(parts)
     }
 
     /// Plans how a group is spread; `None` if the driver is the better choice.
     fn spread_of<'a>(&self, kernels: &KernelSet, group: &'a Group) -> Option<Spread<'a>> {
-        let Kind::Pinned(target, direction) = group.kind else { return None };
+        let Route { target, direction, .. } = group.route?;
         let mean = Bytes::new(group.size.get() / group.blocks.max(1));
         if group.size < SMALL || (group.blocks < FEW && mean < LARGE) {
             return None;
@@ -276,10 +277,10 @@ impl ScatteredCopies {
         for turn in turns.left.iter().chain(lost) {
             let way = if turn.relay == target { Way::Direct } else { Way::ZeroStaging };
             self.shared.ledger.counters.retried(Path { target, relay: turn.relay, direction, way });
-            self.native_list(list, group.kind, turn.place, turn.pieces, spread.most)?;
+            self.native_list(list, group.route, turn.place, turn.pieces, spread.most)?;
         }
         if let Some(place) = turns.rest {
-            self.native_list(list, group.kind, place, usize::MAX, Bytes::MAX)?;
+            self.native_list(list, group.route, place, usize::MAX, Bytes::MAX)?;
         }
         self.shared.ledger.counters.split();
         tracing::debug!(
@@ -295,7 +296,7 @@ impl ScatteredCopies {
         let Spread { group, target, direction, .. } = spread;
         let kernels = list.kernels.target(target).filter(|_| spread.by_kernels && list.on.device == target);
         let Some(kernels) = kernels else {
-            return self.native_list(list, group.kind, Place::default(), usize::MAX, Bytes::MAX);
+            return self.native_list(list, group.route, Place::default(), usize::MAX, Bytes::MAX);
         };
         let path = Path { target, relay: target, direction, way: Way::Direct };
         let kernels = Some((kernels, self.shared.native.stream(list.on)));
@@ -305,9 +306,9 @@ impl ScatteredCopies {
         self.shared.ledger.counters.sent(path, takers[0].carried, takers[0].launches);
         for turn in &turns.left {
             self.shared.ledger.counters.retried(path);
-            self.native_list(list, group.kind, turn.place, turn.pieces, PIECE)?;
+            self.native_list(list, group.route, turn.place, turn.pieces, PIECE)?;
         }
-        turns.rest.map_or(Ok(()), |place| self.native_list(list, group.kind, place, usize::MAX, PIECE))
+        turns.rest.map_or(Ok(()), |place| self.native_list(list, group.route, place, usize::MAX, PIECE))
     }
 
     /// Enqueues a group in turns.
@@ -320,8 +321,8 @@ impl ScatteredCopies {
     ) -> Turns {
         let mut turns = Turns::default();
         let mut dealer = Dealer::new(takers.iter().map(|taker| taker.size));
-        let kind = spread.group.kind;
-        let mut pieces = Pieces::new(list.blocks, kind, spread.most, Place::default());
+        let route = spread.group.route;
+        let mut pieces = Pieces::new(list.blocks, route, spread.most, Place::default());
         while let Some(index) = dealer.turn() {
             let (place, taker) = (pieces.place, &mut takers[index]);
             let fork = fork.as_deref_mut();
@@ -350,12 +351,12 @@ impl ScatteredCopies {
     fn native_list(
         &self,
         list: List<'_>,
-        kind: Kind,
+        route: Option<Route>,
         place: Place,
         pieces: usize,
         most: Bytes,
     ) -> Result<()> {
-        self.shared.native.copy_pieces(Pieces::new(list.blocks, kind, most, place).take(pieces), list.on)
+        self.shared.native.copy_pieces(Pieces::new(list.blocks, route, most, place).take(pieces), list.on)
     }
 }
 

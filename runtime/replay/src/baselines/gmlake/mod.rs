@@ -20,7 +20,6 @@
 //! Where the paper, the tutorial and the published program differ, the model takes the variant that needs less memory: S4 creates only the
 //! missing chunks (the program does so on request), and split blocks join again (not specified in the paper).
 
-mod ranges;
 mod stitched;
 
 #[cfg(test)]
@@ -30,12 +29,10 @@ use std::collections::BTreeMap;
 
 use glake_units::Bytes;
 
-use self::ranges::{FreeRanges, Range};
-use self::stitched::{Stitch, StitchedBlocks};
+use self::stitched::{FreeRanges, Range, Stitch, StitchedBlocks};
+use super::blocks::Live;
 use super::caching::Caching;
-use super::costs::Costs;
-use super::live::Live;
-use super::rules::{self, Class};
+use super::rules::{self, Class, Costs};
 use crate::trace::{BlockId, StreamIndex};
 use crate::{Counters, Refusal, Subject};
 
