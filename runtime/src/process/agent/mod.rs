@@ -13,14 +13,11 @@
 //!
 //! Invariants: no thread of it runs before a join, nor after [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
 
-mod backoff;
 mod commands;
 mod connection;
 mod handle;
 mod identity;
 mod ledger;
-mod orphan;
-mod rights;
 mod session;
 #[cfg(test)]
 #[cfg(not(schedules))]
@@ -260,7 +257,7 @@ impl Joiner {
                 );
                 return;
             }
-            if rights::is_secure_execution() {
+            if identity::is_secure_execution() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),
                     "the agent is not joined: this process has other rights than who started it (set-uid, set-gid, a file's capabilities, a security module); \
