@@ -14,7 +14,6 @@ use glake_units::Bytes;
 use super::super::device::DeviceMemory;
 use super::super::device_registry::DeviceRegistry;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
-use super::super::imports::Imports;
 use super::super::{ProcessError, Result};
 use super::table::{Kind, Tagged};
 use super::{
@@ -22,6 +21,7 @@ use super::{
     Shrink, ShrinkReport, touch,
 };
 use crate::config;
+use crate::process::sharing::Imports;
 
 /// Regions of a process, as programs define, move and query them.
 #[derive(Debug)]

@@ -44,7 +44,7 @@ use glake_units::Bytes;
 
 use super::device_registry::DeviceRegistry;
 use super::gate::Gate;
-use super::imports::Imports;
+use super::sharing::Imports;
 use crate::config;
 pub use api::Regions;
 pub use ask::{Refill, Shrink, Tier};

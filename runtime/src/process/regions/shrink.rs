@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 
 use super::super::device::DeviceMemory;
 use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
-use super::super::imports::Imported;
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::Shrink;
 use super::report::{Moved, ShrinkReport, SkippedExtent, after_all};
 use super::table::{Tagged, in_order};
+use crate::process::sharing::Imported;
 
 /// A region and the bytes of it to move.
 pub(super) type Job = (Arc<Tagged>, Arc<Region>, Bytes);
