@@ -1,6 +1,4 @@
-//! Observers of memory events, called on the thread that causes the event.
-//!
-//! Recent allocation events of a process, kept while history is enabled.
+//! Observers of memory events, called on the thread that causes the event, and the history of recent events.
 
 use std::collections::VecDeque;
 use std::fmt;

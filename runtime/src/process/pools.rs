@@ -1,6 +1,5 @@
-//! Private pools as programs use them, by device and number. The pools of one device are in `private`.
-//!
-//! Checkpoint of the live blocks of a private pool.
+//! Private pools as programs use them, by device and number, and checkpoints of their live blocks. The pools of one device are in
+//! `private`.
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Memory shared with other devices and other processes.
-//!
-//! Memory of other processes that is mapped here, with a reference count by handle.
+//! Memory shared with other devices and other processes, and memory of other processes that is mapped here, with a reference count by
+//! handle.
 //!
 //! Invariants: memory in `open` is mapped; a closed import waits in `closing` until it is unmapped, which a capture may delay. No other
 //! process is contacted, and nothing is waited for, under the lock.

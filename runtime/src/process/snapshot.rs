@@ -1,6 +1,5 @@
-//! State of all pools in the format of torch's `_cuda_memorySnapshot`, for its visualiser.
-//!
-//! Reports about a process's memory: statistics and mapped ranges (`snapshot`).
+//! Reports about a process's memory: statistics, mapped ranges, and the state of all pools in the format of torch's
+//! `_cuda_memorySnapshot`, for its visualiser.
 
 use std::sync::Arc;
 use std::time::Duration;

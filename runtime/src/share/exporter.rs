@@ -6,11 +6,9 @@
 //! Invariant: every export in `by_block` is in `exports` under the same id; both change under the state's lock. Only memory of live blocks
 //! is sent: the pool refuses others, even if the export was not forgotten.
 //!
-//! Thread that sends descriptors to other processes.
-//!
-//! It waits for clients only in `poll`. A client that is silent, sends invalid data or does not read occupies a place for a few seconds; if
-//! there are too many, the one silent for longest is dropped and may reconnect. The thread calls the pool, and so the driver, for the
-//! descriptors.
+//! One thread sends descriptors to other processes. It waits for clients only in `poll`. A client that is silent, sends invalid data or
+//! does not read occupies a place for a few seconds; if there are too many, the one silent for longest is dropped and may reconnect. The
+//! thread calls the pool, and so the driver, for the descriptors.
 
 use std::collections::HashMap;
 use std::fmt;

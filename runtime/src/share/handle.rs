@@ -1,4 +1,4 @@
-//! Handle by which another process finds a shared block.
+//! Handle by which another process finds a shared block, and the two messages: a request to an exporter and its reply.
 //!
 //! ```text
 //! "GLSH" version | pid, start of the process, socket's name, export id, runs of extents of one size (postcard)
@@ -6,8 +6,6 @@
 //! ```
 //!
 //! Handles of other processes are decoded with limits: on the length before, on the number of extents after.
-//!
-//! The two messages: a request to an exporter and its reply.
 //!
 //! A request is one packet and gets a reply of one packet, so that an exporter keeps no state of a client, and no more descriptors are in
 //! flight than one packet holds. The exporter chooses the number of descriptors in a reply; the client requests the following ones after it

@@ -1,6 +1,6 @@
 //! Name of a worker and the ranks it runs with (pure).
 //!
-//! Detection of secure-execution mode, as ld.so calls it: the environment must not name the agent then.
+//! In secure-execution mode, as ld.so calls it, the environment must not name the agent.
 
 use rustix::process::{getegid, geteuid, getgid, getuid};
 

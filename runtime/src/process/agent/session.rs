@@ -1,8 +1,6 @@
 //! Thread that talks to the agent: connects, sends hello, sends and receives messages, and reconnects if the connection is lost.
 //!
-//! Intervals between attempts to reconnect to a lost agent (pure).
-//!
-//! Lock by which workers that wait for memory without an agent take it one after the other.
+//! Workers that wait for memory without an agent take it one after the other, under a lock of all workers ([`Turn`]).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -9,8 +9,6 @@
 //! ```
 //!
 //! Nothing is enqueued here. The driver is asked only for answers that the earlier checks left open.
-//!
-//! Options of a copy besides its ranges.
 
 use glake_device::owned::{Blocks, Lent, LentCopy};
 use glake_device::{CopyRequest, DeviceId, PointerKind, Stream};

@@ -6,11 +6,10 @@
 //! ```
 //!
 //! A range must lie within one allocation or registration; a copy cannot rely on a range that leaves the registration in which it begins.
-//! Host memory that was pinned a few copies before is not queried again (`pinned`) if the driver makes the copy or its parts.
+//! Host memory that was pinned a few copies before is not queried again if the driver makes the copy or its parts.
 //!
-//! Cache of host ranges that the driver recently reported as pinned.
-//!
-//! Invariant: users of the cache make driver copies or parts of them, which are correct even if the memory is no longer pinned.
+//! Invariant: users of the cache of pinned ranges make driver copies or parts of them, which are correct even if the memory is no longer
+//! pinned.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

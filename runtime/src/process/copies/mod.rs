@@ -7,8 +7,6 @@
 //! ```
 //!
 //! Invariants: only `decide` chooses the implementation of a copy and refuses copies. Evicted memory is refilled before it is queried.
-//!
-//! Statistics of copies and relays.
 
 use std::sync::Arc;
 

@@ -1,11 +1,9 @@
 //! The driver's own copies, in the order of the program's stream, made by a device that may access both ends.
 //!
-//! Peer access that is granted on demand.
-//!
-//! Regions are closed to relays at first, because that makes shrink and refill faster; parts of single copies go through staging slots.
-//! Relay kernels that copy small blocks of a list, and broadcasts, need direct access. The engine's thread opens a region at the first such
-//! copy and it stays open; until then its GPU's own link copies. A region that could not be opened is retried by the next copies, a few
-//! times.
+//! Peer access is granted on demand. Regions are closed to relays at first, because that makes shrink and refill faster; parts of single
+//! copies go through staging slots. Relay kernels that copy small blocks of a list, and broadcasts, need direct access. The engine's thread
+//! opens a region at the first such copy and it stays open; until then its GPU's own link copies. A region that could not be opened is
+//! retried by the next copies, a few times.
 //!
 //! A copy between two GPUs that neither could make first opens the pool of one to the other, and the region if the memory lies in one.
 

@@ -11,10 +11,6 @@
 //! Invariants: while a closing moves ([`GateState::running`] and [`GateState::open_votes`] are 0), no use that it touches runs. Such a use
 //! is parked, and resumes only once no closing touches it and none of its memory is evicted. A use is admitted only if none of its tags is
 //! being closed or evicted and no parked use is about to resume: those come first.
-//!
-//! Sets of regions, given by their tags.
-//!
-//! Number of the last use of each tag.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -17,8 +17,6 @@
 //!
 //! Invariants: a save counts as unchanged only after [`OFTEN`] equal digests; a changed save stays changed. A missed comparison counts for
 //! nothing, so that the save is checked again. Nothing waits on the host for a digest.
-//!
-//! Second copies of checked saves when their block is freed ([`Checks`](super::checks::Checks)).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

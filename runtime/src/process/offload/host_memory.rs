@@ -6,14 +6,11 @@
 //!
 //! Invariant: a chunk without ranges in use may be returned at any time; its pool reuses it once the work on it is finished.
 //!
-//! Free ranges of memory chunks, best fit, joined when they are returned (pure).
+//! Free ranges are chosen by best fit and joined when they are returned (pure). A range is returned with a *mark* that its next owner must
+//! wait for. Joined ranges keep the later mark.
 //!
-//! A range is returned with a *mark* that its next owner must wait for. Joined ranges keep the later mark.
-//!
-//! Sizes of the chunks of host memory (pure).
-//!
-//! An entry that does not fit at the end of a chunk continues in another ([`Ranges::take_parts`](super::host_memory::Ranges::take_parts)).
-//! Chunks are small compared with the total, so that little more than the rest of the last one is lost.
+//! An entry that does not fit at the end of a chunk continues in another ([`Ranges::take_parts`]). Chunks are small compared with the
+//! total, so that little more than the rest of the last one is lost.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

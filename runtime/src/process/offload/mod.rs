@@ -24,8 +24,6 @@
 //! stopped, nothing here calls the driver.
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
-//!
-//! Statistics of offloading: bytes, times and checks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

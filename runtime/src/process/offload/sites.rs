@@ -3,8 +3,6 @@
 //! A site has no memory of its own: it decides about bytes, and the caller carries the decision out ([`Offload`]).
 //!
 //! [`Offload`]: super::Offload
-//!
-//! Report of a site: goal, plan and passes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! events:  begin            mark       before     the copy's end      mark
 //! ```
 //!
-//! Measurements for plans: bytes held by the pool and elsewhere on the GPU, rates of links, and room on the host.
+//! Further measurements for plans: bytes held by the pool and elsewhere on the GPU, rates of links, and room on the host.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,4 @@
-//! Public interface of regions.
-//!
-//! Parts of live blocks without memory: a cache that grows and shrinks within one block.
+//! Public interface of regions. [`Regions::decommit`] and [`Regions::commit`] serve caches that grow and shrink within one block.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,7 @@
-//! Background jobs: one thread with its own async runtime, started on demand.
+//! Background jobs, on one thread with its own async runtime that is started on demand; and the refills that run there independently of
+//! their waiters.
 //!
 //! Invariant: no part of a job runs after [`Background::stop`] has returned.
-//!
-//! Refills that continue independently of their waiters.
 //!
 //! ```text
 //! gate, refill with a timeout ─► request ─ job in the background ─► over: the first waiter gets the result

@@ -8,9 +8,8 @@
 //! Invariants: nothing of it runs after [`Cleaner::stop`] has returned. No use or allocation waits for it: an overtaken copy is void. A
 //! shrink waits for at most one piece of an extent. The thread creates no pool memory and changes no lease.
 //!
-//! Idle state of a region (pure).
-//!
 //! ```text
+//! idle state of a region (pure):
 //! busy ──no use runs──► working ──all work done──► quiet ──long enough──► cleaned, prepared ──► clean
 //!   ▲                      ▲                          │                                       │
 //!   └── a use begins ──────┴── something changed ─────┴───────────────────────────────────────┘

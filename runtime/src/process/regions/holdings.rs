@@ -1,8 +1,5 @@
-//! Holdings of the process on each GPU, as reported to an agent.
-//!
-//! Memory in use on each GPU by holder.
-//!
-//! Attribution of GPU memory outside the pool, as far as it can be known.
+//! Holdings of the process on each GPU, as reported to an agent, and the memory in use on each GPU by holder. Memory outside the pool is
+//! attributed as far as it can be known:
 //!
 //! ```text
 //! in use ─┬ pool, relays: reported by their owners

@@ -1,17 +1,17 @@
-//! Hooks of the program before and after its memory leaves or returns.
+//! Callbacks of the program: hooks before and after its memory leaves or returns, and callbacks for the live bytes of blocks.
 //!
 //! A hook runs on its own thread, without locks, up to a timeout. After the timeout it keeps running, but its result is ignored. If memory
 //! returns because it is touched, hooks are called but not waited for: the touching thread may hold a lock that they need, such as an
 //! interpreter's or an allocator's.
 //!
-//! Live bytes of blocks, declared once or by a callback at each shrink.
+//! Live bytes are declared once, or by a callback at each shrink:
 //!
 //! ```text
 //! shrink   gate closed, uses ended or parked ─► all work has ended ─► each callback, on its own thread ─► the first extent leaves
 //! ```
 //!
-//! A callback runs without locks. If it fails, times out, or names bytes outside its block, all bytes of the block count as live and the
-//! report says so.
+//! Such a callback runs without locks too. If it fails, times out, or names bytes outside its block, all bytes of the block count as live
+//! and the report says so.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};

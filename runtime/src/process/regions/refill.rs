@@ -4,7 +4,7 @@
 //! refill   hook ─► in order, devices in parallel ─► hook           a tag's uses continue as soon as all of it is back
 //! ```
 //!
-//! Refills without memory wait for a running shrink or for a grant of the lease.
+//! A refill without memory waits for a running shrink or for a grant of the lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,6 @@
-//! Reports of shrinks and refills.
+//! Reports of shrinks and refills, and the state of regions for a program.
 //!
-//! State of regions as reported to a program.
-//!
-//! Predicted time of a refill: its bytes divided by the rate of the links, plus the cost of mapping.
+//! The predicted time of a refill is its bytes divided by the rate of the links, plus the cost of mapping.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -7,7 +7,7 @@
 //!                    └────────────────────────────────────────────┘
 //! ```
 //!
-//! Closing of the gate for a move: uses have ended or are parked, their work has finished, and the votes agree.
+//! A move closes the gate first: uses have ended or are parked, their work has finished, and the votes agree.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

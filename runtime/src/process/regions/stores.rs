@@ -1,6 +1,5 @@
-//! Destinations of evicted bytes and the movers that copy them, created on demand and kept.
-//!
-//! Moves host copies of evicted memory to files while the memory is not needed.
+//! Destinations of evicted bytes and the movers that copy them, created on demand and kept; and the move of host copies
+//! to files while the memory is not needed.
 
 use std::sync::Arc;
 

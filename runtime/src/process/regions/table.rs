@@ -1,14 +1,11 @@
-//! Table of the tags of a process.
-//!
-//! A tag: the options of its regions, and its region on each device.
+//! Tags of a process: the options of each tag's regions, its region on each device, and the order in which tags are evicted.
 //!
 //! Invariant: `is_away` is true from before a shrink begins until the pools' records show that all memory of the tag is back. Every move
 //! ends with a check of the records ([`Tagged::settle`]). The gate reads `is_away`, and the flags count it; neither stores anything else
 //! about evictions.
 //!
-//! Choice of the regions to evict and the bytes of each (pure).
-//!
-//! Flags that every allocation and copy reads first: whether any thread is in a region, any region is cleaned, or anything is evicted.
+//! Every allocation and copy first reads the [`RegionFlags`]: whether any thread is in a region, any region is cleaned, or anything is
+//! evicted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

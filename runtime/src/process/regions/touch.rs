@@ -1,6 +1,4 @@
-//! Refills of memory that is about to be used, and release of evicted memory that was freed.
-//!
-//! Region in which the calling thread allocates.
+//! Refills of memory that is about to be used, release of evicted memory that was freed, and the region in which a thread allocates.
 //!
 //! Invariant: the [`RegionFlags`] of a process count the entries of all its threads' stacks, so that one load shows whether any thread is
 //! in a region. A thread's entries end with it.

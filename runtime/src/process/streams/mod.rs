@@ -6,8 +6,6 @@
 //! ```
 //!
 //! Invariant: the device that a thread sets for default handles applies to that one call only.
-//!
-//! Streams created for the program, which destroys them or leaves them to the end of the process.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -380,8 +378,8 @@ mod schedules {
     use glake_sim::{SimOptions, Simulator};
     use shuttle::thread;
 
+    use super::*;
     use crate::sync::schedules;
-    use *;
 
     /// Each stream is destroyed once even with concurrent requests, and none remains.
     #[test]
