@@ -1313,8 +1313,8 @@ int32_t glake_device_of(const void *at,
 // Allows copies to use the links of the other visible GPUs (1), or ends that (0). The links are prepared in the background, at the cost of
 // a context on each GPU; copies use one link until then, and none waits for it. Repeated calls are no error.
 //
-// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine and it does
-// not say `true`.
+// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine and it
+// does not say `"always"`.
 int32_t glake_multi_path(int32_t on);
 
 // Returns the statistics of copies as a JSON object: relays that are ready and their cost, and for each path its bytes, slices, busy time

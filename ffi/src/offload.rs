@@ -206,7 +206,6 @@ pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset:
         let preset = match preset {
             0 => Preset::Fit,
             1 => Preset::Memory,
-            2 => Preset::Hidden,
             3 => Preset::Hybrid,
             other => {
                 return Err(Failure::invalid(format_args!("preset is {other}: give a number from 0 to 3")));

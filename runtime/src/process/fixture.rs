@@ -10,11 +10,10 @@ use glake_units::Bytes;
 use super::agent::AgentHandle;
 use super::copies::Copies;
 use super::device_registry::{DeviceRegistry, Opened};
-use super::imports::Imports;
 use super::observers::Observers;
 use super::pools::Pools;
 use super::regions::Regions;
-use super::sharing::Sharing;
+use super::sharing::{Imports, Sharing};
 use super::streams::Streams;
 use crate::config::Config;
 

@@ -27,7 +27,6 @@
 
 mod activity;
 mod agent;
-mod checkpoint;
 mod copies;
 mod device;
 mod device_registry;
@@ -37,8 +36,6 @@ mod error;
 #[cfg(not(schedules))]
 mod fixture;
 mod gate;
-mod history;
-mod imports;
 mod leases;
 mod observers;
 mod offload;
@@ -46,7 +43,6 @@ mod pools;
 mod private;
 mod refusal;
 mod regions;
-mod reports;
 mod sharing;
 mod shortage;
 mod snapshot;
@@ -67,30 +63,28 @@ use crate::backend::Backend;
 use crate::config::{Config, DeviceChoice};
 use agent::AgentHandle;
 pub use agent::AgentLink;
-pub use checkpoint::PoolCheckpoint;
 pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
 use device_registry::{DeviceRegistry, Opened};
 pub use error::{AgentError, ProcessError};
 pub use gate::{Ballot, Gate, GateView, Tags, UseId, WhenClosed};
-use history::Action;
-use imports::Imports;
 pub use leases::Leases;
+use observers::Action;
 pub use observers::{Observers, OnLease, OnMapping, OnShortage};
 pub use offload::{
     CheckState, ItemId, LeafPart, Offload, Pack, PackedItem, Preset, SaveId, ScopeId, Sites, Verdict,
 };
-pub use pools::Pools;
+pub use pools::{PoolCheckpoint, Pools};
 pub use private::{Filter, PoolId};
 use regions::RegionFlags;
 pub use regions::{
     Hook, LiveCallback, MemoryUsage, Moved, Refill, RefillReport, RegionView, Regions, Shrink, ShrinkReport,
     SkippedExtent, Tier,
 };
-pub use reports::Reports;
+use sharing::Imports;
 pub use sharing::Sharing;
 pub use shortage::{InTorchWords, Shortage};
-pub use snapshot::{BlockView, SegmentView};
+pub use snapshot::{BlockView, Reports, SegmentView};
 pub use streams::Streams;
 
 type Result<T> = std::result::Result<T, ProcessError>;

@@ -1,15 +1,15 @@
-//! Private pools as programs use them, by device and number. The pools of one device are in `private`.
+//! Private pools as programs use them, by device and number, and checkpoints of their live blocks. The pools of one device are in
+//! `private`.
 
 use std::sync::Arc;
 
 use glake_device::{Address, Stream};
-use glake_tiers::Restored;
+use glake_tiers::{Checkpoint, Restored};
 use glake_units::Bytes;
 
-use super::checkpoint::PoolCheckpoint;
 use super::device::Started;
 use super::device_registry::DeviceRegistry;
-use super::history::Action;
+use super::observers::Action;
 use super::regions::RegionSet;
 use super::streams::Streams;
 use super::{Filter, PoolId, ProcessError, Result};
@@ -205,4 +205,12 @@ mod tests {
         let kept = registry.observers.history.of(started.pool.device());
         assert_eq!(kept.last().map(|event| (event.action, event.pool)), Some((Action::Alloc, ID)));
     }
+}
+
+/// Live blocks of a private pool at some time.
+#[derive(Clone, Debug)]
+pub struct PoolCheckpoint {
+    pub(super) device: i64,
+    pub(super) id: PoolId,
+    pub(super) blocks: Checkpoint,
 }

@@ -7,7 +7,7 @@ use glake_units::Bytes;
 
 use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
-use super::history::Action;
+use super::observers::Action;
 use super::{PoolId, ProcessError, Shortage};
 use crate::backend::BackendError;
 

@@ -15,8 +15,7 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use super::handle::{Handle, Name, count};
-use super::wire::{MOST_FDS, REPLY, Reply, Request, open_files};
+use super::handle::{Handle, MOST_FDS, Name, REPLY, Reply, Request, count, open_files};
 use super::{ExportId, ShareError};
 
 /// Timeout for one answer of an exporter.

@@ -46,10 +46,8 @@ mod error;
 mod exporter;
 mod handle;
 mod importer;
-mod server;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 pub use error::ShareError;
 pub use exporter::{ExportId, Exporter, Shared};

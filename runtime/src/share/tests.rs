@@ -20,8 +20,7 @@ use rustix::net::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::handle::Handle;
-use super::wire::{BATCH, MOST_FDS, REQUEST, Reply, Request};
+use super::handle::{BATCH, Handle, MOST_FDS, REQUEST, Reply, Request};
 use super::{Exporter, Opened, ShareError, Shared};
 
 const BLOCK: Address = Address(0x7000_0000);

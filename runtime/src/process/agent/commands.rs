@@ -57,7 +57,7 @@ pub(super) enum What {
 
 /// State of the thread that executes the agent's commands.
 #[derive(Debug)]
-pub(super) struct Carrier {
+pub(super) struct CommandThread {
     handle: Arc<AgentHandle>,
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
@@ -90,15 +90,23 @@ struct Parked<'g> {
     until: Instant,
 }
 
-impl Carrier {
+impl CommandThread {
     pub(super) fn new(
         handle: &Arc<AgentHandle>,
         registry: &Arc<DeviceRegistry>,
         regions: &Arc<RegionSet>,
-    ) -> Carrier {
+    ) -> CommandThread {
         let (handle, registry, regions) = (handle.clone(), registry.clone(), regions.clone());
         let (refill, demotion) = Default::default();
-        Carrier { handle, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
+        CommandThread {
+            handle,
+            registry,
+            regions,
+            refill,
+            demotion,
+            refill_thread: None,
+            demotion_thread: None,
+        }
     }
 
     /// Executes commands until [`Command`]'s end marker arrives.

@@ -4,7 +4,7 @@
 //! AgentLink ─► join ─► Session (glake-agent: poll)  ◄──socket──► agent
 //!                │         │ commands                 hello, want, grow, returned, …   welcome, grant, park, shrink, …
 //!                │         ▼
-//!                │      Carrier (glake-commands)  ─► RegionSet: park, shrink, refill
+//!                │      CommandThread (glake-commands)  ─► RegionSet: park, shrink, refill
 //!                └► AgentHandle ◄─ refills, leases, pools, gate: events to report              ActivityWriter ─► memfd, read by the agent
 //! ```
 //!
@@ -13,14 +13,11 @@
 //!
 //! Invariants: no thread of it runs before a join, nor after [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
 
-mod backoff;
 mod commands;
 mod connection;
 mod handle;
 mod identity;
 mod ledger;
-mod orphan;
-mod rights;
 mod session;
 #[cfg(test)]
 #[cfg(not(schedules))]
@@ -39,7 +36,7 @@ use glake_tiers::{LeaseEvent, LeaseObserver as _};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use commands::{Carrier, Command, What};
+use commands::{Command, CommandThread, What};
 pub(super) use handle::AgentHandle;
 use identity::Identity;
 use session::Session;
@@ -82,7 +79,7 @@ struct Joined {
     path: PathBuf,
     identity: Identity,
     session: JoinHandle<()>,
-    carrier: JoinHandle<()>,
+    executor: JoinHandle<()>,
     commands: Sender<Command>,
 }
 
@@ -221,10 +218,10 @@ impl Joiner {
             commands: commands.clone(),
             starting,
         };
-        let carrier = Carrier::new(&self.handle, &self.registry, &self.regions);
-        let carrier = thread("glake-commands", move || carrier.run(&to_do)).map_err(os("a thread"))?;
+        let executor = CommandThread::new(&self.handle, &self.registry, &self.regions);
+        let executor = thread("glake-commands", move || executor.run(&to_do)).map_err(os("a thread"))?;
         let session = thread("glake-agent", move || session.run()).map_err(os("a thread"))?;
-        let there = Joined { path, identity, session, carrier, commands };
+        let there = Joined { path, identity, session, executor, commands };
         let outcome = self.handle.outcome();
         match (outcome, starting) {
             (Err(error), None) => {
@@ -260,7 +257,7 @@ impl Joiner {
                 );
                 return;
             }
-            if rights::is_secure_execution() {
+            if identity::is_secure_execution() {
                 tracing::warn!(
                     target: "glake::agent", socket = %path.display(),
                     "the agent is not joined: this process has other rights than who started it (set-uid, set-gid, a file's capabilities, a security module); \
@@ -300,11 +297,11 @@ impl Joiner {
     }
 
     fn join_threads(&self, joined: Joined) {
-        let Joined { session, carrier, commands, .. } = joined;
+        let Joined { session, executor, commands, .. } = joined;
         // The thread has reported its panic itself.
         let _ = session.join();
         let _ = commands.send(Command { epoch: 0, what: What::End });
-        let _ = carrier.join();
+        let _ = executor.join();
     }
 }
 

@@ -1,7 +1,10 @@
 //! Thread that talks to the agent: connects, sends hello, sends and receives messages, and reconnects if the connection is lost.
+//!
+//! Workers that wait for memory without an agent take it one after the other, under a lock of all workers ([`Turn`]).
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -11,15 +14,14 @@ use glake_meter::ProcessStat;
 use glake_tiers::Lease;
 use glake_units::Bytes;
 use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
 use super::AgentError;
-use super::backoff::BackOff;
 use super::commands::{Command, What};
 use super::connection::{ANSWER, Connection, pause};
 use super::handle::{AgentHandle, State};
 use super::identity::Identity;
 use super::ledger::Say;
-use super::orphan::Turn;
 use crate::process::device::DeviceMemory;
 use crate::process::device_registry::DeviceRegistry;
 use crate::process::observers::AgentEvents as _;
@@ -426,7 +428,7 @@ impl Session {
         let command = |what| {
             let _ = self.commands.send(Command { epoch, what });
         };
-        let by = |within_ms| now + Duration::from_millis(within_ms).min(MOST);
+        let by = |within_ms| now + Duration::from_millis(within_ms).min(LONGEST_COMMAND);
         match message {
             ToWorker::Grant { gpu, bytes } => match self.find(&gpu) {
                 Some(memory) => {
@@ -443,7 +445,7 @@ impl Session {
                 self.leases().for_each(|lease| lease.forget_wanted());
             }
             ToWorker::Park { within_ms } => {
-                let hold = Duration::from_millis(within_ms).min(MOST);
+                let hold = Duration::from_millis(within_ms).min(LONGEST_COMMAND);
                 command(What::Park { until: by(within_ms), hold, unparks: self.handle.unparks() });
             }
             ToWorker::Unpark => {
@@ -527,7 +529,7 @@ impl Session {
 }
 
 /// Upper bound for the duration of any command.
-const MOST: Duration = Duration::from_secs(3600);
+const LONGEST_COMMAND: Duration = Duration::from_secs(3600);
 
 /// Reason why a welcomed connection cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -561,4 +563,93 @@ fn leased(state: &State, mut held: Vec<Holding>) -> Vec<Holding> {
         holding.lease = state.ledger.lease(DeviceId(holding.device));
     }
     held
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum interval while a caller waits for memory.
+const LONGEST_URGENT_PAUSE: Duration = Duration::from_millis(200);
+
+/// Interval that doubles with each attempt.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BackOff {
+    last: Option<Duration>,
+}
+
+impl BackOff {
+    /// Returns the wait before the next attempt.
+    pub(super) fn next(&mut self) -> Duration {
+        let next = self.last.map_or(FIRST_PAUSE, |last| (last * 2).min(LONGEST_PAUSE));
+        *self.last.insert(next)
+    }
+
+    /// Limits `wait` to [`LONGEST_URGENT_PAUSE`] if a caller waits for memory.
+    pub(super) fn bounded(wait: Duration, urgent: bool) -> Duration {
+        if urgent { wait.min(LONGEST_URGENT_PAUSE) } else { wait }
+    }
+}
+
+/// Exclusive turn among all workers that lost the agent of a socket; ends on drop.
+#[derive(Debug)]
+pub(super) struct Turn {
+    file: File,
+}
+
+impl Turn {
+    /// Takes the turn; `None` if another worker has it.
+    ///
+    /// # Errors
+    /// The operating system's error; no worker can take a turn then.
+    pub(super) fn take(socket: &Path) -> std::io::Result<Option<Turn>> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".orphans");
+        let path = PathBuf::from(path);
+        let flags = OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::RDWR;
+        let file = File::from(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Turn { file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A child forked meanwhile also has the file open and must not keep the lock.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod backoff_tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_two_seconds() {
+        let mut back_off = BackOff::default();
+        let waits: Vec<u128> = (0..8).map(|_| back_off.next().as_millis()).collect();
+        assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(BackOff::bounded(LONGEST_PAUSE, true), LONGEST_URGENT_PAUSE);
+        assert_eq!(
+            (BackOff::bounded(FIRST_PAUSE, true), BackOff::bounded(LONGEST_PAUSE, false)),
+            (FIRST_PAUSE, LONGEST_PAUSE)
+        );
+    }
+}
+
+#[cfg(test)]
+mod orphan_tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_has_the_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("agent.sock");
+        let turn = Turn::take(&socket).unwrap().unwrap();
+        assert!(Turn::take(&socket).unwrap().is_none());
+        drop(turn);
+        assert!(Turn::take(&socket).unwrap().is_some());
+        assert!(Turn::take(Path::new("/nowhere/agent.sock")).is_err());
+    }
 }

@@ -10,15 +10,14 @@
 //!
 //! Nothing is enqueued here. The driver is asked only for answers that the earlier checks left open.
 
-use glake_device::CopyRequest;
 use glake_device::owned::{Blocks, Lent, LentCopy};
-use glake_device::{DeviceId, PointerKind};
+use glake_device::{CopyRequest, DeviceId, PointerKind, Stream};
 use glake_transfer::paths::Direction;
+use glake_transfer::{CopyOptions, Priority};
 use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
 use super::Copies;
-use super::ask::{CopyAsk, Form};
 use super::endpoints::Ends;
 use super::pending::captured;
 
@@ -267,5 +266,41 @@ mod tests {
         assert!(taken(0, (gpu, pinned)) && taken(0, (pinned, gpu)));
         assert!(!taken(1, (gpu, pinned)) && !taken(0, (gpu, gpu)) && !taken(0, (pinned, pinned)));
         assert!(!taken(0, (gpu, managed)) && sides(DeviceId(0), None).is_none());
+    }
+}
+
+/// Relation between the copies of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A single copy.
+    One,
+    /// Several copies without an order among themselves.
+    List,
+    /// Several copies of one host range to different GPUs.
+    ToAll,
+}
+
+/// Options of a copy besides its ranges.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyAsk {
+    /// Stream in whose order the copy runs.
+    pub stream: Stream,
+    /// Device whose default streams are meant, if the caller names one.
+    pub device: Option<DeviceId>,
+    /// Scheduling priority of the copy.
+    pub priority: Priority,
+    /// Whether the call returns only after the bytes have arrived.
+    pub blocking: bool,
+    /// Whether both sides are compared afterwards.
+    pub verify: bool,
+    /// Whether the driver makes the copy, whatever its size.
+    pub direct: bool,
+    /// Whether the caller will wait for the copy by its handle.
+    pub waited: bool,
+}
+
+impl CopyAsk {
+    pub(super) fn options(&self, waited: bool) -> CopyOptions {
+        CopyOptions { priority: self.priority, verify: self.verify, waited, unordered: false }
     }
 }

@@ -8,37 +8,34 @@
 //!
 //! Invariants: only `decide` chooses the implementation of a copy and refuses copies. Evicted memory is refilled before it is queried.
 
-mod ask;
-mod decide;
-mod endpoints;
-mod native;
-mod opening;
-mod pending;
-mod pinned;
-mod statistics;
-
 use std::sync::Arc;
 
-use glake_device::owned::{Lent, LentCopy, OwnedEvent, Span};
+use decide::{Maker, is_early};
+use endpoints::{Endpoints, Ends};
+use glake_device::owned::{DeviceSet, Lent, LentCopy, OwnedEvent, Span};
 use glake_device::{Address, CopyRequest, DeviceId, EventKind, Stream};
 use glake_transfer::paths::Direction;
 use glake_transfer::{CopyHandle, CopyOptions, Engine, UserStream};
 use glake_units::Bytes;
+use native::{NativeCount, Opening};
+use pending::{Pending, PendingCopies};
 
 use super::device::DeviceMemory;
 use super::device_registry::DeviceRegistry;
 use super::regions::RegionSet;
 use super::streams::Streams;
 use super::{ProcessError, Result};
-pub use ask::{CopyAsk, Form};
-use decide::{Maker, is_early};
+use crate::metrics::CopyStats;
+
+pub use decide::{CopyAsk, Form};
 #[cfg(test)]
 #[cfg(not(schedules))]
 pub(super) use endpoints::Endpoint;
-use endpoints::{Endpoints, Ends};
-use native::NativeCount;
-use opening::Opening;
-use pending::{Pending, PendingCopies};
+
+mod decide;
+mod endpoints;
+mod native;
+mod pending;
 
 /// Copies of a process's program.
 #[derive(Debug)]
@@ -287,4 +284,29 @@ impl Copies {
 
 fn spans((copy, (to, from)): (LentCopy, Ends)) -> (Span, Span) {
     copy.spans(to.side(), from.side())
+}
+
+impl Copies {
+    /// Returns the statistics of copies and the cost of their relays.
+    pub fn statistics(&self) -> CopyStats {
+        let engine = self.registry.engine.made();
+        let done = engine.map(|engine| engine.statistics()).unwrap_or_default();
+        let (native_copies, native_bytes) = self.native.get();
+        let relays = engine.map_or(DeviceSet::EMPTY, |engine| engine.relays());
+        let costs = engine.iter().flat_map(|engine| engine.relay_cost());
+        CopyStats {
+            multi_path: self.registry.engine.is_on(),
+            relays: relays.iter().map(|relay| relay.0).collect(),
+            ready: !relays.is_empty()
+                && engine.is_some_and(|engine| !engine.graph().paths().links.is_empty()),
+            relay_costs: costs.map(|cost| (&cost).into()).collect(),
+            calibrated: engine.is_some_and(|engine| engine.graph().is_calibrated()),
+            break_even: self.registry.engine.least().get(),
+            native_copies: native_copies + done.native_copies,
+            native_bytes: native_bytes + done.native_bytes.get(),
+            split_copies: done.split_copies,
+            lost_copies: done.lost_copies,
+            paths: done.paths.iter().map(Into::into).collect(),
+        }
+    }
 }

@@ -15,9 +15,7 @@
 //! Invariants: every change that can let a waiter continue is made under the lock or, for evictions, before [`Gate::changed`] takes it, and
 //! wakes all waiters. The lock is held for bookkeeping only.
 
-mod last_uses;
 mod state;
-mod tags;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,11 +23,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-pub(super) use state::Evicted;
-pub use state::{Ballot, UseId};
+pub use state::{Ballot, Tags, UseId};
 use state::{ClosingId, GateState, Obstacle};
-pub use tags::Tags;
-pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
+pub(super) use state::{DEFAULT, Evicted, GRAPH, is_reserved};
 
 use super::activity::ActivityWriter;
 use super::{ProcessError, Result};

@@ -12,12 +12,9 @@
 //! is parked, and resumes only once no closing touches it and none of its memory is evicted. A use is admitted only if none of its tags is
 //! being closed or evicted and no parked use is about to resume: those come first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Instant;
-
-use super::last_uses::LastUses;
-use super::tags::Tags;
 
 /// Number of a running use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -358,3 +355,120 @@ impl GateState {
 
 #[cfg(test)]
 mod tests;
+
+/// Tag of memory outside regions.
+pub(in super::super) const DEFAULT: &str = "default";
+/// Prefix of the tags of graph pools.
+pub(in super::super) const GRAPH: &str = "graph ";
+
+/// A set of regions, given by tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tags {
+    /// Every region, memory outside regions and the pools of graphs.
+    All,
+    /// Exactly the listed tags.
+    These(BTreeSet<String>),
+}
+
+/// Returns whether a tag is reserved for memory outside regions, so that a program cannot define it.
+pub(in super::super) fn is_reserved(tag: &str) -> bool {
+    tag == DEFAULT || tag.starts_with(GRAPH)
+}
+
+impl Tags {
+    /// Returns the set of these tags; an empty list means all.
+    pub fn of<S: AsRef<str>>(tags: &[S]) -> Tags {
+        match tags {
+            [] => Tags::All,
+            tags => Tags::These(tags.iter().map(|tag| tag.as_ref().to_owned()).collect()),
+        }
+    }
+
+    /// Returns whether work under these tags may touch the memory of `tag`. Memory outside regions may always be touched.
+    pub(in super::super) fn use_of(&self, tag: &str) -> bool {
+        match self {
+            Tags::All => true,
+            Tags::These(tags) => is_reserved(tag) || tags.contains(tag),
+        }
+    }
+
+    /// Returns whether `tag` is in the set.
+    pub(super) fn contains(&self, tag: &str) -> bool {
+        match self {
+            Tags::All => true,
+            Tags::These(tags) => tags.contains(tag),
+        }
+    }
+
+    /// Returns whether work under these tags touches any memory of `others`.
+    pub(super) fn uses_any_of(&self, others: &Tags) -> bool {
+        match others {
+            Tags::All => true,
+            Tags::These(tags) => tags.iter().any(|tag| self.use_of(tag)),
+        }
+    }
+}
+
+impl fmt::Display for Tags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tags::All => f.write_str("everything"),
+            Tags::These(tags) => {
+                let quoted: Vec<String> = tags.iter().map(|tag| format!("'{tag}'")).collect();
+                f.write_str(&quoted.join(", "))
+            }
+        }
+    }
+}
+
+/// Number of the last use of each tag, whether it has ended or not.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LastUses {
+    of_all: u64,
+    /// Last use of each tag that a use named.
+    of_tag: BTreeMap<String, u64>,
+    /// Last use of any tag: every use may touch memory outside regions.
+    of_any: u64,
+}
+
+impl LastUses {
+    /// Records that a use of `tags` begins or resumes under `number`.
+    pub(super) fn note(&mut self, tags: &Tags, number: u64) {
+        self.of_any = number;
+        match tags {
+            Tags::All => self.of_all = number,
+            Tags::These(tags) => {
+                for tag in tags {
+                    match self.of_tag.get_mut(tag) {
+                        Some(last) => *last = number,
+                        None => _ = self.of_tag.insert(tag.clone(), number),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the number of the last use of a tag; 0 if there was none.
+    pub(super) fn of(&self, tag: &str) -> u64 {
+        match tag {
+            super::DEFAULT => self.of_any,
+            tag => self.of_all.max(self.of_tag.get(tag).copied().unwrap_or(0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod last_uses_tests {
+    use super::*;
+
+    #[test]
+    fn a_use_of_everything_is_one_of_each_tag() {
+        let mut last = LastUses::default();
+        assert_eq!(last.of("a"), 0);
+        last.note(&Tags::of(&["a"]), 3);
+        assert_eq!((last.of("a"), last.of("b"), last.of(super::super::DEFAULT)), (3, 0, 3));
+        last.note(&Tags::All, 5);
+        last.note(&Tags::of(&["b"]), 8);
+        assert_eq!((last.of("a"), last.of("b"), last.of("c")), (5, 8, 5));
+    }
+}

@@ -5,6 +5,12 @@
 //! copies out of a GPU run on one stream and all copies in on another, so that the latest of several marks suffices.
 //!
 //! Invariant: a chunk without ranges in use may be returned at any time; its pool reuses it once the work on it is finished.
+//!
+//! Free ranges are chosen by best fit and joined when they are returned (pure). A range is returned with a *mark* that its next owner must
+//! wait for. Joined ranges keep the later mark.
+//!
+//! An entry that does not fit at the end of a chunk continues in another ([`Ranges::take_parts`]). Chunks are small compared with the
+//! total, so that little more than the rest of the last one is lost.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -17,8 +23,6 @@ use glake_tiers::{HostBlock, HostPool, Reclaim};
 use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
-use super::chunks::{ChunkSizes, MOST};
-use super::ranges::{Ranges, Taken, rounded};
 use crate::sync::Mutex;
 
 /// A copy in that still reads a range, with its number in its queue.
@@ -223,5 +227,320 @@ impl Memory {
 impl Reclaim for HostMemory {
     fn reclaim(&self, wanted: Bytes) -> Bytes {
         if self.growing.load(Relaxed) > 0 { Bytes::ZERO } else { self.give_up(wanted) }
+    }
+}
+
+/// Granularity of sizes and offsets.
+pub(super) const QUANTUM: u64 = 512;
+/// Minimum size of a part, except the last one: a copy of a part must be worth its call.
+pub(super) const LEAST_PART: u64 = 4 << 20;
+
+/// An allocated part of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    pub(super) chunk: usize,
+    pub(super) offset: u64,
+    pub(super) size: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Free<M> {
+    size: u64,
+    mark: Option<M>,
+}
+
+/// Free ranges by chunk and offset.
+#[derive(Debug)]
+pub(super) struct Ranges<M> {
+    free: BTreeMap<(usize, u64), Free<M>>,
+}
+
+impl<M> Default for Ranges<M> {
+    fn default() -> Self {
+        Ranges { free: BTreeMap::new() }
+    }
+}
+
+impl<M: Clone + Ord> Ranges<M> {
+    /// Adds a new chunk that is entirely free.
+    pub(super) fn add(&mut self, chunk: usize, size: u64) {
+        self.free.insert((chunk, 0), Free { size, mark: None });
+    }
+
+    /// Takes the front of the smallest range that is large enough; among equals the one returned first.
+    pub(super) fn take(&mut self, size: u64) -> Option<(Taken, Option<M>)> {
+        let size = rounded(size)?;
+        let fitting = self.free.iter().filter(|(_, free)| free.size >= size);
+        let (&(chunk, offset), _) =
+            fitting.min_by(|(_, one), (_, other)| (one.size, &one.mark).cmp(&(other.size, &other.mark)))?;
+        let Free { size: whole, mark } = self.free.remove(&(chunk, offset))?;
+        if whole > size {
+            self.free.insert((chunk, offset + size), Free { size: whole - size, mark: mark.clone() });
+        }
+        Some((Taken { chunk, offset, size }, mark))
+    }
+
+    /// Takes `size` bytes in one range or, if none is large enough, in several, largest first, so that the ends of chunks are used too.
+    pub(super) fn take_parts(&mut self, size: u64) -> Option<(Vec<Taken>, Option<M>)> {
+        if let Some((taken, mark)) = self.take(size) {
+            return Some((vec![taken], mark));
+        }
+        if self.missing(size)? > 0 {
+            return None;
+        }
+        let (mut parts, mut last, mut left) = (Vec::new(), None, rounded(size)?);
+        while left > 0
+            && let Some(most) = self.free.values().map(|free| free.size).max()
+            && let Some((part, mark)) = self.take(left.min(most))
+        {
+            left -= part.size;
+            last = last.max(mark);
+            parts.push(part);
+        }
+        Some((parts, last))
+    }
+
+    /// Returns the bytes that must become free, in one range, before `size` bytes can be taken; 0 if none are missing.
+    pub(super) fn missing(&self, size: u64) -> Option<u64> {
+        let size = rounded(size)?;
+        let large = |free: &&Free<M>| free.size >= LEAST_PART;
+        let free = self.free.values().filter(large).map(|free| free.size).sum();
+        let fits = self.free.values().any(|free| free.size >= size);
+        Some(match size.saturating_sub(free) {
+            _ if fits => 0,
+            _ if size < LEAST_PART => size,
+            0 => 0,
+            missing => missing.max(LEAST_PART),
+        })
+    }
+
+    /// Returns a range to the free ones.
+    pub(super) fn put(&mut self, taken: Taken, mark: Option<M>) {
+        let Taken { chunk, mut offset, size } = taken;
+        let mut free = Free { size, mark };
+        if let Some(next) = self.free.remove(&(chunk, offset + size)) {
+            free = Free { size: size + next.size, mark: free.mark.max(next.mark) };
+        }
+        let before = self.free.range(..(chunk, offset)).next_back();
+        let before = before.filter(|(at, before)| at.0 == chunk && at.1 + before.size == offset);
+        if let Some((&at, _)) = before
+            && let Some(before) = self.free.remove(&at)
+        {
+            offset = at.1;
+            free = Free { size: before.size + free.size, mark: before.mark.max(free.mark) };
+        }
+        self.free.insert((chunk, offset), free);
+    }
+
+    /// Removes a chunk of this size if it is entirely free.
+    pub(super) fn remove(&mut self, chunk: usize, size: u64) -> bool {
+        let is_whole = self.free.get(&(chunk, 0)).is_some_and(|free| free.size == size);
+        is_whole && self.free.remove(&(chunk, 0)).is_some()
+    }
+
+    /// Returns the free bytes in total.
+    pub(super) fn total(&self) -> u64 {
+        self.free.values().map(|free| free.size).sum()
+    }
+}
+
+/// Rounds a size up to the granularity; `None` on overflow.
+pub(super) fn rounded(size: u64) -> Option<u64> {
+    size.max(1).checked_next_multiple_of(QUANTUM)
+}
+
+/// Number of the smallest chunks that fill an arena of the pool.
+const IN_ARENA: u64 = 4;
+/// Divisor of the current total that gives the size of the next chunk.
+const PART: u64 = 32;
+/// Maximum size of a chunk, unless a single entry is larger.
+pub(super) const MOST: Bytes = Bytes::gib(4);
+/// Arena size for a pool that pins each request separately.
+const ARENA: Bytes = Bytes::mib(256);
+
+/// Sizes of the chunks taken from a pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChunkSizes {
+    arena: Bytes,
+    least: Bytes,
+}
+
+impl ChunkSizes {
+    /// Returns the sizes for a pool with arenas of `arena` bytes. Several of the smallest chunks fill an arena; larger chunks have arenas
+    /// of their own.
+    pub(super) fn of(arena: Bytes) -> ChunkSizes {
+        let arena = if arena < Bytes::mib(8) { ARENA } else { arena };
+        let arena = arena.align_up(Bytes::mib(8)).unwrap_or(ARENA);
+        ChunkSizes { arena, least: Bytes::new(arena.get() / IN_ARENA) }
+    }
+
+    /// Returns the size of the next chunk, for an entry of `size` bytes and a current total of `there`.
+    pub(super) fn next(self, size: Bytes, there: Bytes) -> Bytes {
+        let part = Bytes::new(there.get() / PART).min(MOST);
+        let two = self.least.saturating_add(self.least);
+        let chunk = match part {
+            part if part < two => self.least,
+            part if part < self.arena => two,
+            part => Bytes::new(part.get() / self.arena.get() * self.arena.get()),
+        };
+        chunk.max(size.align_up(self.least).unwrap_or(size))
+    }
+
+    /// Returns the size of the next chunk if `missing` bytes are known to be needed.
+    pub(super) fn ahead(self, missing: Bytes) -> Bytes {
+        missing.min(MOST).align_up(self.least).unwrap_or(missing)
+    }
+}
+
+#[cfg(test)]
+mod ranges_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_least_that_is_enough_is_taken_and_what_touches_is_joined() {
+        let mut ranges = Ranges::<u64>::default();
+        ranges.add(0, 8192);
+        ranges.add(1, 4096);
+        let (small, mark) = ranges.take(100).unwrap();
+        assert_eq!((small, mark), (Taken { chunk: 1, offset: 0, size: 512 }, None));
+        let (large, _) = ranges.take(8192).unwrap();
+        assert_eq!(large.chunk, 0);
+        assert!(ranges.take(4096).is_none());
+        ranges.put(small, Some(7));
+        assert_eq!(ranges.take(4096).unwrap().1, Some(7), "all of it is behind the mark");
+        ranges.put(large, Some(3));
+        assert!(!ranges.remove(0, 4096) && ranges.remove(0, 8192) && !ranges.remove(1, 4096));
+        assert_eq!(ranges.total(), 0);
+    }
+
+    proptest! {
+        /// Parts add up to the requested size, and `missing` is 0 whenever a request succeeds.
+        #[test]
+        fn parts_are_as_much_as_was_asked_for(sizes in prop::collection::vec(1u64..40 << 20, 1..40), returned in any::<prop::sample::Index>()) {
+            let (mut ranges, mut held) = (Ranges::<usize>::default(), Vec::new());
+            (0..3).for_each(|chunk| ranges.add(chunk, (16 << 20) * (chunk as u64 + 1)));
+            for size in sizes {
+                let (missing, before) = (ranges.missing(size).unwrap(), ranges.total());
+                let Some((parts, _)) = ranges.take_parts(size) else {
+                    prop_assert!(missing > 0);
+                    // Adding the missing bytes suffices.
+                    let chunk = 10 + held.len();
+                    ranges.add(chunk, rounded(missing).unwrap());
+                    let (parts, _) = ranges.take_parts(size).unwrap();
+                    held.push(parts);
+                    continue;
+                };
+                let taken: u64 = parts.iter().map(|part| part.size).sum();
+                prop_assert_eq!((missing, taken, before - ranges.total()), (0, rounded(size).unwrap(), taken));
+                let short = parts.iter().filter(|part| part.size < LEAST_PART).count();
+                prop_assert!(short <= 1);
+                held.push(parts);
+                if held.len() > 4 {
+                    held.swap_remove(returned.index(held.len())).into_iter().for_each(|part| ranges.put(part, Some(1)));
+                }
+            }
+        }
+
+        /// Allocated ranges never overlap, and the mark of a byte is at least that of its previous owner.
+        #[test]
+        fn what_is_taken_is_nobody_else_s(program in prop::collection::vec((any::<bool>(), 1u64..5000, any::<prop::sample::Index>()), 1..200)) {
+            let (mut ranges, mut bytes) = (Ranges::<usize>::default(), vec![[None::<usize>; 32]; 3]);
+            (0..3).for_each(|chunk| ranges.add(chunk, 32 * QUANTUM));
+            let mut held: Vec<Taken> = Vec::new();
+            let cells = |taken: &Taken| (taken.offset / QUANTUM) as usize..((taken.offset + taken.size) / QUANTUM) as usize;
+            for (now, (takes, size, which)) in program.into_iter().enumerate() {
+                if takes {
+                    let Some((taken, mark)) = ranges.take(size) else { continue };
+                    prop_assert!(taken.size >= size && taken.offset + taken.size <= 32 * QUANTUM);
+                    for other in held.iter().filter(|other| other.chunk == taken.chunk) {
+                        prop_assert!(other.offset + other.size <= taken.offset || taken.offset + taken.size <= other.offset);
+                    }
+                    prop_assert!(bytes[taken.chunk][cells(&taken)].iter().all(|last| *last <= mark));
+                    held.push(taken);
+                } else if !held.is_empty() {
+                    let taken = held.swap_remove(which.index(held.len()));
+                    bytes[taken.chunk][cells(&taken)].fill(Some(now));
+                    ranges.put(taken, Some(now));
+                }
+            }
+            held.into_iter().for_each(|taken| ranges.put(taken, None));
+            prop_assert!((0..3).all(|chunk| ranges.remove(chunk, 32 * QUANTUM)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod chunks_tests {
+    use super::super::host_memory::Ranges;
+    use super::*;
+
+    /// Returns the sizes of the tensors that one layer of a model offloads in a step with `tokens` tokens.
+    fn layer(tokens: u64, hidden: u64, inner: u64) -> Vec<u64> {
+        let (small, large) = (tokens * hidden * 2, tokens * inner * 2);
+        vec![
+            small,
+            small / 4,
+            small / 4,
+            small,
+            large,
+            tokens * 4,
+            large,
+            small,
+            tokens * 32 * 4,
+            large,
+            small,
+        ]
+    }
+
+    /// Returns the host memory that all steps need, relative to the largest amount offloaded at a time.
+    fn pinned(steps: &[Vec<u64>]) -> f64 {
+        let chunks = ChunkSizes::of(ARENA);
+        let (mut ranges, mut all, mut count, mut most) = (Ranges::<u64>::default(), 0, 0, 0);
+        for step in steps {
+            let mut held = Vec::new();
+            for &size in step {
+                let taken = loop {
+                    if let Some((taken, _)) = ranges.take_parts(size) {
+                        break taken;
+                    }
+                    let missing = ranges.missing(size).unwrap();
+                    let chunk = chunks.next(Bytes::new(missing), Bytes::new(all)).get();
+                    (all, count) = (all + chunk, count + 1);
+                    ranges.add(count, chunk);
+                };
+                held.push(taken);
+            }
+            most = most.max(step.iter().sum());
+            held.into_iter().rev().flatten().for_each(|taken| ranges.put(taken, None));
+        }
+        all as f64 / most as f64
+    }
+
+    #[test]
+    fn little_is_lost_whatever_a_step_is_like() {
+        for tokens in [4096, 8000, 8192, 11_111, 16_384].into_iter().chain((500..20_000).step_by(1471)) {
+            let step: Vec<u64> = (0..32).flat_map(|_| layer(tokens, 4096, 14_336)).collect();
+            let lost = pinned(&[step]);
+            assert!(lost <= 1.05, "{tokens} tokens: {lost}");
+        }
+        for (least, most) in [(6000, 9000), (500, 4000), (1000, 16_000), (8000, 8200)] {
+            let lengths = (0..20_u64).map(|step| least + step * 7919 % (most - least));
+            let steps = lengths.map(|tokens| (0..32).flat_map(|_| layer(tokens, 4096, 14_336)).collect());
+            let lost = pinned(&steps.collect::<Vec<Vec<u64>>>());
+            assert!(lost <= 1.05, "{least} to {most} tokens: {lost}");
+        }
+    }
+
+    #[test]
+    fn chunks_fill_arenas_and_grow_with_what_there_is() {
+        let chunks = ChunkSizes::of(ARENA);
+        let next = |there: u64| chunks.next(Bytes::new(1), Bytes::gib(there));
+        assert_eq!([0, 1, 2, 4, 9, 100].map(next), [64, 64, 64, 128, 256, 3072].map(Bytes::mib));
+        assert_eq!(chunks.next(Bytes::mib(65), Bytes::ZERO), Bytes::mib(128));
+        assert_eq!(chunks.ahead(Bytes::mib(65)), Bytes::mib(128));
+        assert_eq!(chunks.ahead(Bytes::gib(30)), MOST);
+        assert_eq!(ChunkSizes::of(Bytes::ZERO).next(Bytes::new(1), Bytes::ZERO), Bytes::mib(64));
     }
 }

@@ -25,50 +25,45 @@
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
 
-mod checks;
-mod chunks;
-mod entries;
-mod host_memory;
-mod measures;
-mod passes;
-mod queue;
-mod ranges;
-mod recheck;
-mod sites;
-mod statistics;
-#[cfg(test)]
-#[cfg(not(schedules))]
-mod tests;
-mod timer;
-mod told;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use checks::{Checks, Watch};
+use entries::{Away, Entries, Entry, Load};
 use glake_device::owned::Span;
 use glake_device::{Address, DeviceId, Stream};
+use glake_offload::Position;
 use glake_stitch::StreamKey;
 use glake_tiers::{BlockId, PoolError};
 use glake_transfer::UserStream;
 use glake_transfer::paths::Direction;
 use glake_units::Bytes;
+use host_memory::HostMemory;
+use queue::Queues;
+use timer::{Measures, Timers};
 
 use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
 use super::regions::RegionSet;
 use super::streams::Streams;
 use super::{PoolId, ProcessError, Result};
+use crate::metrics::{OffloadStats, micros};
 use crate::sync::Mutex;
+
 pub use checks::{CheckState, SaveId};
-use checks::{Checks, Watch};
-use entries::{Away, Entries, Entry, Load};
-use glake_offload::Position;
 pub use glake_offload::{ItemId, LeafPart, Pack, Preset, ScopeId, Verdict};
-use host_memory::HostMemory;
-use measures::Measures;
-use queue::Queues;
 pub use sites::{PackedItem, Sites};
-use timer::Timers;
+
+mod checks;
+mod entries;
+mod host_memory;
+mod passes;
+mod queue;
+mod sites;
+#[cfg(test)]
+#[cfg(not(schedules))]
+mod tests;
+mod timer;
 
 /// Offloaded memory of a process.
 #[derive(Debug)]
@@ -398,6 +393,43 @@ impl Offload {
     fn note_refused(&self, error: &ProcessError) {
         if matches!(error, ProcessError::Host(error) if error.is_shortage()) {
             self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Offload {
+    /// Returns the statistics of offloading: bytes, times and checks.
+    pub fn statistics(&self) -> OffloadStats {
+        if !self.registry.is_stopped() {
+            self.checks.poll();
+        }
+        let compared = self.checks.compared();
+        let (out, back) = (self.queues.moved(Direction::FromGpu), self.queues.moved(Direction::ToGpu));
+        let (mut pinned, mut live) = (Bytes::ZERO, Bytes::ZERO);
+        for (all, own) in self.known_hosts().map(|host| host.bytes()) {
+            pinned = pinned.saturating_add(all);
+            live = live.saturating_add(own);
+        }
+        let pools =
+            || self.registry.devices.iter().filter_map(DeviceMemory::started).map(|started| &started.pool);
+        OffloadStats {
+            entries: self.entries.count() as u64,
+            host_bytes: live.get(),
+            host_pinned_bytes: pinned.get(),
+            copies_out: out.copies,
+            bytes_out: out.bytes.get(),
+            busy_us_out: micros(out.busy),
+            timed_bytes_out: out.timed.get(),
+            copies_in: back.copies,
+            bytes_in: back.bytes.get(),
+            busy_us_in: micros(back.busy),
+            timed_bytes_in: back.timed.get(),
+            refused: self.refused.load(Ordering::Relaxed),
+            unchanged: compared.same,
+            changed: compared.changed,
+            unchecked: compared.missed,
+            held_bytes: pools().map(|pool| pool.read_holds().freed_bytes()).sum::<Bytes>().get(),
+            hold_waits: pools().map(|pool| pool.counters().hold_waits).sum(),
         }
     }
 }

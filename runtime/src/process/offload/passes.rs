@@ -7,8 +7,8 @@ use glake_offload::{ItemId, Pack, PlanError, Preset, Request, ScopeId, Verdict};
 use glake_units::Bytes;
 
 use super::super::{ProcessError, Result};
-use super::measures::Measures;
 use super::sites::{Asked, LEARNED, PackedItem, Planned, Spare, Timed};
+use super::timer::Measures;
 use super::{Offload, Position};
 
 /// Relative change of a rate, or of the host's room, after which plans are made again. For a rate that fell, and in the first passes for

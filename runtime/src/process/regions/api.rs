@@ -1,23 +1,25 @@
-//! Public interface of regions.
+//! Public interface of regions. [`Regions::decommit`] and [`Regions::commit`] serve caches that grow and shrink within one block.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId, Stream};
-use glake_tiers::{ByteRange, CleanCounts, CopyPolicy, LiveBlock, Policy, RegionError, RegionOptions};
+use glake_tiers::{
+    ByteRange, CleanCounts, CopyPolicy, LiveBlock, Policy, Region, RegionError, RegionOptions,
+};
 use glake_units::Bytes;
 
 use super::super::device::DeviceMemory;
 use super::super::device_registry::DeviceRegistry;
 use super::super::gate::{Admission, DEFAULT, Gate, Tags, UseId, WhenClosed};
-use super::super::imports::Imports;
 use super::super::{ProcessError, Result};
-use super::tagged::{Kind, Tagged};
+use super::table::{Kind, Tagged};
 use super::{
     Background, Cleaner, Hook, LiveCallback, MemoryUsage, Refill, RefillReport, RegionSet, RegionView,
-    Shrink, ShrinkReport, current_region,
+    Shrink, ShrinkReport, touch,
 };
 use crate::config;
+use crate::process::sharing::Imports;
 
 /// Regions of a process, as programs define, move and query them.
 #[derive(Debug)]
@@ -77,7 +79,7 @@ impl Regions {
     /// [`ProcessError::UnknownTag`].
     pub fn enter(&self, tag: &str) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
-        current_region::push(&self.set.flags, tagged);
+        touch::push(&self.set.flags, tagged);
         Ok(())
     }
 
@@ -86,7 +88,7 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::InNoRegion`].
     pub fn leave(&self) -> Result<()> {
-        if current_region::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
+        if touch::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
     }
 
     /// Seals a region: the program promises not to write to its bytes, on any device, until it is unsealed. With `strict` they are mapped
@@ -374,5 +376,47 @@ impl RegionSet {
             }
         };
         regions.iter().map(of).collect()
+    }
+}
+
+impl Regions {
+    /// Releases the physical memory of all extents that lie entirely in this range of a live block; returns the bytes. The block keeps its
+    /// addresses; the bytes are lost and must not be accessed until they are committed. Waits for all GPU work. Memory that is fixed or
+    /// shared with other processes stays.
+    ///
+    /// The caller promises to enqueue no work on this range until it is committed.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] if the range exceeds the block, its region is sealed, or a capture is open:
+    /// nothing has changed then.
+    pub fn decommit(&self, address: Address, size: Bytes) -> Result<Bytes> {
+        let (tagged, region) = self.region_at(address)?;
+        self.set.flags.set_decommitted();
+        let decommitted = region.decommit(address, size);
+        // After a partial failure the uses of the region wait for the rest.
+        tagged.settle(&self.set.flags, &self.set.gate);
+        Ok(decommitted?.freed)
+    }
+
+    /// Creates physical memory for the decommitted parts of this range of a live block, at the same addresses; returns the bytes. The
+    /// contents are undefined. Refills other evicted memory of its region first.
+    ///
+    /// # Errors
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] if the range exceeds the block, or there is no memory: the same call
+    /// continues.
+    pub fn commit(&self, address: Address, size: Bytes) -> Result<Bytes> {
+        self.set.touched(address)?;
+        let (tagged, region) = self.region_at(address)?;
+        self.set.commit(&tagged, &region, address, size)
+    }
+
+    /// Returns the region of the block that contains an address.
+    pub(super) fn region_at(&self, address: Address) -> Result<(Arc<Tagged>, Arc<Region>)> {
+        self.set.table.cover(&self.set.registry.devices);
+        let found = self.set.started_at(address).and_then(|started| {
+            let LiveBlock { domain, .. } = started.pool.find(address)?;
+            self.set.table.of_domain(started.pool.device(), domain)
+        });
+        found.ok_or(ProcessError::InNoBlock { address })
     }
 }

@@ -19,34 +19,19 @@
 mod api;
 mod ask;
 mod background;
-mod background_refills;
-mod choose;
 mod cleaner;
-mod closing;
-mod commit;
-mod current_region;
-mod demote;
-mod flags;
 mod holdings;
 mod hooks;
-mod idle;
-mod live;
-mod memory_usage;
-mod ongoing_shrinks;
-mod others;
-mod predict;
 mod refill;
 mod relays;
 mod report;
 mod shrink;
 mod stores;
 mod table;
-mod tagged;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;
 mod touch;
-mod view;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,27 +44,23 @@ use glake_units::Bytes;
 
 use super::device_registry::DeviceRegistry;
 use super::gate::Gate;
-use super::imports::Imports;
+use super::sharing::Imports;
 use crate::config;
 pub use api::Regions;
 pub use ask::{Refill, Shrink, Tier};
-use background::Background;
-use background_refills::BackgroundRefills;
+use background::{Background, BackgroundRefills};
 use cleaner::Cleaner;
-pub(super) use flags::RegionFlags;
-pub use hooks::Hook;
-use hooks::Hooks;
-pub use live::LiveCallback;
-use live::LiveCallbacks;
-pub use memory_usage::MemoryUsage;
-use ongoing_shrinks::OngoingShrinks;
-use predict::Prediction;
+pub use holdings::MemoryUsage;
+pub use hooks::{Hook, LiveCallback};
+use hooks::{Hooks, LiveCallbacks};
+use refill::OngoingShrinks;
 use relays::RefillCount;
-pub use report::{Moved, RefillReport, ShrinkReport, SkippedExtent};
+use report::Prediction;
+pub use report::{Moved, RefillReport, RegionView, ShrinkReport, SkippedExtent};
+pub(super) use report::{copy_name, policy_name};
 use stores::Stores;
+pub(super) use table::RegionFlags;
 use table::Table;
-pub use view::RegionView;
-pub(super) use view::{copy_name, policy_name};
 
 /// State of the regions, shared with background work.
 #[derive(Debug)]

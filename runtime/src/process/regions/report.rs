@@ -1,15 +1,20 @@
-//! Reports of shrinks and refills.
+//! Reports of shrinks and refills, and the state of regions for a program.
+//!
+//! The predicted time of a refill is its bytes divided by the rate of the links, plus the cost of mapping.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId};
-use glake_tiers::{Place, SkipReason};
+use glake_tiers::{CleanCounts, CopyPolicy, Place, Policy, Region, SkipReason};
+use glake_transfer::paths::{Direction, PathGraph};
 use glake_units::Bytes;
 use serde_json::{Value, json};
 
 use super::super::ProcessError;
+use super::super::device_registry::DeviceRegistry;
 use super::ask::place_name;
-use super::memory_usage::MemoryUsage;
+use super::holdings::MemoryUsage;
 
 /// Result of a move for one region on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,5 +204,146 @@ pub(super) fn after_all(moved: Vec<Moved>, error: ProcessError) -> ProcessError 
     match freed.is_zero() && copied.is_zero() {
         true => error,
         false => ProcessError::Partly { freed, copied, regions, source: Box::new(error) },
+    }
+}
+
+/// State of a region on one device. A region without allocations has no device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionView {
+    /// Tag of the region.
+    pub tag: String,
+    /// Policy for its bytes at an eviction.
+    pub policy: Policy,
+    /// Policy for its host copy after a refill.
+    pub host_copy: CopyPolicy,
+    /// Whether the program promised not to write to its bytes.
+    pub sealed: bool,
+    /// Counters of cleaning; `None` if the region is not cleaned.
+    pub clean: Option<CleanCounts>,
+    /// Device of the memory; `None` without allocations.
+    pub device: Option<DeviceId>,
+    /// Bytes on the GPU.
+    pub resident: Bytes,
+    /// Bytes that are evicted.
+    pub evicted: Bytes,
+    /// Bytes that the program decommitted within live blocks.
+    pub decommitted: Bytes,
+    /// Bytes in live blocks, on the GPU or evicted.
+    pub live: Bytes,
+    /// Places of the evicted bytes, largest amount first.
+    pub places: Vec<(Place, Bytes)>,
+    /// Predicted time to refill the region.
+    pub predicted_refill: Duration,
+}
+
+type Places = serde_json::Map<String, Value>;
+
+impl RegionView {
+    /// Returns the place with most of the evicted bytes.
+    pub fn place(&self) -> Option<Place> {
+        self.places.first().map(|(place, _)| *place)
+    }
+
+    /// Returns the state as JSON for the C interface.
+    pub fn json(&self) -> Value {
+        json!({
+            "tag": self.tag,
+            "policy": policy_name(self.policy),
+            "host_copy": copy_name(self.host_copy),
+            "sealed": self.sealed,
+            "clean": self.clean.map(clean_json),
+            "device": self.device.map(|device| device.0),
+            "resident": self.resident.get(),
+            "evicted": self.evicted.get(),
+            "decommitted": self.decommitted.get(),
+            "live": self.live.get(),
+            "place": self.place().map(place_name),
+            "places": self.places.iter().map(|(place, size)| (place_name(*place), size.get().into())).collect::<Places>(),
+            "predicted_refill_seconds": self.predicted_refill.as_secs_f64(),
+        })
+    }
+}
+
+fn clean_json(counts: CleanCounts) -> Value {
+    let CleanCounts { clean, copied, voided, released, refused, reclaimed } = counts;
+    json!({
+        "now": clean.get(),
+        "copied": copied.get(),
+        "voided": voided.get(),
+        "released": released.get(),
+        "refused": refused.get(),
+        "reclaimed": reclaimed.get(),
+    })
+}
+
+/// Returns the name of a policy as programs spell it.
+pub(in super::super) fn policy_name(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Keep => "keep",
+        Policy::Sealed => "sealed",
+        Policy::Discard => "discard",
+    }
+}
+
+/// Returns the name of a copy policy as programs spell it.
+pub(in super::super) fn copy_name(policy: CopyPolicy) -> &'static str {
+    match policy {
+        CopyPolicy::Drop => "drop",
+        CopyPolicy::Retain => "retain",
+        CopyPolicy::Prepare => "prepare",
+    }
+}
+
+/// Time to create and map an extent for its own GPU, on an H200.
+const EXTENT: Duration = Duration::from_micros(40);
+/// Time to map an extent for one further GPU.
+const PEER: Duration = Duration::from_micros(15);
+
+/// Predictor with access to the rates of the links.
+#[derive(Debug)]
+pub(super) struct Prediction {
+    registry: Arc<DeviceRegistry>,
+    /// Assumed rates, used until the engine has measured some.
+    assumed: OnceLock<PathGraph>,
+}
+
+impl Prediction {
+    pub(super) fn new(registry: &Arc<DeviceRegistry>) -> Prediction {
+        Prediction { registry: registry.clone(), assumed: OnceLock::new() }
+    }
+
+    /// Returns the time to refill the evicted memory of a region.
+    pub(super) fn refill(&self, region: &Region) -> Duration {
+        let (_, evicted) = region.sizes();
+        if evicted.is_zero() {
+            return Duration::ZERO;
+        }
+        let pool = region.pool();
+        let extents = evicted.get().div_ceil(region.options().extent.get().max(1));
+        let extents = u32::try_from(extents).unwrap_or(u32::MAX);
+        let each = EXTENT + PEER * pool.peers_of(region.domain()).len();
+        each * extents + self.copying(pool.device(), evicted)
+    }
+
+    fn copying(&self, device: DeviceId, bytes: Bytes) -> Duration {
+        let rate = self.rate(device);
+        #[allow(clippy::cast_precision_loss)] // a prediction
+        let seconds = if rate > 0.0 { bytes.get() as f64 / (rate * 1e9) } else { 0.0 };
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
+    /// Returns the rate to a device over all links that are not suspended, in GB/s.
+    fn rate(&self, device: DeviceId) -> f64 {
+        let known = self.registry.engine.made().map(|engine| engine.graph());
+        let graph = match &known {
+            Some(graph) if !graph.paths().links.is_empty() => graph,
+            _ => self.assumed.get_or_init(|| self.registry.assumed_paths()),
+        };
+        let own = graph.rates(device, Direction::ToGpu).next().map_or(0.0, |path| path.rate.0);
+        let engine = self.registry.engine.made().filter(|_| self.registry.engine.is_on());
+        match engine.is_some_and(|engine| engine.suspended().is_empty()) {
+            true => graph.together(device, Direction::ToGpu).0.max(own),
+            false => own,
+        }
     }
 }

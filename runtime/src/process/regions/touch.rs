@@ -1,5 +1,9 @@
-//! Refills of memory that is about to be used, and release of evicted memory that was freed.
+//! Refills of memory that is about to be used, release of evicted memory that was freed, and the region in which a thread allocates.
+//!
+//! Invariant: the [`RegionFlags`] of a process count the entries of all its threads' stacks, so that one load shows whether any thread is
+//! in a region. A thread's entries end with it.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use glake_device::{Address, DeviceId};
@@ -9,8 +13,8 @@ use glake_units::Bytes;
 
 use super::super::Result;
 use super::super::device::{DeviceMemory, Started};
-use super::tagged::Tagged;
-use super::{RegionSet, current_region};
+use super::RegionSet;
+use super::table::{RegionFlags, Tagged};
 
 impl RegionSet {
     /// Returns the domain of an allocation that private pools leave in `routed`: the one of the thread's region, if it is in one. Refills
@@ -20,11 +24,7 @@ impl RegionSet {
     /// Errors of the refill.
     #[inline(never)]
     pub(in super::super) fn domain_of(&self, started: &Started, routed: DomainId) -> Result<DomainId> {
-        let own = || {
-            current_region::with_innermost(&self.flags, |tagged| {
-                tagged.domain(&started.pool, &self.table.clock)
-            })
-        };
+        let own = || with_innermost(&self.flags, |tagged| tagged.domain(&started.pool, &self.table.clock));
         let domain = match routed == Allocator::default_domain() {
             true => own().flatten().unwrap_or(routed),
             false => routed,
@@ -150,4 +150,50 @@ impl RegionSet {
         };
         self.registry.devices.iter().filter_map(DeviceMemory::started).find(holds)
     }
+}
+
+/// Stack of the regions that a thread has entered.
+#[derive(Debug)]
+struct CurrentRegions {
+    /// Flags of the process, which identify it: a test program has several processes.
+    flags: Arc<RegionFlags>,
+    tagged: Arc<Tagged>,
+}
+
+impl Drop for CurrentRegions {
+    fn drop(&mut self) {
+        self.flags.sub_thread();
+    }
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<CurrentRegions>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Enters a region on the calling thread.
+pub(super) fn push(flags: &Arc<RegionFlags>, tagged: Arc<Tagged>) {
+    flags.add_thread();
+    let entered = CurrentRegions { flags: flags.clone(), tagged };
+    // A thread at its end allocates in no region.
+    let _ = STACK.try_with(|stack| stack.borrow_mut().push(entered));
+}
+
+/// Leaves the innermost region; returns `false` if the thread is in none.
+pub(super) fn pop(flags: &Arc<RegionFlags>) -> bool {
+    let popped = STACK.try_with(|stack| {
+        let mut stack = stack.borrow_mut();
+        let at = stack.iter().rposition(|entered| Arc::ptr_eq(&entered.flags, flags))?;
+        Some(stack.remove(at))
+    });
+    popped.ok().flatten().is_some()
+}
+
+/// Calls `ask` with the innermost region of the thread; `None` if there is none.
+pub(super) fn with_innermost<T>(flags: &Arc<RegionFlags>, ask: impl FnOnce(&Tagged) -> T) -> Option<T> {
+    let found = STACK.try_with(|stack| {
+        let stack = stack.borrow();
+        let entered = stack.iter().rev().find(|entered| Arc::ptr_eq(&entered.flags, flags))?;
+        Some(ask(&entered.tagged))
+    });
+    found.ok().flatten()
 }

@@ -7,10 +7,8 @@
 //!
 //! Invariant: the device that a thread sets for default handles applies to that one call only.
 
-mod handles;
-mod made;
-
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use glake_device::owned::{DeviceSet, OwnedEvent, OwnedStream};
@@ -18,12 +16,14 @@ use glake_device::{Address, CaptureState, DeviceId, Driver, EventKind, Stream, S
 use glake_stitch::StreamKey;
 use glake_tiers::PoolStream;
 use glake_transfer::UserStream;
+use handles::StreamHandles;
 
 use super::device::{DeviceMemory, Started};
 use super::device_registry::DeviceRegistry;
 use super::{ProcessError, Result};
-use handles::StreamHandles;
-use made::MadeStreams;
+use crate::sync::Mutex;
+
+mod handles;
 
 thread_local! {
     /// Device of the default handles during the thread's current call; `None` means the current device.
@@ -348,5 +348,59 @@ mod tests {
         assert!(parts.streams.record(started, block, Stream(0x7777)).is_err());
         started.pool.free(block).unwrap();
         assert_ne!(parts.block(1, Bytes::mib(32)), block);
+    }
+}
+
+/// Table of the created streams that exist.
+#[derive(Debug, Default)]
+pub(super) struct MadeStreams {
+    streams: Mutex<HashMap<(DeviceId, Stream), OwnedStream>>,
+}
+
+impl MadeStreams {
+    pub(super) fn create(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> glake_device::Result<Stream> {
+        let stream = OwnedStream::new(driver, device)?;
+        let raw = stream.id();
+        self.streams.lock().insert((device, raw), stream);
+        Ok(raw)
+    }
+
+    /// Destroys a stream; returns whether it was created here.
+    pub(super) fn destroy(&self, device: DeviceId, raw: Stream) -> bool {
+        let stream = self.streams.lock().remove(&(device, raw));
+        stream.is_some()
+    }
+}
+
+#[cfg(test)]
+#[cfg(schedules)]
+mod schedules {
+    use glake_sim::{SimOptions, Simulator};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::schedules;
+
+    /// Each stream is destroyed once even with concurrent requests, and none remains.
+    #[test]
+    fn a_stream_is_destroyed_once() {
+        let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
+        schedules(move || {
+            let (made, driver): (_, Arc<dyn Driver>) = (Arc::new(MadeStreams::default()), sim.clone());
+            let common = made.create(&driver, DeviceId(0)).unwrap();
+            let threads: Vec<_> = (0..3)
+                .map(|_| {
+                    let (made, driver) = (made.clone(), driver.clone());
+                    thread::spawn(move || {
+                        let own = made.create(&driver, DeviceId(0)).unwrap();
+                        let destroyed = made.destroy(DeviceId(0), common);
+                        assert!(made.destroy(DeviceId(0), own) && !made.destroy(DeviceId(1), own));
+                        usize::from(destroyed)
+                    })
+                })
+                .collect();
+            let destroyed: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            assert_eq!((destroyed, made.streams.lock().len()), (1, 0));
+        });
     }
 }

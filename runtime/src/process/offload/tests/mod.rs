@@ -20,7 +20,6 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::super::device_registry::{DeviceRegistry, Opened};
-use super::super::imports::Imports;
 use super::super::regions::{Refill, Regions, Shrink};
 use super::super::streams::Streams;
 use super::super::{ProcessError, Result};
@@ -29,6 +28,7 @@ use crate::config::Config;
 use crate::metrics::OffloadStats;
 use crate::process::agent::AgentHandle;
 use crate::process::observers::Observers;
+use crate::process::sharing::Imports;
 
 const GPU: DeviceId = DeviceId(0);
 const NONE: Duration = Duration::ZERO;
