@@ -9,11 +9,11 @@
 //!
 //! Invariants:
 //! - A device that the program gave access is watched before it gets the access, and for ever after, so that every completion point
-//! recorded meanwhile waits for its work too. Earlier completion points need not: the device could not access the memory freed in them, and
-//! memory it has been given since belongs to later ones. The change is made under the clock's lock, so that no completion point is recorded
-//! in between.
+//!   recorded meanwhile waits for its work too. Earlier completion points need not: the device could not access the memory freed in them, and
+//!   memory it has been given since belongs to later ones. The change is made under the clock's lock, so that no completion point is recorded
+//!   in between.
 //! - Completion points do not wait for devices that the program did not name: the runtime registers its own work there with the clock
-//! ([`glake_device::owned::CompletionEvents::outside`]).
+//!   ([`glake_device::owned::CompletionEvents::outside`]).
 //!
 //! `PeerBlocks`: memory for data evicted from other GPUs, their owners.
 //!
