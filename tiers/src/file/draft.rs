@@ -3,12 +3,11 @@
 //! Invariant: until it is sealed, the file has a draft's name and no header, so that no reader accepts it. The file is renamed after all
 //! its bytes are on the disk.
 
-use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
-use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::{fmt, io};
 
 use glake_units::Bytes;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
@@ -16,8 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::entry::Entry;
-use super::layout::{self, HEADER, PAGE};
+use super::sealed::{self, Entry, HEADER, PAGE};
 use super::{FileError, FileStep, Result, SealedFile, Shared};
 
 /// File of a fixed length, written sequentially. Dropping a draft removes the file.
@@ -36,7 +34,7 @@ impl Draft {
     pub(super) fn new(shared: &Arc<Shared>, names: (PathBuf, PathBuf), length: Bytes) -> Result<Self> {
         let (path, sealed) = names;
         let refused = |limit| FileError::TooLarge { path: path.clone(), wanted: length, limit };
-        let size = layout::file_size(length).ok_or_else(|| refused(Bytes::new(i64::MAX.unsigned_abs())))?;
+        let size = sealed::file_size(length).ok_or_else(|| refused(Bytes::new(i64::MAX.unsigned_abs())))?;
         // Beyond this limit the kernel would send SIGXFSZ, which ends the process.
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < size) {
             return Err(refused(Bytes::new(limit)));
@@ -99,7 +97,7 @@ impl Draft {
             let size = length.saturating_sub(Bytes::new(written));
             return Err(FileError::NoSuchRange { offset: written, size, length });
         }
-        let header = layout::header(length, &table);
+        let header = sealed::header(length, &table);
         let done = file.write_all_at(&table, HEADER + written).and_then(|()| file.write_all_at(&header, 0));
         done.map_err(|source| entry.failed(FileStep::Write, source))?;
         let done = file.set_permissions(Permissions::from_mode(0o400));
@@ -115,7 +113,7 @@ impl Draft {
 
     fn end_page(&mut self) {
         self.table.extend_from_slice(&self.hasher.digest().to_le_bytes());
-        self.hasher = Xxh3::with_seed(layout::pages(Bytes::new(self.written)));
+        self.hasher = Xxh3::with_seed(sealed::pages(Bytes::new(self.written)));
     }
 }
 

@@ -12,12 +12,8 @@
 //! read verifies the checksum of each page. Files are not mapped into memory, so that a read failure of the disk is an error instead of a
 //! signal. At its end a process closes its tier, which removes all its files ([`FileTier::close`]).
 
-mod collect;
 mod draft;
-mod entry;
 mod error;
-mod layout;
-mod lock;
 mod owner;
 mod sealed;
 #[cfg(test)]
@@ -31,13 +27,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use glake_units::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-pub use collect::Collected;
 pub use draft::Draft;
 pub use error::{FileError, FileStep, Flaw};
-pub use layout::PAGE;
-use lock::Lock;
-use owner::{Kind, Owner};
-pub use sealed::SealedFile;
+pub use owner::Collected;
+use owner::{Kind, Lock, Owner};
+pub use sealed::{PAGE, SealedFile};
 
 type Result<T> = std::result::Result<T, FileError>;
 
@@ -77,12 +71,12 @@ impl FileTier {
     /// # Errors
     /// [`FileError::OpenDirectory`] if other users may write to the directory; [`FileError::InUse`]; [`FileError::Io`].
     pub fn open(path: &Path) -> Result<Self> {
-        let directory = collect::directory(path)?;
+        let directory = owner::directory(path)?;
         let this = Owner::of(std::process::id());
-        let owner = this.map_err(collect::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
+        let owner = this.map_err(owner::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
         let lock = Lock::take(path, owner)?;
         // This process has created no file yet: files with its name belong to a process from before a reboot.
-        let collected = collect::collect(path, owner, true)?;
+        let collected = owner::collect(path, owner, true)?;
         let statistics = Arc::default();
         let lock = RwLock::new(Some(lock));
         let shared = Arc::new(Shared { path: path.to_path_buf(), directory, owner, lock, statistics });
@@ -106,7 +100,7 @@ impl FileTier {
     /// # Errors
     /// [`FileError::Io`]; files removed before the failure stay removed.
     pub fn collect(&self) -> Result<Collected> {
-        collect::collect(&self.shared.path, self.shared.owner, false)
+        owner::collect(&self.shared.path, self.shared.owner, false)
     }
 
     /// Removes all files of this process, those in use included, and refuses to create new ones. Called when the process ends.
@@ -118,7 +112,7 @@ impl FileTier {
         if lock.is_none() {
             return Ok(Collected::default());
         }
-        let collected = collect::collect(&self.shared.path, self.shared.owner, true);
+        let collected = owner::collect(&self.shared.path, self.shared.owner, true);
         *lock = None;
         collected
     }
@@ -150,6 +144,6 @@ impl Shared {
     }
 
     fn sync_directory(&self) -> Result<()> {
-        self.directory.sync_all().map_err(collect::failed(FileStep::SyncDirectory, &self.path))
+        self.directory.sync_all().map_err(owner::failed(FileStep::SyncDirectory, &self.path))
     }
 }

@@ -1,16 +1,24 @@
-//! A complete file.
+//! Complete files and their layout.
+//!
+//! ```text
+//!  0        4 KiB                                       4 KiB + length
+//!  ├ header ┼ page 0 ┼ page 1 ┼ ─ ─ ─ ┼ last page, may be shorter ┼ table: a checksum of 8 bytes a page ┤
+//! ```
+//!
+//! All numbers are little-endian. A page's checksum is XXH3 (64 bits) seeded with the page's index, so that swapped pages are detected as
+//! damage. The header holds the table's checksum and its own.
 
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
 
 use glake_units::Bytes;
-use xxhash_rust::xxh3::xxh3_64;
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::entry::Entry;
-use super::layout::{self, FIELDS, HEADER, PAGE, PAGE_LENGTH};
-use super::{FileError, FileStep, Flaw, Result};
+use super::{FileError, FileStatistics, FileStep, Flaw, Result};
 
 /// Complete file with a checksum for every page. Dropping it removes the file.
 #[derive(Debug)]
@@ -70,12 +78,12 @@ impl Contents {
         read_exact(&file, &mut header, 0)
             .map_err(failed(FileStep::Read))?
             .ok_or_else(|| not_whole(Flaw::Header))?;
-        let (length, checksum) = layout::parse(&header).ok_or_else(|| not_whole(Flaw::Header))?;
-        if layout::file_size(length) != Some(found.len()) {
+        let (length, checksum) = parse(&header).ok_or_else(|| not_whole(Flaw::Header))?;
+        if file_size(length) != Some(found.len()) {
             return Err(not_whole(Flaw::Length));
         }
         // The file is longer than its table.
-        let mut table = vec![0; usize::try_from(layout::pages(length) * 8).unwrap_or(0)];
+        let mut table = vec![0; usize::try_from(pages(length) * 8).unwrap_or(0)];
         let read = read_exact(&file, &mut table, HEADER + length.get()).map_err(failed(FileStep::Read))?;
         read.filter(|()| xxh3_64(&table) == checksum).ok_or_else(|| not_whole(Flaw::Table))?;
         let numbers = table.chunks_exact(8).filter_map(|number| number.try_into().ok());
@@ -105,7 +113,7 @@ impl Contents {
 
     fn check(&self, page: u64, bytes: &[u8]) -> Result<()> {
         let written = usize::try_from(page).ok().and_then(|page| self.table.get(page));
-        if written == Some(&layout::checksum(page, bytes)) {
+        if written == Some(&checksum(page, bytes)) {
             return Ok(());
         }
         let (path, pages, offset) = (self.path.clone(), self.table.len() as u64, page * PAGE.get());
@@ -123,5 +131,132 @@ fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<Option<()
         Ok(()) => Ok(Some(())),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Page size: the unit of checksums.
+pub const PAGE: Bytes = Bytes::mib(1);
+/// Offset of the first page.
+pub(super) const HEADER: u64 = 4096;
+/// Magic number; the last digit is the version.
+const MAGIC: [u8; 8] = *b"GLAKEF01";
+/// Number of header bytes in use.
+pub(super) const FIELDS: usize = 40;
+
+/// Page size as a slice length.
+pub(super) const PAGE_LENGTH: usize = 1 << 20;
+const _: () = assert!(PAGE.get() == PAGE_LENGTH as u64);
+
+/// Returns the number of pages of a file with `length` bytes of contents.
+pub(super) fn pages(length: Bytes) -> u64 {
+    length.get().div_ceil(PAGE.get())
+}
+
+/// Returns the size of the whole file, or `None` if it would exceed the largest file offset.
+pub(super) fn file_size(length: Bytes) -> Option<u64> {
+    let table = pages(length).checked_mul(8)?;
+    let size = HEADER.checked_add(length.get())?.checked_add(table)?;
+    i64::try_from(size).ok().map(|_| size)
+}
+
+/// Returns the checksum of a page.
+pub(super) fn checksum(page: u64, bytes: &[u8]) -> u64 {
+    xxh3_64_with_seed(bytes, page)
+}
+
+/// Encodes the header of a file with `length` bytes of contents and the given checksum table.
+pub(super) fn header(length: Bytes, table: &[u8]) -> [u8; FIELDS] {
+    let mut header = [0; FIELDS];
+    let fields = [PAGE.get(), length.get(), xxh3_64(table)];
+    let numbers = fields.iter().flat_map(|field| field.to_le_bytes());
+    for (to, from) in header.iter_mut().zip(MAGIC.into_iter().chain(numbers)) {
+        *to = from;
+    }
+    let (fields, own) = header.split_at_mut(FIELDS - 8);
+    own.copy_from_slice(&xxh3_64(fields).to_le_bytes());
+    header
+}
+
+/// Decodes a header: the length of the contents and the table's checksum. Returns `None` for an invalid header or another version.
+pub(super) fn parse(header: &[u8; FIELDS]) -> Option<(Bytes, u64)> {
+    let (fields, own) = header.split_last_chunk::<8>()?;
+    let (magic, numbers) = fields.split_first_chunk::<8>()?;
+    let mut numbers =
+        numbers.chunks_exact(8).filter_map(|number| number.try_into().ok()).map(u64::from_le_bytes);
+    let (page, length, table) = (numbers.next()?, numbers.next()?, numbers.next()?);
+    let whole = *magic == MAGIC && page == PAGE.get() && xxh3_64(fields) == u64::from_le_bytes(*own);
+    whole.then_some((Bytes::new(length), table))
+}
+
+/// File that is counted in the statistics until it is dropped, and then removed.
+#[derive(Debug)]
+pub(super) struct Entry {
+    path: PathBuf,
+    size: Bytes,
+    statistics: Arc<Mutex<FileStatistics>>,
+}
+
+impl Entry {
+    /// Counts a newly created file in the statistics.
+    pub(super) fn new(path: PathBuf, size: Bytes, statistics: &Arc<Mutex<FileStatistics>>) -> Self {
+        let mut counted = statistics.lock();
+        counted.files += 1;
+        counted.bytes = counted.bytes.saturating_add(size);
+        drop(counted);
+        Entry { path, size, statistics: statistics.clone() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Renames the file within its directory.
+    pub(super) fn rename(&mut self, path: PathBuf) -> Result<()> {
+        fs::rename(&self.path, &path).map_err(|source| self.failed(FileStep::Rename, source))?;
+        self.path = path;
+        Ok(())
+    }
+
+    pub(super) fn failed(&self, step: FileStep, source: io::Error) -> FileError {
+        FileError::Io { step, path: self.path.clone(), source }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // A closed tier has removed the file already.
+        if let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(target: "glake::file", path = %self.path.display(), %error, "a file could not be removed");
+        }
+        let mut counted = self.statistics.lock();
+        counted.files = counted.files.saturating_sub(1);
+        counted.bytes = counted.bytes.saturating_sub(self.size);
+    }
+}
+
+#[cfg(test)]
+mod layout_tests {
+    use super::*;
+
+    #[test]
+    fn a_header_reads_back_and_no_bit_of_it_may_change() {
+        let header = header(Bytes::new(12345), &[1, 2, 3]);
+        assert_eq!(parse(&header), Some((Bytes::new(12345), xxh3_64(&[1, 2, 3]))));
+        for bit in 0..FIELDS * 8 {
+            let mut changed = header;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(parse(&changed), None, "{bit}");
+        }
+        assert_eq!(parse(&[0; FIELDS]), None);
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        assert_eq!(file_size(Bytes::ZERO), Some(HEADER));
+        assert_eq!(file_size(Bytes::new((1 << 20) + 1)), Some(HEADER + (1 << 20) + 1 + 16));
+        assert_eq!((file_size(Bytes::MAX), file_size(Bytes::new(1 << 63))), (None, None));
+        assert_ne!(checksum(0, b"same"), checksum(1, b"same"));
     }
 }

@@ -5,25 +5,56 @@
 //!
 //! A thread that waits on the host holds the lock of one event and no other lock, so that completion points of other threads proceed. The
 //! clock's lock is taken before the allocator's. The driver is called under the clock's lock to record and to query completion points.
+//!
+//! `Lags`: histogram of the GPU's lag behind the host at misses.
+//!
+//! ```text
+//! age of the oldest completion point not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
+//! ```
+//!
+//! Each bucket ends a quarter above its beginning, which bounds the error of a quantile; the maximum is exact.
+//!
+//! `WaitTimer`: timing of waits that streams make for lenders and holds: GPU time that no program asked for.
+//!
+//! ```text
+//! taker's stream:  … work ─ event ─ wait for these ─ event ─ work …        the time between the two events
+//! ```
+//!
+//! Capturing streams neither lend nor borrow, so no event of a pair is recorded into a capture. Timing never fails a request: a wait that
+//! cannot be timed is counted only.
+//!
+//! `Drain`: waits for all work of the process before memory leaves its GPU.
+//!
+//! ```text
+//! own device, watched peers ── one completion point, as for every release ──┐
+//! every other device that has a context ── a completion point each ────────┴─► waited for ─► the first extent is unmapped
+//! ```
+//!
+//! Completion points cover only devices that the pool gave access to its memory. A program can give access to others without telling the
+//! pool. Therefore memory that leaves while its blocks are live waits for all devices once.
+//!
+//! Invariants: querying creates no context, and everything is recorded before the first wait. While a capture is open the call is refused
+//! and has waited for frees at most. A lost device runs no work; if it is neither the pool's own nor a watched peer, its loss is no error
+//! of the pool.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Thread, ThreadId};
 use std::time::{Duration, Instant};
 
-use glake_device::owned::{CaptureHold, CompletionEvents, CompletionProof, DeviceSet};
-use glake_device::{DriverError, Stream};
+use glake_device::owned::{
+    CaptureHold, CompletionEvents, CompletionProof, DeviceSet, OwnedEvent, RecordedPoint, Sequence,
+};
+use glake_device::{DeviceId, Driver, DriverError, EventKind, Stream};
 use glake_stitch::PointNumber;
 use parking_lot::Mutex;
 
-use super::Result;
 use super::core::Core;
-use super::lag::{CompletionLag, Lags};
-use super::point::{CompletionPoint, Done};
+use super::error::retry;
 use super::reach::Reach;
-use super::retry::retry;
-use super::waits::WaitTimer;
+use super::{PoolError, Result};
 
 type Event = Arc<Mutex<glake_device::owned::RecordedPoint>>;
 
@@ -261,6 +292,307 @@ impl CompletionClock {
     }
 }
 
+/// Point in time, with the event that tells when all earlier work has completed.
+#[derive(Debug)]
+pub(crate) struct CompletionPoint {
+    mark: Sequence,
+    point: RecordedPoint,
+}
+
+/// Proof that all work enqueued before a point has completed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done {
+    pub(super) mark: Sequence,
+    pub(super) passed: CompletionProof,
+}
+
+impl CompletionPoint {
+    /// Creates a point; the mark must have been taken before the event was recorded.
+    pub(super) fn new(mark: Sequence, point: RecordedPoint) -> Self {
+        CompletionPoint { mark, point }
+    }
+
+    /// Returns whether the work has completed. Never waits.
+    pub(crate) fn has_passed(&mut self) -> glake_device::Result<bool> {
+        Ok(self.point.poll()?.is_some())
+    }
+
+    /// Waits for the completion of the work.
+    pub(super) fn wait(mut self) -> glake_device::Result<Done> {
+        let passed = retry(|| self.point.wait())?;
+        Ok(Done { mark: self.mark, passed })
+    }
+}
+
+/// Buckets per power of two.
+const SPLIT: u32 = 4;
+const POWERS: u32 = 40;
+const BUCKETS: usize = 2 + (SPLIT * POWERS) as usize;
+
+/// Lag of the GPU behind the host over all misses: the age of the oldest event for frees that had not passed. The age is 0 if no frees are
+/// pending.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompletionLag {
+    /// Number of misses so far.
+    pub misses: u64,
+    /// Median of the lag, rounded up by at most a quarter.
+    pub p50: Duration,
+    /// 95th percentile of the lag, rounded up by at most a quarter.
+    pub p95: Duration,
+    /// Maximum of the lag, exact.
+    pub max: Duration,
+}
+
+/// Counts of the buckets.
+#[derive(Clone, Debug)]
+pub(super) struct Lags {
+    counts: [u64; BUCKETS],
+    misses: u64,
+    max: Duration,
+}
+
+impl Default for Lags {
+    fn default() -> Self {
+        Lags { counts: [0; BUCKETS], misses: 0, max: Duration::ZERO }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // below 128 bits' logarithm
+fn bucket_of(age: Duration) -> usize {
+    let micros = age.as_micros();
+    if micros == 0 {
+        return 0;
+    }
+    let log = micros.ilog2();
+    let quarter = if log < 2 { (micros << 2 >> log) as u32 } else { (micros >> (log - 2)) as u32 } % SPLIT;
+    BUCKETS.min(2 + (SPLIT * log + quarter) as usize) - 1
+}
+
+/// Returns the upper bound of a bucket.
+fn longest(bucket: usize) -> Duration {
+    let Some(index) = bucket.checked_sub(1) else { return Duration::ZERO };
+    let (log, quarter) = (index / SPLIT as usize, (index % SPLIT as usize) as u64);
+    let next = ((u64::from(SPLIT) + quarter + 1) << log) / u64::from(SPLIT);
+    Duration::from_micros(next)
+}
+
+impl Lags {
+    /// Adds one miss to the histogram.
+    pub(super) fn note(&mut self, age: Duration) {
+        self.counts[bucket_of(age)] += 1;
+        self.misses += 1;
+        self.max = self.max.max(age);
+    }
+
+    pub(super) fn told(&self) -> CompletionLag {
+        CompletionLag { misses: self.misses, p50: self.at(50), p95: self.at(95), max: self.max }
+    }
+
+    fn at(&self, percent: u64) -> Duration {
+        let rank = self.misses.saturating_mul(percent).div_ceil(100).max(1);
+        let mut seen = 0;
+        let bucket = self.counts.iter().position(|count| {
+            seen += count;
+            seen >= rank
+        });
+        bucket.map_or(Duration::ZERO, longest).min(self.max)
+    }
+}
+
+/// Maximum number of waits timed concurrently; further waits are counted only.
+const MOST: usize = 256;
+/// Number of finished waits that are logged individually.
+const LOG: usize = 4096;
+
+/// Waits of streams for lenders and holds, up to the last poll.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuWaits {
+    /// Number of waits, timed or not.
+    pub count: u64,
+    /// Number of waits finished and timed.
+    pub timed: u64,
+    /// Total GPU time of the timed waits.
+    pub time: Duration,
+}
+
+/// Pair of timed events around the waits of one grant.
+#[derive(Debug)]
+pub(super) struct Pair {
+    number: u64,
+    stream: Stream,
+    before: OwnedEvent,
+    after: OwnedEvent,
+}
+
+/// Waits being timed, and results.
+#[derive(Debug, Default)]
+struct WaitTimes {
+    idle: Vec<Pair>,
+    open: Vec<Pair>,
+    told: GpuWaits,
+    /// Total number of waits, which is the number of the next one.
+    made: u64,
+    /// Finished waits with their numbers and streams.
+    log: VecDeque<(u64, Stream, Duration)>,
+}
+
+impl WaitTimes {
+    /// Collects the times of finished waits.
+    fn poll(&mut self) {
+        for pair in std::mem::take(&mut self.open) {
+            match pair.after.is_passed() {
+                Ok(false) => self.open.push(pair),
+                Ok(true) => {
+                    if let Ok(micros) = pair.after.since(&pair.before) {
+                        let time = Duration::from_secs_f64(micros.max(0.0) / 1e6);
+                        self.told.timed += 1;
+                        self.told.time += time;
+                        self.log.push_back((pair.number, pair.stream, time));
+                        if self.log.len() > LOG {
+                            self.log.pop_front();
+                        }
+                    }
+                    self.idle.push(pair);
+                }
+                // A lost context is reported by the next call that needs it.
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Timer of the waits of one pool's streams.
+#[derive(Debug)]
+pub(super) struct WaitTimer {
+    driver: Arc<dyn Driver>,
+    device: DeviceId,
+    times: Mutex<WaitTimes>,
+}
+
+impl WaitTimer {
+    pub(super) fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Self {
+        WaitTimer { driver, device, times: Mutex::default() }
+    }
+
+    /// Returns the counts and times up to now.
+    pub(super) fn told(&self) -> GpuWaits {
+        let mut times = self.times.lock();
+        times.poll();
+        times.told
+    }
+
+    pub(super) fn poll(&self) {
+        self.times.lock().poll();
+    }
+
+    /// Returns the total number of waits.
+    pub(super) fn made(&self) -> u64 {
+        self.times.lock().made
+    }
+
+    /// Returns how long a stream stood still in the logged waits with these numbers.
+    pub(super) fn time_of(&self, stream: Stream, numbers: &Range<u64>) -> Duration {
+        let mut times = self.times.lock();
+        times.poll();
+        let of = |(number, on, _): &&(u64, Stream, Duration)| *on == stream && numbers.contains(number);
+        times.log.iter().filter(of).map(|(_, _, time)| *time).sum()
+    }
+
+    pub(super) fn reset(&self) {
+        self.times.lock().told = GpuWaits::default();
+    }
+
+    /// Counts a wait that `stream` is about to make, and starts timing it.
+    pub(super) fn begin(&self, stream: Stream) -> Option<Pair> {
+        let (idle, number) = {
+            let mut times = self.times.lock();
+            times.told.count += 1;
+            let number = times.made;
+            times.made += 1;
+            if times.open.len() >= MOST {
+                times.poll();
+            }
+            if times.open.len() >= MOST {
+                return None;
+            }
+            (times.idle.pop(), number)
+        };
+        let event = || OwnedEvent::new(&self.driver, self.device, EventKind::Timed);
+        let pair = match idle {
+            Some(pair) => Pair { number, stream, ..pair },
+            None => Pair { number, stream, before: event().ok()?, after: event().ok()? },
+        };
+        retry(|| pair.before.record(stream)).ok().map(|()| pair)
+    }
+
+    /// Stops timing a wait that has been enqueued.
+    pub(super) fn end(&self, pair: Option<Pair>, stream: Stream) {
+        let Some(pair) = pair else { return };
+        if retry(|| pair.after.record(stream)).is_ok() {
+            self.times.lock().open.push(pair);
+        }
+    }
+}
+
+/// Wait for all devices of the process.
+#[derive(Debug)]
+pub(crate) struct Drain<'a> {
+    pub(super) clock: &'a CompletionClock,
+    pub(super) reach: &'a Reach,
+    /// Devices visible to the driver.
+    pub(super) devices: DeviceSet,
+}
+
+/// Work enqueued on any device of the process before a point in time.
+#[derive(Debug)]
+pub struct PendingWork {
+    own: CompletionPoint,
+    others: Vec<RecordedPoint>,
+}
+
+impl PendingWork {
+    /// Returns whether the work has completed. Never waits.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        while let Some(other) = self.others.last_mut() {
+            if let Some(None) = unless_lost(other.poll())? {
+                return Ok(false);
+            }
+            self.others.pop();
+        }
+        Ok(self.own.has_passed()?)
+    }
+}
+
+impl Drain<'_> {
+    /// Records all work enqueued so far on any device, in its primary context.
+    pub(crate) fn begin(&self) -> Result<PendingWork> {
+        let own = self.clock.completion_point()?;
+        let others = self.devices.without(self.reach.watched());
+        let record = |device| unless_lost(self.clock.record_other(DeviceSet::of(device)));
+        let recorded = others.iter().map(record).collect::<Result<Vec<Option<RecordedPoint>>>>()?;
+        Ok(PendingWork { own, others: recorded.into_iter().flatten().collect() })
+    }
+
+    /// Waits for all work enqueued so far on any device.
+    pub(crate) fn wait(&self) -> Result<()> {
+        self.clock.settle()?;
+        let PendingWork { own, others } = self.begin()?;
+        self.clock.passed(own)?;
+        others.into_iter().try_for_each(|mut point| unless_lost(retry(|| point.wait())).map(|_| ()))
+    }
+}
+
+fn unless_lost<T>(answer: std::result::Result<T, DriverError>) -> Result<Option<T>> {
+    match answer {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.is_sticky() => Ok(None),
+        Err(error) => Err(PoolError::Driver(error)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use glake_device::{Fault, Injected, Verb, When};
@@ -321,5 +653,78 @@ mod tests {
         assert_eq!((clock.lag().misses, clock.lag().max), (1, Duration::ZERO), "nothing is recorded");
         clock.reset_lag();
         assert_eq!(clock.lag(), CompletionLag::default());
+    }
+}
+
+#[cfg(test)]
+mod lag_tests {
+    use super::*;
+
+    #[test]
+    fn every_age_lies_in_its_bucket() {
+        let mut before = Duration::ZERO;
+        for micros in (0..5000).chain((13..50).map(|power| (1u64 << power) + 7)) {
+            let age = Duration::from_micros(micros);
+            let bucket = bucket_of(age);
+            assert!(bucket < BUCKETS && bucket_of(before) <= bucket, "{micros}");
+            if bucket < BUCKETS - 1 {
+                let (least, most) = (bucket.checked_sub(1).map(longest), longest(bucket));
+                assert!(age <= most && least.is_none_or(|least| least <= age), "{micros}");
+                assert!(most.as_micros() <= u128::from(micros + micros / 4 + 1), "{micros}");
+            }
+            before = age;
+        }
+    }
+
+    #[test]
+    fn quantiles_are_of_what_was_noted() {
+        let mut lags = Lags::default();
+        assert_eq!(lags.told(), CompletionLag::default());
+        (0..90).for_each(|_| lags.note(Duration::ZERO));
+        (0..8).for_each(|_| lags.note(Duration::from_micros(1000)));
+        (0..2).for_each(|_| lags.note(Duration::from_millis(100)));
+        let told = lags.told();
+        assert_eq!((told.misses, told.p50, told.max), (100, Duration::ZERO, Duration::from_millis(100)));
+        assert!((1000..=1280).contains(&told.p95.as_micros()), "{told:?}");
+    }
+}
+
+#[cfg(test)]
+mod waits_tests {
+    use super::super::fixture::{OWN, Parts};
+    use super::*;
+
+    #[test]
+    fn waits_are_timed_up_to_so_many_and_counted_beyond() {
+        let parts = Parts::new();
+        let timer = WaitTimer::new(parts.driver.clone(), OWN);
+        let stream = &parts.stream;
+        let time = Duration::from_millis(1);
+        parts.sim.enqueue_kernel(OWN, stream.id(), &[], &[], time, |_| {}).unwrap();
+        for _ in 0..=MOST {
+            timer.end(timer.begin(stream.id()), stream.id());
+        }
+        assert_eq!((timer.told().count, timer.told().timed), (MOST as u64 + 1, 0), "none is over");
+        stream.synchronize().unwrap();
+        assert_eq!(timer.told().timed, MOST as u64);
+        timer.reset();
+        assert_eq!(timer.told(), GpuWaits::default());
+    }
+
+    #[test]
+    fn a_wait_takes_as_long_as_what_is_between_its_events() {
+        let parts = Parts::new();
+        let timer = WaitTimer::new(parts.driver.clone(), OWN);
+        let stream = &parts.stream;
+        let pair = timer.begin(stream.id());
+        let time = Duration::from_millis(3);
+        parts.sim.enqueue_kernel(OWN, stream.id(), &[], &[], time, |_| {}).unwrap();
+        timer.end(pair, stream.id());
+        stream.synchronize().unwrap();
+        let told = timer.told();
+        assert!(told.timed == 1 && told.time >= time, "{told:?}");
+        assert_eq!((timer.made(), timer.time_of(stream.id(), &(0..1))), (1, told.time));
+        let none = [timer.time_of(stream.id(), &(1..2)), timer.time_of(Stream(7), &(0..1))];
+        assert_eq!(none, [Duration::ZERO; 2]);
     }
 }

@@ -1,7 +1,7 @@
-//! Errors of a pool.
+//! Errors of a pool, retries of driver calls while the device is busy, and the identity of streams.
 
-use glake_device::{Address, DeviceId, DriverError};
-use glake_stitch::StitchError;
+use glake_device::{Address, DeviceId, Driver, DriverError, Result, Stream};
+use glake_stitch::{StitchError, StreamKey};
 
 use super::lease::LeaseShort;
 use crate::place::NotNow;
@@ -151,5 +151,45 @@ impl PoolError {
             PoolError::Driver(error) => error.is_out_of_memory(),
             _ => false,
         }
+    }
+}
+
+/// Attempts to call a busy device before the call fails: about 100 ms in total.
+const ATTEMPTS: u32 = 1000;
+const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
+
+/// Repeats a call while the device is busy.
+pub(super) fn retry<T>(
+    mut call: impl FnMut() -> std::result::Result<T, DriverError>,
+) -> std::result::Result<T, DriverError> {
+    for _ in 1..ATTEMPTS {
+        match call() {
+            Err(DriverError::NotReady { .. }) => std::thread::sleep(PAUSE),
+            answer => return answer,
+        }
+    }
+    call()
+}
+
+/// Stream of the program: its driver handle and its identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolStream {
+    /// Handle of the driver.
+    pub raw: Stream,
+    /// Identity of the stream: distinguishes the legacy from the per-thread default streams, and a reused handle from the destroyed stream
+    /// that had it before.
+    pub key: StreamKey,
+}
+
+impl PoolStream {
+    /// Stream of unknown identity: it owns no blocks, and no events are recorded on it.
+    pub const UNKNOWN: PoolStream = PoolStream { raw: Stream(0), key: StreamKey::UNKNOWN };
+
+    /// Resolves a stream handle with the driver.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn of(driver: &dyn Driver, device: DeviceId, raw: Stream) -> Result<Self> {
+        driver.stream_id(device, raw).map(|id| PoolStream { raw, key: StreamKey(id.0) })
     }
 }

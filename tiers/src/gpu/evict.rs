@@ -1,4 +1,4 @@
-//! Eviction of single extents.
+//! Eviction and refill of single extents, and what depends on their memory: reads, fixed blocks, write protection, live bytes.
 //!
 //! ```text
 //! region ─► begin ─► (its bytes are copied) ─► records.finish_copy ─► unmap ─► release             memory is free
@@ -7,19 +7,64 @@
 //! Invariants: while the allocator marks an extent as moving, its memory is held, and the reservation tells which of its addresses are
 //! mapped, so that a failed step is resumed where it stopped. One thread at a time moves the extents of a domain. The growth lock is held
 //! for the driver calls of one extent, never during copies.
+//!
+//! `Refills`: refill of single extents at the addresses that they keep.
+//!
+//! ```text
+//! region ─► begin: made, mapped, access ─► (copied back) ─► records.finish_refill                as before the eviction
+//! ```
+//!
+//! Invariant: existing memory and mappings are queried from the allocator and the reservation, so that a refill resumes where an eviction
+//! or a refill failed.
+//!
+//! `ResidentReads`: reads of resident extents that stay in use.
+//!
+//! ```text
+//! cleaner   ├ enqueued ┤ waits   ├ enqueued ┤ waits        the layout lock is held while a piece is enqueued
+//! plans                   ▲                     ▲          memory is mapped and unmapped; read memory only after the read
+//! ```
+//!
+//! Invariant: memory stays mapped while it is read: a plan that unmaps it waits for all work, and evictions take the region's turn, which
+//! the reader holds. No plan is refused because of a read, and plans for other memory do not wait. Programs may write meanwhile: the bytes
+//! read are used only after their digest has been compared.
+//!
+//! `FixedBlocks`: blocks whose physical memory must not move, because another component knows it by more than its address.
+//!
+//! Invariant: an extent of a fixed live block is not evicted. Fixing applies to an address: it ends with its block, or applies to the next
+//! block there. The lock is taken after the growth lock and before those of the extent records and the allocator.
+//!
+//! `Protection`: write protection of sealed memory.
+//!
+//! Invariant: the current access rights are queried from the reservation, so that an interrupted change is resumed where it stopped.
+//!
+//! `LiveBytes`: live byte ranges declared by the program, and their effect on existing copies.
+//!
+//! ```text
+//! set, clear     ─► LiveRanges, under the allocator's lock ─► copies that hold less than the live bytes are dropped
+//! ask ─► answer  the same for ranges that become known later; an answer for a freed block is ignored
+//! ```
 
-use glake_device::owned::{Extent, Mapping};
-use glake_stitch::ExtentId;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::Result;
+use glake_device::owned::{DeviceSet, Extent, Mapping, Span};
+use glake_device::{Access, Address, Protection as Rights};
+use glake_stitch::{Allocator, DomainId, ExtentId, ExtentState, HomeRange, StreamKey};
+use glake_units::Bytes;
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashSet;
+
 use super::block_range::BlockRange;
+use super::clock::{Done, Drain};
 use super::core::Core;
-use super::fixed::FixedBlocks;
+use super::error::retry;
 use super::growth::{Growing, Growth};
-use super::point::Done;
+use super::live_ranges::{self, ByteRange, Saying};
+use super::reach::Reach;
 use super::records::{Eviction, ExtentRecords};
-use super::retry::retry;
+use super::{GpuPool, PoolError, Result};
 use crate::place::{Place, Residency, Step};
+use crate::store::{Return, packed_home};
 
 /// Eviction operations of a pool.
 #[derive(Debug)]
@@ -146,5 +191,482 @@ impl Evictions<'_> {
             })?;
         }
         self.core.lock().evictions().finish(extent).map_err(|source| self.core.refused(source))
+    }
+}
+
+/// Operations that refill extents.
+#[derive(Debug)]
+pub(crate) struct Refills<'a> {
+    pub(super) core: &'a Core,
+    pub(super) growth: &'a Growth,
+    pub(super) records: &'a ExtentRecords,
+}
+
+impl Refills<'_> {
+    /// Makes an extent's memory again and maps it at all its addresses. Returns the source of its bytes; `None`: there is nothing to copy.
+    ///
+    /// # Errors
+    /// [`super::PoolError::Refused`], [`super::PoolError::Leased`] or [`super::PoolError::DeviceFull`] if there is no memory after
+    /// releasing free memory of other domains: the extent stays evicted. The driver's error: the extent is interrupted if its memory was
+    /// made.
+    pub(crate) fn begin(&self, extent: ExtentId) -> Result<Option<Return>> {
+        let mut growing = self.growth.lock()?;
+        if !self.records.begin_refill(extent)? {
+            return Ok(None);
+        }
+        let entered = self.make_and_map(&mut growing, extent).and_then(|()| self.records.back(extent));
+        if entered.is_err() {
+            let residency = self.core.lock().extents().state(extent);
+            let is_made = residency != Some(glake_stitch::ExtentState::Evicted);
+            self.records.advance(extent, if is_made { Step::Failed } else { Step::NotMade })?;
+        }
+        entered
+    }
+
+    fn make_and_map(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+        let state = self.core.lock().extents().state(extent);
+        if state == Some(glake_stitch::ExtentState::Evicted) {
+            self.make(growing, extent)?;
+        }
+        let domain = self.core.lock().extents().size_and_domain(extent).1;
+        for mapping in growing.mappings_of(extent) {
+            if !self.core.reservation().is_mapped(mapping) {
+                growing.map(extent, mapping.offset).map_err(|error| self.core.failed(error))?;
+            }
+            let given = growing.give_access(domain, mapping.offset, mapping.size);
+            given.map_err(|error| self.core.failed(error))?;
+        }
+        Ok(())
+    }
+
+    /// Makes new memory for an extent; if there is none, releases free memory elsewhere first.
+    fn make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+        match self.try_make(growing, extent) {
+            Err(error) if error.is_out_of_memory() => {
+                let plan = self.core.lock().plan_trim(Bytes::ZERO);
+                let Some(plan) = plan else { return Err(error) };
+                growing.carry_out(&plan, StreamKey::default())?;
+                self.try_make(growing, extent)
+            }
+            made => made,
+        }
+    }
+
+    fn try_make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+        let (size, domain) = {
+            let mut core = self.core.lock();
+            core.evictions().begin_refill(extent).map_err(|source| self.core.refused(source))?;
+            core.extents().size_and_domain(extent)
+        };
+        let made = growing.count(size).and_then(|mut counted| {
+            growing.make(size, domain, &mut counted).map_err(|error| self.core.failed(error))
+        });
+        self.core.lock().evictions().refill_made(extent, made.is_ok());
+        growing.insert(extent, made?);
+        Ok(())
+    }
+}
+
+/// Operations that read resident extents.
+#[derive(Debug)]
+pub(crate) struct ResidentReads<'a> {
+    pool: &'a GpuPool,
+    core: &'a Core,
+    growth: &'a Growth,
+    fixed: &'a FixedBlocks,
+}
+
+impl<'a> ResidentReads<'a> {
+    pub(crate) fn of(pool: &'a GpuPool) -> Self {
+        ResidentReads { pool, core: &pool.core, growth: &pool.growth, fixed: &pool.fixed }
+    }
+
+    /// Returns the bytes of an extent that an eviction would copy now; none if the extent cannot leave, has moved, or has a copy already.
+    ///
+    /// # Errors
+    /// [`super::PoolError::Poisoned`].
+    pub(crate) fn ranges(&self, extent: ExtentId) -> Result<Vec<HomeRange>> {
+        let is_exported = self.growth.lock()?.extent(extent).is_some_and(Extent::is_exported);
+        if is_exported
+            || self.fixed.lock().holds(extent)
+            || self.pool.records.residency(extent) != Residency::NEW
+        {
+            return Ok(Vec::new());
+        }
+        Ok(self.kept_here(extent))
+    }
+
+    /// Calls `enqueue` to enqueue reads of a part of the ranges, at home; returns `None` if the extent has changed since the ranges were
+    /// queried. The result of `enqueue` must hold no span.
+    pub(crate) fn with<R>(
+        &self,
+        extent: ExtentId,
+        ranges: &[HomeRange],
+        part: &[HomeRange],
+        enqueue: impl FnOnce(Vec<Span>) -> R,
+    ) -> Result<Option<R>> {
+        let layout = self.core.lock_layout();
+        if self.kept_here(extent) != ranges {
+            return Ok(None);
+        }
+        let done = packed_home(self.core, part).map(enqueue);
+        // Lets a waiting thread take the lock first.
+        MutexGuard::unlock_fair(layout);
+        done.map(Some)
+    }
+
+    /// Returns the extents of the live block of a domain at an address; empty if there is no such block.
+    pub(crate) fn extents_of(&self, domain: DomainId, address: Address) -> Vec<ExtentId> {
+        block_of(self.core, domain, address).map_or_else(|_| Vec::new(), |(_, extents)| extents)
+    }
+
+    /// Returns the bytes of a resident extent that must be preserved.
+    pub(crate) fn kept_here(&self, extent: ExtentId) -> Vec<HomeRange> {
+        let core = self.core.lock();
+        match core.extents().state(extent) {
+            Some(glake_stitch::ExtentState::Resident) => self.core.kept(&core, extent).ranges,
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Addresses of fixed blocks, with the number of times each was fixed.
+type Pins = BTreeMap<Address, usize>;
+
+/// Fixed blocks of a pool.
+#[derive(Debug)]
+pub(crate) struct FixedBlocks {
+    core: Arc<Core>,
+    pins: Mutex<Pins>,
+}
+
+/// Guard under which the set of fixed blocks does not change.
+#[derive(Debug)]
+pub(super) struct Fixed<'a> {
+    core: &'a Core,
+    pins: MutexGuard<'a, Pins>,
+}
+
+impl FixedBlocks {
+    /// Creates an empty set.
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        FixedBlocks { core, pins: Mutex::default() }
+    }
+
+    /// Keeps the extents of the block at `address` on their GPU, until the block is unfixed as many times.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`]; [`PoolError::Evicted`] if part of the block is not resident.
+    pub(crate) fn fix(&self, domain: DomainId, address: Address) -> Result<()> {
+        let mut pins = self.pins.lock();
+        let (base, extents) = block_of(&self.core, domain, address)?;
+        let core = self.core.lock();
+        if extents.iter().any(|&extent| core.extents().state(extent) != Some(ExtentState::Resident)) {
+            return Err(PoolError::Evicted { device: self.core.device(), address });
+        }
+        *pins.entry(base).or_default() += 1;
+        Ok(())
+    }
+
+    /// Reverts one [`FixedBlocks::fix`].
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`] if no block is fixed at the address.
+    pub(crate) fn unfix(&self, domain: DomainId, address: Address) -> Result<()> {
+        let mut pins = self.pins.lock();
+        let base = block_of(&self.core, domain, address).map_or(address, |(base, _)| base);
+        let Some(count) = pins.get_mut(&base) else {
+            return Err(PoolError::UnknownAddress { device: self.core.device(), address });
+        };
+        *count -= 1;
+        if *count == 0 {
+            pins.remove(&base);
+        }
+        Ok(())
+    }
+
+    /// Returns the extents of a domain that hold fixed blocks.
+    pub(crate) fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
+        self.lock().extents(domain)
+    }
+
+    /// Locks the set: no block is fixed or unfixed while the guard is held.
+    pub(super) fn lock(&self) -> Fixed<'_> {
+        Fixed { core: &self.core, pins: self.pins.lock() }
+    }
+}
+
+impl Fixed<'_> {
+    /// Returns whether an extent holds a fixed block.
+    pub(super) fn holds(&self, extent: ExtentId) -> bool {
+        if self.pins.is_empty() {
+            return false;
+        }
+        let domain = self.core.lock().extents().size_and_domain(extent).1;
+        self.extents(domain).contains(&extent)
+    }
+
+    fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
+        let blocks = self.pins.keys().filter_map(|&address| block_of(self.core, domain, address).ok());
+        // A fixed address inside another block does not fix that block.
+        let whole = blocks.filter(|(base, _)| self.pins.contains_key(base));
+        whole.flat_map(|(_, extents)| extents).collect()
+    }
+}
+
+/// Finds the live block of a domain at an address. Returns its start and its extents.
+pub(super) fn block_of(core: &Core, domain: DomainId, address: Address) -> Result<(Address, Vec<ExtentId>)> {
+    let unknown = || PoolError::UnknownAddress { device: core.device(), address };
+    let offset = core.offset(address)?;
+    let allocator = core.lock();
+    let block = allocator.blocks().find(offset).filter(|block| block.domain == domain).ok_or_else(unknown)?;
+    let backing = allocator.blocks().backing(block.offset).ok_or_else(unknown)?;
+    Ok((core.address(block.offset), backing.extents))
+}
+
+/// Operations that revoke and restore write access.
+#[derive(Debug)]
+pub(crate) struct Protection<'a> {
+    pub(super) core: &'a Core,
+    pub(super) growth: &'a Growth,
+    pub(super) reach: &'a Reach,
+    pub(super) drain: Drain<'a>,
+}
+
+impl Protection<'_> {
+    /// Revokes write access of all devices to a domain's resident memory, at all its addresses; waits for their work.
+    ///
+    /// # Errors
+    /// The driver's error; part of the memory may be protected.
+    pub(crate) fn protect(&self, domain: DomainId) -> Result<()> {
+        let is_open = |writers: DeviceSet| !writers.is_empty();
+        if self.runs_of(&self.growth.lock()?, domain, is_open)?.is_empty() {
+            return Ok(());
+        }
+        // The work waited for may need memory that another thread has to allocate first.
+        self.drain.wait()?;
+        let growing = self.growth.lock()?;
+        for (run, writers) in self.runs_of(&growing, domain, is_open)? {
+            let access: Vec<Access> =
+                writers.iter().map(|device| Access { device, protection: Rights::Read }).collect();
+            retry(|| self.core.reservation().protect(run.offset, run.size, &access))
+                .map_err(|error| self.core.failed(error))?;
+        }
+        Ok(())
+    }
+
+    /// Restores write access to a domain's memory.
+    ///
+    /// # Errors
+    /// The driver's error; part of the access may be restored.
+    pub(crate) fn open(&self, domain: DomainId) -> Result<()> {
+        let growing = self.growth.lock()?;
+        for (run, _) in
+            self.runs_of(&growing, domain, |writers| !self.reach.may_all_write(domain, writers))?
+        {
+            let given = growing.give_access(domain, run.offset, run.size);
+            given.map_err(|error| self.core.failed(error))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the mappings of a domain's resident extents whose writers satisfy `so`; adjacent mappings with the same writers are joined.
+    fn runs_of(
+        &self,
+        growing: &Growing<'_>,
+        domain: DomainId,
+        so: impl Fn(DeviceSet) -> bool,
+    ) -> Result<Vec<(Mapping, DeviceSet)>> {
+        let views = self.core.lock().extents().of(domain);
+        let here = views.iter().filter(|view| view.state == ExtentState::Resident);
+        let mappings = here.flat_map(|view| growing.mappings_of(view.extent));
+        let mut found: Vec<(Mapping, DeviceSet)> =
+            mappings.map(|mapping| (mapping, self.core.reservation().writers(mapping))).collect();
+        found.retain(|(_, writers)| so(*writers));
+        found.sort_unstable_by_key(|(mapping, _)| mapping.offset);
+        Ok(joined(&found))
+    }
+}
+
+/// Joins adjacent mappings with the same writers, in offset order.
+fn joined(found: &[(Mapping, DeviceSet)]) -> Vec<(Mapping, DeviceSet)> {
+    let end = |mapping: &Mapping| mapping.offset.saturating_add(mapping.size);
+    let runs = found.chunk_by(|(one, by), (next, also)| end(one) == next.offset && by == also);
+    let joined = runs.filter_map(|run| {
+        let (first, writers) = *run.first()?;
+        let size: Bytes = run.iter().map(|(mapping, _)| mapping.size).sum();
+        Some((Mapping { offset: first.offset, size }, writers))
+    });
+    joined.collect()
+}
+
+/// Interface for declaring live bytes of a pool's blocks.
+#[derive(Debug)]
+pub struct LiveBytes<'a> {
+    pub(super) core: &'a Core,
+    pub(super) records: &'a ExtentRecords,
+}
+
+/// Block whose live ranges will be declared later. Until then, all its bytes are live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveAnswer {
+    block: Bytes,
+    number: Saying,
+}
+
+impl LiveBytes<'_> {
+    /// Declares the live bytes of the block that begins at an address: only these are preserved when its memory leaves, rounded out to 512
+    /// bytes; the others become undefined. The declaration holds until the next one or the free. For memory that is already evicted, it
+    /// takes effect at the next eviction.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`]; [`PoolError::OutsideBlock`]: the previous declaration holds.
+    pub fn set(&self, address: Address, ranges: &[ByteRange]) -> Result<()> {
+        let block = {
+            let allocator = self.core.lock();
+            let (block, size) = self.block(&allocator, address)?;
+            let live = self.rounded(block, size, ranges)?;
+            self.core.live_ranges().say(block, Some(live));
+            block
+        };
+        self.records.drop_outgrown(block)
+    }
+
+    /// Declares all bytes of the block that begins at an address live again.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`].
+    pub fn clear(&self, address: Address) -> Result<()> {
+        let block = {
+            let allocator = self.core.lock();
+            let (block, _) = self.block(&allocator, address)?;
+            self.core.live_ranges().end(block);
+            block
+        };
+        self.records.drop_outgrown(block)
+    }
+
+    /// Announces that the live ranges of the block at an address will be declared later.
+    ///
+    /// # Errors
+    /// [`PoolError::UnknownAddress`].
+    pub fn ask(&self, address: Address) -> Result<LiveAnswer> {
+        let answer = {
+            let allocator = self.core.lock();
+            let (block, _) = self.block(&allocator, address)?;
+            LiveAnswer { block, number: self.core.live_ranges().say(block, None) }
+        };
+        self.records.drop_outgrown(answer.block)?;
+        Ok(answer)
+    }
+
+    /// Answers a [`LiveBytes::ask`], any number of times; `None` makes all bytes live. Ignored if the block was freed or declared otherwise
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`PoolError::OutsideBlock`]: all bytes of the block are live then.
+    pub fn answer(&self, answer: LiveAnswer, ranges: Option<&[ByteRange]>) -> Result<()> {
+        let said = {
+            let allocator = self.core.lock();
+            let Some((size, _)) = allocator.blocks().at(answer.block) else { return Ok(()) };
+            let live = ranges.map(|ranges| self.rounded(answer.block, size, ranges)).transpose();
+            let (live, wrong) = match live {
+                Ok(live) => (live, None),
+                Err(error) => (None, Some(error)),
+            };
+            let said = self.core.live_ranges().change(answer.block, answer.number, live);
+            wrong.map_or(Ok(said), Err)
+        };
+        self.records.drop_outgrown(answer.block)?;
+        said.map(|_| ())
+    }
+
+    /// Returns the domain of the block of a [`LiveBytes::ask`]; `None` once the block was freed or declared otherwise.
+    pub fn asked(&self, answer: LiveAnswer) -> Option<DomainId> {
+        let allocator = self.core.lock();
+        let still = self.core.live_ranges().is(answer.block, answer.number);
+        still.then(|| allocator.blocks().find(answer.block).map(|block| block.domain)).flatten()
+    }
+
+    fn block(&self, allocator: &Allocator, address: Address) -> Result<(Bytes, Bytes)> {
+        let offset = self.core.offset(address)?;
+        let found = allocator.blocks().at(offset);
+        found.map(|(size, _)| (offset, size)).ok_or_else(|| self.core.unknown_offset(offset))
+    }
+
+    fn rounded(&self, block: Bytes, size: Bytes, ranges: &[ByteRange]) -> Result<Vec<ByteRange>> {
+        live_ranges::rounded(ranges, size).map_err(|wrong| PoolError::OutsideBlock {
+            device: self.core.device(),
+            address: self.core.address(block),
+            size: size.get(),
+            start: wrong.start.get(),
+            end: wrong.end.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod fixed_tests {
+    use glake_stitch::Allocator;
+    use glake_units::Bytes;
+
+    use super::super::fixture::Parts;
+    use super::*;
+
+    #[test]
+    fn a_block_is_fixed_as_often_as_it_was_said() {
+        let parts = Parts::new();
+        let (fixed, domain) = (FixedBlocks::new(parts.core.clone()), Allocator::default_domain());
+        let block = parts.core.address(parts.grow(Bytes::mib(4)));
+        let inside = Address(block.0 + 4096);
+        fixed.fix(domain, block).unwrap();
+        fixed.fix(domain, inside).unwrap();
+        let extents = fixed.extents(domain);
+        assert_eq!(extents.len(), 1);
+        fixed.unfix(domain, inside).unwrap();
+        assert!(extents.iter().all(|extent| fixed.lock().holds(*extent)));
+        fixed.unfix(domain, block).unwrap();
+        assert!(fixed.extents(domain).is_empty());
+        fixed.unfix(domain, block).unwrap_err();
+    }
+
+    #[test]
+    fn what_is_freed_is_fixed_no_more() {
+        let parts = Parts::new();
+        let (fixed, domain) = (FixedBlocks::new(parts.core.clone()), Allocator::default_domain());
+        let offset = parts.grow(Bytes::mib(4));
+        let address = parts.core.address(offset);
+        fixed.fix(domain, address).unwrap();
+        parts.core.free(offset).unwrap();
+        assert!(fixed.extents(domain).is_empty());
+        let unknown = fixed.fix(domain, address).unwrap_err();
+        assert!(matches!(unknown, PoolError::UnknownAddress { .. }), "{unknown}");
+    }
+
+    #[test]
+    fn what_is_evicted_cannot_be_fixed() {
+        let parts = Parts::new();
+        let (fixed, domain) = (FixedBlocks::new(parts.core.clone()), Allocator::default_domain());
+        let offset = parts.grow(Bytes::mib(4));
+        let extent = parts.core.lock().blocks().backing(offset).unwrap().extents[0];
+        parts.core.lock().evictions().begin(extent).unwrap();
+        let evicted = fixed.fix(domain, parts.core.address(offset)).unwrap_err();
+        assert!(matches!(evicted, PoolError::Evicted { .. }), "{evicted}");
+    }
+}
+
+#[cfg(test)]
+mod protect_tests {
+    use glake_device::DeviceId;
+
+    use super::*;
+
+    #[test]
+    fn what_touches_and_has_the_same_writers_is_one() {
+        let [one, two] = [0, 1].map(|device| DeviceSet::of(DeviceId(device)));
+        let at = |offset, size, by| (Mapping { offset: Bytes::mib(offset), size: Bytes::mib(size) }, by);
+        let found = [at(0, 2, one), at(2, 4, one), at(6, 2, two), at(10, 2, two), at(12, 2, two)];
+        assert_eq!(joined(&found), [at(0, 6, one), at(6, 2, two), at(10, 4, two)]);
+        assert!(joined(&[]).is_empty());
     }
 }

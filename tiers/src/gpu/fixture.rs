@@ -8,10 +8,9 @@ use glake_sim::{SimOptions, SimTopology, Simulator};
 use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};
 use glake_units::Bytes;
 
-use super::clock::CompletionClock;
+use super::clock::{CompletionClock, WaitTimer};
 use super::core::Core;
 use super::reach::Reach;
-use super::waits::WaitTimer;
 
 pub(super) const OWN: DeviceId = DeviceId(0);
 

@@ -3,25 +3,26 @@
 //! Invariants: a device executes one plan at a time, because the driver serialises these calls anyway; hits and frees of other threads
 //! proceed meanwhile. Between two plans, every resident extent of the allocator is a key of `extents` and is mapped at the addresses in the
 //! allocator; an evicted extent is neither. Memory is counted by the lease before it is created, all of a plan at once.
+//!
+//! `Execution`: a plan's steps on the driver, with rollback. `Made`: physical memory of an extent, counted by the lease until the
+//! driver has released it.
 
+use std::fmt;
 use std::sync::Arc;
 
-use glake_device::owned::{Extent, Mapping};
-use glake_device::{DeviceId, DriverError, ExtentProperties, Stream};
-use glake_stitch::{DomainId, ExtentId, Grant, Plan, StreamKey};
+use glake_device::owned::{Extent, Mapping, Sequence};
+use glake_device::{Address, DeviceId, DriverError, ExtentProperties, Refusal, Stream};
+use glake_stitch::{Allocator, DomainId, ExtentId, Grant, Plan, Step, StreamKey};
 use glake_units::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::clock::CompletionClock;
 use super::core::Core;
-use super::execute::Execution;
+use super::error::retry;
 use super::lease::{Counted, Lease};
-use super::made::Made;
-use super::observer::MappingObserver;
 use super::reach::Reach;
 use super::records::ExtentRecords;
-use super::retry::retry;
 use super::{PoolError, Result};
 
 /// Physical memory of a pool and its lock.
@@ -249,4 +250,169 @@ impl Growing<'_> {
     fn owner_of(&self, domain: DomainId) -> Option<DeviceId> {
         self.held.owners.iter().find(|(_, known)| **known == domain).map(|(owner, _)| *owner)
     }
+}
+
+/// Execution of one plan.
+#[derive(Debug)]
+pub(super) struct Execution<'a, 'g> {
+    pub(super) core: &'a Core,
+    pub(super) clock: &'a CompletionClock,
+    pub(super) records: &'a ExtentRecords,
+    pub(super) growing: &'a mut Growing<'g>,
+    /// Lease account of the plan's new extents.
+    pub(super) counted: &'a mut Counted,
+}
+
+impl Execution<'_, '_> {
+    /// Executes all steps of a plan, or none: on failure the driver's state is restored, or the pool is poisoned.
+    pub(super) fn run(&mut self, plan: &Plan) -> Result<()> {
+        for (done, step) in plan.steps.iter().enumerate() {
+            if let Err(error) = self.step(step) {
+                return Err(self.undo(&plan.steps[..done], error));
+            }
+        }
+        for step in &plan.steps {
+            if let Step::Release { extent, .. } = step {
+                self.growing.remove(*extent);
+                self.records.forget(*extent);
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> std::result::Result<(), DriverError> {
+        match step {
+            Step::Create { extent, size, domain } => {
+                let made = self.growing.make(*size, *domain, self.counted)?;
+                self.growing.insert(*extent, made);
+                Ok(())
+            }
+            Step::Map { extent, offset, .. } => self.growing.map(*extent, *offset).map(|_| ()),
+            Step::Access { offset, size, domain } => self.growing.give_access(*domain, *offset, *size),
+            Step::Unmap { offset, size, extents } => {
+                let proof = self.clock.proof();
+                let mappings = self.growing.mappings_from(*offset, extents);
+                let reservation = self.core.reservation();
+                reservation.retire(&mappings, proof.sequence())?;
+                self.growing.tell_unmapping(*offset, *size);
+                let unmapped = match retry(|| reservation.unmap(&mappings, &proof)) {
+                    Err(DriverError::Refused { reason: Refusal::InUse, .. }) => {
+                        self.unmap_what_was_read(&mappings)
+                    }
+                    answer => answer,
+                };
+                if unmapped.is_err() {
+                    reservation.revive(&mappings)?;
+                    self.growing.tell_mapped(*offset, *size);
+                }
+                unmapped
+            }
+            // The last step, which cannot fail: see `run`.
+            Step::Release { .. } => Ok(()),
+        }
+    }
+
+    /// Unmaps memory that a resident read (`ResidentReads`) may have used since it became free; a later completion point covers the read.
+    #[cold]
+    fn unmap_what_was_read(&self, mappings: &[Mapping]) -> std::result::Result<(), DriverError> {
+        let passed = self.clock.passed_now()?;
+        self.core.reservation().retire(mappings, passed.sequence())?;
+        retry(|| self.core.reservation().unmap(mappings, &passed))
+    }
+
+    /// Rolls back the executed steps, last first, and returns the error to report.
+    fn undo(&mut self, done: &[Step], error: DriverError) -> PoolError {
+        let undone = done.iter().rev().try_for_each(|step| self.undo_step(step));
+        match undone {
+            Ok(()) => self.core.failed(error),
+            Err(second) => self.core.poisoned(format!("{error}; and undoing it: {second}")),
+        }
+    }
+
+    fn undo_step(&mut self, step: &Step) -> std::result::Result<(), DriverError> {
+        match step {
+            Step::Create { extent, .. } => {
+                self.growing.remove(*extent);
+                Ok(())
+            }
+            // The address was never handed out, so that no work can use it and no wait is needed: a wait for the whole
+            // context would break a capture.
+            Step::Map { offset, size, .. } => {
+                let mapping = [Mapping { offset: *offset, size: *size }];
+                self.core.reservation().retire(&mapping, Sequence::START)?;
+                retry(|| self.core.reservation().unmap(&mapping, &self.clock.completion_events().start()))
+            }
+            Step::Unmap { offset, size, extents } => {
+                for mapping in self.growing.mappings_from(*offset, extents).iter().zip(extents) {
+                    self.growing.map(*mapping.1, mapping.0.offset)?;
+                }
+                let domain_of = |extent: &ExtentId| self.core.lock().extents().size_and_domain(*extent).1;
+                let domain = extents.first().map_or_else(Allocator::default_domain, domain_of);
+                self.growing.give_access(domain, *offset, *size)
+            }
+            // Access ends with the mappings, which are undone next because they precede it.
+            Step::Access { offset, size, .. } => {
+                self.growing.tell_unmapping(*offset, *size);
+                Ok(())
+            }
+            Step::Release { .. } => Ok(()),
+        }
+    }
+}
+
+/// Extent with physical memory.
+#[derive(Debug)]
+pub(super) struct Made(Option<(Extent, Counted)>);
+
+impl Made {
+    pub(super) fn new(memory: Extent, counted: Counted) -> Made {
+        Made(Some((memory, counted)))
+    }
+
+    pub(super) fn memory(&self) -> Option<&Extent> {
+        self.0.as_ref().map(|(memory, _)| memory)
+    }
+
+    /// Releases the memory. A shrink also lowers the lease; with `leased` the lease keeps its size.
+    ///
+    /// # Errors
+    /// The driver's error, and the memory, which still exists.
+    pub(super) fn release(mut self, leased: bool) -> std::result::Result<(), (Made, DriverError)> {
+        let Some((memory, counted)) = self.0.take() else { return Ok(()) };
+        match memory.release() {
+            Ok(()) => {
+                if !leased {
+                    counted.give_back();
+                }
+                Ok(())
+            }
+            Err((memory, error)) => Err((Made::new(memory, counted), error)),
+        }
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // Memory that the driver does not release is unavailable to others too.
+        if let Some((memory, counted)) = self.0.take()
+            && let Err((memory, _)) = memory.release()
+        {
+            memory.abandon();
+            counted.keep();
+        }
+    }
+}
+
+/// Observer of every address range that is mapped or unmapped, at home and in aliases: for registration with network cards and collective
+/// libraries, and for traces.
+///
+/// An unmapped range may be a part of a mapped one, or several adjacent ones. A mapping that is rolled back because a later step failed is
+/// reported as unmapped, and vice versa. Mappings that exist when a pool is dropped are not reported.
+///
+/// The methods are called with the pool's growth lock held and must not call the pool.
+pub trait MappingObserver: fmt::Debug + Send + Sync {
+    /// Reports that a range is mapped and usable.
+    fn mapped(&self, device: DeviceId, address: Address, size: Bytes);
+    /// Reports that a range is about to be unmapped; no enqueued work uses it any more.
+    fn unmapping(&self, device: DeviceId, address: Address, size: Bytes);
 }

@@ -29,96 +29,56 @@
 //! Leaf locks, under which no other lock is taken: those of `Reach`, `Lease`, `UseEvents` and the clock's sleepers; those of `WaitTimer`
 //! and of the event in `StreamOrder`, under which the driver is called for events.
 
-mod block_range;
-mod blocks;
-mod budget;
-mod checkpoint;
-mod clock;
-mod core;
-mod domain;
-mod drain;
-mod error;
-mod evict;
-mod execute;
-mod export;
-mod fixed;
-#[cfg(test)]
-mod fixture;
-mod free_memory;
-mod growth;
-mod holds;
-mod lag;
-mod lease;
-mod live_bytes;
-mod live_ranges;
-mod lives;
-mod made;
-mod miss;
-mod observer;
-mod options;
-mod order;
-mod owed;
-mod peer;
-mod peer_blocks;
-mod point;
-mod protect;
-mod reach;
-mod reads;
-mod records;
-mod refill;
-mod report;
-mod retry;
-mod stream;
-mod uses;
-mod waits;
-
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
+use blocks::{Blocks, StreamOrder};
+use clock::{Drain, WaitTimer};
+use domain::{Checkpoints, Domains, Exports, FreeMemory};
+use evict::{Evictions, FixedBlocks, Protection, Refills};
 use glake_device::owned::{CompletionEvents, DeviceSet};
-use glake_device::{Address, DeviceId, Driver, ExtentProperties, Place};
-use glake_stitch::{Allocator, Broken, Counters, DomainId, DomainOptions, Settings, Stats};
+use glake_device::{Address, DeviceId, Driver, ExtentProperties, Place, Stream};
+use glake_stitch::{
+    Allocator, Broken, Counters, DomainId, DomainOptions, Segment, Settings, Stats, StreamKey,
+};
 use glake_units::Bytes;
+use growth::Growth;
+use peer::{PeerAccess, PeerBlocks};
+use reach::Reach;
+use records::ExtentRecords;
 
 pub(crate) use block_range::BlockRange;
 pub use blocks::Block;
-use blocks::Blocks;
-use checkpoint::Checkpoints;
-pub use checkpoint::{Checkpoint, Restored};
-pub use clock::CompletionClock;
+pub(crate) use clock::CompletionPoint;
+pub use clock::{CompletionClock, CompletionLag, GpuWaits, PendingWork};
 pub(crate) use core::Core;
-use domain::Domains;
-use drain::Drain;
-pub use drain::PendingWork;
-pub use error::PoolError;
-use evict::Evictions;
-pub use export::Exported;
-use export::Exports;
-use fixed::FixedBlocks;
-use free_memory::FreeMemory;
-use growth::Growth;
-pub use holds::{BlockId, ReadHolds};
-pub use lag::CompletionLag;
+pub use core::{BlockId, BlockLife, ReadHolds};
+pub use domain::{Checkpoint, Exported, Restored};
+pub use error::{PoolError, PoolStream};
+pub(crate) use evict::ResidentReads;
+pub use evict::{LiveAnswer, LiveBytes};
+pub use growth::MappingObserver;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
-pub use live_bytes::{LiveAnswer, LiveBytes};
 pub use live_ranges::ByteRange;
-pub use lives::BlockLife;
-pub use observer::MappingObserver;
-pub use options::PoolOptions;
-use order::StreamOrder;
-use peer::PeerAccess;
-use peer_blocks::PeerBlocks;
-pub(crate) use point::CompletionPoint;
-use protect::Protection;
-use reach::Reach;
-pub(crate) use reads::ResidentReads;
 pub(crate) use records::Eviction;
-use records::ExtentRecords;
-use refill::Refills;
-pub use report::{LiveBlock, Report};
-pub use stream::PoolStream;
-pub use waits::GpuWaits;
-use waits::WaitTimer;
+
+mod block_range;
+mod blocks;
+mod clock;
+mod core;
+mod domain;
+mod error;
+mod evict;
+#[cfg(test)]
+mod fixture;
+mod growth;
+mod lease;
+mod live_ranges;
+mod peer;
+mod reach;
+mod records;
+mod uses;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
@@ -621,5 +581,109 @@ impl GpuPool {
 
     fn checkpoints(&self) -> Checkpoints<'_> {
         Checkpoints { core: &self.core, clock: &self.clock, growth: &self.growth }
+    }
+}
+
+/// Options of a pool at its creation.
+#[derive(Clone, Debug, Default)]
+pub struct PoolOptions {
+    /// Settings of the allocator; `None`: the defaults for the device's memory.
+    pub settings: Option<Settings>,
+    /// Source of completion events; `None`: the pool creates its own. The pools of one process should share one: a pool that peers access
+    /// records events in their contexts too, so that a `CaptureHold` must stop all pools.
+    pub completion_events: Option<Arc<CompletionEvents>>,
+    /// Devices whose work may access the pool's memory from the start: see [`GpuPool::enable_peer`].
+    pub peers: Vec<DeviceId>,
+    /// Whether memory of the default domain, and of domains without their own properties, can be exported to other processes: see
+    /// [`GpuPool::export`]. Without effect if the driver cannot export memory of the device.
+    pub exportable: bool,
+    /// Observer of mappings; `None`: there is none.
+    pub observer: Option<Arc<dyn MappingObserver>>,
+    /// Lease that bounds physical memory; `None`: only the limit applies.
+    pub lease: Option<Arc<Lease>>,
+}
+
+/// Block that was allocated and not freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Address of the first byte.
+    pub address: Address,
+    /// Size of the block: the request rounded up to 512 bytes.
+    pub size: Bytes,
+    /// Size that was requested.
+    pub requested: Bytes,
+    /// Domain of the block.
+    pub domain: DomainId,
+    /// Stream for which the block was allocated.
+    pub stream: StreamKey,
+}
+
+impl LiveBlock {
+    pub(super) fn of(core: &Core, block: glake_stitch::LiveBlock) -> Self {
+        let glake_stitch::LiveBlock { offset, size, requested, domain, stream } = block;
+        LiveBlock { address: core.address(offset), size, requested, domain, stream }
+    }
+}
+
+/// Statistics of a pool beyond its blocks.
+#[derive(Debug)]
+pub struct Report<'a> {
+    core: &'a Core,
+    clock: &'a CompletionClock,
+    waits: &'a WaitTimer,
+    lease: &'a Lease,
+}
+
+impl Report<'_> {
+    /// Returns the largest request of the default domain that could be served now ([`Allocator::largest`]), given the pool's limit, the
+    /// driver's free memory and the lease.
+    ///
+    /// # Errors
+    /// The driver's error when queried for its free memory.
+    pub fn largest(&self) -> Result<Bytes> {
+        self.core.usable()?;
+        let info = self.core.driver().memory_info(self.core.device());
+        let free = info.map_err(|error| self.core.failed(error))?.free.min(self.lease.room());
+        let largest = self.core.lock().largest(Allocator::default_domain(), free);
+        largest.map_err(|source| self.core.refused(source))
+    }
+
+    /// Returns the GPU time that streams spent waiting for other streams without the program's request, under
+    /// [`glake_stitch::Borrow::Wait`]. Unfinished waits are counted but not timed.
+    pub fn gpu_waits(&self) -> GpuWaits {
+        self.waits.told()
+    }
+
+    /// Resets the peaks to the current values.
+    pub fn reset_peaks(&self) {
+        self.core.lock().reset_peaks();
+    }
+
+    /// Returns the total number of such waits, which is the number of the next one.
+    pub fn gpu_waits_made(&self) -> u64 {
+        self.waits.made()
+    }
+
+    /// Returns how long a stream stood still in the finished waits with these numbers; only the last few thousand are known.
+    pub fn gpu_wait_time(&self, stream: Stream, numbers: &Range<u64>) -> Duration {
+        self.waits.time_of(stream, numbers)
+    }
+
+    /// Resets the totals, the counters, and the statistics of lags and waits.
+    pub fn reset_totals(&self) {
+        self.core.lock().reset_totals();
+        self.clock.reset_lag();
+        self.waits.reset();
+        self.lease.reset();
+    }
+
+    /// Returns the number of free ranges.
+    pub fn free_ranges(&self) -> usize {
+        self.core.lock().report().free_ranges()
+    }
+
+    /// Returns every mapped range with its contents; offsets count from [`GpuPool::base`].
+    pub fn segments(&self) -> Vec<Segment> {
+        self.core.lock().report().segments()
     }
 }

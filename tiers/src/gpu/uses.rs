@@ -20,9 +20,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::PoolStream;
-use super::core::Core;
-use super::holds::{HoldEvent, HoldEvents};
-use super::retry::retry;
+use super::core::{Core, HoldEvent, HoldEvents};
+use super::error::retry;
 
 /// Events of stream uses.
 #[derive(Debug, Default)]

@@ -15,46 +15,38 @@
 //! Memory is pinned in arenas: on huge pages, spread over NUMA nodes, touched by several threads, registered for every context, not
 //! inherited by a forked child. A range lies in one arena, because the driver does not copy across two registrations.
 //!
-//! Invariants: pinned memory never exceeds the budget. Memory that work may still access is not handed out. One thread at a time pins and
+//! Invariants: pinned memory never exceeds the budget. Returned memory is handed out again once a completion
+//! point recorded after its return has passed. One thread at a time pins and
 //! unpins (its [`Turn`](grow::Turn)); the lock of `core` is held for bookkeeping only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use free::FreeRanges;
+use glake_device::DriverError;
+use glake_device::owned::{
+    CompletionEvents, CompletionProof, DeviceSet, PinnedRange, RecordedPoint, Sequence,
+};
+use glake_units::Bytes;
+use grow::{Chance, Reclaimers};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+pub use available::{AvailableMemory, nodes_of};
+pub use block::{HostBlock, Ring, RingSlot};
+pub use budget::Budget;
+pub use error::HostError;
+pub use grow::Reclaim;
+pub use pin::{Pinning, PinningUnderWay};
 
 mod available;
 mod block;
 mod budget;
-mod clock;
 mod error;
-mod expect;
 mod free;
 mod grow;
-mod nodes;
-mod options;
 mod pin;
-mod pinning;
-mod reclaim;
-mod ring;
-mod statistics;
 #[cfg(test)]
 mod tests;
-
-use std::sync::Arc;
-
-use glake_device::owned::{CompletionEvents, DeviceSet, PinnedRange, RecordedPoint, Sequence};
-use glake_units::Bytes;
-use parking_lot::{Condvar, Mutex};
-
-pub use available::AvailableMemory;
-pub use block::HostBlock;
-pub use budget::Budget;
-pub use error::HostError;
-use free::FreeRanges;
-use grow::Chance;
-pub use nodes::nodes_of;
-pub use options::HostOptions;
-pub use pinning::{Pinning, PinningUnderWay};
-pub use reclaim::Reclaim;
-use reclaim::Reclaimers;
-pub use ring::{Ring, RingSlot};
-pub use statistics::HostStatistics;
 
 type Result<T> = std::result::Result<T, HostError>;
 
@@ -291,5 +283,112 @@ impl HostPool {
         }
         let largest = self.core.lock().free.largest();
         HostError::OverBudget { wanted, budget, in_use, retained, largest }
+    }
+}
+
+/// Options of a host pool at its creation.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// Common limit of this pool and others with the same budget, retained copies included.
+    pub budget: Arc<Budget>,
+    /// Minimum size that is pinned at once. Large, because each arena costs driver calls; not larger, because copies begin when the first
+    /// is pinned. Zero: the requested size.
+    pub arena: Bytes,
+    /// Host memory left to other programs. Zero: none, at the risk that the kernel kills a process.
+    pub spare: Bytes,
+    /// Number of threads that touch memory; 0: one for each core.
+    pub threads: usize,
+    /// NUMA nodes to spread memory over ([`nodes_of`](nodes_of)); with fewer than two, memory is local to the touching thread.
+    pub nodes: Vec<u32>,
+    /// Devices whose work uses the memory: returned memory waits for theirs. Leave out devices that no copy uses, because recording creates
+    /// a context there.
+    pub devices: DeviceSet,
+    /// Counter that tells others when memory is being pinned.
+    pub pinning: Arc<Pinning>,
+}
+
+impl Default for HostOptions {
+    /// Returns a budget of all the host's memory but 1 GiB, arenas of 256 MiB, one thread for each core, and all devices.
+    fn default() -> Self {
+        HostOptions {
+            budget: Budget::new(Bytes::MAX),
+            arena: Bytes::mib(256),
+            spare: Bytes::gib(1),
+            threads: 0,
+            nodes: Vec::new(),
+            devices: DeviceSet::ALL,
+            pinning: Arc::default(),
+        }
+    }
+}
+
+/// Pinned host memory, and the cost of pinning it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostStatistics {
+    /// Common limit of this pool and others with the same budget.
+    pub budget: Bytes,
+    /// Bytes of the budget left.
+    pub room: Bytes,
+    /// Pinned bytes: in use, retained or free.
+    pub pinned: Bytes,
+    /// Allocated bytes, including returned blocks with live spans.
+    pub in_use: Bytes,
+    /// Allocated bytes marked as copies of data that is also on a GPU.
+    pub retained: Bytes,
+    /// Number of times memory was pinned.
+    pub pins: u64,
+    /// Total time of pinning, touching included.
+    pub pinning: Duration,
+}
+
+impl HostPool {
+    /// Checks whether more memory may be handed out than before. Never waits.
+    pub(super) fn poll(&self) -> Result<bool> {
+        match self.clock.try_lock() {
+            Some(clock) => self.pass(clock, |point| point.poll()),
+            None => Ok(false),
+        }
+    }
+
+    /// Waits until all free memory may be handed out; does not wait while a capture is open.
+    pub(super) fn wait(&self) -> Result<bool> {
+        self.pass(self.clock.lock(), |point| point.wait().map(Some))
+    }
+
+    /// Returns whether any completion point has passed.
+    fn pass(
+        &self,
+        mut clock: MutexGuard<'_, Option<RecordedPoint>>,
+        mut ask: impl FnMut(&mut RecordedPoint) -> glake_device::Result<Option<CompletionProof>>,
+    ) -> Result<bool> {
+        let mut moved = false;
+        while self.is_pending() {
+            let mut point = match clock.take() {
+                Some(point) => point,
+                None => match self.completion_events.record(self.options.devices) {
+                    Ok(point) => point,
+                    Err(DriverError::Capturing { .. }) => break,
+                    Err(error) => return Err(error.into()),
+                },
+            };
+            let Some(passed) = ask(&mut point)? else {
+                *clock = Some(point);
+                break;
+            };
+            let mut core = self.core.lock();
+            core.passed = core.passed.max(passed.sequence());
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Returns whether a capture is open, which waiting for a whole context would break.
+    pub(super) fn is_capturing(&self) -> bool {
+        matches!(self.completion_events.record(DeviceSet::EMPTY), Err(DriverError::Capturing { .. }))
+    }
+
+    fn is_pending(&self) -> bool {
+        let core = self.core.lock();
+        core.free.is_pending(core.passed)
     }
 }

@@ -4,8 +4,7 @@
 //! shrink:  drain ─► per extent:  evict ─► copy out ─► completion point ─► unmap everywhere, release      several at a time
 //! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► resident
 //! demote:            per evicted extent:  its copy in host memory written to a file ─► the file is valid, host memory is free
-//! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map, contents
-//! undefined
+//! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map
 //! ```
 //!
 //! A region is a domain of a [`GpuPool`]. While parts of it are evicted, its blocks stay live and its addresses reserved. Free memory of
@@ -17,42 +16,33 @@
 //! Regions do not prevent a program from using evicted memory: the caller of [`Region::shrink`] guarantees that the work is done, and that
 //! none is enqueued until the refill has ended.
 
-mod choose;
-mod clean;
-mod commit;
-mod demote;
-mod error;
-mod holding;
-mod mover;
-mod options;
-mod refill;
-mod report;
-mod seal;
-mod shrink;
-#[cfg(test)]
-mod tests;
-mod wait;
-mod wait_policy;
-
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use glake_stitch::{DomainId, DomainOptions, ExtentView};
+use clean::CleanCopies;
+use glake_device::Address;
+use glake_stitch::{DomainId, DomainOptions, ExtentState, ExtentView};
 use glake_units::Bytes;
 use parking_lot::Mutex;
+use refill::Progress;
+
+use crate::{Block, GpuPool, HostPool, Place, PoolStream, Residency};
 
 pub use clean::{Clean, CleanCounts, Cleaned};
 pub use demote::Demotion;
 pub use error::RegionError;
-pub use holding::RegionHolding;
-pub use mover::{Mark, MoveError, Mover, Moving};
-pub use options::{CopyPolicy, Policy, RegionOptions};
-pub use report::{Refilled, Shrunk, SkipReason, Skipped};
-pub use wait_policy::{NoWait, WaitPolicy};
+pub use mover::{Mark, MoveError, Mover, Moving, NoWait, WaitPolicy};
 
-use crate::{Block, GpuPool, HostPool, Place, PoolStream, Residency};
-use clean::CleanCopies;
-use wait::Progress;
+mod clean;
+mod commit;
+mod demote;
+mod error;
+mod mover;
+mod refill;
+mod seal;
+mod shrink;
+#[cfg(test)]
+mod tests;
 
 type Result<T> = std::result::Result<T, RegionError>;
 
@@ -236,4 +226,170 @@ impl Drop for Region {
             debug_assert!(released.is_ok(), "its domain is its own");
         }
     }
+}
+
+/// Treatment of a region's bytes at a shrink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Copies the bytes out and back.
+    #[default]
+    Keep,
+    /// Like `Keep`; once the region is sealed, its bytes are not written, so that a retained copy stays valid for the next shrink.
+    Sealed,
+    /// Gives the bytes up: after a refill, blocks have their addresses but undefined contents.
+    Discard,
+}
+
+/// Treatment of the copy after a refill, wherever it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CopyPolicy {
+    /// Drops the copy after the refill.
+    #[default]
+    Drop,
+    /// Keeps the copy while the region is sealed. An unsealed region drops it, because the program may write.
+    Retain,
+    /// Like `Drop`, with host memory pinned ahead by [`Region::prepare`].
+    Prepare,
+}
+
+/// Options of a region at its creation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionOptions {
+    /// Name given by the program.
+    pub tag: String,
+    /// Treatment of the bytes at a shrink.
+    pub policy: Policy,
+    /// Treatment of the copy after a refill.
+    pub host_copy: CopyPolicy,
+    /// Whether the region is copied to the host while it is idle ([`Region::clean`]).
+    pub clean: bool,
+    /// Extent size, a multiple of the granularity. Large, because each mapping has a cost; not larger, because copies of one extent overlap
+    /// with mapping the next.
+    pub extent: Bytes,
+    /// Whether the region's own domain is closed to devices that the pool is lent to ([`crate::GpuPool::close_domain`]).
+    pub closed: bool,
+}
+
+impl RegionOptions {
+    /// Returns the defaults: bytes kept, copies dropped, extents of 128 MiB, closed.
+    pub fn of(tag: impl Into<String>) -> Self {
+        let (policy, host_copy) = (Policy::default(), CopyPolicy::default());
+        RegionOptions {
+            tag: tag.into(),
+            policy,
+            host_copy,
+            clean: false,
+            extent: Bytes::mib(128),
+            closed: true,
+        }
+    }
+}
+
+/// Memory account of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionHolding {
+    /// Bytes on the GPU.
+    pub resident: Bytes,
+    /// Evicted bytes that can be refilled.
+    pub evicted: Bytes,
+    /// Part of `resident` that a shrink skips: fixed and exported extents.
+    pub fixed: Bytes,
+    /// Part of `resident` that moves without copying: discarded by the region's policy, or without live bytes.
+    pub discardable: Bytes,
+    /// Bytes to copy if all of the region left now.
+    pub dirty: Bytes,
+    /// Part of `resident` without live bytes that would have to be copied if it had any: an allocation may use it at any time.
+    pub unused: Bytes,
+    /// Pinned host memory of the region's copies.
+    pub hosted: Bytes,
+}
+
+impl Region {
+    /// Returns the current account. Does not wait for threads that move the region.
+    pub fn holding(&self) -> RegionHolding {
+        let standing = self.pool.records().standing(self.domain);
+        let mut stays = self.pool.fixed().extents(self.domain);
+        stays.extend(self.pool.evictions().exported(standing.iter().map(|(view, _)| view.extent)));
+        let is_discarded = self.options.policy == Policy::Discard;
+        let keeps_all = self.pool.domains().is_held(self.domain);
+        let mut held = RegionHolding {
+            hosted: self.pool.records().hosted(self.domain).saturating_add(self.clean.hosted()),
+            ..RegionHolding::default()
+        };
+        let (mut leaving, mut kept) = (Vec::new(), Vec::new());
+        for (view, _) in standing.iter().filter(|(_, residency)| !residency.is_decommitted()) {
+            if view.state == ExtentState::Evicted {
+                held.evicted = held.evicted.saturating_add(view.size);
+                continue;
+            }
+            held.resident = held.resident.saturating_add(view.size);
+            if !is_discarded && !stays.contains(&view.extent) {
+                kept.push(*view);
+            }
+            if stays.contains(&view.extent) {
+                held.fixed = held.fixed.saturating_add(view.size);
+            } else if is_discarded || view.live.is_zero() && !keeps_all {
+                held.discardable = held.discardable.saturating_add(view.size);
+            } else {
+                leaving.push(*view);
+            }
+        }
+        held.dirty = self.copied_sizes(&standing, &leaving).into_iter().sum();
+        let uncopied: Bytes = self.uncopied(&standing, &kept).into_iter().map(|view| view.size).sum();
+        held.unused = uncopied.saturating_sub(held.dirty);
+        held
+    }
+}
+
+/// Result of a shrink.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shrunk {
+    /// GPU memory released to the driver.
+    pub freed: Bytes,
+    /// Bytes copied by this shrink.
+    pub copied: Bytes,
+    /// Bytes copied earlier, while the region was idle, and still identical.
+    pub clean: Bytes,
+    /// Bytes in blocks that were not copied, because the program declared them dead: undefined after a refill.
+    pub undefined: Bytes,
+    /// Bytes of the region still on the GPU.
+    pub resident: Bytes,
+    /// Extents that could not leave.
+    pub skipped: Vec<Skipped>,
+}
+
+/// Extent that could not leave its GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Home address of the extent.
+    pub address: Address,
+    /// Size of the extent.
+    pub size: Bytes,
+    /// Reason for the extent to stay.
+    pub reason: SkipReason,
+}
+
+/// Reason for an extent to stay on its GPU.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// A block in it is fixed.
+    Fixed,
+    /// Other processes may use it, and would not see new memory at the same addresses.
+    Exported,
+    /// Another process made it, and only that process can release it. Such memory is in no region; the owner of the import reports it.
+    Imported,
+    /// Other threads kept freeing blocks in it that several streams had used, despite repeated waits. The next shrink evicts it.
+    Withheld,
+}
+
+/// Result of a refill.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refilled {
+    /// GPU memory made and mapped.
+    pub mapped: Bytes,
+    /// Bytes copied to the GPU.
+    pub copied: Bytes,
+    /// Bytes of the region still evicted.
+    pub evicted: Bytes,
 }

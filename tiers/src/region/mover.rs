@@ -1,4 +1,5 @@
 //! Interface for moving bytes. This crate knows their locations; an implementation, such as the transfer engine, chooses the paths.
+//! [`WaitPolicy`] is what a refill asks its caller, who knows which processes are releasing memory and whether the refill is still wanted.
 
 use std::error::Error;
 use std::fmt;
@@ -6,6 +7,8 @@ use std::sync::Arc;
 
 use glake_device::owned::Span;
 use glake_device::{DeviceId, Stream};
+
+use crate::PoolError;
 
 /// Error of a mover, in its own words.
 pub type MoveError = Box<dyn Error + Send + Sync>;
@@ -42,4 +45,27 @@ pub trait Moving: fmt::Debug {
     /// # Errors
     /// Some copies failed.
     fn wait(self: Box<Self>) -> Result<(), MoveError>;
+}
+
+/// Policy that a refill asks when there is no memory, after free memory elsewhere has been released.
+pub trait WaitPolicy: fmt::Debug + Sync {
+    /// Waits until more memory may be available than at the last call. Returns whether to try again. `refused` is the error of the last
+    /// attempt. The refill holds its region's turn during the call, and no lock of the pool.
+    fn wait(&self, refused: &PoolError) -> bool;
+
+    /// Returns whether the refill is still wanted. Asked once the refill has its region's turn, and before each extent; if false, the
+    /// refill ends without an error.
+    fn goes_on(&self) -> bool {
+        true
+    }
+}
+
+/// Policy that never waits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoWait;
+
+impl WaitPolicy for NoWait {
+    fn wait(&self, _: &PoolError) -> bool {
+        false
+    }
 }

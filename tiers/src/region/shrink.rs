@@ -1,4 +1,4 @@
-//! Eviction of a region's extents.
+//! Eviction of a region's extents, and the selection of extents to evict and to refill.
 //!
 //! ```text
 //! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one completion point ]  unmapped  released
@@ -12,7 +12,7 @@ use glake_stitch::{ExtentId, ExtentView};
 use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
-use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, choose};
+use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped};
 use crate::gpu::{CompletionPoint, Eviction};
 use crate::store::{Evicting, ExtentTransfer};
 use crate::{Place, PoolError, Residency, Store, TransferContext};
@@ -93,7 +93,7 @@ impl Region {
         let mut standing = self.pool.records().standing(self.domain);
         let stay = standing.extract_if(.., |(view, _)| fixed.contains(&view.extent));
         report.skipped.extend(stay.map(|(view, _)| self.skip(&view, SkipReason::Fixed)));
-        let chosen = choose::to_leave(&standing, amount.saturating_sub(free));
+        let chosen = to_leave(&standing, amount.saturating_sub(free));
         let sizes = self.copied_sizes(&standing, &chosen);
         let transfer =
             ExtentTransfer::new(&self.pool, &self.options.tag, context, sizes.iter().copied().sum());
@@ -335,4 +335,52 @@ impl Pipeline<'_> {
     pub(super) fn fail(&mut self, error: RegionError) {
         self.failed.get_or_insert(error);
     }
+}
+
+type Standing = (ExtentView, Residency);
+
+/// Selects extents to evict, at least `amount` bytes if available: first interrupted ones, then those with a copy, then the rest, each in
+/// address order.
+pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
+    let rank = |residency: Residency| match residency {
+        Residency::Interrupted { .. } => Some(0),
+        Residency::Resident { copy: Some(_) } => Some(1),
+        Residency::Resident { copy: None } => Some(2),
+        _ => None,
+    };
+    chosen(standing, rank, |view| view.state != glake_stitch::ExtentState::Evicted, amount)
+}
+
+/// Selects extents to refill, at least `amount` bytes if that many are evicted: first interrupted ones, then the rest, each in address
+/// order.
+pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
+    let rank = |residency: Residency| match residency {
+        Residency::Interrupted { .. } => Some(0),
+        _ if residency.is_decommitted() => None,
+        Residency::Evicted { .. } => Some(1),
+        _ => None,
+    };
+    chosen(standing, rank, |_| true, amount)
+}
+
+fn chosen(
+    standing: &[Standing],
+    rank: impl Fn(Residency) -> Option<u8>,
+    counts: impl Fn(&ExtentView) -> bool,
+    amount: Bytes,
+) -> Vec<ExtentView> {
+    let ranked = standing.iter().filter_map(|(view, residency)| Some((rank(*residency)?, *view)));
+    let mut ranked: Vec<(u8, ExtentView)> = ranked.collect();
+    ranked.sort_by_key(|(rank, view)| (*rank, view.offset));
+    let mut left = amount;
+    let views = ranked.into_iter().map(|(_, view)| view);
+    views
+        .take_while(|view| {
+            let takes = !left.is_zero();
+            if counts(view) {
+                left = left.saturating_sub(view.size);
+            }
+            takes
+        })
+        .collect()
 }

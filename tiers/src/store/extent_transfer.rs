@@ -15,10 +15,9 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::copy::{Origin, Return, Stored, StoredCopy, home, packed};
+use super::files::{self, Halt, Unwritten, write};
 use super::peer::{PeerPart, PeerRoom};
-use super::slots::{self, Halt};
-use super::write::{Unwritten, write};
-use super::{Store, TransferContext, read};
+use super::{Store, TransferContext};
 use crate::{
     FileError, FileTier, GpuPool, HostPool, MoveError, Moving, Place, PoolError, RegionError, Ring,
     SealedFile,
@@ -175,7 +174,7 @@ impl<'a> ExtentTransfer<'a> {
             }
             Origin::File(file, host) => {
                 let (ring, mover, home) = (self.ring(&host)?, self.context.mover, home.clone());
-                let work = move || read::read(&file, &ring, mover, &home);
+                let work = move || files::read(&file, &ring, mover, &home);
                 let thread = Builder::new().name("glake-read".to_owned()).spawn_scoped(scope, work);
                 RefillWay::Reading(thread.map_err(|source| self.no_thread(source))?)
             }
@@ -254,7 +253,7 @@ impl<'a> ExtentTransfer<'a> {
         let mut made = self.ring.lock();
         let ring = match made.take() {
             Some(ring) => ring,
-            None => slots::ring(host)?,
+            None => files::ring(host)?,
         };
         Ok(made.insert(ring).clone())
     }

@@ -11,27 +11,27 @@
 //! - The block, the draft and the slots of an incomplete copy are returned once the work enqueued on them has completed.
 //! - A digest covers an extent's own memory: before any of it is given up, and after all of it has been refilled.
 
-mod ahead;
-mod clean;
-mod copy;
-mod extent_transfer;
-mod peer;
-mod read;
-mod slots;
-#[cfg(test)]
-mod tests;
-mod write;
-
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, Scope};
 
 use glake_device::owned::Digests;
+use glake_units::Bytes;
+
+use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 
 pub(crate) use clean::{ResidentCopies, ResidentCopy};
 pub(crate) use copy::{Return, StoredCopy, home as packed_home};
 pub(crate) use extent_transfer::{Evicting, ExtentTransfer, Refilling};
-pub(crate) use write::write_block;
+pub(crate) use files::write_block;
 
-use crate::{FileTier, GpuPool, HostPool, Mover, Place};
+mod clean;
+mod copy;
+mod extent_transfer;
+mod files;
+mod peer;
+#[cfg(test)]
+mod tests;
 
 /// Destination of evicted bytes.
 #[non_exhaustive]
@@ -70,4 +70,17 @@ pub struct TransferContext<'a> {
     /// Digests on the region's own GPU; `None` disables checks. An eviction takes a digest of each extent's bytes and keeps it with the
     /// copy; a refill compares the bytes with it. A copy without a digest is not verified.
     pub checks: Option<&'a Digests>,
+}
+
+impl Store {
+    /// Starts a thread that pins host memory for copies of these sizes, until `over` is set. If it cannot, callers that take memory pin it
+    /// themselves.
+    pub(crate) fn pin_ahead<'s>(&'s self, scope: &'s Scope<'s, '_>, sizes: &[Bytes], over: &'s AtomicBool) {
+        let Store::Host(host) = self else { return };
+        let Some(expected) = host.expect(sizes) else { return };
+        let work = move || expected.pin(|| !over.load(Ordering::Relaxed));
+        if let Err(error) = Builder::new().name("glake-pin".to_owned()).spawn_scoped(scope, work) {
+            tracing::debug!(target: "glake::host", %error, "no thread pins memory ahead");
+        }
+    }
 }

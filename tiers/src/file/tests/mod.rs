@@ -12,8 +12,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::layout::HEADER;
-use super::sealed::Contents;
+use super::sealed::{Contents, HEADER};
 use super::*;
 
 fn tier() -> (TempDir, FileTier) {

@@ -1,4 +1,9 @@
-//! Parts of an extent in slots of a ring, in transit between its GPU and a file.
+//! Transfer of an extent's bytes to a file and back, in parts that pass through slots of a ring. Reads check every page.
+//!
+//! ```text
+//! GPU      [ part 0 ][ part 1 ][ part 2 ]
+//! file               [ part 0 ][ part 1 ][ part 2 ][ seal: header, fsync, rename ]
+//! ```
 //!
 //! Invariant: a slot returns to its ring when the copy through it has completed. If that is uncertain, the slot is removed from the ring.
 
@@ -8,7 +13,10 @@ use std::sync::Arc;
 use glake_device::owned::Span;
 use glake_units::Bytes;
 
-use crate::{HostError, HostPool, MoveError, Mover, Moving, PAGE, Ring, RingSlot};
+use crate::{
+    FileError, FileTier, HostBlock, HostError, HostPool, MoveError, Mover, Moving, PAGE, Ring, RingSlot,
+    SealedFile,
+};
 
 /// Preferred size of a slot: large enough for copies at full speed.
 const SLOT: Bytes = Bytes::mib(16);
@@ -126,4 +134,105 @@ pub(super) fn between(home: &[Span], from: Bytes, to: Bytes) -> Vec<Span> {
         span.part(first.saturating_sub(begin), size)
     };
     home.iter().filter_map(part).collect()
+}
+
+/// Copies a file's bytes to these spans, whose total size must match. After a failure the contents of the spans are undefined.
+pub(super) fn read(
+    file: &SealedFile,
+    ring: &Ring,
+    mover: &dyn Mover,
+    home: &[Span],
+) -> Result<(), Unwritten> {
+    let size = file.length();
+    let (mut parts, mut at) = (Parts::new(ring, mover), Bytes::ZERO);
+    loop {
+        while at < size
+            && let Some(mut slot) = parts.slot()?
+        {
+            let end = at.saturating_add(ring.slot()).min(size);
+            fill(file, &mut slot, at, end.saturating_sub(at))?;
+            parts.begin(slot, between(home, at, end), |staged, home| (home, staged))?;
+            at = end;
+        }
+        if parts.finish()?.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+fn fill(file: &SealedFile, slot: &mut RingSlot, from: Bytes, size: Bytes) -> Result<(), Unwritten> {
+    let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
+    let whole = Bytes::new(slot.as_slice().len() as u64);
+    // A completed copy holds no span, so that only this thread uses the slot.
+    let bytes = slot.as_mut_slice().and_then(|bytes| bytes.get_mut(..length));
+    let bytes = bytes.ok_or(Halt::Host(crate::HostError::Spent { slot: whole }))?;
+    Ok(file.read(from, bytes)?)
+}
+
+/// Bytes of a copy written between two checks for cancellation.
+const PIECE: usize = 16 << 20;
+
+/// Reason for a failed write. The file is removed.
+#[derive(Debug)]
+pub(super) enum Unwritten {
+    Halt(Halt),
+    File(FileError),
+}
+
+impl From<Halt> for Unwritten {
+    fn from(halt: Halt) -> Self {
+        Unwritten::Halt(halt)
+    }
+}
+
+impl From<FileError> for Unwritten {
+    fn from(error: FileError) -> Self {
+        Unwritten::File(error)
+    }
+}
+
+/// Copies the contents of these spans, in order, to a new file.
+pub(super) fn write(
+    files: &FileTier,
+    ring: &Ring,
+    mover: &dyn Mover,
+    home: &[Span],
+) -> Result<SealedFile, Unwritten> {
+    let size = home.iter().map(Span::size).sum();
+    let mut draft = files.create(size)?;
+    let (mut parts, mut at) = (Parts::new(ring, mover), Bytes::ZERO);
+    loop {
+        while at < size
+            && let Some(slot) = parts.slot()?
+        {
+            let end = at.saturating_add(ring.slot()).min(size);
+            parts.begin(slot, between(home, at, end), |staged, home| (staged, home))?;
+            at = end;
+        }
+        let Some((slot, size)) = parts.finish()? else { break };
+        let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
+        draft.write(slot.as_slice().get(..length).unwrap_or(&[]))?;
+    }
+    Ok(draft.seal()?)
+}
+
+/// Copies the contents of a block to a new file while `keep_going` returns true: called before each piece, and after the last. Returns
+/// `None` if cancelled; the file is removed.
+pub(crate) fn write_block(
+    files: &FileTier,
+    block: &HostBlock,
+    keep_going: &dyn Fn() -> bool,
+) -> Result<Option<SealedFile>, FileError> {
+    let mut draft = files.create(block.size())?;
+    for piece in block.as_slice().chunks(PIECE) {
+        if !keep_going() {
+            return Ok(None);
+        }
+        draft.write(piece)?;
+    }
+    // Flushing takes longer than writing a piece.
+    if !keep_going() {
+        return Ok(None);
+    }
+    Ok(Some(draft.seal()?))
 }
