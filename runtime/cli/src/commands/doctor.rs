@@ -14,7 +14,8 @@ Examples:
   glake doctor                       this machine
   glake doctor --device sim:h20x8    a published server, with this host
 
-States:      ok; note: speed or a feature is lost; problem: GLake does not work so
+States:      ok; note: speed or a feature is lost; problem: GLake does not work
+             so
 JSON fields: check, state (ok, note, problem), found, advice; one object a check
 Exit code:   0 where nothing is a problem")]
 pub struct DoctorArguments {}

@@ -8,12 +8,13 @@ use std::path::Path;
 use glake_tiers::{Block, GpuPool, PoolStream};
 use glake_units::Bytes;
 
-use super::{DemoError, LIMIT, Stage, Story, figures};
+use super::{DemoError, LIMIT, Story};
 use fastrand::Rng;
 use glake_replay::stamps::Stamps;
 use glake_replay::trace::{BlockId, Trace, TraceError};
 
-const STEPS: u32 = 3000;
+/// Number of allocations.
+pub(super) const STEPS: u32 = 3000;
 /// Shorter than an extent, so that nothing is stitched on the way.
 const SIZES: [u64; 2] = [1 << 20, 15 << 20];
 /// Maximum live share of the limit while blocks come and go, and share after they have gone, in percent.
@@ -46,6 +47,11 @@ impl Churn {
         self.now_us += 10;
         let _ = writeln!(self.program, "a {} {} 0 {}", id.0, size.get(), self.now_us);
         Ok(block)
+    }
+
+    /// Returns the number of live blocks.
+    pub(super) fn count(&self) -> usize {
+        self.live.len()
     }
 
     /// Compares the stamps of a live block and frees it.
@@ -88,7 +94,16 @@ impl Churn {
     }
 }
 
-pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
+/// Fragmentation after the program.
+pub(super) struct Fragments {
+    pub(super) free: Bytes,
+    pub(super) ranges: usize,
+    pub(super) longest: Bytes,
+    pub(super) reserved: Bytes,
+}
+
+/// Runs the program until its free memory lies in many short ranges.
+pub(super) fn fragment(story: &mut Story<'_>) -> Result<Fragments, DemoError> {
     let (pool, churn) = (&story.pool, &mut story.churn);
     let mut random = Rng::with_seed(2024);
     for _ in 0..STEPS {
@@ -109,30 +124,10 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
     let ranges = story.home.free_ranges(&churn.live);
     let free = ranges.iter().map(|range| range.1).sum::<u64>();
     let longest = ranges.iter().map(|range| range.1).max().unwrap_or(0);
-    let says = format!(
-        "{STEPS} blocks of 1 to 15 MiB came and {} went, each with bytes of its own: of {} reserved {} are free, in {} \
-         ranges, the longest {}",
-        STEPS as usize - churn.live.len(),
-        pool.reserved(),
-        Bytes::new(free),
-        ranges.len(),
-        Bytes::new(longest),
-    );
-    let short = format!(
-        "{} of {} free, the longest range {}",
-        Bytes::new(free),
-        pool.reserved(),
-        Bytes::new(longest)
-    );
-    let figures = figures! {
-        "allocations": STEPS,
-        "live_blocks": churn.live.len(),
-        "live_bytes": churn.bytes(),
-        "reserved_bytes": pool.reserved().get(),
-        "free_bytes": free,
-        "free_ranges": ranges.len(),
-        "longest_free_bytes": longest,
-    };
-    let ok = free > longest;
-    Ok(Stage { stage: "churn", says, short, picture: None, figures, ok })
+    Ok(Fragments {
+        free: Bytes::new(free),
+        ranges: ranges.len(),
+        longest: Bytes::new(longest),
+        reserved: pool.reserved(),
+    })
 }

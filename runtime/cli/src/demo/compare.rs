@@ -3,22 +3,23 @@
 use glake_units::Bytes;
 use serde_json::{Map, Value};
 
-use super::{DemoError, LIMIT, Stage, Story, figures, pool};
+use super::replayed::recorded;
+use super::{DemoError, LIMIT, Stage, figures, pool};
 use glake_replay::baselines::{Caching, Expandable, GmLake, Knobs};
 use glake_replay::glake::{Glake, Options};
+use glake_replay::machine::Machine;
 use glake_replay::trace::Trace;
 use glake_replay::{Refusal, Report, Setting, Subject, find_limit, replay};
 use glake_runtime::config::Config;
 
 type Make<'a> = &'a dyn Fn(Bytes) -> Result<Box<dyn Subject + 'a>, Refusal>;
 
-pub(super) fn stage(story: &Story<'_>, config: &Config) -> Result<Stage, DemoError> {
-    let trace = story.churn.trace()?;
-    let product =
-        Glake::on(story.machine.clone(), glake_runtime::config::Pool { limit: None, ..pool(config) });
+/// Compares the memory that allocators need for the program of the first stage, and replays a recorded one.
+pub(super) fn stage(machine: &Machine, trace: &Trace, config: &Config) -> Result<Stage, DemoError> {
+    let product = Glake::on(machine.clone(), glake_runtime::config::Pool { limit: None, ..pool(config) });
     let product = |limit| {
         let limit = Some(limit);
-        product.subject(&trace, Options { limit, ..Options::default() })
+        product.subject(trace, Options { limit, ..Options::default() })
     };
     let makers: [(&str, Make<'_>); 4] = [
         ("glake", &product),
@@ -26,18 +27,26 @@ pub(super) fn stage(story: &Story<'_>, config: &Config) -> Result<Stage, DemoErr
         ("caching", &|limit| Ok(Box::new(Caching::new(limit)))),
         ("expandable", &|limit| Ok(Box::new(Expandable::new(limit)))),
     ];
-    let (mut told, mut fits, mut figures, mut ok) = (Vec::new(), Vec::new(), Map::new(), true);
+    let (mut fits, mut figures, mut ok) = (Vec::new(), Map::new(), true);
     for (policy, make) in makers {
-        let (report, fit) = needs(&trace, make)?;
-        let share = report.utilization.unwrap_or(0.0);
-        told.push(format!("{policy} {} ({:.0} % used; fits in {fit})", report.reserved_peak, share * 100.0));
-        fits.push(format!("{policy} {fit}"));
+        let (report, fit) = needs(trace, make)?;
+        fits.push((policy, fit));
         figures.insert(policy.to_owned(), Value::Object(one(&report, fit)));
         ok &= report.ooms == 0;
     }
-    let says = format!("the same program without a limit reserves under {}", told.join(", "));
-    let short = format!("fits in: {}", fits.join(", "));
-    Ok(Stage { stage: "compare", says, short, picture: None, figures, ok })
+    let name = |policy| match policy {
+        "glake" => "GLake",
+        "gmlake" => "GMLake",
+        "caching" => "PyTorch",
+        _ => "expandable segments",
+    };
+    let told: Vec<String> = fits.iter().map(|(policy, fit)| format!("{} {fit}", name(*policy))).collect();
+    let (recorded, recorded_figures, complete) = recorded(machine, config)?;
+    let says = format!("The first stage's program fits in: {}.{recorded}", told.join(", "));
+    figures.extend(recorded_figures);
+    let gain = (fits[0].1, fits[2].1);
+    let gain = Some(format!("memory   {} where PyTorch's allocator needs {}", gain.0, gain.1));
+    Ok(Stage { stage: "compare", says, picture: None, figures, ok: ok && complete, gain })
 }
 
 fn needs(trace: &Trace, make: Make<'_>) -> Result<(Report, Bytes), DemoError> {

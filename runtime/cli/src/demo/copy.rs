@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use glake_device::DeviceId;
 use glake_sim::Census;
 use glake_units::Bytes;
 use serde_json::{Map, Value};
@@ -29,7 +28,7 @@ const SEED: u64 = 7;
 /// Minimum speed-up expected of additional links.
 const GAIN: f64 = 1.1;
 
-pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoError> {
+pub(super) fn copy(backend: &Backend, config: &Config) -> Result<Stage, DemoError> {
     let server = Server::open(backend, config, ServerOptions::default())?;
     let simulated = server.is_simulated();
     let size = SIZES[usize::from(!simulated)];
@@ -53,30 +52,19 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     let left = server.end();
 
     let (one, all) = (gbps(size.get(), one_us), gbps(size.get(), all_us));
-    let clock =
-        if simulated { "in the model's virtual time, which is no measurement" } else { "as measured" };
-    let means = match (relays, paths.len()) {
-        (0, _) => format!(
-            "here is no other GPU whose link could serve, so it takes its own link alone: {all:.1} GB/s, {clock}"
-        ),
-        (_, 0 | 1) => format!("it took its own link alone, {all:.1} GB/s, {clock}"),
-        _ => format!(
-            "it was given to {} links: {}; {all:.1} GB/s beside {one:.1} GB/s over one link{}, {clock}",
-            paths.len(),
-            told(&paths),
-            if all < one * GAIN { ", so the others gained nothing here" } else { "" },
-        ),
+    let clock = if simulated { " in virtual time, which is no measurement" } else { "" };
+    let way = match (relays, paths.len()) {
+        (0, _) => "no other GPU's link is there".to_owned(),
+        (_, 0 | 1) => "it took its own link alone".to_owned(),
+        (_, links) if all < one * GAIN => format!("{links} links carried it and gained nothing"),
+        (_, links) => format!("{links} links carried it"),
     };
     let says = format!(
-        "{size} from the host to GPU 0 in one copy: {means}; {} read back from the GPU as they were sent, and {} copied \
-         back to the host",
-        arrived, returned,
+        "{size} from the host to GPU 0 in one copy: {way}, at {all:.1} GB/s beside {one:.1} GB/s over one link{clock}. \
+         {arrived} arrived on the GPU and {returned} back on the host as they were sent."
     );
-    let rate = match paths.len() {
-        0 | 1 => format!("its own link, {all:.1} GB/s"),
-        links => format!("{links} links, {all:.1} GB/s beside {one:.1}"),
-    };
-    let short = format!("{size} over {rate}{}", virtually(simulated));
+    let gain =
+        Some(format!("copies   {all:.1} GB/s where one link gives {one:.1} GB/s{}", virtually(simulated)));
     let shares = paths.iter().map(|(relay, bytes)| (format!("gpu{}", relay.0), Value::from(bytes.get())));
     let figures = figures! {
         "bytes": size.get(),
@@ -92,18 +80,13 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
     };
     let whole = [arrived, returned].iter().all(|matched| *matched == size);
     let ok = whole && left.unwrap_or_default() == Census::default();
-    Ok(Stage { stage: "copy", says, short, picture: None, figures, ok })
+    Ok(Stage { stage: "copy", says, picture: None, figures, ok, gain })
 }
 
 /// The best of some, in microseconds.
 fn best(mut timed: impl FnMut() -> Result<Duration, CopyError>) -> Result<f64, DemoError> {
     let least = (0..RUNS).try_fold(Duration::MAX, |best, _| Ok::<_, CopyError>(timed()?.min(best)))?;
     Ok(us(least))
-}
-
-fn told(paths: &[(DeviceId, Bytes)]) -> String {
-    let each = paths.iter().map(|(relay, bytes)| format!("{bytes} by GPU {}'s", relay.0));
-    each.collect::<Vec<_>>().join(", ")
 }
 
 fn virtually(simulated: bool) -> &'static str {

@@ -11,8 +11,8 @@ use glake_units::Bytes;
 use super::DemoError;
 use fastrand::Rng;
 
-/// Blocks that it has at a time, and how large they are at most.
-const BLOCKS: usize = 8;
+/// Number of blocks that the neighbour holds, and their maximum size.
+const HELD: usize = 8;
 const LARGEST: usize = 2 << 20;
 
 /// Progress of a neighbour, readable by others.
@@ -57,8 +57,8 @@ impl Neighbour {
             let block = pool.malloc(Bytes::new(size as u64), stream)?;
             pool.write(block.address, &bytes[..size])?;
             live.push((block, size, seed));
-            if live.len() == BLOCKS {
-                let gone = live.swap_remove(random.usize(..BLOCKS));
+            if live.len() == HELD {
+                let gone = live.swap_remove(random.usize(..HELD));
                 compared = compared.saturating_add(self.give(pool, gone, &mut bytes)?);
             }
         }

@@ -85,24 +85,22 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         false => format!(" in {:.1} ms", time.as_secs_f64() * 1e3),
     };
     let guest = match told.refused_before {
-        Some(true) => format!("another pool, refused before, has {} of it meanwhile", told.lent),
-        Some(false) => format!("another pool was given {} before too, which is wrong", told.lent),
-        None => format!("another pool has {} of it meanwhile", told.lent),
+        Some(true) => ", refused before,",
+        Some(false) => ", given as much before, which is wrong,",
+        None => "",
     };
     let says = format!(
-        "a region of {live} in {} blocks leaves GPU 0: {freed} given back{}, {} copied to the host; {guest}; refilled at \
-         the same addresses{}, {} compared; sealed, it leaves again{} with {} copied; beside it a neighbour allocated, \
-         wrote, compared and freed {} blocks while it moved",
+        "A region of {live} in {} blocks leaves GPU 0{}. Another pool{guest} has {} of it meanwhile, and a neighbour \
+         allocates and frees {} blocks. Refilled at the same addresses{}, every byte compared; sealed, it leaves \
+         again{} with {} copied.",
         block_count(),
         took(told.shrink),
-        first.copied,
+        told.lent,
+        told.meanwhile,
         took(told.refill),
-        told.matched,
         took(told.shrink_again),
         again.copied,
-        told.meanwhile,
     );
-    let short = format!("{} out and back, {} lent meanwhile, same addresses", first.copied, told.lent);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let figures = figures! {
         "live_bytes": live.get(),
@@ -131,7 +129,7 @@ pub(super) fn stage(backend: &Backend, config: &Config) -> Result<Stage, DemoErr
         && told.refused_before != Some(false)
         && told.meanwhile > 0
         && left.unwrap_or_default() == Census::default();
-    Ok(Stage { stage: "shrink", says, short, picture: None, figures, ok })
+    Ok(Stage { stage: "shrink", says, picture: None, figures, ok, gain: None })
 }
 
 fn block_count() -> u64 {

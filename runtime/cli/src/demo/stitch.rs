@@ -1,26 +1,62 @@
-//! A request that no free range can serve is stitched, and its bytes are found again where they really lie.
+//! A request that no free range can serve is stitched, and its bytes are found again at their home addresses.
 
 use glake_sim::pattern;
 use glake_stitch::SegmentKind;
 use glake_tiers::{Block, GpuPool};
 use glake_units::Bytes;
 
+use super::churn::{Fragments, STEPS, fragment};
 use super::home::{Home, Range};
+use super::trim::{Footprint, give_back};
 use super::{DemoError, Stage, Story, figures};
+use glake_device::topology::Topology;
+use glake_replay::machine::Machine;
+use glake_replay::trace::Trace;
+use glake_runtime::config::Config;
 
 /// Bytes written and compared at a time.
 const CHUNK: usize = 4 << 20;
 /// Seed of the stitched block's bytes.
 const SEED: u64 = 1;
 
-pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
+/// Fragments a pool, stitches a block from the free ranges, and gives everything back. Returns the program's trace too.
+pub(super) fn stage(
+    machine: &Machine,
+    topology: &Topology,
+    config: &Config,
+) -> Result<(Stage, Trace), DemoError> {
+    let before = Footprint::of(machine)?;
+    let mut story = Story::new(machine, config)?;
+    let fragments = fragment(&mut story)?;
+    let (blocks, bytes) = (story.churn.count(), story.churn.bytes());
+    let mut stage = stitch(&mut story, &fragments)?;
+    let trace = story.churn.trace()?;
+    let back = give_back(story, before)?;
+    stage.says += &format!(" All {} went back to the GPU afterwards.", back.reserved);
+    let gpu = machine.gpu();
+    let device = figures! {
+        "device": machine.name(),
+        "simulated": machine.is_simulated(),
+        "gpus": topology.devices.len(),
+        "memory_bytes": gpu.memory.get(),
+        "allocations": STEPS,
+        "live_blocks": blocks,
+        "live_bytes": bytes,
+        "reserved_bytes": fragments.reserved.get(),
+        "free_bytes": fragments.free.get(),
+        "free_ranges": fragments.ranges,
+    };
+    stage.figures.extend(device.into_iter().chain(back.figures));
+    stage.ok &= back.ok && fragments.free > fragments.longest;
+    Ok((stage, trace))
+}
+
+fn stitch(story: &mut Story<'_>, fragments: &Fragments) -> Result<Stage, DemoError> {
     let pool = &story.pool;
-    let free_ranges = story.home.free_ranges(&story.churn.live);
-    let longest = free_ranges.iter().map(|range| range.1).max().unwrap_or(0);
+    let longest = fragments.longest.get();
     let idle = story.home.idle(&story.churn.live);
     let whole: u64 = idle.iter().map(|range| range.1).sum();
     let wanted = Bytes::new(whole / 4 * 3 / 512 * 512);
-    let before = story.home.picture(64, 4, &story.churn.live, &[]);
 
     let (counted, reserved) = (pool.counters(), pool.reserved());
     let asked = story.recorder.counters();
@@ -43,20 +79,19 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
 
     let us = asked.time().as_secs_f64() * 1e6;
     let says = format!(
-        "{wanted} wanted, more than the longest free range of {}: {} free extents from {} ranges were mapped side by \
-         side by {} driver calls in {us:.0} us, {grown} grown; {} written through the new address, {} of it read back \
-         there and {} at home; {untouched} live blocks around it hold what they held",
-        Bytes::new(longest),
+        "{STEPS} blocks came and {} went: {} of {} are free, in {} ranges of at most {}. A request for {wanted} gets {} \
+         free extents from {} ranges at one address, in {us:.0} us of {}, {grown} grown. Every byte reads back \
+         there and at home; {untouched} live blocks hold what they held.",
+        STEPS as usize - untouched,
+        fragments.free,
+        fragments.reserved,
+        fragments.ranges,
+        fragments.longest,
         extents.len(),
         runs(&lent),
-        asked.calls(),
-        block.size,
-        Bytes::new(through),
-        Bytes::new(at_home),
+        if story.machine.is_simulated() { "modelled driver calls" } else { "driver calls" },
     );
-    let after = story.home.picture(64, 4, &story.churn.live, &lent);
-    let short =
-        format!("{wanted} from {} ranges, {grown} grown, {} matched", runs(&lent), Bytes::new(at_home));
+    let picture = story.home.picture(64, 4, &story.churn.live, &lent);
     let figures = figures! {
         "wanted_bytes": wanted.get(),
         "longest_free_bytes": longest,
@@ -74,14 +109,11 @@ pub(super) fn stage(story: &mut Story<'_>) -> Result<Stage, DemoError> {
     let ok = stitches == 1
         && longest < wanted.get()
         && [through, at_home].iter().all(|matched| *matched == block.size.get());
-    Ok(Stage { stage: "stitch", says, short, picture: Some(drawn(&before, &after)), figures, ok })
+    Ok(Stage { stage: "stitch", says, picture: Some(drawn(&picture)), figures, ok, gain: None })
 }
 
-fn drawn(before: &str, after: &str) -> String {
-    format!(
-        "before\n{before}\nafter\n{after}\n# live   + partly live   . free   S lent to the stitched block: one range at its \
-         own address"
-    )
+fn drawn(picture: &str) -> String {
+    format!("{picture}\n# live  + partly live  . free  S lent to the stitched block")
 }
 
 /// The alias that a block lies in.

@@ -5,8 +5,9 @@ use glake_sim::Census;
 use glake_stitch::Stats;
 use glake_units::Bytes;
 
-use super::{DemoError, Stage, Story, figures};
+use super::{DemoError, Story, figures};
 use glake_replay::machine::Machine;
+use serde_json::{Map, Value};
 
 /// A GPU's own bookkeeping may keep some memory after mappings are gone.
 const SLACK: Bytes = Bytes::mib(64);
@@ -26,7 +27,15 @@ impl Footprint {
     }
 }
 
-pub(super) fn stage(mut story: Story<'_>, before: Footprint) -> Result<Stage, DemoError> {
+/// Outcome of freeing everything.
+pub(super) struct GivenBack {
+    pub(super) reserved: Bytes,
+    pub(super) figures: Map<String, Value>,
+    pub(super) ok: bool,
+}
+
+/// Frees every block, gives the memory back, and allocates and frees once more.
+pub(super) fn give_back(mut story: Story<'_>, before: Footprint) -> Result<GivenBack, DemoError> {
     let reserved = story.pool.reserved();
     give_all_back(&mut story)?;
     let (empty, free) = (is_empty(&story.pool.stats()), story.machine.free_memory()?);
@@ -42,21 +51,16 @@ pub(super) fn stage(mut story: Story<'_>, before: Footprint) -> Result<Stage, De
     let after = Footprint::of(machine)?;
     let slack = if machine.is_simulated() { Bytes::ZERO } else { SLACK };
     let back = [free, after.free].iter().all(|free| free.saturating_add(slack) >= before.free);
-    let says = format!(
-        "everything freed and trimmed: {reserved} went back, every gauge is at zero and the device has {free} free as \
-         before; {again} more came and went; nothing is left mapped",
-    );
-    let short = format!("{reserved} given back, nothing left");
     let figures = figures! {
         "released_bytes": reserved.get(),
-        "grown_bytes": grown.get(),
+        "grown_again_bytes": grown.get(),
         "gauges_at_zero": empty,
         "free_before_bytes": before.free.get(),
         "free_after_bytes": after.free.get(),
         "leaked": before.census != after.census,
     };
     let ok = empty && back && grown >= again && before.census == after.census;
-    Ok(Stage { stage: "trim", says, short, picture: None, figures, ok })
+    Ok(GivenBack { reserved, figures, ok })
 }
 
 /// Compares and frees every block, and gives the memory back.
