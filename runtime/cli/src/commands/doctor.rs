@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::output::Output;
+use super::output::{Output, wrapped};
 use super::{Failure, program};
 use crate::doctor::{self, Check, State};
 use glake_runtime::config::{Config, Sources};
@@ -43,10 +43,13 @@ pub(super) fn run(config: &Config, sources: &Sources, output: &mut Output) -> Re
 
 /// Formats a check with its advice below.
 fn line(check: &Check) -> String {
+    const COLUMN: usize = 22;
     let state = match check.state {
         State::Ok => "ok",
         State::Note => "note",
         State::Problem => "problem",
     };
-    format!("{state:<8} {:<12} {}\n{:21} {}", check.check, check.found, "", check.advice)
+    let mut lines = wrapped(&check.found, 80 - COLUMN);
+    lines.extend(wrapped(&check.advice, 80 - COLUMN));
+    format!("{state:<8} {:<12} {}", check.check, lines.join(&format!("\n{:COLUMN$}", "")))
 }
