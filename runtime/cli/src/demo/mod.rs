@@ -5,16 +5,9 @@
 //! └ one pool of 2 GiB, its blocks stamped, its trace ┘     └ all GPUs ┘
 //! ```
 
-mod churn;
 mod compare;
-mod copy;
-mod home;
-mod neighbour;
-mod replayed;
 mod shrink;
 mod stitch;
-mod streams;
-mod trim;
 
 use std::sync::Arc;
 
@@ -27,14 +20,13 @@ use serde_json::{Map, Value};
 
 use crate::copies::CopyError;
 use crate::server::ServerError;
-use churn::Churn;
 use glake_replay::machine::Machine;
 use glake_replay::stamps::StampError;
 use glake_replay::trace::TraceError;
 use glake_replay::{FitError, Refusal};
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::config::{self, Config};
-use home::Home;
+use stitch::{Churn, Home};
 
 /// Memory limit of the demo's pool.
 const LIMIT: Bytes = Bytes::gib(2);
@@ -151,10 +143,10 @@ pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Re
     let machine = Machine::open(&backend)?;
     let (stage, trace) = stitch::stage(&machine, &topology, config)?;
     tell(stage);
-    tell(streams::streams(&machine, config)?);
+    tell(compare::streams(&machine, config)?);
     tell(compare::stage(&machine, &trace, config)?);
     drop(machine);
-    tell(copy::copy(&backend, config)?);
+    tell(shrink::copy(&backend, config)?);
     tell(shrink::stage(&backend, config)?);
     Ok(ok)
 }
