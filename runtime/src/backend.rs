@@ -73,11 +73,11 @@ impl Backend {
         }
     }
 
-    /// Returns a note about the chosen backend and the reason, if the choice was left open and CUDA is missing; otherwise `None`.
+    /// Returns a line of at most 80 columns about the device that `auto` chose instead of CUDA; `None` in all other cases.
     pub fn notice(&self) -> Option<String> {
         match self {
-            Backend::Sim { instead_of: Some(error), .. } => {
-                Some(format!("device {}, because there is {error}", self.name()))
+            Backend::Sim { instead_of: Some(_), .. } => {
+                Some(format!("device {}: no CUDA driver answers (see glake doctor)", self.name()))
             }
             _ => None,
         }
@@ -122,9 +122,7 @@ mod tests {
         match find("auto").unwrap() {
             Backend::Cuda(_) => assert!(find("cuda").is_ok()),
             sim => {
-                assert!(
-                    sim.notice().unwrap().starts_with("device sim:h200x4, because there is no CUDA driver")
-                );
+                assert!(sim.notice().unwrap().starts_with("device sim:h200x4: no CUDA driver answers"));
                 assert!(find("cuda").err().unwrap().to_string().starts_with("--device cuda: no CUDA driver"));
             }
         }

@@ -80,9 +80,8 @@ class TheWheel(unittest.TestCase):
 
     def test_the_command_tells_the_whole_story(self):
         out = self.run_alone(self.command(), "--device", "sim:h200x4", "demo")
-        stages = [line.split() for line in out.split("stage ")[-1].splitlines()[2:]]
-        self.assertEqual([stage[0] for stage in stages][:2] + [stages[-1][0]], ["device", "churn", "shrink"])
-        self.assertEqual({stage[-1] for stage in stages}, {"ok"})
+        stages = [line.split() for line in out.splitlines() if line.startswith(("✓", "✗"))]
+        self.assertEqual([stage[:2] for stage in stages], [["✓", name] for name in ("stitch", "streams", "compare", "copy", "shrink")])
 
     def test_the_command_is_of_the_same_release(self):
         version = self.run_alone(sys.executable, "-c", "import glake; print(glake.__version__)")

@@ -9,28 +9,40 @@ use glake_runtime::config::{DeviceChoice, Environment, Preset, Setting, Sources}
 
 const EXAMPLES: &str = "\
 Examples:
-  glake demo                                       the whole story on real bytes, without a GPU
-  glake replay tests/traces/opt13_LR.trace.gz      how much memory this run needs under each policy
+  glake demo
+      the whole story on real bytes, without a GPU
+  glake replay tests/traces/opt13_LR.trace.gz
+      how much memory this run needs under each policy
   glake replay --find-limit --policy glake,caching snapshot.pickle
   glake plan examples/workers.toml examples/requests.csv
-  glake serve node.toml                            workers share the GPUs of this server
-  glake topo --device sim:h20x8                    a published server, drawn
-  glake doctor                                     what this machine can do, and what to change
-  glake bench alloc --json                         the hot path of malloc and free
-  glake bench copy                                 copies over every link, beside one
-  glake run --multi-path -- python train.py        a program whose copies use every link
+  glake serve node.toml
+      workers share the GPUs of this server
+  glake topo --device sim:h20x8
+      a published server, drawn
+  glake doctor
+      what this machine can do, and what to change
+  glake bench alloc --json
+      the hot path of malloc and free
+  glake bench copy
+      copies over every link, beside one
+  glake run --multi-path -- python train.py
+      a program whose copies use every link
 
-Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB, 32GiB
-Settings:    flags go over the environment, over the file, over the preset, over the defaults
-Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; of glake serve and of what asks it
-             GLAKE_AGENT; of glake run GLAKE_MULTI_PATH, GLAKE_LIBRARY and GLAKE_PRELOAD; and GMLake's own:
-             vmmDefragment, fragment_limit, fragLimit, reuseLimit, defragment_level, defragLevel,
+Units:       sizes are bytes or a number and a unit of 1024s: 512KiB, 16MiB,
+             32GiB
+Settings:    flags go over the environment, over the file, over the preset, over
+             the defaults
+Environment: GLAKE_CONFIG, GLAKE_DEVICE, GLAKE_LOG; GLAKE_AGENT of the agent's
+             commands; GLAKE_MULTI_PATH, GLAKE_LIBRARY and GLAKE_PRELOAD of
+             glake run; NO_COLOR; GMLake's vmmDefragment, fragment_limit,
+             fragLimit, reuseLimit, defragment_level, defragLevel,
              auto_gc_limits, autoGC
-Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad input";
+Exit codes:  0 done, 1 failed (out of memory in a replay too), 2 usage or bad
+             input";
 
 /// GLake: a runtime for the memory of a GPU server
 #[derive(Debug, Parser)]
-#[command(name = "glake", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "glake", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 80)]
 pub struct Arguments {
     /// Options of every command.
     #[command(flatten)]
@@ -51,7 +63,7 @@ pub struct Global {
     /// Settings from this TOML file [default: the file that GLAKE_CONFIG names, if any]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Start from the settings for training, serverless or offload
+    /// Start from the settings of a preset: serverless
     #[arg(long, global = true, value_name = "NAME")]
     pub preset: Option<Preset>,
     /// Print one JSON object a line, and nothing else, on standard output

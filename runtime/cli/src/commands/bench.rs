@@ -38,10 +38,11 @@ pub enum Bench {
 /// Arguments of `glake bench alloc`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns, driver_calls, heap_allocations;
-and pool_pair_ns, of the pool without the C interface, and dutiful_set_pair_ns, of an ordered set with the
-pool's mutex, gauges and streams. libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY
-names")]
+JSON fields: live_blocks, free_ranges, streams, pair_ns, ordered_set_pair_ns,
+driver_calls, heap_allocations; and pool_pair_ns, of the pool without the C
+interface, and dutiful_set_pair_ns, of an ordered set with the pool's mutex,
+gauges and streams. libgmlake.so is the one beside the program, or the one that
+GLAKE_LIBRARY names")]
 pub struct AllocArguments {
     /// Blocks alive while it measures
     #[arg(long, value_name = "N", default_value_t = 10_000)]

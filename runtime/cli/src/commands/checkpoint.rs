@@ -57,37 +57,47 @@ pub struct CheckpointArguments {
 
 const HELP: &str = "\
 Examples:
-  glake shrink chat && glake checkpoint 4711       all of it leaves: the last 640 MiB are its context
-  glake checkpoint 4711 --restore                  and comes back; then glake refill chat
+  glake shrink chat && glake checkpoint 4711
+      all of it leaves: the last 640 MiB are its context
+  glake checkpoint 4711 --restore
+      and comes back; then glake refill chat
 
-A process that is checkpointed has nothing on its GPUs. Its calls of the driver wait until it is
-restored, its other threads go on. The driver copies what it has to host memory, and needs room for
-it on the same GPUs to restore it. It needs CUDA 12.8's driver, 570 or later, and the same user.
+A process that is checkpointed has nothing on its GPUs. Its calls of the driver
+wait until it is restored, its other threads go on. The driver copies what it
+has to host memory, and needs room for it on the same GPUs to restore it. It
+needs CUDA 12.8's driver, 570 or later, and the same user.
 
-Driver 580 does not restore a process whose restore found no room once: it is lost. So what it had
-is written down before (beside the agent's socket, mode 0600), and the driver is asked only where
-the meter shows so much free of each of its GPUs, and 5 % or 64 MiB more. Restores take turns.
-Nobody else must take that room meanwhile.
+Driver 580 does not restore a process whose restore found no room once: it is
+lost. So what it had is written down before (beside the agent's socket, mode
+0600), and the driver is asked only where the meter shows so much free of each
+of its GPUs, and 5 % or 64 MiB more. Restores take turns. Nobody else must take
+that room meanwhile.
 
-A worker that is left to glake serve is shrunk and checkpointed by that (checkpoint_after_s of its
-file), and not by hand beside it: the agent counts what it takes to be there, and restores it.
+A worker that is left to glake serve is shrunk and checkpointed by that
+(checkpoint_after_s of its file), and not by hand beside it: the agent counts
+what it takes to be there, and restores it.
 
 Refused, and what it is found by:
-  more than --most on a GPU    the meter (NVML): shrink it first; also where the meter does not list
-                               the process (the driver says of one without a context that it
-                               runs), or does not answer
+  more than --most on a GPU    the meter (NVML): shrink it first; also where the
+                               meter does not list the process (the driver says
+                               of one without a context that it runs), or does
+                               not answer
   children that use a GPU      /proc and the meter
-  NCCL                         a segment /dev/shm/nccl-*, or a thread of torch's process group
-  MPS                          a living daemon in CUDA_MPS_PIPE_DIRECTORY, or in /tmp/nvidia-mps
-  memory shared by CUDA IPC    the driver itself; glake serve leaves a worker alone that has exported
-                               or fixed memory
+  NCCL                         a segment /dev/shm/nccl-*, or a thread of torch's
+                               process group
+  MPS                          a living daemon in CUDA_MPS_PIPE_DIRECTORY, or in
+                               /tmp/nvidia-mps
+  memory shared by CUDA IPC    the driver itself; glake serve leaves a worker
+                               alone that has exported or fixed memory
 
 Where it cannot be checkpointed it is unlocked again. Exit codes:
-  3  it stays checkpointed, for want of room: the driver was asked for nothing, restore it again
+  3  it stays checkpointed, for want of room: the driver was asked for nothing,
+     restore it again
   4  it stays as it is: the driver was asked for nothing that changes it
   5  the driver did not restore it, and will not: end it, and start it again
 
-JSON fields: pid, state (checkpointed or running), seconds, bytes (given back, or taken again)";
+JSON fields: pid, state (checkpointed or running), seconds, bytes (given back,
+or taken again)";
 
 /// A number of seconds, or of milliseconds where it says so.
 fn time(text: &str) -> Result<Duration, String> {

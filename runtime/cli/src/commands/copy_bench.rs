@@ -56,32 +56,40 @@ pub struct CopyArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  glake bench copy                                     GPU 0 over every link, both ways
+  glake bench copy
+      GPU 0 over every link, both ways
   glake bench copy --memory foreign,pageable --sizes 16MiB,1GiB
   glake bench copy --memory scattered --sizes 1600MiB --direction h2d
   glake bench copy --paths 2 --json
-  glake bench copy --overhead                          what small copies pay
-  glake bench copy --critical                          what a copy that cannot wait pays
-  glake bench copy --device sim:h20x8                  how fast copies would be on that server
+  glake bench copy --overhead
+      what small copies pay
+  glake bench copy --critical
+      what a copy that cannot wait pays
+  glake bench copy --device sim:h20x8
+      how fast copies would be on that server
 
 Figures:
-  GB/s are 10^9 bytes a second of the median, timed on the host from the first call until the
-  stream is done. Of a broadcast the bytes of one GPU count. Native is cuMemcpyAsync: one copy, or
-  one for each block or GPU.
-  On a simulated device times are virtual: what the model's links give, at any size, in a moment. Sizes
-  up to 64MiB are copied once more on real bytes and compared. Pageable memory, --overhead and --critical
-  are about this machine's processor: they run in real time there, native is the library's own with
-  GLAKE_COPY_DIRECT, sizes end at 64MiB, and their figures say nothing of a GPU's.
+  GB/s are 10^9 bytes a second of the median, timed on the host from the first
+  call until the stream is done. Of a broadcast the bytes of one GPU count.
+  Native is cuMemcpyAsync: one copy, or one for each block or GPU.
+  On a simulated device times are virtual: what the model's links give, at any
+  size, in a moment. Sizes up to 64MiB are copied once more on real bytes and
+  compared. Pageable memory, --overhead and --critical are about this machine's
+  processor: they run in real time there, native is the library's own with
+  GLAKE_COPY_DIRECT, sizes end at 64MiB, and their figures say nothing of a
+  GPU's.
 
-JSON fields: device, virtual_time, direction, memory, bytes, paths, native_gbps, limit_gbps, engine_gbps;
-and target, runs, native_us, limit_us, engine_us, host_us (until the engine's call had returned),
-cpu_cores (processor time of the process while it copies, nobody waiting in a loop), calibrated,
-verified. In virtual time host_us and cpu_cores are 0.
-With --overhead: device, target, direction, bytes, runs, native_us, engine_us, overhead_us,
-native_call_us, engine_call_us.
-With --critical: device, target, direction, bytes, runs, medians and 99th percentiles native_us,
-native_p99_us, alone_us, alone_p99_us, beside_us, beside_p99_us, of the call alone_call_p99_us,
-beside_call_p99_us; background_bytes (of a copy; two are under way), background_gbps, verified.
+JSON fields: device, virtual_time, direction, memory, bytes, paths, native_gbps,
+limit_gbps, engine_gbps; and target, runs, native_us, limit_us, engine_us,
+host_us (until the engine's call had returned), cpu_cores (processor time of the
+process while it copies, nobody waiting in a loop), calibrated, verified. In
+virtual time host_us and cpu_cores are 0.
+With --overhead: device, target, direction, bytes, runs, native_us, engine_us,
+overhead_us, native_call_us, engine_call_us.
+With --critical: device, target, direction, bytes, runs, medians and 99th
+percentiles native_us, native_p99_us, alone_us, alone_p99_us, beside_us,
+beside_p99_us, of the call alone_call_p99_us, beside_call_p99_us;
+background_bytes (of a copy; two are under way), background_gbps, verified.
 
 libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY names";
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::output::Output;
+use super::output::{Output, wrapped};
 use super::{Failure, program};
 use crate::doctor::{self, Check, State};
 use glake_runtime::config::{Config, Sources};
@@ -14,7 +14,8 @@ Examples:
   glake doctor                       this machine
   glake doctor --device sim:h20x8    a published server, with this host
 
-States:      ok; note: speed or a feature is lost; problem: GLake does not work so
+States:      ok; note: speed or a feature is lost; problem: GLake does not work
+             so
 JSON fields: check, state (ok, note, problem), found, advice; one object a check
 Exit code:   0 where nothing is a problem")]
 pub struct DoctorArguments {}
@@ -42,10 +43,13 @@ pub(super) fn run(config: &Config, sources: &Sources, output: &mut Output) -> Re
 
 /// Formats a check with its advice below.
 fn line(check: &Check) -> String {
+    const COLUMN: usize = 22;
     let state = match check.state {
         State::Ok => "ok",
         State::Note => "note",
         State::Problem => "problem",
     };
-    format!("{state:<8} {:<12} {}\n{:21} {}", check.check, check.found, "", check.advice)
+    let mut lines = wrapped(&check.found, 80 - COLUMN);
+    lines.extend(wrapped(&check.advice, 80 - COLUMN));
+    format!("{state:<8} {:<12} {}", check.check, lines.join(&format!("\n{:COLUMN$}", "")))
 }

@@ -80,11 +80,13 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 
 fn execute(arguments: &Arguments, environment: Environment) -> Result<(), Failure> {
     let library = environment.get("GLAKE_LIBRARY").map(PathBuf::from);
+    let is_plain = environment.get("NO_COLOR").is_some_and(|value| !value.is_empty())
+        || environment.get("TERM").is_some_and(|terminal| terminal == "dumb");
     let mut sources = arguments.global.sources(environment);
     sources.flags.extend(arguments.command.settings());
     let config = sources.load()?;
     log::start(&config.log.filter).map_err(Failure::usage)?;
-    let mut output = Output::new(arguments.global.json);
+    let mut output = Output::new(arguments.global.json, !is_plain);
     match &arguments.command {
         Command::Demo(_) => demo::run(&config, &mut output),
         Command::Replay(arguments) => replay::run(arguments, &config, &mut output),

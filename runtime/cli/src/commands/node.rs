@@ -57,7 +57,8 @@ Columns:
   evicted             what is not there: in the host's memory or in files
   idle                how long no use has run; -: one runs, or nothing is known
   wake                how long its memory would take to come back, as predicted
-  note                of a worker that has not joined: how it ended, and what is waited for
+  note                of a worker that has not joined: how it ended, and what is
+                      waited for
 
 State:
   idle, busy          its memory is there, and whether a use runs, or it loads
@@ -65,20 +66,24 @@ State:
   waiting             its uses wait for memory
   asleep              some of its memory is evicted, and nobody wants it
   parking, shrinking, refilling, starting
-  checkpointed        asleep, and its context is off its GPUs too (serve: checkpoint_after_s)
+  checkpointed        asleep, and its context is off its GPUs too (serve:
+                      checkpoint_after_s)
   checkpointing, restoring
-  failed              the driver does not restore it, which is lost: end it, and start it again
+  failed              the driver does not restore it, which is lost: end it, and
+                      start it again
   silent              it has not joined since the agent was started
 
 Of workers that the agent starts, and that have not joined:
   queued              another worker of its GPUs starts
   starting            its process runs, and loads; its log: see glake serve
   ended               the note says how, and when it is started again
-  running             its process runs, and has not joined for 10 minutes, or has left
+  running             its process runs, and has not joined for 10 minutes, or
+                      has left
   stopping, stopped   by glake stop, or not asked for yet (start = \"request\")
 
-JSON fields: worker, pid (0: none), tenant, gpus, state, leased, resident, evicted (bytes), idle_s
-(null: a use runs, or nothing is known), predicted_wake_s, note (null: none)";
+JSON fields: worker, pid (0: none), tenant, gpus, state, leased, resident,
+evicted (bytes), idle_s (null: a use runs, or nothing is known),
+predicted_wake_s, note (null: none)";
 
 const EXPLAIN: &str = "\
 Columns:
@@ -91,8 +96,8 @@ Columns:
   predicted  how long it was to take
   real       how long it took; -: it is not over, or was not granted
 
-JSON fields: ago_s, worker, class, waited_s, needed (bytes), taken (worker, gpu, bytes, why),
-predicted_s, real_s (null: not over, or not granted), outcome";
+JSON fields: ago_s, worker, class, waited_s, needed (bytes), taken (worker, gpu,
+bytes, why), predicted_s, real_s (null: not over, or not granted), outcome";
 
 /// The socket of the agent that is there.
 pub(super) fn socket(

@@ -1,6 +1,6 @@
 //! Standard output: tables for people, or one JSON object a line.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use serde::Serialize;
@@ -13,11 +13,48 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 /// Destination of a command's results.
 pub(super) struct Output {
     json: bool,
+    /// Whether text has colours: on a terminal, unless `NO_COLOR` is set or the terminal is dumb.
+    colours: bool,
+}
+
+/// Emphasis of text for people.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Paint {
+    /// Success, or memory in a new place.
+    Good,
+    /// Failure.
+    Bad,
+    /// Heading or result.
+    Strong,
 }
 
 impl Output {
-    pub(super) fn new(json: bool) -> Self {
-        Output { json }
+    pub(super) fn new(json: bool, colours: bool) -> Self {
+        Output { json, colours: colours && io::stdout().is_terminal() }
+    }
+
+    /// Returns the text in colour, or unchanged if the output has no colours.
+    pub(super) fn paint(&self, paint: Paint, text: &str) -> String {
+        let code = match paint {
+            Paint::Good => "32",
+            Paint::Bad => "1;31",
+            Paint::Strong => "1",
+        };
+        if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// Returns the text with runs of one character in colour.
+    pub(super) fn painted(&self, text: &str, character: char, paint: Paint) -> String {
+        let mut painted = String::new();
+        for run in text.split_inclusive(|letter| letter != character) {
+            let rest = run.trim_start_matches(character);
+            let coloured = &run[..run.len() - rest.len()];
+            if !coloured.is_empty() {
+                painted += &self.paint(paint, coloured);
+            }
+            painted += rest;
+        }
+        painted
     }
 
     /// Whether results are wanted as JSON.
@@ -43,20 +80,63 @@ impl Output {
     }
 }
 
-/// A table whose first `names` columns are text and whose others are figures.
+/// Breaks a text into lines of at most `width` characters.
+pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// Returns a table whose first `names` columns are text and whose others are figures. On a terminal that is too narrow for it, headers and
+/// rows change places; if that is too wide as well, cells are broken.
 pub(super) fn table(names: usize, headers: &[&str], rows: &[Vec<String>]) -> String {
-    let cell = |column: usize, text: &str| {
-        let side = if column < names { CellAlignment::Left } else { CellAlignment::Right };
-        Cell::new(text).set_alignment(side)
-    };
-    let line = |texts: &mut dyn Iterator<Item = &str>| -> Vec<Cell> {
-        texts.enumerate().map(|(column, text)| cell(column, text)).collect()
+    let is_text = |column: usize| column < names;
+    let header: Vec<&str> = headers.to_vec();
+    let body: Vec<Vec<&str>> = rows.iter().map(|row| row.iter().map(String::as_str).collect()).collect();
+    let plain = arranged(&header, &body, &is_text, ContentArrangement::Disabled);
+    let Some(width) = Table::new().width().map(usize::from) else { return plain };
+    let fits = |text: &str| text.lines().all(|line| line.chars().count() <= width);
+    if fits(&plain) {
+        return plain;
+    }
+    let mut turned = (0..headers.len()).map(|at| {
+        let figures = body.iter().map(|row| row.get(at).copied().unwrap_or_default());
+        std::iter::once(headers[at]).chain(figures).collect::<Vec<&str>>()
+    });
+    let header = turned.next().unwrap_or_default();
+    let is_name = |column: usize| column == 0;
+    let turned = arranged(&header, &turned.collect::<Vec<_>>(), &is_name, ContentArrangement::Disabled);
+    if fits(&turned) {
+        return turned;
+    }
+    arranged(headers, &body, &is_text, ContentArrangement::Dynamic)
+}
+
+/// Returns a table; `is_text` tells which columns are aligned to the left.
+fn arranged(
+    headers: &[&str],
+    rows: &[Vec<&str>],
+    is_text: &dyn Fn(usize) -> bool,
+    arrangement: ContentArrangement,
+) -> String {
+    let line = |texts: &[&str]| -> Vec<Cell> {
+        let side = |column| if is_text(column) { CellAlignment::Left } else { CellAlignment::Right };
+        texts.iter().enumerate().map(|(column, text)| Cell::new(text).set_alignment(side(column))).collect()
     };
     let mut table = Table::new();
-    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(line(&mut headers.iter().copied()));
+    table.load_style(STYLE).set_content_arrangement(arrangement);
+    table.set_header(line(headers));
     for row in rows {
-        table.add_row(line(&mut row.iter().map(String::as_str)));
+        table.add_row(line(row));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 1));

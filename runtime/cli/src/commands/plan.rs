@@ -73,13 +73,16 @@ enum Contention {
 const EXAMPLES: &str = "\
 Examples:
   glake plan examples/workers.toml examples/requests.csv
-  glake plan workers.toml azure.csv.gz --assign zipf:1 --rate 1 --duration 600 --seeds 20
-  glake plan workers.toml azure.csv.gz --assign zipf:0 --rate 0.2 --slo 2 --policy glake,start-stop
+  glake plan workers.toml azure.csv.gz --assign zipf:1 --rate 1 \\
+      --duration 600 --seeds 20
+  glake plan workers.toml azure.csv.gz --assign zipf:0 --rate 0.2 \\
+      --slo 2 --policy glake,start-stop
   glake plan workers.toml requests.csv --json | jq '{policy, ttft_p99_s}'
 
 Policies:
   start-stop        workers are started and stopped, least recently used first
-  drain-per-tensor  whole workers leave once their requests have ended, copied tensor by tensor
+  drain-per-tensor  whole workers leave once their requests have ended, copied
+                    tensor by tensor
   glake-no-preempt  GLake's arbiter, where no worker is parked
   glake             GLake's arbiter: busy workers are parked between two steps
 
@@ -88,10 +91,11 @@ Calibration (each key has the value of one H200 where it is not given):
   clean_ms_per_gib          for what leaves and has a copy
   switch_ms                 of a shrink or a refill, beside its bytes
   park_ms                   from the end of a step
-  start_s, start_gbps, stop_s, per_tensor_refill_gbps, per_tensor_shrink_gbps, per_tensor_switch_ms
-                            of the policies start-stop and drain-per-tensor
-  [worker.NAME]             prefill_tok_s and decode_ms in place of the file's; step_ms: the part of
-                            a step in which the GPU computes, where it waits in the rest
+  start_s, start_gbps, stop_s, per_tensor_refill_gbps, per_tensor_shrink_gbps,
+  per_tensor_switch_ms      of the policies start-stop and drain-per-tensor
+  [worker.NAME]             prefill_tok_s and decode_ms in place of the file's;
+                            step_ms: the part of a step in which the GPU
+                            computes, where it waits in the rest
 
 Columns (times in seconds, from when a request came):
   requests       that came, of all seeds
@@ -104,12 +108,13 @@ Columns (times in seconds, from when a request came):
   GiB/req        copied to the GPUs, for each request served
   link           the part of the time in which a link was busy with refills
   denied         requests that were not served: they count nowhere else
-  density        how many such workers keep to --slo: the file's in turn, each asked as often
+  density        how many such workers keep to --slo: the file's in turn, each
+                 asked as often
 
 JSON fields (times in seconds, null where a figure does not apply):
-  policy, requests, ttft_p50_s, ttft_p99_s, ttft_p99_low_s, ttft_p99_high_s, e2e_p50_s, e2e_p99_s,
-  max_gap_p99_s, hit_rate, gpu_seconds_per_request, refilled_bytes, bytes_per_request, link_duty,
-  denied, density";
+  policy, requests, ttft_p50_s, ttft_p99_s, ttft_p99_low_s, ttft_p99_high_s,
+  e2e_p50_s, e2e_p99_s, max_gap_p99_s, hit_rate, gpu_seconds_per_request,
+  refilled_bytes, bytes_per_request, link_duty, denied, density";
 
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);

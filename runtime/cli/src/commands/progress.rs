@@ -17,9 +17,9 @@ impl Progress {
         } else {
             ProgressBar::hidden()
         };
-        if let Ok(style) = ProgressStyle::with_template(
-            "{msg:32} {bar:30.cyan/dim} {percent:>3} %  {elapsed} elapsed, {eta} left",
-        ) {
+        if let Ok(style) =
+            ProgressStyle::with_template("{msg:28!} {wide_bar:.cyan/dim} {percent:>3} %  {eta} left")
+        {
             bar.set_style(style.progress_chars("━━─"));
         }
         Progress { bar }

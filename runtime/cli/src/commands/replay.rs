@@ -57,30 +57,40 @@ fn milliseconds(text: &str) -> Result<u64, String> {
 
 const EXAMPLES: &str = "\
 Examples:
-  glake replay tests/traces/*.gz                              every policy, as a table
-  glake replay --policy glake,expandable --plot m.svg t.gz    two policies over time, as a picture
-  glake replay --policy glake --gpu-lag-ms 0,20,100,500 t.gz  how much a late GPU costs
-  glake replay --limit 32GiB t.gz                             does it fit? exit code 1 if not
-  glake replay --find-limit --json t.gz | jq .fit_limit       the least that it fits in
+  glake replay tests/traces/*.gz
+      every policy, as a table
+  glake replay --policy glake,expandable --plot m.svg t.gz
+      two policies over time, as a picture
+  glake replay --policy glake --gpu-lag-ms 0,20,100,500 t.gz
+      how much a late GPU costs
+  glake replay --limit 32GiB t.gz
+      does it fit? exit code 1 if not
+  glake replay --find-limit --json t.gz | jq .fit_limit
+      the least that it fits in
 
 Columns:
-  lag ms        how far the GPU is behind the host (--gpu-lag-ms); the models know no lag
-  live GiB      the peak of requested memory, each block rounded up to 512 B: the same for every policy
+  lag ms        how far the GPU is behind the host (--gpu-lag-ms); the models
+                know no lag
+  live GiB      the peak of requested memory, each block rounded up to 512 B:
+                the same for every policy
   reserved GiB  the peak of memory taken from the device
   utilization   live / reserved
   limit GiB     the least that the trace completes in (--find-limit)
   OOMs          allocations that failed
   stitches      ranges made of pieces that were not neighbours
-  maps          pieces of physical memory mapped, once for each address they are mapped at
+  maps          pieces of physical memory mapped, once for each address they are
+                mapped at
   waits         times that a stream was made to wait for another
-  driver ms     calls into the driver for memory: measured on a GPU, by a cost table elsewhere
+  driver ms     calls into the driver for memory: measured on a GPU, by a cost
+                table elsewhere
   late ms       of these, what came after the first fifth of the events
   ns/op         an allocation or a completed free, over the whole replay
 
 JSON fields (memory in bytes, null where a figure does not apply):
-  trace, policy, device, gpu_lag_ms, borrow, events, allocations, requested_peak, active_peak,
-  reserved_peak, utilization, fit_limit, ooms, stitches, extent_maps, stream_waits, driver_calls,
-  driver_us, driver_us_late, ns_per_op
+  trace, policy, device, gpu_lag_ms, borrow, events, allocations,
+  requested_peak, active_peak, reserved_peak, utilization, fit_limit, ooms,
+  stitches, extent_maps, stream_waits, driver_calls, driver_us, driver_us_late,
+  ns_per_op
 
 Exit codes:
   0 done, 1 out of memory or failed, 2 usage or a trace that cannot be read";

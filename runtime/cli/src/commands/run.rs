@@ -32,18 +32,25 @@ pub struct RunArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  glake run --multi-path -- python train.py        .to(\"cuda\") and .cpu() use every link
+  glake run --multi-path -- python train.py
+      .to(\"cuda\") and .cpu() use every link
   glake run --multi-path --calibrate --config my.toml -- ./a.out
-  glake run -- env | grep LD_PRELOAD               what a program is given
+  glake run -- env | grep LD_PRELOAD
+      what a program is given
 
-CMD is given: LD_PRELOAD (libglake_preload.so before what was there), GLAKE_LIBRARY (libgmlake.so),
-with --multi-path GLAKE_MULTI_PATH=1; and GLAKE_CONFIG, GLAKE_DEVICE and GLAKE_LOG for --config,
---device and --log. Without GLAKE_MULTI_PATH its copies are as they were.
+CMD is given: LD_PRELOAD (libglake_preload.so before what was there),
+GLAKE_LIBRARY (libgmlake.so), with --multi-path GLAKE_MULTI_PATH=1; and
+GLAKE_CONFIG, GLAKE_DEVICE and GLAKE_LOG for --config, --device and --log.
+Without GLAKE_MULTI_PATH its copies are as they were.
 
-Libraries:    beside glake, or in ../lib, or those that GLAKE_PRELOAD and GLAKE_LIBRARY name
-Out of reach: programs that are linked statically or setuid, or have CUDA's runtime linked into
-              them (nvcc's default; -cudart shared makes it a library, as torch has it)
-Exit codes:   CMD's own; 1 a library is missing, 2 usage, or CMD cannot be executed";
+Libraries:    beside glake, or in ../lib, or those that GLAKE_PRELOAD and
+              GLAKE_LIBRARY name
+Out of reach: programs that are linked statically or setuid, or have CUDA's
+runtime linked into
+              them (nvcc's default; -cudart shared makes it a library, as torch
+              has it)
+Exit codes:   CMD's own; 1 a library is missing, 2 usage, or CMD cannot be
+              executed";
 
 /// Variables set for the command in addition to this process's environment.
 type Variables = Vec<(&'static str, OsString)>;

@@ -42,41 +42,54 @@ pub struct ServeArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  glake serve                                      all GPUs, all of their memory
-  glake serve node.toml --check                    is the file in order?
-  glake serve node.toml --socket /run/llm/a.sock   a folder of mode 0700 that is this user's
-  GLAKE_AGENT=/run/llm/a.sock python worker.py     a worker that joins by itself
+  glake serve
+      all GPUs, all of their memory
+  glake serve node.toml --check
+      is the file in order?
+  glake serve node.toml --socket /run/llm/a.sock
+      a folder of mode 0700 that is this user's
+  GLAKE_AGENT=/run/llm/a.sock python worker.py
+      a worker that joins by itself
 
-The file (sizes as 23GiB; a worker needs name and weights, all else is optional):
-  [node]      budget (what workers may use of a GPU together, contexts included);
-              host_budget (host memory of all copies: from 90 % on they go to files, and what idle
-              workers have above 80 % follows while nobody waits; workers need tiers.files)
-              [default: no limit]; reserve, link_gbps, floor; checkpoint_after_s (how long a worker
-              that was shrunk to nothing is idle before the driver checkpoints it, and its context
-              leaves too: see glake checkpoint) [default: never]
-  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never | idle | step, gpus,
-              max_pause (seconds: it is not parked where that is predicted to take longer);
-              command (a list, without a shell), env (a table), start = boot | request | never
+The file (sizes as 23GiB; a worker needs name and weights, all else is
+optional):
+  [node]      budget (what workers may use of a GPU together, contexts
+              included); host_budget (host memory of all copies: from 90 % on
+              they go to files, and what idle workers have above 80 % follows
+              while nobody waits; workers need tiers.files) [default: no limit];
+              reserve, link_gbps, floor; checkpoint_after_s (how long a worker
+              that was shrunk to nothing is idle before the driver checkpoints
+              it, and its context leaves too: see glake checkpoint) [default:
+              never]
+  [[worker]]  name, weights, kv, priority, tenant, deadline_s, preempt = never |
+              idle | step, gpus, max_pause (seconds: it is not parked where that
+              is predicted to take longer); command (a list, without a shell),
+              env (a table), start = boot | request | never
 
 Workers with a command are started by the agent, and run on without it:
-  command = [\"python\", \"worker.py\"]            its program calls glake.enable(), and stays in the
-                                               foreground: what it leaves behind is ended
-  env = { CUDA_VISIBLE_DEVICES = \"1\" }         beside the agent's own environment; gpus does not set
-                                               this. GLAKE_AGENT and GLAKE_WORKER, its name, by
-                                               which it joins, are the agent's to set
-  start                                        boot: with the agent [default]; request: at glake
-                                               refill W or glake start W; never: by others
-  One worker of a GPU starts at a time: the next one when it has joined and loaded, or has not
-  within 10 minutes. One that ends is started again after 1 s, then after twice as long each time,
-  60 s at most. It has no input; what it says is added to NAME.log, which may be cut while it runs
-  (truncate -s 0), and which a start moves to NAME.log.1 from 64 MiB on.
-  glake stop W ends one: SIGTERM, after 10 s SIGKILL; it stays so until glake start W.
+  command = [\"python\", \"worker.py\"]
+      its program calls glake.enable(), and stays in the foreground: what it
+      leaves behind is ended
+  env = { CUDA_VISIBLE_DEVICES = \"1\" }
+      beside the agent's own environment; gpus does not set this. GLAKE_AGENT
+      and GLAKE_WORKER, its name, by which it joins, are the agent's to set
+  start = \"boot\" | \"request\" | \"never\"
+      boot: with the agent [default]; request: at glake refill W or glake start
+      W; never: by others
+  One worker of a GPU starts at a time: the next one when it has joined and
+  loaded, or has not within 10 minutes. One that ends is started again after 1
+  s, then after twice as long each time, 60 s at most. It has no input; what it
+  says is added to NAME.log, which may be cut while it runs (truncate -s 0), and
+  which a start moves to NAME.log.1 from 64 MiB on.
+  glake stop W ends one: SIGTERM, after 10 s SIGKILL; it stays so until
+  glake start W.
 
-Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join the next one, which
-              starts none of them again; those that are checkpointed are restored before, as far as
-              there is room, for 20 s at most. To end the workers too: glake stop W, before
-systemd:      Type=notify; with a .socket unit, connections wait while it restarts;
-              KillMode=process, or the workers end with it";
+Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join
+              the next one, which starts none of them again; those that are
+              checkpointed are restored before, as far as there is room, for 20
+              s at most. To end the workers too: glake stop W, before
+systemd:      Type=notify; with a .socket unit, connections wait while it
+              restarts; KillMode=process, or the workers end with it";
 
 /// Error text for simulated GPUs that belong to one process.
 pub(super) const NOT_SHARED: &str = "--device sim: each process would simulate GPUs of its own; name the folder they \

@@ -64,23 +64,30 @@ fn folder(text: &str) -> Result<PathBuf, String> {
 
 const EXAMPLES: &str = "\
 Examples:
-  glake bench shrink                                   16 GiB of GPU 0 to the host and back over every link
-  glake bench shrink --paths 1                         over its own link alone
-  glake bench shrink --prepare                         the first shrink as fast as the others
-  glake bench shrink --bytes 32GiB --sealed            a clean region, shrunk again
+  glake bench shrink
+      16 GiB of GPU 0 to the host and back over every link
+  glake bench shrink --paths 1
+      over its own link alone
+  glake bench shrink --prepare
+      the first shrink as fast as the others
+  glake bench shrink --bytes 32GiB --sealed
+      a clean region, shrunk again
   glake bench shrink --tier host,peer --verify --json
   glake bench shrink --tier file --folder /nvme/glake --bytes 4GiB
 
 Figures:
-  GB/s are 10^9 bytes a second: all of the region's, by the time until the call returned, mappings
-  included; the first time, and the median of the others. The link's are one copy of cuMemcpyAsync
-  over the GPU's own link, in turns with these. Every byte is compared after each refill, untimed.
-  Leaked is what the GPU (and a peer) has less than before, after everything was freed. The first
-  time nothing of the region's host memory is pinned, unless --prepare does; relays are ready.
+  GB/s are 10^9 bytes a second: all of the region's, by the time until the call
+  returned, mappings included; the first time, and the median of the others. The
+  link's are one copy of cuMemcpyAsync over the GPU's own link, in turns with
+  these. Every byte is compared after each refill, untimed. Leaked is what the
+  GPU (and a peer) has less than before, after everything was freed. The first
+  time nothing of the region's host memory is pinned, unless --prepare does;
+  relays are ready.
 
-JSON fields: device, phase (shrink, refill), tier (host, peer, file), bytes, tensors, paths, warm, link_gbps, gbps,
-copied_bytes, leaked_bytes, verified; and target, runs, us, prepared, sealed,
-checked (by digests), calibrated, driver (calls and us of each kind, the last time)";
+JSON fields: device, phase (shrink, refill), tier (host, peer, file), bytes,
+tensors, paths, warm, link_gbps, gbps, copied_bytes, leaked_bytes, verified; and
+target, runs, us, prepared, sealed, checked (by digests), calibrated, driver
+(calls and us of each kind, the last time)";
 
 /// Destination of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

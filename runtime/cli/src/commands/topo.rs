@@ -18,17 +18,23 @@ use glake_runtime::config::Config;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  glake topo                          this machine, or the default model where no driver answers
-  glake topo --calibrate              and what its paths give, measured and kept for this boot
-  glake topo --device sim:h20x8       a published server; models: h200x4, h20x8, a100x8
-  glake topo --device sim:mine.toml   a server of your own; configs/topologies shows how
+  glake topo
+      this machine, or the default model where no driver answers
+  glake topo --calibrate
+      and what its paths give, measured and kept for this boot
+  glake topo --device sim:h20x8
+      a published server; models: h200x4, h20x8, a100x8
+  glake topo --device sim:mine.toml
+      a server of your own; configs/topologies shows how
 
-Figures:     GB/s (10^9 bytes a second); ? where nothing tells. ≤ marks what the wires carry:
-             copies reach nine tenths of it at best
-Calibration: kept in transfer.calibrations, by default glake/paths in the user's cache folder, for these
-             GPUs, this driver and this boot; copies use it, and so does glake bench copy
-JSON fields: name, simulated, packages, nodes, host, devices, switches, links, calibrated (null, or for
-             each target and direction together_gbps and paths: relay, way, gbps, latency_us)")]
+Figures:     GB/s (10^9 bytes a second); ? where nothing tells. ≤ marks what the
+             wires carry: copies reach nine tenths of it at best
+Calibration: kept in transfer.calibrations, by default glake/paths in the user's
+             cache folder, for these GPUs, this driver and this boot; copies
+             use it, and so does glake bench copy
+JSON fields: name, simulated, packages, nodes, host, devices, switches, links,
+             calibrated (null, or for each target and direction together_gbps
+             and paths: relay, way, gbps, latency_us)")]
 pub struct TopoArguments {
     /// Measure what each path gives, alone and beside the others, in about two seconds, and keep it
     #[arg(long)]

@@ -1,21 +1,13 @@
 //! The whole story on real bytes: `glake demo`.
 //!
 //! ```text
-//! device ─► churn ─► stitch ─► streams ─► compare ─► replay ─► trim ─► copy ─► shrink     a stage each, told when it is over
-//!           └──── one pool of 2 GiB, its blocks stamped ─────────┘     └ all GPUs ┘
+//! stitch ─────────► streams ─► compare ─────────► copy ─► shrink     a stage each, told when it is over
+//! └ one pool of 2 GiB, its blocks stamped, its trace ┘     └ all GPUs ┘
 //! ```
 
-mod churn;
 mod compare;
-mod copy;
-mod device;
-mod home;
-mod neighbour;
-mod replayed;
 mod shrink;
 mod stitch;
-mod streams;
-mod trim;
 
 use std::sync::Arc;
 
@@ -28,14 +20,13 @@ use serde_json::{Map, Value};
 
 use crate::copies::CopyError;
 use crate::server::ServerError;
-use churn::Churn;
 use glake_replay::machine::Machine;
 use glake_replay::stamps::StampError;
 use glake_replay::trace::TraceError;
 use glake_replay::{FitError, Refusal};
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::config::{self, Config};
-use home::Home;
+use stitch::{Churn, Home};
 
 /// Memory limit of the demo's pool.
 const LIMIT: Bytes = Bytes::gib(2);
@@ -45,12 +36,12 @@ const LIMIT: Bytes = Bytes::gib(2);
 pub struct Stage {
     /// Its name, a word.
     pub stage: &'static str,
-    /// Sentence for people that says what happened.
+    /// Sentences for people that say what happened.
     #[serde(skip)]
     pub says: String,
-    /// The same in a few words, for a table.
+    /// Result to repeat at the end of the demo: a word and two figures.
     #[serde(skip)]
-    pub short: String,
+    pub gain: Option<String>,
     /// A drawing of it, if there is one: lines.
     #[serde(skip)]
     pub picture: Option<String>,
@@ -129,6 +120,15 @@ macro_rules! figures {
 }
 use figures;
 
+/// Returns one line of at most 80 columns about the device of the demo.
+pub fn introduce(backend: &Backend) -> Result<String, DemoError> {
+    let topology = backend.topology()?;
+    let gpus = topology.devices.len();
+    let kind = if matches!(backend, Backend::Sim { .. }) { ", a simulated server" } else { "" };
+    let plural = if gpus == 1 { "" } else { "s" };
+    Ok(format!("GLake on {}{kind}: {gpus} GPU{plural}. Every byte is compared.", topology.name))
+}
+
 /// Runs every stage on the configured device and tells each; true where every byte matched.
 ///
 /// # Errors
@@ -141,17 +141,12 @@ pub fn run(backend: Backend, config: &Config, tell: &mut dyn FnMut(Stage)) -> Re
     };
     let topology = backend.topology()?;
     let machine = Machine::open(&backend)?;
-    tell(device::stage(&machine, &topology));
-    let before = trim::Footprint::of(&machine)?;
-    let mut story = Story::new(&machine, config)?;
-    tell(churn::stage(&mut story)?);
-    tell(stitch::stage(&mut story)?);
-    tell(streams::stage(&machine, config)?);
-    tell(compare::stage(&story, config)?);
-    tell(replayed::stage(&machine, config)?);
-    tell(trim::stage(story, before)?);
+    let (stage, trace) = stitch::stage(&machine, &topology, config)?;
+    tell(stage);
+    tell(compare::streams(&machine, config)?);
+    tell(compare::stage(&machine, &trace, config)?);
     drop(machine);
-    tell(copy::stage(&backend, config)?);
+    tell(shrink::copy(&backend, config)?);
     tell(shrink::stage(&backend, config)?);
     Ok(ok)
 }

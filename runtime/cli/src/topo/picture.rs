@@ -44,7 +44,7 @@ fn host(topology: &Topology) -> String {
         (ceilings.read, "read at most", ""),
         (ceilings.write, "written at most", ""),
         (ceilings.both, "", " both ways"),
-        (ceilings.far_socket, "", " over another socket's links"),
+        (ceilings.far_socket, "", " across sockets"),
     ];
     let known: Vec<String> = parts
         .iter()
@@ -157,7 +157,7 @@ mod tests {
             "{text}"
         );
         let text = picture(&Topology::from(&load("h20x8").unwrap()), None);
-        assert!(text.contains("60.0 over another socket's links"), "{text}");
+        assert!(text.contains("60.0 across sockets"), "{text}");
     }
 
     #[test]

@@ -314,7 +314,8 @@ fn auto_says_what_it_took_and_cuda_is_an_error_without_a_driver() {
     let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     if object["simulated"] == true {
         let notice = String::from_utf8(output.stderr).unwrap();
-        assert!(notice.starts_with("glake: device sim:h200x4, because there is no CUDA driver"), "{notice}");
+        assert!(notice.starts_with("glake: device sim:h200x4: no CUDA driver answers"), "{notice}");
+        assert!(notice.trim_end().chars().count() <= 80, "{notice}");
         let (code, error) = refused(&["topo", "--device", "cuda"]);
         assert!(code == 1 && error.contains("no CUDA driver"), "{code} {error}");
     }

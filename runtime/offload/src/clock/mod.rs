@@ -12,7 +12,5 @@
 
 #[allow(clippy::module_inception)] // the folder's noun has a file
 mod clock;
-mod orders;
 
-pub use clock::Clock;
-pub use orders::Orders;
+pub use clock::{Clock, Orders};

@@ -13,10 +13,6 @@
 //! give the same plan.
 
 mod course;
-mod curve;
-mod error;
-mod exhaustive;
-mod links;
 #[cfg(test)]
 pub(crate) mod oracle;
 mod order;
@@ -26,13 +22,7 @@ mod queues;
 mod request;
 mod schedule;
 mod search;
-mod sweep;
-mod timing;
 mod trial;
-mod verdict;
 
-pub use error::PlanError;
-pub use links::Links;
 pub use plan::Plan;
-pub use request::{Preset, Request};
-pub use verdict::Verdict;
+pub use request::{Links, PlanError, Preset, Request, Verdict};

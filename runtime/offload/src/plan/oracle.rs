@@ -4,11 +4,10 @@
 //! For tapes of a few items.
 
 use super::course::{Course, NONE, signed};
-use super::curve::Curve;
 use super::order::{Arms, together};
 use super::schedule::Schedule;
 use super::search::Search;
-use super::timing::Clockwork;
+use super::trial::{Clockwork, Curve};
 use super::{Preset, Request, Verdict};
 use crate::Tape;
 

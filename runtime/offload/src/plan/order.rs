@@ -2,7 +2,7 @@
 
 use super::Verdict;
 use super::course::{Course, Span};
-use super::curve::Curve;
+use super::trial::Curve;
 
 /// Items that may be recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

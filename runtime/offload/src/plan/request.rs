@@ -1,8 +1,16 @@
 //! Request for a plan.
+//!
+//! Verdict on an item.
+//!
+//! Rates of the links between a GPU and the host.
+//!
+//! Errors of planning.
 
-use glake_units::Bytes;
+use std::time::Duration;
 
-use super::Links;
+use glake_units::{Bandwidth, Bytes};
+
+use crate::Pack;
 
 /// Limits and purpose of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,4 +57,109 @@ impl Request {
         self.host_room = host_room;
         self
     }
+}
+
+/// Treatment of an item between its last use in the forward pass and its first use in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Stays in GPU memory.
+    #[default]
+    Keep,
+    /// Copied to pinned host memory when packed, and reloaded before it is unpacked.
+    Offload,
+    /// Dropped, and recomputed when its scope is first needed.
+    Recompute,
+}
+
+impl Verdict {
+    /// Returns the verdict of an item without a plan: leaves are recomputed, all others offloaded.
+    pub(crate) fn unplanned(pack: &Pack) -> Self {
+        if pack.leaf.is_some() { Verdict::Recompute } else { Verdict::Offload }
+    }
+}
+
+/// Rates of copies out of a GPU and into it, over all paths that a pass may use.
+///
+/// ```
+/// use glake_offload::Links;
+/// use glake_units::Bandwidth;
+///
+/// let one = Links::new(Bandwidth(55.0), Bandwidth(55.0)).at_once(Bandwidth(51.0), Bandwidth(51.0));
+/// assert_eq!(one.out_at_once, Bandwidth(51.0));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Links {
+    /// Rate out of the GPU while the other direction is idle.
+    pub out: Bandwidth,
+    /// Rate into the GPU while the other direction is idle.
+    pub into: Bandwidth,
+    /// Rate out of the GPU while both directions are busy.
+    pub out_at_once: Bandwidth,
+    /// Rate into the GPU while both directions are busy.
+    pub into_at_once: Bandwidth,
+    /// Fixed cost of a copy.
+    pub copy: Duration,
+}
+
+impl Links {
+    /// Default fixed cost of a copy.
+    pub const COPY: Duration = Duration::from_micros(10);
+
+    /// Creates links whose directions do not slow each other down.
+    pub const fn new(out: Bandwidth, into: Bandwidth) -> Self {
+        Links { out, into, out_at_once: out, into_at_once: into, copy: Self::COPY }
+    }
+
+    /// Sets the rates while both directions are busy.
+    #[must_use]
+    pub const fn at_once(mut self, out: Bandwidth, into: Bandwidth) -> Self {
+        (self.out_at_once, self.into_at_once) = (out, into);
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<(), PlanError> {
+        let rates = [
+            ("out of", self.out),
+            ("out of", self.out_at_once),
+            ("into", self.into),
+            ("into", self.into_at_once),
+        ];
+        let bad = rates.into_iter().find(|(_, rate)| !(rate.0 > 0.0 && rate.0.is_finite()));
+        bad.map_or(Ok(()), |(direction, rate)| Err(PlanError::Rate { direction, rate }))
+    }
+}
+
+/// Reason why a request has no plan.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// Budget below the minimum of the pass, whatever is offloaded.
+    #[error(
+        "a budget of {budget} was asked for, but the pass needs {minimum} where {host_room} of the host's memory may \
+         be used: give at least that, or make the pass smaller"
+    )]
+    BelowFloor {
+        /// Requested memory budget.
+        budget: Bytes,
+        /// Smallest budget with a plan.
+        minimum: Bytes,
+        /// Host memory available for offloading.
+        host_room: Bytes,
+    },
+    /// Link rate of zero or less.
+    #[error("a link of {} GB/s {direction} the GPU was given: give the rate that was measured, above 0", rate.0)]
+    Rate {
+        /// Direction of the link: out of the GPU or into it.
+        direction: &'static str,
+        /// Requested link rate.
+        rate: Bandwidth,
+    },
+    /// Wrong number of verdicts, or an item to recompute that cannot be.
+    #[error("{verdicts} verdicts were given for a tape of {items} items: give one for each item of the tape")]
+    Verdicts {
+        /// Number of verdicts given.
+        verdicts: usize,
+        /// Number of items of the tape.
+        items: usize,
+    },
 }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::Verdict;
 use super::course::{Course, NONE};
-use super::curve::Curve;
+use super::trial::Curve;
 
 /// Factor by which links are assumed slower than measured when choosing where a reload begins.
 const MARGIN: f64 = 1.1;

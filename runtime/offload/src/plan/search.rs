@@ -1,4 +1,9 @@
 //! Search for the verdicts with the least time under a budget.
+//!
+//! Local search: changes verdicts while that shortens the pass.
+//!
+//! Exhaustive search for passes with few items. A sweep may end at verdicts that no single move improves, and with few items each of them
+//! matters.
 
 use super::Verdict;
 use super::course::{Course, Span};
@@ -176,5 +181,157 @@ impl<'c> Search<'c> {
         }
         together(self.course, self.arms, &mut verdicts);
         verdicts
+    }
+}
+
+impl Search<'_> {
+    /// Improves the best verdicts by changing runs of items, long ones first, then pairs, while work is left.
+    pub(crate) fn sweep(&mut self) {
+        let open: Vec<usize> = (0..self.course.items.len()).filter(|item| self.is_open(*item)).collect();
+        if self.best.is_none() || open.is_empty() {
+            return;
+        }
+        loop {
+            let before = self.cost();
+            let mut length = open.len().div_ceil(4).next_power_of_two();
+            while length > 0 {
+                for run in open.chunks(length) {
+                    self.move_run(run);
+                }
+                length /= 2;
+            }
+            if self.cost() >= before && !self.swaps(&open) {
+                return;
+            }
+            if self.work == 0 {
+                return;
+            }
+        }
+    }
+
+    fn cost(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |best| best.outcome.cost)
+    }
+
+    /// Tries each other verdict for a run of items.
+    fn move_run(&mut self, run: &[usize]) {
+        for verdict in [Verdict::Keep, Verdict::Offload, Verdict::Recompute] {
+            self.change(&[(run, verdict)]);
+        }
+    }
+
+    /// Swaps the verdicts of pairs of items. Returns whether that improved anything.
+    fn swaps(&mut self, open: &[usize]) -> bool {
+        let before = self.cost();
+        for &left in open {
+            for &right in open {
+                let Some(best) = &self.best else { return false };
+                let (mine, other) = (best.verdicts[left], best.verdicts[right]);
+                if mine != other {
+                    self.change(&[(&[left], other), (&[right], mine)]);
+                }
+                if self.work == 0 {
+                    return self.cost() < before;
+                }
+            }
+        }
+        self.cost() < before
+    }
+
+    fn change(&mut self, moves: &[(&[usize], Verdict)]) {
+        let Some(best) = self.best.as_ref().filter(|_| self.work > 0) else { return };
+        let mut verdicts = best.verdicts.clone();
+        for (run, verdict) in moves {
+            for &item in *run {
+                self.give(&mut verdicts, item, *verdict);
+            }
+        }
+        together(self.course, self.arms, &mut verdicts);
+        if self.best.as_ref().is_some_and(|best| best.verdicts != verdicts) {
+            self.attempt(&verdicts);
+        }
+    }
+
+    /// Sets the verdict of an item, and of its scope if both are inseparable.
+    fn give(&self, verdicts: &mut [Verdict], item: usize, verdict: Verdict) {
+        let span = &self.course.items[item];
+        if verdict == Verdict::Recompute && (span.recompute.is_none() || self.arms == Arms::Stored) {
+            return;
+        }
+        let whole = self.arms == Arms::Scopes || span.inner;
+        if whole && verdicts[item] == Verdict::Recompute && verdict != Verdict::Recompute {
+            for &other in &self.course.scopes[span.scope].items {
+                if self.is_open(other) && verdicts[other] == Verdict::Recompute {
+                    verdicts[other] = verdict;
+                }
+            }
+        }
+        verdicts[item] = verdict;
+    }
+}
+
+/// Maximum number of combinations of verdicts. Combinations that split inseparable items are skipped, not counted as trials; with more
+/// combinations the search is not exhaustive at all.
+const WAYS: usize = 20_000;
+
+impl Search<'_> {
+    /// Tries all combinations if their number permits it. Returns whether it did.
+    pub(crate) fn everything(&mut self) -> bool {
+        let open: Vec<usize> = (0..self.course.items.len()).filter(|item| self.is_open(*item)).collect();
+        let ways = open.iter().try_fold(1, |ways: usize, item| ways.checked_mul(self.choices(*item).len()));
+        let Some(ways) = ways.filter(|ways| *ways <= WAYS) else { return false };
+        let most = self.work / self.work_of_one();
+        let whole: Vec<Vec<Verdict>> =
+            (0..ways).filter_map(|way| self.way(&open, way)).take(most + 1).collect();
+        let is_done = whole.len() <= most;
+        for verdicts in whole.iter().filter(|_| is_done) {
+            self.attempt(verdicts);
+        }
+        is_done
+    }
+
+    /// Returns combination `number` of verdicts for the `open` items; `None` if it splits inseparable items.
+    fn way(&self, open: &[usize], number: usize) -> Option<Vec<Verdict>> {
+        let (mut verdicts, mut left) = (self.start(), number);
+        for &item in open {
+            let choices = self.choices(item);
+            verdicts[item] = choices[left % choices.len()];
+            left /= choices.len();
+        }
+        let given = verdicts.clone();
+        together(self.course, self.arms, &mut verdicts);
+        open.iter().all(|item| verdicts[*item] == given[*item]).then_some(verdicts)
+    }
+
+    /// Returns the possible verdicts of an open item.
+    fn choices(&self, item: usize) -> &'static [Verdict] {
+        const STORED: [Verdict; 2] = [Verdict::Keep, Verdict::Offload];
+        const ALL: [Verdict; 3] = [Verdict::Keep, Verdict::Offload, Verdict::Recompute];
+        let recomputes = self.arms != Arms::Stored && self.course.items[item].recompute.is_some();
+        if recomputes { &ALL } else { &STORED }
+    }
+}
+
+#[cfg(test)]
+mod exhaustive_tests {
+    use super::*;
+    use crate::plan::course::tests::small;
+
+    #[test]
+    fn ways_are_all_that_part_nothing() {
+        let course = small();
+        // The first two may leave, and be recomputed, of one scope; to offload the third frees nothing.
+        let ways = |arms| {
+            let search = Search::new(&course, 0, u64::MAX, arms);
+            (0..9).filter_map(|way| search.way(&[0, 1], way)).count()
+        };
+        assert_eq!([ways(Arms::Scopes), ways(Arms::Leaves)], [5, 9]);
+        let search = Search::new(&course, 0, u64::MAX, Arms::Stored);
+        let ways: Vec<_> = (0..4).filter_map(|way| search.way(&[0, 1], way)).collect();
+        let (keep, offload) = (Verdict::Keep, Verdict::Offload);
+        assert_eq!(
+            ways,
+            [[keep, keep, keep], [offload, keep, keep], [keep, offload, keep], [offload, offload, keep]]
+        );
     }
 }

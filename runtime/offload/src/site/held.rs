@@ -1,10 +1,13 @@
 //! Items of a pass on the GPU as plans count them. All other memory of the process counts as the rest.
+//!
+//! Measurements of a pass.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use glake_units::Bytes;
 
-use crate::{ItemId, Pack, Verdict};
+use crate::{ItemId, Pack, Position, ScopeId, Verdict};
 
 /// Items of one pass on the GPU.
 #[derive(Clone, Debug, Default)]
@@ -64,5 +67,25 @@ impl Held {
         {
             self.bytes = self.bytes.saturating_add(bytes);
         }
+    }
+}
+
+/// Measurements of a pass, available once its work has completed.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Time from the first pack to the begin of a step.
+    pub marks: Vec<(Position, Duration)>,
+    /// Time that the work waited for a copy before a step.
+    pub waits: Vec<(Position, Duration)>,
+    /// Time to compute each leaf.
+    pub leaves: Vec<(ItemId, Duration)>,
+    /// Time to replay each scope, with the position of the step after it.
+    pub replays: Vec<(Position, ScopeId, Duration)>,
+}
+
+impl Measured {
+    /// Returns the total time that the pass waited.
+    pub fn waited(&self) -> Duration {
+        self.waits.iter().map(|(_, wait)| *wait).sum()
     }
 }

@@ -2,10 +2,9 @@
 
 mod held;
 mod leaves;
-mod measured;
 mod plans;
 #[allow(clippy::module_inception)] // the folder's noun has a file
 mod site;
 
-pub use measured::Measured;
+pub use held::Measured;
 pub use site::Site;

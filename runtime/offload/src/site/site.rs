@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use glake_units::Bytes;
 
-use super::held::Held;
+use super::held::{Held, Measured};
 use super::leaves::Leaves;
-use super::measured::Measured;
 use super::plans::Plans;
 use crate::{
     Clock, ItemId, LeafPart, Pack, Plan, PlanError, Position, Preset, Recompute, Recorder, Request, ScopeId,

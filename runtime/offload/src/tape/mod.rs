@@ -13,11 +13,9 @@ mod error;
 mod follower;
 mod item;
 mod recorder;
-mod rest;
 mod shape;
 #[allow(clippy::module_inception)] // the folder's noun has a file
 mod tape;
-mod times;
 
 pub use error::TapeError;
 pub use follower::Follower;

@@ -1,12 +1,14 @@
 //! Recorder of a tape.
+//!
+//! Begin of each step of a pass, interpolated from marks.
+//!
+//! GPU memory of a process in addition to the items of its pass.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use glake_units::Bytes;
 
-use super::rest::Rest;
-use super::times::Times;
 use super::{Item, Recompute, Step, Tape, TapeError};
 use crate::{ItemId, Pack, Position, ScopeId};
 
@@ -224,4 +226,167 @@ impl Recorder {
 #[allow(clippy::cast_precision_loss)] // a number of bytes
 fn untimed(pack: Pack) -> Recompute {
     Recompute::Leaf(Duration::from_secs_f64(pack.bytes.get() as f64 * 9e-12))
+}
+
+/// Time marks and waits, in any order of positions.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Times {
+    marks: Vec<(Position, Duration)>,
+    waits: Vec<(Position, Duration)>,
+}
+
+impl Times {
+    /// Records that `at` steps were complete after `since_begin`.
+    pub(super) fn mark(&mut self, at: Position, since_begin: Duration) {
+        self.marks.push((at, since_begin));
+    }
+
+    /// Records that the work waited before the step at `at`.
+    pub(super) fn wait(&mut self, at: Position, wait: Duration) {
+        self.waits.push((at, wait));
+    }
+
+    /// Returns whether any mark has a positive time.
+    pub(super) fn is_timed(&self) -> bool {
+        self.marks.iter().any(|(at, time)| at.0 > 0 && !time.is_zero())
+    }
+
+    /// Returns the begin of each of `steps` steps and the end of the last one, without waits. Steps between two marks take equally long;
+    /// steps after the last mark take no time.
+    pub(super) fn resolve(&self, steps: usize) -> Vec<Duration> {
+        let mut marks: Vec<(usize, Duration)> = vec![(0, Duration::ZERO)];
+        marks.extend(self.marks.iter().map(|(at, time)| (at.0.min(steps), *time)));
+        // A pass begins with its first pack: a mark there sets nothing.
+        marks.retain(|(at, time)| *at > 0 || time.is_zero());
+        marks.sort();
+        let mut waits = self.waits.clone();
+        waits.sort();
+        let (mut waits, mut waited) = (waits.into_iter().peekable(), Duration::ZERO);
+        let mut times = Vec::with_capacity(steps + 1);
+        let (mut from, mut since) = (0, Duration::ZERO);
+        times.push(since);
+        for (at, time) in marks {
+            while let Some((_, wait)) = waits.next_if(|(before, _)| before.0 < at) {
+                waited = waited.saturating_add(wait);
+            }
+            let until = time.saturating_sub(waited).max(since);
+            if at > from {
+                let (span, parts) = (until - since, at - from);
+                times.extend((1..=parts).map(|part| since + span.mul_f64(part_of(part, parts))));
+            }
+            (from, since) = (at, until);
+            if let Some(last) = times.last_mut() {
+                *last = until;
+            }
+        }
+        times.resize(steps + 1, since);
+        times
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts of steps
+fn part_of(part: usize, parts: usize) -> f64 {
+    part as f64 / parts as f64
+}
+
+/// Samples of this memory, by position.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rest {
+    samples: Vec<(Position, Bytes)>,
+}
+
+impl Rest {
+    /// Records a sample after `at` steps, or the maximum since the previous one.
+    pub(super) fn sample(&mut self, at: Position, rest: Bytes) {
+        self.samples.push((at, rest));
+    }
+
+    /// Returns the memory in each of `cells` cells, where a cell follows its step: at least the samples on both sides.
+    pub(super) fn resolve(&self, cells: usize) -> Vec<Bytes> {
+        let mut curve = vec![Bytes::ZERO; cells];
+        if cells == 0 {
+            return curve;
+        }
+        // A sample after so many steps is of the cell behind the last of them.
+        let cell = |at: Position| at.0.saturating_sub(1).min(cells - 1);
+        let mut samples: BTreeMap<usize, Bytes> = BTreeMap::new();
+        for (at, rest) in &self.samples {
+            let largest = samples.entry(cell(*at)).or_default();
+            *largest = (*largest).max(*rest);
+        }
+        let Some((&first, &rest)) = samples.first_key_value() else { return curve };
+        curve[..first].fill(rest);
+        let (mut from, mut before) = (first, rest);
+        for (at, rest) in samples {
+            if at > from {
+                curve[from + 1..at].fill(before.max(rest));
+            }
+            curve[at] = rest;
+            (from, before) = (at, rest);
+        }
+        curve[from + 1..].fill(before);
+        curve
+    }
+}
+
+#[cfg(test)]
+mod times_tests {
+    use super::*;
+
+    fn millis(times: &[Duration]) -> Vec<u128> {
+        times.iter().map(Duration::as_millis).collect()
+    }
+
+    #[test]
+    fn steps_between_two_marks_are_equally_long() {
+        let mut times = Times::default();
+        times.mark(Position(4), Duration::from_millis(100));
+        times.mark(Position(2), Duration::from_millis(20));
+        assert_eq!(millis(&times.resolve(6)), [0, 10, 20, 60, 100, 100, 100]);
+        assert!(times.is_timed());
+    }
+
+    #[test]
+    fn what_was_waited_for_is_no_time_of_the_pass() {
+        let mut times = Times::default();
+        times.mark(Position(2), Duration::from_millis(20));
+        times.mark(Position(4), Duration::from_millis(100));
+        times.wait(Position(3), Duration::from_millis(60));
+        assert_eq!(millis(&times.resolve(4)), [0, 10, 20, 30, 40]);
+    }
+
+    #[test]
+    fn without_marks_nothing_takes_time_and_times_never_go_back() {
+        assert_eq!(millis(&Times::default().resolve(2)), [0, 0, 0]);
+        assert!(!Times::default().is_timed());
+        let mut times = Times::default();
+        times.mark(Position(1), Duration::from_millis(50));
+        times.mark(Position(2), Duration::from_millis(40));
+        assert_eq!(millis(&times.resolve(2)), [0, 50, 50]);
+    }
+}
+
+#[cfg(test)]
+mod rest_tests {
+    use super::*;
+
+    #[test]
+    fn between_two_samples_it_is_the_larger() {
+        let mut rest = Rest::default();
+        rest.sample(Position(2), Bytes::new(10));
+        rest.sample(Position(5), Bytes::new(30));
+        rest.sample(Position(5), Bytes::new(20));
+        rest.sample(Position(7), Bytes::new(5));
+        let curve: Vec<u64> = rest.resolve(9).iter().map(|bytes| bytes.get()).collect();
+        assert_eq!(curve, [10, 10, 30, 30, 30, 30, 5, 5, 5]);
+    }
+
+    #[test]
+    fn without_samples_it_is_nothing() {
+        assert_eq!(Rest::default().resolve(2), [Bytes::ZERO; 2]);
+        let mut early = Rest::default();
+        early.sample(Position(0), Bytes::new(7));
+        assert_eq!(early.resolve(0), []);
+        assert_eq!(early.resolve(2), [Bytes::new(7); 2]);
+    }
 }
