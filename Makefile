@@ -4,6 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
+# A step that fails does not hide the steps after it.
+MAKEFLAGS += --keep-going
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -22,7 +24,7 @@ TESTED := --workspace --lib --bins --tests
 # Many tests wait for processes and clocks: three at a time for two cores.
 AT_A_TIME := $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 
-.PHONY: help build test soak test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt clippy docs links features deny msrv clean
+.PHONY: help build test test-plan soak test-rust test-doc test-c test-python test-docs wheel gpu-test header generated lint fmt words clippy docs links features deny msrv clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -32,7 +34,16 @@ build: ## Build target/release/glake, libgmlake.so and libglake_preload.so, opti
 	$(CARGO) build --locked --release $(RELEASE)
 
 # The wheel last: what it is built with has its module, and that of the others, built once more.
-test: test-rust test-doc test-c test-docs test-python ## Run every test there is (Rust, C, Python), building what it needs
+test: test-plan test-rust test-doc test-c test-docs test-python ## Run every test there is (Rust, C, Python), building what it needs
+
+test-plan:
+	@echo "make test: about $$((24 / $$(nproc) < 4 ? 4 : 24 / $$(nproc))) minutes on $$(nproc) cores, more where dependencies are built first. It skips:"
+	@echo "  long random programs          (make soak runs them)"
+	@[ -e /dev/nvidiactl ] && echo "  tests on GPUs                 (make gpu-test runs them)" || \
+		echo "  tests on GPUs                 (no NVIDIA GPU here: /dev/nvidiactl is missing)"
+	@$(PYTHON) -c 'import torch' 2>/dev/null || echo "  Python tests that need torch  ($(PYTHON) has no torch: pip install torch)"
+	@[ -n "$(call have,cargo-nextest)" ] || \
+		echo "  (cargo-nextest is missing: tests run by cargo test, which takes longer; cargo install --locked cargo-nextest)"
 
 soak: ## Long random programs, and ranks that are interrupted at every place: tests that look for GLAKE_SOAK
 	GLAKE_SOAK=1 $(CARGO) test --locked --workspace --lib --tests soak_ -- --nocapture
@@ -47,7 +58,7 @@ soak: ## Long random programs, and ranks that are interrupted at every place: te
 test-rust: ## Rust tests of every crate
 	$(CARGO) build --locked $(TESTED)
 ifneq ($(call have,cargo-nextest),)
-	$(CARGO) nextest run --locked --workspace --no-tests pass --status-level fail --final-status-level slow --test-threads $(AT_A_TIME)
+	$(CARGO) nextest run --locked --workspace --no-fail-fast --no-tests pass --status-level fail --final-status-level slow --test-threads $(AT_A_TIME)
 else
 	timeout 1500 $(CARGO) test --locked --workspace --exclude glake-schedules --lib --bins --tests --no-fail-fast
 	$(CARGO) test --locked --package glake-schedules schedules
@@ -77,14 +88,16 @@ ifneq ($(C_TESTS),)
 endif
 
 test-python: ## Python tests of the wheel that users install; of the package in place where no wheel can be built
-	@printf '%s\n' benches/tests tests/gpu/tests | xargs -P 2 -I % $(PYTHON) -m unittest discover --start-directory %
 	$(CARGO) build --locked $(TESTED)
-	@outcome=0; CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))" || outcome=$$?; \
-	[ "$$outcome" = 3 ] || exit "$$outcome"; \
+	@scripts=0; printf '%s\n' benches/tests tests/gpu/tests | \
+		xargs -P 2 -I % $(PYTHON) -m unittest discover --start-directory % || scripts=$$?; \
+	outcome=0; CARGO="$(CARGO)" PYTHON="$(PYTHON)" ffi/python/wheel.sh --test "$(abspath $(TARGET))" || outcome=$$?; \
+	[ "$$outcome" = 3 ] || exit $$((outcome | scripts)); \
 	cp "$(TARGET)/debug/lib_glake.so" ffi/python/glake/_glake.abi3.so; \
 	echo "Python tests of the package in place"; \
 	PYTHONPATH="$(CURDIR)/ffi/python" GLAKE_LIBRARY="$(abspath $(TARGET))/debug/libgmlake.so" \
-	GLAKE_PRELOAD="$(abspath $(TARGET))/debug/libglake_preload.so" $(PYTHON) ffi/python/tests/run.py
+	GLAKE_PRELOAD="$(abspath $(TARGET))/debug/libglake_preload.so" $(PYTHON) ffi/python/tests/run.py || outcome=1; \
+	[ "$$outcome" = 3 ] || scripts=1; exit $$scripts
 
 test-docs: ## What README and docs say to type, on simulated GPUs; what needs more is listed
 	$(CARGO) build --locked $(TESTED)
@@ -123,6 +136,9 @@ clippy: ## Lints, warnings denied
 
 docs: ## Documentation, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items --lib
+
+words: ## Doc comments that cannot be read without their code
+	@$(PYTHON) tests/words.py
 
 links: ## Links and headings of every page
 	@$(PYTHON) tests/docs.py links

@@ -4,12 +4,8 @@
 
 /// Every key with its default, its unit and its range.
 pub const DEFAULT: &str = include_str!("default.toml");
-/// Settings for training.
-pub const TRAINING: &str = include_str!("training.toml");
 /// Settings for workers that come and go.
 pub const SERVERLESS: &str = include_str!("serverless.toml");
-/// Settings for offload to the CPU.
-pub const OFFLOAD: &str = include_str!("offload.toml");
 
 /// Models of published servers, by name.
 pub const TOPOLOGIES: &[(&str, &str)] = &[

@@ -1,4 +1,4 @@
-"""What GMLake's tutorial had to comment out in DeepSpeed and in its script, running: `glake.enable()` is all that is added.
+"""Runs the calls that GMLake's tutorial had to comment out in DeepSpeed; only `glake.enable()` is added.
 
     python deepspeed_style.py [--steps 20] [--backend compiled|pluggable]
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("deepspeed_style")
 
 
 class Accelerator:
-    """As deepspeed.accelerator's for CUDA: torch's functions by their own names."""
+    """Stand-in for deepspeed.accelerator on CUDA: torch's functions under their own names."""
 
     def __getattr__(self, name):
         return getattr(torch.cuda, name)

@@ -40,7 +40,7 @@ class Model:
 
     @torch.inference_mode()
     def answer(self, prompt: str, tokens: int) -> str:
-        """What follows the prompt, most likely byte by byte. All that it allocates is gone when it returns."""
+        """Returns the most likely continuation of the prompt, byte by byte. Its allocations are freed when it returns."""
         ids = torch.tensor([list(prompt.encode()[-256:] or b" ")], device="cuda")
         done = self.network.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))
         return bytes(done[0, ids.shape[1] :].tolist()).decode("latin-1")
@@ -138,7 +138,7 @@ async def reply(send, status: int, answer: dict) -> None:
 
 
 async def ask(app, method: str, path: str, wanted: dict | None = None) -> dict:
-    """One request to an app in this process."""
+    """Sends one request to an app in this process."""
     sent, request = [], [{"type": "http.request", "body": json.dumps(wanted or {}).encode()}]
 
     async def receive():

@@ -133,6 +133,18 @@ def keys() -> set[str]:
     return found
 
 
+def options() -> set[str]:
+    """Every option of the command, read from its arguments in the source."""
+    found = {"--help", "--version"}
+    argument = re.compile(r"#\[arg\(((?:[^()]|\([^()]*\))*)\)\]\s*(?:#\[[^\n]*\n\s*|//[^\n]*\n\s*)*(?:pub(?:\([a-z]+\))? )?(\w+):")
+    for source in (ROOT / "runtime" / "cli" / "src").rglob("*.rs"):
+        for attributes, field in argument.findall(source.read_text()):
+            if re.search(r"\blong\b", attributes):
+                name = re.search(r'long\s*=\s*"([^"]+)"', attributes)
+                found.add("--" + (name[1] if name else field.replace("_", "-")))
+    return found
+
+
 class Names:
     """What may be named in backticks: files of the repository, keys of the configuration, options of the command."""
 
@@ -143,7 +155,7 @@ class Names:
         self.tops = {name.split("/")[0] for name in self.files}
         self.keys = keys()
         self.tables = {key.split(".")[0] for key in self.keys}
-        self.command = (ROOT / "docs" / "CLI.md").read_text()
+        self.options = options()
 
     def file(self, page: pathlib.Path, word: str) -> bool:
         """Whether a word that looks like a file of the repository is one, or the end of one's path."""
@@ -164,7 +176,7 @@ class Names:
     def option(self, text: str, word: str) -> bool:
         """Whether an option of `glake …` is one of the command's."""
         ours = re.match(r"glake \w+", text) and " -- " not in text
-        return not ours or not word.startswith("--") or word == "--" or word.split("=")[0] in self.command
+        return not ours or not word.startswith("--") or word == "--" or word.split("=")[0] in self.options
 
 
 def wrong_names(names: Names) -> list[str]:

@@ -40,12 +40,11 @@ def measure(alloc, rounds, pairs):
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--allocs", default="native,glake")
     p.add_argument("--repeat", type=int, default=3, help="processes an allocator")
     p.add_argument("--rounds", type=int, default=60)
     p.add_argument("--pairs", type=int, default=4000)
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=300)
     p.add_argument("--measure", metavar="ALLOC", help=argparse.SUPPRESS)
     return p.parse_args()

@@ -8,7 +8,7 @@ The fraction is each process's own, so that tries go side by side on one GPU as 
 several GPUs too: each allocator has its share of these places and tries as many batches at once.
 Writes DIR/batch.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, sys
+import sys
 
 import launch
 
@@ -42,13 +42,12 @@ def largest(fits, guess, width=1, stride=2):
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--allocs", default="native,expandable,glake")
     p.add_argument("--workload", default="opt13_LR")
     p.add_argument("--fraction", type=float, default=0.25)
     p.add_argument("--guess", default="32", help="the batch that is tried first: one for all, or one for each of --allocs")
     p.add_argument("--steps", type=int, default=8, help="steps a try; 0: the whole workload")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=900)
     p.add_argument("--try-limit", type=float, default=120, help="seconds for one try")
     a = p.parse_args()
@@ -102,7 +101,7 @@ def main():
             log.say(f"{alloc}: given up: {error}")
 
     def least_and_most(alloc):
-        """What is known of a search that did not end."""
+        """Describes the bounds of a search that did not end."""
         fits, not_fits = known[alloc]["fits"], known[alloc]["out of memory"]
         return f"unknown: {max(fits, default=0)} fits, {min(not_fits) if not_fits else 'nothing seen so far'} does not"
 

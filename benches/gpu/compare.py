@@ -9,17 +9,16 @@ One process a run. Where several GPUs are visible, workloads for one GPU run on 
 the interleaving on one GPU from its first allocator to its last. Writes DIR/compare.jsonl and DIR/compare.md. Ends with 1
 if a bar was missed.
 """
-import argparse, pathlib, sys
+import pathlib, sys
 
 import launch, table
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("workloads", nargs="*", metavar="WORKLOAD")
     p.add_argument("--allocs", default="native,expandable,glake", help="comma-separated, of " + ", ".join(launch.ALLOCS))
     p.add_argument("--runs", type=int, default=3)
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=1800, help="seconds in all: no round is started that would pass it")
     p.add_argument("--run-limit", type=float, default=180, help="seconds for one run")
     p.add_argument("--steps", type=int, help="only the first steps of a workload (for a quick look: bars are for all steps)")

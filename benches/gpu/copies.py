@@ -6,7 +6,7 @@ Sizes and kinds of memory, and critical copies beside background ones, are `glak
 GPUs at once, both directions at once, processor time, a GEMM and an NCCL all-reduce beside a copy, and an unchanged program under the preload library.
 Each bar is a ratio of this run. Writes DIR/copies.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, os, resource, statistics, subprocess, sys, threading, time
+import os, resource, statistics, subprocess, sys, threading, time
 
 import launch
 
@@ -50,7 +50,7 @@ def seconds(work):
 
 
 def pinned(size):
-    """Of bytes that repeat after 16 MiB, which are what sizes are multiples of."""
+    """Returns pinned memory whose bytes repeat every 16 MiB; sizes are multiples of that."""
     import torch
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     host.view(-1, 16 * MIB).copy_(torch.randint(0, 255, (16 * MIB,), dtype=torch.uint8))
@@ -96,7 +96,7 @@ def first(report):
 
 @scenario("pulls", 2)
 def pulls(report):
-    """All GPUs at once, then half of them with the others idle."""
+    """Measures pulls of all GPUs at once, then of half of them while the others are idle."""
     import torch
     gpus = torch.cuda.device_count()
     for count, least in ((gpus, 0.98), (gpus // 2, 1.7)):
@@ -360,11 +360,8 @@ def preload(report):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
-    p.add_argument("--out", default="bench-results")
+    p = launch.Parser(__doc__, SCENARIOS)
     a = p.parse_args()
-    names = launch.chosen(p, a.only, SCENARIOS)
     visible = launch.needs_gpus("copies.py")
     clock = launch.Clock(float("inf"))
     log, missed = launch.Log(a.out, "copies.jsonl", clock), []
@@ -377,7 +374,7 @@ def main():
         extra = "  ".join(f"{name} {number:.4g}" for name, number in more.items())
         log.add({"what": what, "value": value, "bar": bar, "most": most, **more}, f"{'ok     ' if good else 'MISSED '} {what}: {value:.3f} ({said}) {extra}")
 
-    if "preload" in names and len(visible) >= SCENARIOS["preload"].gpus:  # before this process takes memory
+    if "preload" in a.only and len(visible) >= SCENARIOS["preload"].gpus:  # before this process takes memory
         attempt(log, missed, "preload", report)
     import glake
     glake.enable({"transfer": {"graphs": True, "shared_gpus": True}})
@@ -385,7 +382,7 @@ def main():
     torch.cuda.init()
     glake.multi_path(True)
     time.sleep(4)  # contexts of the relays
-    for name in names:
+    for name in a.only:
         if name == "preload":
             continue
         if len(visible) < SCENARIOS[name].gpus:

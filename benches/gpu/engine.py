@@ -169,10 +169,9 @@ SCENARIOS = {"busy": busy}
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--parks", type=int, default=20)
     p.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=400)
     p.add_argument("--child", help=argparse.SUPPRESS)
     a = p.parse_args()

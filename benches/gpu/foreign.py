@@ -14,7 +14,6 @@ Bars, each of the medians of all rounds: pool memory 0.98 of old; cudaMalloc's 0
 0.95 from 256 MiB on; cudaMallocAsync's 0.9 of the new library's cudaMalloc; shared_gpus 0.98 of native everywhere.
 Every way is compared byte by byte once. Writes DIR/foreign.jsonl. Ends with 1 if a bar was missed or a process died.
 """
-import argparse
 import collections
 import ctypes
 import json
@@ -152,7 +151,7 @@ class Copier:
             self.glake.done("glake_copy_async", to, source, size, self.stream, 0, None)
 
     def once(self, memory, size, direction, host):
-        """One copy and its wait, in microseconds."""
+        """Returns the time of a copy and its wait, in microseconds."""
         into = direction == "h2d"
         ends = (memory, host) if into else (host, memory)
         begin = time.perf_counter_ns()
@@ -175,7 +174,7 @@ class Copier:
         return {"ready": ready is not None, "seconds": round(time.time() - begin, 1), "stats": self.stats()}
 
     def stats(self):
-        """What the statistics say of relays."""
+        """Returns what relays carried and cost, from the statistics."""
         said = self.glake.stats() if self.role != "native" else {}
         relayed = sum(path["bytes"] for path in said.get("paths", []) if path["relay"] != path["target"])
         return {"relays": said.get("relays"), "relay_costs": said.get("relay_costs"), "relay_bytes": relayed}
@@ -284,7 +283,7 @@ def count_of(size):
 
 
 def bars(rates, memory, size):
-    """What is measured by what: (name, value, least)."""
+    """Returns the figures of a size with their bars: (name, value, least)."""
     new, old, native, shared = (rates.get(role) for role in ("new", "old", "native", "shared"))
     of_malloc = {16 * MIB: 0.80, 64 * MIB: 0.85}.get(size, 0.95 if size >= 256 * MIB else None)
     least = {"pool": 0.98, "malloc": of_malloc}.get(memory)
@@ -299,7 +298,7 @@ def bars(rates, memory, size):
 def main():
     if sys.argv[1:2] == ["--child"]:
         return child(*sys.argv[2:5], int(sys.argv[5]))
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("dir", help="the folder with the new libgmlake.so")
     p.add_argument("--old", metavar="DIR2", help="the folder with the old one; without it nothing is compared with it")
     p.add_argument("--rounds", type=int, default=5)
@@ -308,7 +307,6 @@ def main():
     p.add_argument("--sizes", default="2,4,8,16,64,256,1024", help="in MiB")
     p.add_argument("--relays", type=float, default=20, help="seconds in which relays must get ready")
     p.add_argument("--cudart", help="libcudart, if not that of Python's packages or of /usr/local/cuda")
-    p.add_argument("--out", default="bench-results")
     a = p.parse_args()
     if not a.cudart and len(launch.needs_gpus("foreign.py")) < 2:
         print("foreign.py: SKIPPED: needs two GPUs")

@@ -9,7 +9,7 @@ distribution with a heavy tail, so that hardly any size comes twice. One process
 interleaved, rounds go side by side on all visible GPUs. Writes DIR/graphs.jsonl. Ends with 1 if a run of glake fails, or its
 losses are further from native's than those from each other.
 """
-import argparse, sys
+import sys
 
 import launch, table
 
@@ -50,12 +50,11 @@ def summary(rows, allocs):
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--allocs", default="native,expandable,glake", help="comma-separated, of " + ", ".join(launch.ALLOCS))
     p.add_argument("--scale", type=float, default=1.0, help="of the numbers of nodes and edges: memory grows as they do")
     p.add_argument("--steps", type=int, help=f"only the first of {STEPS} steps")
     p.add_argument("--runs", type=int, default=3)
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=900, help="seconds in all: no run is started that would pass it")
     p.add_argument("--run-limit", type=float, default=150, help="seconds for one run")
     p.add_argument("--read", nargs="+", metavar="FILE", help="no runs: the table of these JSON lines")

@@ -1,9 +1,9 @@
-"""One measured process a run: starts harness.py, takes its JSON line, and shares the GPUs out among the runs.
+"""Starts harness.py once for each run, takes its JSON line, and shares the GPUs out among the runs.
 
 A *round* is a list of runs that go one after another on one GPU (the allocators, interleaved); rounds go side by side on as
 many GPUs as are visible. A run that hangs is ended after its time limit and counts as failed.
 """
-import contextlib, json, os, pathlib, queue, shlex, signal, subprocess, sys, tempfile, threading, time
+import argparse, contextlib, json, os, pathlib, queue, shlex, signal, subprocess, sys, tempfile, threading, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -22,13 +22,23 @@ def gpus():
     return [str(index) for index in range(sum(line.startswith("GPU ") for line in lines))]
 
 
-def chosen(parser, only, known):
-    """The names in a list with commas; of what is unknown the parser tells, and ends."""
+def chosen(only, known):
+    """Splits a list with commas, and refuses names that are not known; for an argument's `type`."""
     names = only.split(",")
     for name in names:
         if name not in known:
-            parser.error(f"--only: {name!r} is none of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
     return names
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of a script: its docstring as help, --out, and --only for a script of several parts. Unknown parts are an error."""
+
+    def __init__(self, doc, parts=(), default=None, help="of "):
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if parts:
+            self.add_argument("--only", type=lambda only: chosen(only, parts), default=default or ",".join(parts), help=help + ", ".join(parts))
+        self.add_argument("--out", default="bench-results", help="the folder for rows")
 
 
 def environment(visible=None):
@@ -90,7 +100,7 @@ def call(command, visible, timeout, more=None, heard=lambda row: None):
 
 
 def harness(workload, alloc, visible, timeout, extra=()):
-    """One run of the harness; a dict in any case, with "error" where it failed."""
+    """Runs the harness once and returns a dict, with "error" if it failed."""
     command = [str(HERE / "harness.py"), "--alloc", alloc, "--workload", workload, *extra]
     if workload.startswith("fsdp_"):
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(visible)), *command]
@@ -117,7 +127,7 @@ class Clock:
 
 
 def asked(command):
-    """What a command prints; nothing where it fails."""
+    """Returns the output of a command, or an empty text if it fails."""
     try:
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
         return done.stdout.strip() if done.returncode == 0 else ""

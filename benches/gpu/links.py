@@ -6,7 +6,7 @@ Calibrates first (kept where `glake topo --calibrate` keeps it), then measures e
 links give at once, in turns. Bars of four links hold where four GPUs are visible, "never worse" everywhere. Other scenarios are in copies.py,
 preload.py and shrink.py. GLAKE names the command. Writes DIR/links.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, os, sys
+import os, sys
 
 import launch
 
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def bars(row, four):
-    """What a copy's row is measured by: (what, value, least)."""
+    """Returns the figures of a copy's row with their bars: (what, value, least)."""
     of_native, of_limit = row["native_us"] / row["engine_us"], row["limit_us"] / row["engine_us"]
     size, memory, out = row["bytes"], row["memory"], row["direction"] == "d2h"
     least = {("pool", 4 * MIB): 1.8, ("pool", 16 * MIB): 2.8, ("foreign", 16 * MIB): 2.2, ("pageable", GIB): 3 if out else 5, ("broadcast", 4 * GIB): 3}
@@ -62,13 +62,10 @@ def measured(kind, row, four):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default=",".join(KINDS), help="of " + ", ".join(KINDS))
+    p = launch.Parser(__doc__, KINDS)
     p.add_argument("--runs", type=int, default=21, help="of large copies")
     p.add_argument("--device", default="cuda", help="as glake takes it; sim:h200x4 tries the script without a GPU")
-    p.add_argument("--out", default="bench-results")
     a = p.parse_args()
-    names = launch.chosen(p, a.only, KINDS)
     four = a.device.endswith("x4") or (a.device == "cuda" and len(launch.needs_gpus("links.py")) >= 4)
     glake = os.environ.get("GLAKE", "glake")
     log, missed = launch.Log(a.out, "links.jsonl", launch.Clock(float("inf"))), 0
@@ -76,7 +73,7 @@ def main():
     if error:
         log.say(f"FAILED  calibration: {error}")
         missed += 1
-    for name in names:
+    for name in a.only:
         asked = KINDS[name] if "--runs" in KINDS[name] or name == "overhead" else ["--runs", str(a.runs), *KINDS[name]]
         rows, error = launch.call([glake, "bench", "copy", "--device", a.device, "--json", *asked], None, 300)
         if error:

@@ -63,8 +63,7 @@ TOUCHED, TOUCHED_AGAIN = (96 * host.GIB, 20), (32 * host.GIB, 3)
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default=",".join(PARTS))
+    p = launch.Parser(__doc__, PARTS)
     p.add_argument("--layers", type=int, default=32)
     p.add_argument("--hidden", type=int, default=4096)
     p.add_argument("--tokens", type=int, default=8192, help="in sequences of --length")
@@ -75,7 +74,6 @@ def arguments():
     p.add_argument("--blind-bytes", type=float, nargs="+", help="GiB out, and GiB in if that differs; else what hybrid moved")
     p.add_argument("--beside", type=pathlib.Path, help="rows of an earlier call of the same shape on the same machine: they count as this call's")
     p.add_argument("--device", default="cuda")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=540)
     p.add_argument("--case", default="", help="of exact, those with this in their name")
     p.add_argument("--one", help=argparse.SUPPRESS)
@@ -83,7 +81,6 @@ def arguments():
     a = p.parse_args()
     if a.beside and not a.beside.is_file():
         p.error(f"--beside: there is no file {a.beside}")
-    a.only = launch.chosen(p, a.only, PARTS)
     a.budget = None if a.budget is None else int(a.budget * (1 << 30))
     a.blind_bytes = [int(value * (1 << 30)) for value in a.blind_bytes or []]
     return a
@@ -112,7 +109,7 @@ class Runs:
             self._run(name, *self._needs(name))
 
     def rows(self):
-        """Of parts: an earlier call's file has its bars and its machine too."""
+        """Returns the rows of successful parts; an earlier call's file also has rows of bars and of the machine."""
         done = [row for row in self.before + self.log.rows if "run" in row]
         return [row for row in done if "error" not in row and "skipped" not in row]
 
@@ -121,7 +118,7 @@ class Runs:
         return min((row["most_bytes"] for row in self.rows() if row["run"] in names), default=0)
 
     def _least_of_inputs(self):
-        """That of others who offload the inputs of recomputed layers; without them what is asked for of long sequences."""
+        """Returns the least memory of baselines that offload the inputs of recomputed layers, else the target for long sequences."""
         part = 0.74 if self.a.tokens >= 131072 else 1.0
         return self._least("trl-inputs", "hf-offload") or part * self._of("checkpoint").get("most_bytes", 0)
 

@@ -1,4 +1,4 @@
-"""What a safe point costs, and a busy program that is parked: how fast its memory is given away, and whether its tokens change.
+"""Measures the cost of a safe point, and parks a busy program: how fast its memory leaves, and whether its tokens change.
 
     python benches/gpu/park.py [--only call,busy] [--parks 60] [--streams 32] [--out DIR]
 
@@ -140,11 +140,9 @@ SCENARIOS = {"call": call, "busy": busy}
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default="call,busy", help="of " + ", ".join(SCENARIOS))
+    p = launch.Parser(__doc__, SCENARIOS, default="call,busy")
     p.add_argument("--parks", type=int, default=60)
     p.add_argument("--streams", type=int, default=32, help="sequences that are generated at once")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=240, help="seconds a scenario")
     p.add_argument("--child", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -152,7 +150,7 @@ def main():
         SCENARIOS[a.child](a)
         return
     arguments = ["--parks", a.parks, "--streams", a.streams]
-    launch.scenarios(__file__, launch.chosen(p, a.only, SCENARIOS), arguments, a.out, a.time_limit)
+    launch.scenarios(__file__, a.only, arguments, a.out, a.time_limit)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the preload library adds to a copy below 1 MiB: the hooked cudaMemcpyAsync and the real one in turns, in one process.
+"""Measures what the preload library adds to a copy below 1 MiB: the hooked cudaMemcpyAsync and the real one in turns.
 
     python benches/gpu/preload.py [--pairs 1000] [--cudart FILE] [--library FILE] [--out DIR]
 
@@ -6,7 +6,7 @@ preload.c is compiled with $CC (cc) and run by `glake run --multi-path`, or with
 of pinned memory, to and from memory of cudaMalloc; the time of the call alone, and with the wait for its stream. The bar is on the
 difference of the medians. Writes DIR/preload.jsonl. Ends with 1 if a bar was missed.
 """
-import argparse, glob, os, subprocess, sys, tempfile
+import glob, os, subprocess, sys, tempfile
 
 import launch
 
@@ -24,11 +24,10 @@ def cudart():
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--pairs", type=int, default=1000)
     p.add_argument("--cudart", help="libcudart, if not that of Python's packages or of /usr/local/cuda")
     p.add_argument("--library", help="libglake_preload.so, without `glake run`; GLAKE_LIBRARY then names libgmlake.so")
-    p.add_argument("--out", default="bench-results")
     a = p.parse_args()
     if a.cudart is None:
         launch.needs_gpus("preload.py")

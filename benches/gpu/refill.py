@@ -176,9 +176,7 @@ SCENARIOS = {"first": first, "three": three}
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default="first,three", help="of " + ", ".join(SCENARIOS))
-    p.add_argument("--out", default="bench-results")
+    p = launch.Parser(__doc__, SCENARIOS, default="first,three")
     p.add_argument("--gib", type=int, default=50, help="GiB that come back")
     p.add_argument("--first-gib", type=int, default=16, help="GiB of the first shrink")
     p.add_argument("--repeat", type=int, default=5)
@@ -193,7 +191,7 @@ def main():
         SCENARIOS[a.child](max(a.gib // 2, 1) * 2 * GIB, a.first_gib * GIB, a.repeat)
         return
     arguments = ["--gib", a.gib, "--first-gib", a.first_gib, "--repeat", a.repeat]
-    launch.scenarios(__file__, launch.chosen(p, a.only, SCENARIOS), arguments, a.out, a.time_limit)
+    launch.scenarios(__file__, a.only, arguments, a.out, a.time_limit)
 
 
 if __name__ == "__main__":

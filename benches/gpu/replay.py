@@ -1,4 +1,4 @@
-"""What recorded runs reserve under GLake and under models of other allocators: `glake replay` of all traces, as rows. Needs no GPU.
+"""Replays all traces under GLake and under models of other allocators and compares reserved memory. Needs no GPU.
 
     python benches/gpu/replay.py [--device sim] [--lags 0,20,100,500] [--out DIR]
 
@@ -7,7 +7,7 @@ the middle lag of 100 ms. GLAKE names the command. Reserved memory is the same o
 DIR/replay.jsonl. Ends with 1 if a bar was missed: GLake reserves at most 1.02 of what expandable segments do, and no trace needs a stream to wait
 unless it may borrow so.
 """
-import argparse, os, sys
+import os, sys
 
 import launch
 
@@ -27,10 +27,9 @@ def bars(rows):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--device", default="sim", help="as glake takes it")
     p.add_argument("--lags", default="0,20,100,500", help="how far the GPU is behind the host, ms")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=300, help="seconds a part")
     a = p.parse_args()
     traces = [str(path) for path in sorted(TRACES.glob("*.trace.gz"))]

@@ -28,7 +28,7 @@ is used before the script begins, every 50 ms.
 Writes DIR/serve.jsonl. Ends with 1 if a bar was missed.
 """
 
-import argparse, pathlib, shutil, sys, tempfile
+import pathlib, shutil, sys, tempfile
 
 import launch
 from sharing import bars, client, planned
@@ -52,9 +52,8 @@ SETUPS = {"six": (6, 8, 1, 23, 1.0, 120, 3), "ten": (10, 6, 1, 33, 0.5, 300, 1)}
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__, PARTS, default="calibrate,plan,glake,no-preempt")
     p.add_argument("--setup", choices=SETUPS, default="six")
-    p.add_argument("--only", default="calibrate,plan,glake,no-preempt", help="of " + ", ".join(PARTS))
     p.add_argument("--seeds", default="1", help="of the trace, a run each, with commas")
     p.add_argument("--rate", type=float, help="requests a second in all")
     p.add_argument("--duration", type=float, help="seconds of the trace")
@@ -66,11 +65,9 @@ def arguments():
     p.add_argument("--overload-s", type=float, default=45, help="seconds of each half of overload")
     p.add_argument("--device", default="cuda", help="cuda, or sim:TOPOLOGY@/FOLDER")
     p.add_argument("--scale", type=int, default=64, help="of a simulated GPU")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=570)
     p.add_argument("--read", nargs="+", metavar="FILE", help="rows to print the table of")
     a = p.parse_args()
-    a.only = launch.chosen(p, a.only, PARTS)
     try:
         a.seeds = [int(seed) for seed in a.seeds.split(",")]
     except ValueError:
@@ -84,7 +81,7 @@ def arguments():
 
 
 def density(a, log):
-    """What a plan says of how many workers one GPU could serve; by calibrated speeds where DIR has some."""
+    """Plans how many workers one GPU could serve, with calibrated speeds where DIR has them."""
     rows, folder = [], pathlib.Path(a.out)
     node = '[node]\nbudget = "65GiB"\n[[worker]]\nname = "w01"\nweights = "12GiB"\nkv = "2GiB"\n'
     workers = text(folder / "density.toml", node)

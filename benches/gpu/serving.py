@@ -73,7 +73,7 @@ class Engine:
 
 
 def engine(alloc, sleep, eager):
-    """One engine; prints its figures as a line of JSON."""
+    """Runs one engine and prints its figures as a line of JSON."""
     import torch
 
     one = Engine(alloc, sleep, eager)
@@ -117,11 +117,10 @@ def summary(rows):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--rounds", type=int, default=2, help="engines under each allocator")
     p.add_argument("--sleep", action="store_true", help="with vLLM's sleep mode")
     p.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--engine-limit", type=float, default=220, help="seconds an engine")
     p.add_argument("--engine", choices=["native", "glake"], help=argparse.SUPPRESS)
     a = p.parse_args()

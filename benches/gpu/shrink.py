@@ -381,7 +381,7 @@ def verify(size):
 
 
 def used():
-    """What is taken of the first GPU, by whomever."""
+    """Returns the used memory of the first GPU, of all processes."""
     import torch
     free, total = torch.cuda.mem_get_info(0)
     return total - free
@@ -389,7 +389,7 @@ def used():
 
 @scenario("left")
 def left(size):
-    """What stays on the GPU after everything left, beyond a process of plain torch that ran the same kernels."""
+    """Measures memory that stays on the GPU after a shrink, beyond that of a plain torch process with the same kernels."""
     import torch
     bare = subprocess.run([sys.executable, "-c", BARE, str(size)], capture_output=True, text=True, timeout=60, cwd=pathlib.Path(__file__).parent, check=True)
     bare, registered = map(float, bare.stdout.split())
@@ -465,7 +465,7 @@ def everywhere():
 
 @scenario("engines")
 def engines(size):
-    """What serving engines do: a pinned buffer for each tensor, a blocking copy, unmap; the same addresses mapped again."""
+    """Measures the way of serving engines: a pinned buffer for each tensor, a blocking copy, unmap, and a map at the same addresses."""
     import torch
     from cuda.bindings import driver as cu
     torch.cuda.init()
@@ -533,9 +533,7 @@ def saver(size):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
-    p.add_argument("--out", default="bench-results")
+    p = launch.Parser(__doc__, SCENARIOS)
     p.add_argument("--gib", type=int, default=16, help="GiB that leave; a multiple of 4")
     p.add_argument("--time-limit", type=float, default=90, help="seconds a scenario")
     p.add_argument("--child", help=argparse.SUPPRESS)
@@ -543,11 +541,10 @@ def main():
     if a.child:
         SCENARIOS[a.child](a.gib * GIB)
         return
-    names = launch.chosen(p, a.only, SCENARIOS)
     visible = launch.needs_gpus("shrink.py")
     clock = launch.Clock(float("inf"))
     log, missed = launch.Log(a.out, "shrink.jsonl", clock), []
-    for name in names:
+    for name in a.only:
         if len(visible) < SCENARIOS[name].gpus:
             log.say(f"SKIPPED {name}: needs {SCENARIOS[name].gpus} GPUs")
             continue

@@ -20,7 +20,7 @@ BAR = 0.9  # of the link
 
 
 def engine(name, cycles, eager):
-    """One engine; prints its figures as a line of JSON."""
+    """Runs one engine and prints its figures as a line of JSON."""
     one = serving.Engine("glake" if name == "glake" else "native", name == "vllm", eager)
     one.answer()
     one.answer()
@@ -42,7 +42,7 @@ def engine(name, cycles, eager):
 
 
 def bars(rows):
-    """What the engines' figures come to, as rows with bars: of the last row of each engine."""
+    """Returns rows with bars, from the last row of each engine."""
     last = {row["engine"]: row for row in rows if "engine" in row and "error" not in row}
     def bar(what, value, bar=None, most=False, **more):
         return {"what": what, "value": value, "bar": bar, "most": most, **more}
@@ -65,11 +65,9 @@ def bars(rows):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__, ENGINES)
     p.add_argument("--cycles", type=int, default=3, help="how often an engine leaves and comes back")
-    p.add_argument("--only", default=",".join(ENGINES), help="of " + ", ".join(ENGINES))
     p.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--engine-limit", type=float, default=230, help="seconds an engine")
     p.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -77,11 +75,10 @@ def main():
         p.error("--cycles: at least one")
     if a.child:
         return engine(a.child, a.cycles, a.eager)
-    names = launch.chosen(p, a.only, ENGINES)
     launch.needs_gpus("sleep.py")
     serving.needs_vllm("sleep.py")
     log, missed = launch.Log(a.out, "sleep.jsonl", launch.Clock(float("inf"))), 0
-    for name in names:
+    for name in a.only:
         row = {"engine": name, **serving.run(__file__, ["--child", name, "--cycles", str(a.cycles), *["--eager"] * a.eager], a.engine_limit)}
         missed += "error" in row
         log.add(row, f"{name}: " + (f"FAILED {row['error']}" if "error" in row else f"up after {row['start_s']} s, tokens/s {row['speeds']}"))

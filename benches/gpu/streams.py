@@ -5,7 +5,7 @@
 Throughput is steps a second in the window in which all jobs run; the bar is 1.1 of one job's under glake. Reserved and taken
 memory stand beside one job's. Rounds go side by side on all visible GPUs. Writes DIR/streams.jsonl.
 """
-import argparse, sys
+import sys
 
 import launch, table
 
@@ -37,10 +37,9 @@ def summary(rows, allocs):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__)
     p.add_argument("--allocs", default="native,glake,glake-wait")
     p.add_argument("--runs", type=int, default=3)
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=900)
     p.add_argument("--run-limit", type=float, default=150)
     a = p.parse_args()

@@ -9,8 +9,8 @@ idle: the victim does nothing. Bar: its bytes on one link, and 15 % of that, and
 The next four are rounds: in each ours swaps once, then theirs; a ratio is the median of the rounds' ratios. One has ended before the next
 begins, because the GPU has no room for three pairs; host memory of 140 GiB is needed. --slow-repeat is for saver and start. All have done it
 once before.
-links: where there are two GPUs, idle with the other GPU's link, whose context stays (tiers.suspend_relays = false): from wanting to the
-bytes, of the same over one link.
+links: where there are two GPUs, idle with the other GPU's link, which joins once its context exists again: from wanting to the bytes, of
+the same over one link.
 tensors: torch's own allocator; each tensor is copied to a pinned buffer that is kept and then given up, and copied back from it.
 saver: torch_memory_saver where it is installed, with a copy in host memory.
 start: the victim's process ends, and a new one starts, with the weights from safetensors in memory (/dev/shm) to the GPU.
@@ -72,7 +72,7 @@ class Worker:
         self.torch, self.kind, self.printing, self.over = torch, kind, threading.Lock(), threading.Event()
         self.glake, self.saver, self.generating, self.steps, self.runs, self.marked = None, None, None, [], [], 0
         if kind.startswith("glake"):
-            self.glake = shrink.glake_with(tiers={"suspend_relays": kind == "glake"})
+            self.glake = shrink.glake_with()
             if kind == "glake-links":
                 shrink.wake_relays(self.glake)
             self.glake.lease.watch(lambda event, _, size: self.say(event=event, bytes=size))
@@ -495,11 +495,11 @@ PARTS = {"links": links, "tensors": tensors, "saver": saver, "start": start, "bu
 
 
 def everything(a):
-    """What is asked for, beside one pair of ours; a part that fails does not keep the others from being measured."""
+    """Runs the requested parts beside one pair of GLake's; a part that fails does not stop the others."""
     failed = []
     with Pair("glake", a.capacity) as ours:
         alone = idle(a, ours)
-        for name in [name for name in PARTS if name in a.only.split(",")]:
+        for name in [name for name in PARTS if name in a.only]:
             try:
                 PARTS[name](a, ours, alone)
             except Exception as error:
@@ -510,13 +510,11 @@ def everything(a):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__, PARTS, help="what is measured after the idle victim, of ")
     p.add_argument("--repeat", type=int, default=5, help="swaps of an idle victim, and rounds")
     p.add_argument("--slow-repeat", type=int, default=2, help="rounds with saver and start")
     p.add_argument("--parks", type=int, default=60, help="of the busy victim")
-    p.add_argument("--only", default=",".join(PARTS), help="what is measured after the idle victim, of " + ", ".join(PARTS))
     p.add_argument("--capacity", type=float, default=40, help="GiB of the GPU that both may hold")
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=590)
     p.add_argument("--child", help=argparse.SUPPRESS)
     p.add_argument("--kind", help=argparse.SUPPRESS)
@@ -528,8 +526,7 @@ def main():
     if a.child:
         everything(a)
         return
-    launch.chosen(p, a.only, PARTS)
-    arguments = ["--repeat", a.repeat, "--slow-repeat", a.slow_repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", a.only, "--out", a.out]
+    arguments = ["--repeat", a.repeat, "--slow-repeat", a.slow_repeat, "--parks", a.parks, "--capacity", a.capacity, "--only", ",".join(a.only), "--out", a.out]
     launch.scenarios(__file__, ["all"], arguments, a.out, a.time_limit)
 
 

@@ -37,7 +37,7 @@ def figures(rows, alloc, name):
 
 
 def distance(one, other):
-    """How far two runs' losses are apart: the greatest difference at a step."""
+    """Returns the greatest difference between two runs' losses at a step."""
     if len(one) != len(other):
         return float("inf")
     return max((abs(a - b) for a, b in zip(one, other)), default=0.0)

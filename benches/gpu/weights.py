@@ -201,21 +201,18 @@ def beside(rows):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = launch.Parser(__doc__, PARTS)
     p.add_argument("--gib", type=int, default=50, help="GiB of weights")
     p.add_argument("--repeat", type=int, default=5)
-    p.add_argument("--only", default=",".join(PARTS), help="of " + ", ".join(PARTS))
-    p.add_argument("--out", default="bench-results")
     p.add_argument("--time-limit", type=float, default=230, help="seconds a part")
     p.add_argument("--child", help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.child:
         CHILDREN[a.child](a.gib * GIB, a.repeat)
         return
-    names = launch.chosen(p, a.only, PARTS)
     launch.needs_gpus("weights.py")
     log, missed = launch.Log(a.out, "weights.jsonl", launch.Clock(float("inf"))), []
-    for name in names:
+    for name in a.only:
         missed += launch.scenario(log, __file__, name, ["--gib", a.gib, "--repeat", a.repeat], a.time_limit)
     missed += launch.told(log, "beside", list(beside([row for _, rows in launch.runs(log.path) for row in rows])))
     print(f"weights: {len(log.rows)} figures in {log.clock.spent():.0f} s, {len(missed)} bars missed", flush=True)

@@ -15,7 +15,7 @@ class Names(unittest.TestCase):
                 return [found.split(": ", 1)[1] for found in docs.wrong_names(docs.Names())]
 
     def test_what_exists_is_right(self):
-        self.assertEqual(self.wrong("`docs/CLI.md`, `region/tests`, `driver.rs`, `pool.borrow = \"wait\"`, `glake bench copy --paths 1`, `libgmlake.so`\n"), [])
+        self.assertEqual(self.wrong("`docs/PYTHON.md`, `region/tests`, `driver.rs`, `pool.borrow = \"wait\"`, `glake bench copy --paths 1`, `libgmlake.so`\n"), [])
 
     def test_files_that_are_no_more(self):
         self.assertEqual(self.wrong("one `docs/MEASUREMENTS.md`\n\n`tiers/src/lodge.rs`\n"), ["docs/MEASUREMENTS.md: there is no such file", "tiers/src/lodge.rs: there is no such file"])

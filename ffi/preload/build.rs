@@ -1,4 +1,4 @@
-//! Says how the library is linked.
+//! Sets the linker options of the library.
 
 fn main() {
     // A handler of fork is in it, and programs keep pointers to its functions: it is never unloaded.

@@ -1,4 +1,4 @@
-//! Blocks.
+//! Allocation, free and lookup of blocks.
 
 use std::ffi::c_void;
 
@@ -24,9 +24,9 @@ pub(crate) fn pointer(address: Address) -> *mut c_void {
     address.0 as *mut c_void
 }
 
-/// Hands out a block for work on a stream of the device; any thread, whatever its current device. Size 0 gives null.
+/// Allocates a block for work on a stream of the device; callable on any thread, whatever its current device. Size 0 gives null.
 ///
-/// `GLAKE_OUT_OF_MEMORY`: everything that may be taken back was, and every pending free was waited for.
+/// `GLAKE_OUT_OF_MEMORY`: not enough memory after everything reclaimable was reclaimed and every pending free was waited for.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device; `out` is null or may be written.
@@ -53,8 +53,8 @@ pub unsafe extern "C" fn glake_alloc(
     })
 }
 
-/// Takes a block back; its device is found by its address. Null is no error. Its own stream may have its bytes at once,
-/// others when all work enqueued before has completed. In a forked child nothing is done.
+/// Frees a block; its address identifies the device. Null is no error. The block's own stream may reuse the bytes at once, other streams
+/// once all work enqueued before has completed. Does nothing in a forked child.
 ///
 /// `GLAKE_INVALID`: no live block begins there; nothing was changed.
 #[unsafe(no_mangle)]
@@ -71,7 +71,7 @@ pub extern "C" fn glake_free(pointer: *mut c_void) -> i32 {
     })
 }
 
-/// The live block that an address lies in.
+/// Finds the live block that contains an address.
 ///
 /// # Safety
 /// `out` is null or may be written.
@@ -92,8 +92,8 @@ pub unsafe extern "C" fn glake_find(pointer: *const c_void, out: *mut Block) -> 
     })
 }
 
-/// Says that work of a stream, of whichever device, uses a block that was allocated for another: it is handed out again, to whomever,
-/// only when that work is done. Null, 1 and 2 are the default streams of the block's device and of the thread's current one.
+/// Records that work of a stream, of any device, uses a block that was allocated for another stream: its memory is reused, by any stream,
+/// only after that work. Null, 1 and 2 are the default streams of the block's device and of the thread's current one.
 ///
 /// # Safety
 /// `stream` is null or a stream.
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn glake_record_stream(pointer: *mut c_void, stream: *mut 
     guard::answer(|| Ok(library::process()?.record_stream(address(pointer), self::stream(stream))?))
 }
 
-/// The largest request that could be served now, with stitching and growing.
+/// Returns the size of the largest request that could be served now, with stitching and growing.
 ///
 /// # Safety
 /// `bytes` is null or may be written.
@@ -115,9 +115,9 @@ pub unsafe extern "C" fn glake_largest(device: i32, bytes: *mut u64) -> i32 {
     })
 }
 
-/// Waits for pending frees (not while a capture is open), then releases free memory until at most `keep` bytes are
-/// reserved: on one device, or with -1 on each. `released`, where not null, gets how much went. In a forked child and at the end of
-/// the process nothing is done.
+/// Waits for pending frees (unless a capture is open), then releases free memory until at most `keep` bytes are reserved: on one device, or
+/// with -1 on each. `released`, if not null, receives the number of bytes released. Does nothing in a forked child and at the end of the
+/// process.
 ///
 /// # Safety
 /// `released` is null or may be written.
@@ -136,14 +136,13 @@ pub unsafe extern "C" fn glake_trim(device: i32, keep: u64, released: *mut u64) 
     status
 }
 
-/// Changes the part of a device's memory that may be reserved, 0 to 1; before its first use too. A limit that was
-/// configured still holds.
+/// Sets the fraction of a device's memory that may be reserved, 0 to 1; also before its first use. A configured limit still holds.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_set_fraction(device: i32, fraction: f64) -> i32 {
     guard::answer(|| Ok(library::process()?.set_fraction(device.into(), fraction)?))
 }
 
-/// The part of a device's memory that may be reserved.
+/// Returns the fraction of a device's memory that may be reserved.
 ///
 /// # Safety
 /// `fraction` is null or may be written.

@@ -1,4 +1,4 @@
-//! Parts of live blocks without memory.
+//! Decommit and commit: parts of live blocks without physical memory.
 
 use std::ffi::c_void;
 
@@ -8,13 +8,15 @@ use crate::block::address;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Gives the physical memory of `bytes` bytes from `pointer` on back to the driver, which lie in one live block: of the extents that lie
-/// wholly in them (of up to four times `tiers.extent` in a region, `pool.extent` outside of regions). The block keeps its addresses; the bytes are lost, and
-/// until `glake_commit` nothing may touch them: a kernel that does faults, `glake_copy_*` refuses. No work on them may be enqueued from this
-/// call on; what was enqueued before is waited for. What is fixed, or shared with other processes, stays. `decommitted`, which may be null,
-/// is how much memory went; it is free for others at once, and stays leased until a shrink of everything gives back what is not made.
+/// Releases the physical memory of `bytes` bytes from `pointer` on, which must lie in one live block. Whole extents inside the range are
+/// released (extents of up to four times `tiers.extent` in a region, `pool.extent` outside of regions). The block keeps its addresses; the
+/// bytes are lost, and must not be accessed until `glake_commit`: a kernel that does faults, `glake_copy_*` refuses. No work on them may be
+/// enqueued from this call on; the call waits for work enqueued before. Memory that is fixed, or shared with other processes, stays.
+/// `decommitted`, if not null, receives the number of bytes released. The memory is available to others at once, and stays leased until a
+/// shrink of everything returns the unused part of the lease.
 ///
-/// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed, or a captured graph's. Refused while a capture is open.
+/// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed, or belongs to a captured graph. Refused while a capture is
+/// open.
 ///
 /// # Safety
 /// `decommitted` is null or may be written.
@@ -28,10 +30,11 @@ pub unsafe extern "C" fn glake_decommit(pointer: *const c_void, bytes: u64, deco
     })
 }
 
-/// Makes memory, at its addresses, for what was decommitted of `bytes` bytes from `pointer` on; the bytes have any value. What else is
-/// evicted of their region comes back first. `committed`, which may be null, is how much memory was made.
+/// Creates memory for the decommitted parts of `bytes` bytes from `pointer` on, at their addresses; the bytes are undefined. Evicted memory
+/// of their region is refilled first. `committed`, if not null, receives the number of bytes created.
 ///
-/// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed. `GLAKE_OUT_OF_MEMORY`: what was made by then stays, and the same call goes on.
+/// `GLAKE_INVALID`: the bytes lie in no live block, or their region is sealed. `GLAKE_OUT_OF_MEMORY`: memory created by then stays, and a
+/// repeated call continues.
 ///
 /// # Safety
 /// `committed` is null or may be written.
@@ -45,8 +48,10 @@ pub unsafe extern "C" fn glake_commit(pointer: *const c_void, bytes: u64, commit
     })
 }
 
+/// Writes `bytes` if the caller passed a place.
+///
 /// # Safety
-/// It is null or may be written.
+/// `to` is null or may be written.
 unsafe fn tell(to: *mut u64, bytes: Bytes) {
     if !to.is_null() {
         // SAFETY: the promise of who calls.

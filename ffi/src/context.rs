@@ -1,8 +1,8 @@
-//! What a program gives with a function of its own, and gets back when that is called.
+//! Context pointers that a program passes with its callbacks and receives in each call.
 
 use std::ffi::c_void;
 
-/// A pointer that is handed to the program's function on any thread, and never followed here.
+/// Pointer that is passed to the program's callback on any thread, and never dereferenced here.
 #[derive(Clone, Copy)]
 pub(crate) struct Context(pub(crate) *mut c_void);
 
@@ -12,7 +12,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// A method, so that a closure takes hold of all of it and not of the pointer alone.
+    /// Returns the pointer itself. A method, so that closures capture the whole value and not the bare pointer.
     pub(crate) fn get(&self) -> *mut c_void {
         self.0
     }

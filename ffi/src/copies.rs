@@ -1,5 +1,5 @@
-//! A second copy of this library in the process, loaded from another file, would have a pool of its own and know nothing
-//! of the first one's blocks. The copy that has started wins; any other refuses to start.
+//! Detection of a second copy of this library. A copy loaded from another file would have its own pool and know none of the first one's
+//! blocks. The copy that has started wins; any other refuses to start.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use crate::status::Failure;
 
-/// What every copy exports, and tells by it whether it has started.
+/// Symbol that every copy exports; it tells whether that copy has started.
 const MARK: &CStr = c"glake_started";
 
+/// Fails if another copy of the library has started.
+///
 /// # Errors
 /// Another copy has started.
 pub(crate) fn refuse_second() -> Result<(), Failure> {
@@ -34,7 +36,7 @@ pub(crate) fn refuse_second() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The files of all loaded objects.
+/// Returns the files of all loaded objects.
 fn loaded() -> Vec<PathBuf> {
     unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, files: *mut c_void) -> c_int {
         // SAFETY: the walk gives a valid entry, and `files` is the vector below, which nothing else uses meanwhile.
@@ -54,7 +56,7 @@ fn loaded() -> Vec<PathBuf> {
     files
 }
 
-/// The mark that an object (or one that it needs) exports, and the object that the mark is in.
+/// Returns the mark that an object or one of its dependencies exports, and the base of the object that contains it.
 fn mark_of(path: &Path) -> Option<(usize, *const c_void)> {
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: the object is loaded already, so that no code of it runs.
@@ -70,7 +72,7 @@ fn mark_of(path: &Path) -> Option<(usize, *const c_void)> {
     Some((base, mark))
 }
 
-/// Where the object that an address lies in was loaded to, and its file.
+/// Returns the load base and the file of the object that contains an address.
 fn object_of(address: *const c_void) -> Option<(usize, PathBuf)> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),

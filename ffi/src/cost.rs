@@ -1,4 +1,4 @@
-//! What the library itself costs: calls of the driver, and allocations on the heap. A hit makes neither.
+//! Costs of the library itself: driver calls and heap allocations. A hit makes neither.
 
 use std::alloc::System;
 
@@ -7,12 +7,12 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use crate::guard;
 use crate::stats::process;
 
-/// Counts the library's own allocations, in atomics that only an allocation touches.
+/// Counter of the library's own heap allocations; only an allocation touches its atomics.
 #[global_allocator]
 static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// How many calls of the driver the library has made, on all threads and devices, and the microseconds that they took on
-/// the host. Either may be null.
+/// Returns the number of driver calls that the library has made, on all threads and devices, and the microseconds that they took on the
+/// host. Either may be null.
 ///
 /// # Safety
 /// Both are null or may be written.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn glake_driver_calls(calls: *mut u64, microseconds: *mut 
     })
 }
 
-/// How many allocations on the heap the library has made.
+/// Returns the number of heap allocations that the library has made.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_heap_allocations() -> u64 {
     let stats = HEAP.stats();

@@ -1,4 +1,4 @@
-//! The gate: a program's uses of memory, and what is evicted, kept apart.
+//! The gate: separates the program's uses of memory from evictions.
 
 use std::ffi::c_char;
 
@@ -11,13 +11,13 @@ use crate::stats::string;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Begins a use of these regions and of all memory that lies in none; of everything where `count` is 0. Until `glake_use_end`
-/// nothing of that leaves: a shrink waits. Any thread may end it. Uses do not nest: one that begins under another, while a shrink
-/// waits for the other, waits for that shrink.
+/// Begins a use of these regions and of all memory outside of regions; with `count` 0, of everything. Until `glake_use_end` none of this
+/// memory is evicted: a shrink waits. Any thread may end the use. Uses do not nest: if a shrink waits for a use, another use that begins
+/// inside it waits for that shrink.
 ///
-/// `GLAKE_INVALID`: there is no region of one of these tags; the text says which are there. `GLAKE_CLOSED`: it is evicted, and
-/// `when_closed` says to refuse it, or `timeout_ms` (-1: none) is over. A refill that it began goes on then, and the next use finds
-/// it done.
+/// `GLAKE_INVALID`: no region has one of these tags; the text lists the existing ones. `GLAKE_CLOSED`: the memory is evicted, and
+/// `when_closed` says to refuse, or `timeout_ms` (-1: none) has expired. A refill that the call began then continues, and the next use
+/// benefits.
 ///
 /// # Safety
 /// `tags` may be read for `count` texts that end with zeros; `use` is null or may be written.
@@ -46,10 +46,10 @@ pub unsafe extern "C" fn glake_use_begin(
     })
 }
 
-/// Waits until a use of these regions could begin, and begins none: no shrink waits for it. A shrink that comes before the use that
-/// begins next makes that one wait again.
+/// Waits until a use of these regions could begin, without beginning one: no shrink waits for the caller. If a shrink comes first, the next
+/// use waits again.
 ///
-/// Answers as `glake_use_begin`.
+/// Returns the same statuses as `glake_use_begin`.
 ///
 /// # Safety
 /// `tags` may be read for `count` texts that end with zeros.
@@ -83,59 +83,60 @@ fn when_closed_of(number: u32) -> Result<WhenClosed, Failure> {
     }
 }
 
-/// Ends a use. In a forked child and at the end of the process nothing is done.
+/// Ends a use of memory. Does nothing in a forked child and at the end of the process.
 ///
-/// `GLAKE_INVALID`: it was ended before, or never begun.
+/// `GLAKE_INVALID`: the use was ended before, or never begun.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_end(r#use: u64) -> i32 {
     library::give_up(|process| Ok(process.regions().gate().end_use(UseId(r#use))?))
 }
 
-/// A place between two steps of a use, where its thread needs none of its memory, and where the work that it has enqueued ends without
-/// it. Where a shrink waits for the use, the thread waits here until all of its memory is back; the shrink goes on once all threads of
-/// the use wait so, and the work of the process on its GPUs has ended. Where nobody waits it is one load. Nothing is done for a use that
-/// is over, in a forked child and at the end of the process. Answers whether it waited. Not under a capture.
+/// Marks a safe point between two steps of a use: the thread needs none of the use's memory now, and work that it has enqueued completes
+/// without its help. If a shrink waits for the use, the thread waits here until all of the memory is back. The shrink proceeds once all
+/// threads of the use wait and the work of the process on its GPUs has completed. Without a waiting shrink the call costs one load. Does
+/// nothing for a use that has ended, in a forked child, and at the end of the process. Returns whether it waited. Not under a capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_safepoint(r#use: u64) -> i32 {
     i32::from(with_gate(|gate| gate.safepoint(UseId(r#use))))
 }
 
-/// Whether a shrink waits for uses, or is under way: where not, no safe point has anything to do.
+/// Returns whether a shrink waits for uses or is in progress; if not, safe points have nothing to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_safepoint_wanted() -> bool {
     with_gate(Gate::meets_safe_point)
 }
 
-/// The first half of `glake_safepoint`, which waits for nothing: 1 where the thread has to wait, with `glake_safepoint_go_on` until that
-/// answers 1.
+/// Arrives at a safe point without waiting: the first half of `glake_safepoint`. Returns 1 if the thread has to wait, with
+/// `glake_safepoint_go_on` until that returns 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_safepoint_arrive(r#use: u64) -> i32 {
     i32::from(with_gate(|gate| gate.arrive(UseId(r#use))))
 }
 
-/// The second half: waits at most `timeout_ms` (-1: as long as it takes) until all memory of the use is back. 0: it is not, and the
-/// thread has to ask again before it goes on.
+/// Leaves a safe point: the second half of `glake_safepoint`. Waits at most `timeout_ms` (-1: no timeout) until all memory of the use is
+/// back. Returns 0 if the timeout expired first; the thread then has to call again before it continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_safepoint_go_on(r#use: u64, timeout_ms: i64) -> i32 {
     let over = guard::value(true, || Ok(library::started_process()?.is_none() || library::is_over()));
     i32::from(over || with_gate(|gate| gate.go_on(UseId(r#use), duration(timeout_ms))))
 }
 
-/// Whether a shrink waits for this use, which may be parked now: it has run for its quantum.
+/// Returns whether a shrink waits for this use, which may be parked now because it has run for its quantum.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_wanted(r#use: u64) -> bool {
     with_gate(|gate| gate.wants(UseId(r#use)))
 }
 
-/// As `glake_safepoint_arrive`, for a thread that first has to hear others, as a rank of several: nothing of the use moves before
-/// `glake_vote_cast`. 1 where the thread has to wait: it asks `glake_vote_asked` until it is asked, or the shrink is over, and votes.
+/// Arrives at a safe point like `glake_safepoint_arrive`, for a thread that must first agree with others, such as one of several ranks: no
+/// memory of the use moves before `glake_vote_cast`. Returns 1 if the thread has to wait: it calls `glake_vote_asked` until it is asked or
+/// the shrink has ended, and votes.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_vote_arrive(r#use: u64) -> i32 {
     i32::from(with_gate(|gate| gate.arrive_to_vote(UseId(r#use))))
 }
 
-/// Waits at most `timeout_ms` until a use that has arrived to vote is asked for it. 1: it is, the work of all that is parked has ended.
-/// 0: not yet. -1: no shrink waits for it any more.
+/// Waits at most `timeout_ms` until a use that has arrived to vote is asked for its vote. Returns 1 if it is asked, and all work of the
+/// parked uses has completed; 0 if not yet; -1 if no shrink waits for it any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_vote_asked(r#use: u64, timeout_ms: i64) -> i32 {
     let timeout = duration(timeout_ms.max(0)).unwrap_or_default();
@@ -146,20 +147,20 @@ pub extern "C" fn glake_vote_asked(r#use: u64, timeout_ms: i64) -> i32 {
     }
 }
 
-/// A use that has arrived to vote says whether its memory may move: with yes, once it is asked, it does, and the thread waits with
-/// `glake_safepoint_go_on` until it is back. With no the thread goes on at once, the shrink is `GLAKE_CLOSED`, nothing has moved, and the
-/// use is not parked again for five seconds. Answers 1 where the vote is heard. 0 for a yes: the use is not asked, so
-/// `glake_vote_asked` tells whether the shrink is over or the vote is too early. 0 for a no: the use had agreed before, and the thread
-/// waits with `glake_safepoint_go_on`.
+/// Votes for a use that has arrived to vote. A yes, once asked, lets its memory move, and the thread waits with `glake_safepoint_go_on`
+/// until it is back. After a no the thread continues at once, the shrink ends with `GLAKE_CLOSED`, nothing has moved, and the use is not
+/// parked again for five seconds. Returns 1 if the vote counts. 0 for a yes: the use is not being asked, and `glake_vote_asked` tells
+/// whether the shrink has ended or the vote is too early. 0 for a no: the use had agreed before, and the thread waits with
+/// `glake_safepoint_go_on`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_vote_cast(r#use: u64, yes: bool) -> i32 {
     i32::from(with_gate(|gate| gate.vote(UseId(r#use), yes)))
 }
 
-/// One more thread is inside a use: it is parked only when that one is at a safe point too. Ended by `glake_use_leave` or with the use.
+/// Adds a thread to a use: the use is parked only when this thread is at a safe point too. Ended by `glake_use_leave` or with the use.
 ///
-/// In a forked child and at the end of the process nothing is done. `GLAKE_CLOSED`: it is parked now, and the thread is not inside: it
-/// begins a use of its own. `GLAKE_INVALID`: there is no such use.
+/// Does nothing in a forked child and at the end of the process. `GLAKE_CLOSED`: the use is parked now, and the thread was not added: it
+/// should begin its own use. `GLAKE_INVALID`: no such use.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_join(r#use: u64) -> i32 {
     library::give_up(|process| match process.regions().gate().join_use(UseId(r#use))? {
@@ -170,21 +171,21 @@ pub extern "C" fn glake_use_join(r#use: u64) -> i32 {
     })
 }
 
-/// A thread that joined a use is no longer inside it. In a forked child and at the end of the process nothing is done.
+/// Removes a thread from a use that it joined. Does nothing in a forked child and at the end of the process.
 ///
-/// `GLAKE_INVALID`: there is no such use.
+/// `GLAKE_INVALID`: no such use.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_use_leave(r#use: u64) -> i32 {
     library::give_up(|process| Ok(process.regions().gate().leave_use(UseId(r#use))?))
 }
 
-/// What the gate of a process that serves answers; false where none does.
+/// Calls the gate of a serving process; returns false if the process does not serve.
 #[inline]
 fn with_gate(ask: impl FnOnce(&Gate) -> bool) -> bool {
     ask_gate(ask).unwrap_or_default()
 }
 
-/// What the gate of a process that serves answers.
+/// Calls the gate of a serving process; returns `None` if the process does not serve.
 #[inline]
 fn ask_gate<T>(ask: impl FnOnce(&Gate) -> T) -> Option<T> {
     match library::started_process() {
@@ -195,9 +196,9 @@ fn ask_gate<T>(ask: impl FnOnce(&Gate) -> T) -> Option<T> {
     }
 }
 
-/// How it stands with the gate, as a JSON object: "open", "uses" (how many have begun), "parked" (how many of these wait at
-/// safe points), "closing" (what is being closed: arrays of tags,
-/// null for everything), "closed" (tags of which memory is evicted). Null on failure; to be given to `glake_string_free`.
+/// Returns the state of the gate as a JSON object: "open", "uses" (number of open uses), "parked" (number of these waiting at safe points),
+/// "closing" (pending evictions: arrays of tags, null for everything), "closed" (tags of regions with evicted memory). Null on failure;
+/// free it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_gate_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {

@@ -1,4 +1,4 @@
-//! What every entry passes: no panic leaves, no failure goes without a text.
+//! Wrapper of every entry point: no panic escapes, and every failure keeps a text.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::status::Failure;
 use glake_abi::GLAKE_OK;
 
-/// Runs the body of an entry; its outcome as a number, and its text kept for the thread.
+/// Runs the body of an entry point and returns its status; a failure's text is kept for the thread.
 #[inline]
 pub(crate) fn answer(body: impl FnOnce() -> Result<(), Failure>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -16,7 +16,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), Failure>) -> i32 {
     }
 }
 
-/// As [`answer`], for an entry that returns a value: `otherwise` where it fails.
+/// Runs an entry point that returns a value; returns `otherwise` if it fails.
 pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
     let mut value = otherwise;
     answer(|| {
@@ -26,15 +26,15 @@ pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Failure>) 
     value
 }
 
-/// As [`answer`], for an entry that cannot tell its caller: a failure is logged too.
+/// Runs an entry point that cannot report to its caller: a failure is also logged.
 pub(crate) fn logged(body: impl FnOnce() -> Result<(), Failure>) {
     answer(|| body().inspect_err(Failure::log));
 }
 
-/// Writes where the caller said, if it said so.
+/// Writes a value to a required out-parameter.
 ///
-/// # Safety
-/// `to` is null or may be written.
+/// # Errors
+/// `to` is null.
 #[inline]
 pub(crate) unsafe fn put<T>(to: *mut T, name: &str, value: T) -> Result<(), Failure> {
     if to.is_null() {
@@ -45,7 +45,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, name: &str, value: T) -> Result<(), Fail
     Ok(())
 }
 
-/// A text of the caller's; `None` for null.
+/// Reads a text of the caller; `None` for null.
 ///
 /// # Safety
 /// `text` is null, or ends with a zero and is not changed while the answer lives.

@@ -1,4 +1,4 @@
-//! Pinned host memory for programs that have no CUDA runtime.
+//! Pinned host memory, for programs without a CUDA runtime.
 
 use std::ffi::c_void;
 
@@ -8,11 +8,11 @@ use glake_units::Bytes;
 use crate::block::address;
 use crate::{guard, library};
 
-/// Pins host memory, so that every GPU copies from and to it at full speed, for programs without a CUDA runtime. The range
-/// begins and ends between pages.
+/// Pins host memory, so that every GPU copies from and to it at full speed, for programs without a CUDA runtime. The range begins and ends
+/// on page boundaries.
 ///
 /// # Safety
-/// The range is the caller's, and stays mapped until it is unpinned.
+/// The range belongs to the caller, and stays mapped until it is unpinned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_host_register(start: *mut c_void, size: usize) -> i32 {
     guard::answer(|| {
@@ -24,10 +24,10 @@ pub unsafe extern "C" fn glake_host_register(start: *mut c_void, size: usize) ->
     })
 }
 
-/// Unpins what `glake_host_register` pinned. In a forked child and at the end of the process nothing is done.
+/// Unpins memory pinned by `glake_host_register`. Does nothing in a forked child and at the end of the process.
 ///
 /// # Safety
-/// No copy from or to it is under way.
+/// No copy from or to it is in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_host_unregister(start: *mut c_void) -> i32 {
     library::give_up(|process| {

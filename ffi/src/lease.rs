@@ -1,4 +1,4 @@
-//! Leases: how much memory of each GPU an agent lets this process hold.
+//! Leases: bounds, set by an agent, on the memory of each GPU that this process may hold.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,12 +15,11 @@ use crate::context::Context;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Sets how much memory of a device may be made for this process, beside its limit; `GLAKE_LEASE_NONE`: nothing but that bounds it, as
-/// before the first call. Where more is made already nothing new is until it fits again. The sizes of extents, and what is stitched, are
-/// as without one.
+/// Sets the lease of a device, a bound on the memory created for this process beside its limit; `GLAKE_LEASE_NONE`: no lease, as before the
+/// first call. If more memory is held already, nothing is created until it fits again. Extent sizes and stitching are as without a lease.
 ///
-/// An allocation above it is told as `GLAKE_LEASE_GROW`, waits for a grant as long as `lease.grow_timeout_ms` says, and is out of memory
-/// then. A refill comes back as grants come. A shrink lowers the lease by what it gives back.
+/// An allocation above the lease is reported as `GLAKE_LEASE_GROW`, waits for a grant for up to `lease.grow_timeout_ms`, and then fails
+/// with out of memory. A refill proceeds as grants arrive. A shrink lowers the lease by the bytes that it returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_lease_set(device: i32, bytes: u64) -> i32 {
     guard::answer(|| {
@@ -29,7 +28,7 @@ pub extern "C" fn glake_lease_set(device: i32, bytes: u64) -> i32 {
     })
 }
 
-/// Adds to a device's lease. 0 says that there is none: whoever waits for a grant gives up.
+/// Adds to a device's lease. 0 denies pending requests: threads that wait for a grant give up.
 ///
 /// `GLAKE_INVALID`: the device has no lease.
 #[unsafe(no_mangle)]
@@ -37,8 +36,8 @@ pub extern "C" fn glake_lease_grant(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.leases().grant(device.into(), Bytes::new(bytes))?))
 }
 
-/// Lowers a device's lease by what is not made of it, and by free memory, which goes back to the driver for it: by `bytes` at most, and
-/// nothing is waited for. `given`, which may be null, is by how much.
+/// Lowers a device's lease by its unused part and by free memory, which is released for it: by at most `bytes`, without waiting. `given`,
+/// if not null, receives the number of bytes.
 ///
 /// # Safety
 /// `given` is null or may be written.
@@ -54,12 +53,12 @@ pub unsafe extern "C" fn glake_lease_take(device: i32, bytes: u64, given: *mut u
     })
 }
 
-/// Calls `watcher` for what is wanted of leases and given back; null ends that, also in a forked child and at the end of the process.
-/// There is one; while there is none nothing is waited for. It is called on the thread at hand, with no lock held but those of regions
-/// that move. It may call `glake_lease_set`, `_grant` and `_take`, and must neither move regions nor wait.
+/// Calls `watcher` for requests and returns of leases; null ends that, also in a forked child and at the end of the process. There is at
+/// most one watcher; without one no call waits for grants. The watcher runs on the thread that caused the event, with no lock held except
+/// those of regions being moved. It may call `glake_lease_set`, `_grant` and `_take`, and must neither move regions nor wait.
 ///
 /// # Safety
-/// It may be called on any thread with this context for as long as the process lives.
+/// The watcher may be called on any thread with this context for the life of the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_lease_watch(watcher: LeaseWatcher, context: *mut c_void) -> i32 {
     library::give_up_if(watcher.is_none(), |process| {

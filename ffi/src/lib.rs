@@ -65,7 +65,7 @@ pub use stream::*;
 pub use torch::*;
 pub use transfer::*;
 
-/// Each definition is what the interface declares.
+/// Checks each definition against its declaration in the interface.
 macro_rules! held {
     ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
         $(const _: unsafe extern "C" fn($($argument),*) $(-> $answer)? = $name;)*

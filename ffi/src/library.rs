@@ -1,4 +1,4 @@
-//! The one process of this library: when it starts, and what fork and exit make of it.
+//! The single process object of this library: its start, and its behaviour after fork and at exit.
 //!
 //! ```text
 //! (nothing) ── first use, glake_start ──► serving ── exit ──► ending: frees are bookkeeping, allocations fail
@@ -6,7 +6,8 @@
 //!     └──────────────┘ tried again next time
 //! ```
 //!
-//! What gives something up succeeds in the child and at the end, and does nothing there but for frees: destructors call it.
+//! Calls that release something succeed in the child and at the end of the process, and do nothing there except for frees: destructors call
+//! them.
 
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
@@ -22,10 +23,10 @@ use parking_lot::Mutex;
 use crate::status::Failure;
 use crate::{copies, guard};
 
-/// Never dropped: its end would call the driver, at a time when there may be none.
+/// The started library. Never dropped: its destructor would call the driver, which may be gone by then.
 static PROCESS: OnceLock<Library> = OnceLock::new();
 static PHASE: AtomicU8 = AtomicU8::new(SERVING);
-/// What `glake_configure` asked for. Held while the process starts.
+/// Current arguments of `glake_configure`. Locked while the process starts.
 static CONFIGURED: Mutex<Option<Configured>> = Mutex::new(None);
 
 const SERVING: u8 = 0;
@@ -37,7 +38,7 @@ struct Library {
     name: CString,
 }
 
-/// What `glake_configure` was given.
+/// Copy of the arguments of `glake_configure`.
 #[derive(Clone, Default)]
 struct Configured {
     preset: Option<Preset>,
@@ -56,7 +57,7 @@ impl Configured {
     }
 }
 
-/// The process, for calls that may reach the driver; started if it has not.
+/// Returns the process, for calls that may reach the driver; starts it on first use.
 #[inline]
 pub(crate) fn process() -> Result<&'static Process, Failure> {
     match (PHASE.load(Ordering::Acquire), PROCESS.get()) {
@@ -66,7 +67,7 @@ pub(crate) fn process() -> Result<&'static Process, Failure> {
     }
 }
 
-/// The process, for calls that only keep books; `None` where none has started.
+/// Returns the process, for calls that only keep books; `None` if it has not started.
 #[inline]
 pub(crate) fn started_process() -> Result<Option<&'static Process>, Failure> {
     match PHASE.load(Ordering::Acquire) {
@@ -75,24 +76,24 @@ pub(crate) fn started_process() -> Result<Option<&'static Process>, Failure> {
     }
 }
 
-/// Whether this is a child that was forked after the start.
+/// Returns whether this is a child that was forked after the start.
 #[inline]
 pub(crate) fn is_forked() -> bool {
     PHASE.load(Ordering::Acquire) == FORKED
 }
 
-/// Whether nothing is served any more, in a forked child or at the end of the process.
+/// Returns whether the library no longer serves, in a forked child or at the end of the process.
 pub(crate) fn is_over() -> bool {
     PHASE.load(Ordering::Acquire) != SERVING
 }
 
-/// Answers an entry that gives something up, or ends it. In a forked child and at the end of the process it does nothing, and
-/// that is no failure: destructors call such entries, and cannot fail.
+/// Runs an entry point that releases something or ends it. In a forked child and at the end of the process it succeeds without doing
+/// anything: destructors call such entry points, and cannot fail.
 pub(crate) fn give_up(body: impl FnOnce(&'static Process) -> Result<(), Failure>) -> i32 {
     give_up_if(true, body)
 }
 
-/// As [`give_up`], for an entry that gives something up or takes something, as it is asked.
+/// Runs an entry point that either releases or acquires, depending on its arguments (`gives_up`).
 pub(crate) fn give_up_if(gives_up: bool, body: impl FnOnce(&'static Process) -> Result<(), Failure>) -> i32 {
     guard::answer(|| match process() {
         Ok(process) => body(process),
@@ -125,7 +126,7 @@ fn start() -> Result<&'static Process, Failure> {
     log::start(&config.log.filter).map_err(Failure::unavailable)?;
     let process = Process::start(config)?;
     let name = CString::new(process.name()).unwrap_or_default();
-    // After the driver has registered its own: handlers run in reverse.
+    // Registered after the driver's own handlers, because handlers run in reverse order.
     // SAFETY: the handler is a function of this library, which is never unloaded, and lets nothing unwind.
     if unsafe { libc::atexit(at_exit) } != 0 {
         return Err(Failure::unavailable("the C library takes no more exit handlers"));
@@ -139,18 +140,18 @@ fn watch_forks() -> Result<(), Failure> {
     match WATCHED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(in_child)) }) {
         0 => Ok(()),
         code => Err(Failure::unavailable(format_args!(
-            "forks cannot be watched: {}",
+            "cannot register the fork handler: {}",
             std::io::Error::from_raw_os_error(*code)
         ))),
     }
 }
 
-/// A parent that was starting on another thread is as good as one that had: its locks are nobody's here.
+/// Marks the child of a fork. A parent that was starting on another thread counts as started: its locks have no owner in the child.
 extern "C" fn in_child() {
     if PROCESS.get().is_some() || CONFIGURED.is_locked() {
         PHASE.store(FORKED, Ordering::Release);
     }
-    // What the parent says to its agent is not this process's to say.
+    // The connection to the agent belongs to the parent.
     if let Some(socket) = PROCESS.get().and_then(|library| library.process.agent().socket()) {
         // SAFETY: it was the parent's agent thread's, which is not in this process: nobody else closes or uses it here.
         unsafe { libc::close(socket) };
@@ -169,26 +170,23 @@ extern "C" fn at_exit() {
     });
 }
 
-/// The version of this library.
+/// Returns the version of this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     VERSION.as_ptr().cast()
 }
 
-/// The number of this interface: raised when a structure or a signature changes.
+/// Returns the number of this interface, which is raised when a structure or a signature changes.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_abi() -> u32 {
     ABI
 }
 
-/// Says what to start with, before the first use: a preset's name or null, the path of a TOML file or null (then the
-/// file that GLAKE_CONFIG names), and TOML text over the environment, or null. All of it is checked at once.
+/// Sets the configuration before the first use: a preset's name or null, the path of a TOML file or null (then the file that GLAKE_CONFIG
+/// names), and TOML text that overrides the environment, or null. All of it is checked at once.
 ///
-/// `GLAKE_INVALID`: already started, or what is wrong in which line; then nothing was changed.
-///
-/// # Safety
-/// Each is null or a text that ends with a zero.
+/// `GLAKE_INVALID`: already started, or an error in the configuration, with its line; nothing was changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_configure(
     preset: *const c_char,
@@ -218,20 +216,20 @@ pub unsafe extern "C" fn glake_configure(
     })
 }
 
-/// Opens the devices now, not at first use; a pool still starts when its device is used first. A start that failed is
-/// tried again by the next call.
+/// Opens the devices now instead of at first use; a pool still starts when its device is first used. A failed start is retried by the next
+/// call.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_start() -> i32 {
     guard::answer(|| process().map(|_| ()))
 }
 
-/// Whether the devices are open. In a forked child of a process whose were: false.
+/// Returns whether the devices are open; false in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_started() -> bool {
     !is_forked() && PROCESS.get().is_some()
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 ///
 /// # Safety
 /// `count` is null or may be written.
@@ -244,7 +242,7 @@ pub unsafe extern "C" fn glake_device_count(count: *mut i32) -> i32 {
     })
 }
 
-/// What the devices are: "cuda", or "sim:" and the model; null before the start.
+/// Returns the kind of the devices: "cuda", or "sim:" and the model; null before the start.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_device_name() -> *const c_char {
     PROCESS.get().map_or(std::ptr::null(), |library| library.name.as_ptr())

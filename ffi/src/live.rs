@@ -1,4 +1,4 @@
-//! Live ranges: which bytes of a block count when its memory leaves.
+//! Live ranges: the bytes of a block that an eviction has to keep.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::context::Context;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Of the block that begins at `pointer` these half-open ranges of bytes count and no others: only they, rounded out to 512 bytes, are
-/// copied when its memory leaves, and the rest has any value once it is back. `ranges` null: all bytes count again. `count` 0 and
-/// `ranges` not null: none do. Holds until it is said anew, or the block is freed; for memory that is evicted, from its next way out on.
+/// Declares the live bytes of the block that begins at `pointer` as half-open ranges. Only they, rounded out to 512 bytes, are copied when
+/// the memory is evicted; all other bytes are undefined after the refill. `ranges` null: all bytes are live again. `count` 0 with `ranges`
+/// not null: none are. Holds until the next call for the block, or until it is freed; for evicted memory, from the next eviction on.
 ///
-/// Everything that may still be read counts, what is free and may be hit again too: a cache's blocks that are hashed.
+/// Declare every byte that may still be read, including free entries that may be hit again, such as a cache's hashed blocks.
 ///
-/// `GLAKE_INVALID`: no block begins there, or a range leaves it; what was said before holds.
+/// `GLAKE_INVALID`: no block begins there, or a range exceeds the block; the earlier ranges hold.
 ///
 /// # Safety
 /// `ranges` is null or may be read for `count` ranges.
@@ -42,17 +42,17 @@ pub unsafe extern "C" fn glake_live_ranges(
     })
 }
 
-/// As `glake_live_ranges`, asked of `callback` anew at each shrink that takes the block: it calls `add` with `into` for each range, and
-/// answers 0. It runs on a thread of the library's, with no lock held, once the uses of the block's memory have ended or are parked and
-/// the work of all GPUs has ended. Where it answers anything else, names a range that leaves the block, or takes longer than
-/// hooks may (without hooks, `tiers.drain_timeout_ms`; all callbacks of a shrink together), all bytes count, and the report warns of it.
-/// `drop`, where not null, is called once when `callback` is called no more: some time after the block was freed or something else was
-/// said of it, and at once where this call fails.
+/// Declares the live bytes of a block by a callback, which every shrink that evicts the block calls anew: it calls `add` with `into` for
+/// each range, and returns 0. It runs on a thread of the library, with no lock held, once the uses of the block's memory have ended or are
+/// parked and all GPU work has completed. If it returns another value, names a range that exceeds the block, or takes longer than hooks may
+/// (without hooks, `tiers.drain_timeout_ms`; all callbacks of a shrink together), all bytes are live, and the report contains a warning.
+/// `drop`, if not null, is called once when `callback` will not be called again: some time after the block was freed or other ranges were
+/// declared, and at once if this call fails.
 ///
 /// `GLAKE_INVALID`: no block begins there, or `callback` is null.
 ///
 /// # Safety
-/// `callback` and `drop` may be called on any thread with this context, until `drop` was.
+/// `callback` and `drop` may be called on any thread with this context, until `drop` was called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_live_callback(
     pointer: *const c_void,
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn glake_live_callback(
     context: *mut c_void,
     drop: ContextDrop,
 ) -> i32 {
-    // Given back whatever happens.
+    // Dropped on every path.
     let owned = Owned { context: Context(context), drop };
     guard::answer(move || {
         let Some(callback) = callback else {
@@ -77,14 +77,14 @@ pub unsafe extern "C" fn glake_live_callback(
     })
 }
 
-/// A context of the program's; dropping it gives it back.
+/// Context of the program; dropping it calls the program's drop function.
 struct Owned {
     context: Context,
     drop: ContextDrop,
 }
 
 impl Owned {
-    /// A method, so that a closure takes hold of all of it and not of the pointer alone.
+    /// Returns the pointer itself. A method, so that closures capture the whole value and not the bare pointer.
     fn context(&self) -> *mut c_void {
         self.context.get()
     }

@@ -1,4 +1,4 @@
-//! What a program can be told.
+//! Observers: callbacks for failed requests and for mappings.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use glake_runtime::process::{OnMapping, OnShortage, Shortage};
 use crate::context::Context;
 use crate::library;
 
-/// Calls `observer` on the thread at hand before a request is refused for want of memory; null ends that, also in a forked child and
-/// at the end of the process. There is one.
+/// Calls `observer`, on the requesting thread, before a request is refused for lack of memory; null ends that, also in a forked child and
+/// at the end of the process. There is at most one observer.
 ///
 /// # Safety
-/// It may be called on any thread with this context for as long as the process lives, and calls nothing of the library
-/// but `glake_stats`.
+/// The observer may be called on any thread with this context for the life of the process, and calls no function of the library except
+/// `glake_stats`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, context: *mut c_void) -> i32 {
     library::give_up_if(observer.is_none(), |process| {
@@ -33,11 +33,11 @@ pub unsafe extern "C" fn glake_on_out_of_memory(observer: ShortageObserver, cont
     })
 }
 
-/// Calls `observer` on the thread at hand for memory that was mapped or is about to be unmapped; null ends that. There
-/// is one.
+/// Calls `observer`, on the thread at hand, for memory that was mapped or is about to be unmapped; null ends that. There is at most one
+/// observer.
 ///
 /// # Safety
-/// As `glake_on_out_of_memory`.
+/// As for `glake_on_out_of_memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_on_mapping(observer: MappingObserver, context: *mut c_void) -> i32 {
     library::give_up_if(observer.is_none(), |process| {

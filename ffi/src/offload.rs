@@ -1,4 +1,4 @@
-//! Bytes of live blocks in host memory, one tensor's at a time.
+//! Offload of bytes of live blocks to host memory, one tensor at a time.
 
 use std::ffi::{c_char, c_void};
 
@@ -9,15 +9,15 @@ use crate::block::{self, address};
 use crate::stats::{self, string};
 use crate::{guard, library};
 
-/// Copies `bytes` bytes of a live block, from `pointer` on, to pinned host memory, after what is on `stream` by now (null, 1 and 2 are the
-/// default streams of the block's device). `id` is the number by which they are known until `glake_offload_release`; above 0, and
-/// never given twice. The block may be freed at once: its memory is its stream's again, behind a wait on the GPU for the copy, where
-/// there is no other. Until it is freed nothing may write to these bytes before the copy is done. Nothing is waited for on the host,
-/// but for memory to be pinned where none is free. No bytes are no error, wherever they lie.
+/// Begins to copy `bytes` bytes of a live block, from `pointer` on, to pinned host memory, after the work enqueued on `stream` so far
+/// (null, 1 and 2 are the default streams of the block's device). `id` receives their number until `glake_offload_release`; it is above 0,
+/// and never reused. The block may be freed at once: its stream may reuse the memory, behind a wait on the GPU for the copy if there is no
+/// other memory. Until it is freed, the bytes must not be written before the copy is complete. The call does not wait on the host, except
+/// to pin memory if none is free. 0 bytes are no error, wherever they lie.
 ///
-/// `GLAKE_OUT_OF_MEMORY`: there is no host memory. `GLAKE_UNSUPPORTED`: it is no memory of this library's, or a private pool's
-/// (`glake_is_private`), or the stream is captured, or of another context. In each case the bytes stay where they are.
-/// `GLAKE_INVALID`: they lie in no live block, or were decommitted.
+/// `GLAKE_OUT_OF_MEMORY`: no host memory. `GLAKE_UNSUPPORTED`: the memory does not belong to this library, or belongs to a private pool
+/// (`glake_is_private`), or the stream is captured, or of another context. In each case the bytes stay on the GPU. `GLAKE_INVALID`: the
+/// bytes lie in no live block, or were decommitted.
 ///
 /// # Safety
 /// `id` is null or may be written; null is refused.
@@ -29,7 +29,7 @@ pub unsafe extern "C" fn glake_offload_begin(
     id: *mut u64,
 ) -> i32 {
     guard::answer(|| {
-        // Before anything is done that nobody could undo.
+        // Checked before anything is done that could not be undone.
         // SAFETY: the caller's promise.
         unsafe { guard::put(id, "id", 0) }?;
         let offload = library::process()?.offload();
@@ -39,13 +39,13 @@ pub unsafe extern "C" fn glake_offload_begin(
     })
 }
 
-/// As `glake_offload_begin`, of bytes that are to be checked: when the block is freed they are copied again, to the same host memory, so
-/// that what comes back is what the block had then, whatever wrote to it meanwhile. Whether they had changed is known of `save` from then
-/// on, a number that a site (`glake_offload_site_create`) gives to one of its saves in each pass. A copy that was to be made again and
-/// could not, twice, is told when it is reloaded: `GLAKE_DRIVER`.
+/// Begins an offload like `glake_offload_begin`, with a check for later writes. When the block is freed, the bytes are copied again to the
+/// same host memory, so that a reload returns the bytes as of the free, whatever wrote to them meanwhile. From then on
+/// `glake_offload_check` reports for `save` whether they had changed. `save` is a number that a site (`glake_offload_site_create`) gives to
+/// one of its saves in each pass. If a required second copy failed twice, the reload reports it: `GLAKE_DRIVER`.
 ///
 /// # Safety
-/// As of `glake_offload_begin`.
+/// As for `glake_offload_begin`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_begin_checked(
     pointer: *const c_void,
@@ -66,8 +66,8 @@ pub unsafe extern "C" fn glake_offload_begin_checked(
     })
 }
 
-/// What is known of a save of a site. `state` is 0 where it is to be checked, as the first two times that it is offloaded; 1 where its bytes did
-/// not change when it was; 2 where they did, without anybody saying so: they should stay on their GPU.
+/// Returns the state of a save of a site. `state`: 0 if the save is to be checked, as in its first two offloads; 1 if its bytes did not
+/// change during the check; 2 if they changed without notice: they should stay on their GPU.
 ///
 /// # Safety
 /// `state` is null or may be written; null is refused.
@@ -84,12 +84,13 @@ pub unsafe extern "C" fn glake_offload_check(site: u64, save: u64, state: *mut i
     })
 }
 
-/// Begins to copy what was offloaded under `id` to memory of a live block of the same device, after the copy out and after what is on
-/// `stream` by now, for which the block may have been memory of earlier work. Nothing may be read or written there before a stream waits:
-/// `glake_offload_wait`. It may be asked for as often as it is needed. A block that is freed before is nobody's until the copy is done.
+/// Begins to copy offloaded bytes `id` back into a live block of the same device, after the copy out and after the work enqueued on
+/// `stream` so far, which may have used the block's memory. The bytes must not be read or written before a stream waits:
+/// `glake_offload_wait`. May be called any number of times. If the block is freed before, its memory is not reused until the copy is
+/// complete.
 ///
-/// `GLAKE_INVALID`: nothing is offloaded under `id`, or the bytes do not lie in one live block, or it is another device's.
-/// `GLAKE_UNSUPPORTED`: as of `glake_offload_begin`. `GLAKE_DRIVER`: also where bytes were lost on their way out, with a GPU.
+/// `GLAKE_INVALID`: no bytes are offloaded under `id`, or the destination does not lie in one live block, or on another device.
+/// `GLAKE_UNSUPPORTED`: as for `glake_offload_begin`. `GLAKE_DRIVER`: also if bytes were lost on their way out, with a GPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_reload(id: u64, pointer: *mut c_void, stream: *mut c_void) -> i32 {
     guard::answer(|| {
@@ -97,34 +98,34 @@ pub extern "C" fn glake_offload_reload(id: u64, pointer: *mut c_void, stream: *m
     })
 }
 
-/// Has a stream wait, on its GPU, for the last copy that `glake_offload_reload` began under `id`; any stream, as often as needed.
+/// Makes a stream wait, on its GPU, for the latest copy begun by `glake_offload_reload` under `id`; any stream, any number of times.
 ///
-/// `GLAKE_INVALID`: nothing is offloaded under `id`, or none was begun.
+/// `GLAKE_INVALID`: no bytes are offloaded under `id`, or no reload was begun.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_wait(id: u64, stream: *mut c_void) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().wait_reload(id, block::stream(stream))?))
 }
 
-/// Forgets what was offloaded under `id`; copies that are under way go on. Its host memory is used again behind them, and nothing is
-/// waited for. In a forked child and at the end of the process nothing is done.
+/// Forgets the bytes offloaded under `id`; copies in progress continue. Their host memory is reused after them, without a wait. Does
+/// nothing in a forked child and at the end of the process.
 ///
-/// `GLAKE_INVALID`: it was released before, or never given.
+/// `GLAKE_INVALID`: released before, or never given.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_release(id: u64) -> i32 {
     library::give_up(|process| Ok(process.offload().release(id)?))
 }
 
-/// Pins host memory for `bytes` bytes of a device that will be offloaded, beside what is in use: to be called ahead, on another thread.
+/// Pins host memory for `bytes` bytes to be offloaded from a device, beside the memory in use: call it ahead, on another thread.
 ///
-/// `GLAKE_OUT_OF_MEMORY`: there is not so much, and nothing was pinned; or the driver refused some of it, and what was pinned by then stays.
+/// `GLAKE_OUT_OF_MEMORY`: not enough host memory, and none was pinned; or the driver refused a part, and the memory pinned by then stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_prepare(device: i32, bytes: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().prepare(device.into(), Bytes::new(bytes))?))
 }
 
-/// Whether an owner counts on the memory at an address: it is a private pool's, or in no live block, as memory that a graph tree keeps
-/// account of. Such memory is not offloaded, and nothing may free, move or replace it in the owner's place. Of memory that is not this
-/// library's it is false.
+/// Returns whether an owner accounts for the memory at an address: it belongs to a private pool, or to no live block, such as memory that a
+/// graph tree manages. Such memory is not offloaded, and must not be freed, moved or replaced on the owner's behalf. False for memory that
+/// does not belong to this library.
 ///
 /// # Safety
 /// `is_private` is null or may be written; null is refused.
@@ -133,7 +134,7 @@ pub unsafe extern "C" fn glake_is_private(pointer: *const c_void, is_private: *m
     guard::answer(|| {
         let process = match library::started_process() {
             Ok(process) => process,
-            // A child, or the end: nothing is offloaded.
+            // In a forked child, or at the end of the process: nothing is offloaded.
             Err(failure) if failure.is_unavailable() => None,
             Err(failure) => return Err(failure),
         };
@@ -143,10 +144,10 @@ pub unsafe extern "C" fn glake_is_private(pointer: *const c_void, is_private: *m
     })
 }
 
-/// A number for the life of the live block that an address lies in: the same until the block is freed, and no other block's of its device
-/// ever.
+/// Returns a number for the lifetime of the live block that contains an address: constant until the block is freed, and unique on its
+/// device.
 ///
-/// `GLAKE_INVALID`: it lies in no live block. `GLAKE_UNSUPPORTED`: it is no memory of this library's.
+/// `GLAKE_INVALID`: the address lies in no live block. `GLAKE_UNSUPPORTED`: the memory does not belong to this library.
 ///
 /// # Safety
 /// `generation` is null or may be written.
@@ -159,7 +160,7 @@ pub unsafe extern "C" fn glake_generation(pointer: *const c_void, generation: *m
     })
 }
 
-/// What is offloaded, and what that took, as a JSON object. Null on failure; to be given to `glake_string_free`.
+/// Returns the statistics of offloading as a JSON object. Null on failure; free it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_stats_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || string(stats::process()?.offload().statistics().json().to_string()))

@@ -11,7 +11,7 @@ use crate::block::pointer;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// A filter of the program's, and what it looks at.
+/// Stream filter of the program, with its context.
 struct Program {
     filter: unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool,
     context: *mut c_void,
@@ -39,22 +39,21 @@ impl Drop for Program {
     }
 }
 
-/// Makes a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
+/// Creates a private pool on a device, or adds an owner to it. Pools are named by two numbers, as torch's MempoolId_t.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_create(device: i32, first: u64, second: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.pools().create(device.into(), PoolId(first, second))?))
 }
 
-/// Sends allocations on streams that the filter takes (null: on every stream), of any thread, to a private pool from now
-/// on; the pool is made if there is none. It adds an owner, which `glake_pool_release` takes away. Where several pools
-/// take a stream, the one that was begun last has it. `drop`, where not null, is called once when the filter is no longer
-/// needed, also where this fails.
+/// Routes allocations on streams that the filter accepts (null: every stream), of any thread, to a private pool from now on; the pool is
+/// created if it does not exist. It adds an owner, which `glake_pool_release` removes. If several pools accept a stream, the one begun last
+/// serves it. `drop`, if not null, is called once when the filter is no longer needed, also if this call fails.
 ///
-/// To be called before a stream capture begins: from then on no completion point is recorded on any device, which would
-/// break the capture, until `glake_pool_end`, or until an allocation for the pool comes on a stream that captures nothing.
-/// A capture that an allocation was seen in ends that itself, where it fails too. One without allocations that failed
-/// ends it with the calling thread, or with that thread's next allocation on the device that is in no capture. A pool can
-/// be begun again then without `glake_pool_end`.
+/// Call it before a stream capture begins: from then on no completion point is recorded on any device, which would break the capture, until
+/// `glake_pool_end`, or until an allocation for the pool arrives on a stream that is not capturing. If an allocation was seen in a capture,
+/// the end of the capture ends this state, even if the capture fails. A capture that failed without allocations ends it with the end of the
+/// calling thread, or with that thread's next allocation on the device outside of a capture. A pool can then be begun again without
+/// `glake_pool_end`.
 ///
 /// # Safety
 /// `filter` and `drop` may be called on any thread with this context, and do not call back into the library.
@@ -68,7 +67,7 @@ pub unsafe extern "C" fn glake_pool_begin(
     drop: ContextDrop,
 ) -> i32 {
     guard::answer(|| {
-        // Made first, so that whatever happens the context is dropped.
+        // Created first, so that the context is dropped on every path.
         let program = match filter {
             Some(filter) => Some(Arc::new(Program { filter, context, drop })),
             None => {
@@ -84,8 +83,8 @@ pub unsafe extern "C" fn glake_pool_begin(
     })
 }
 
-/// Says on which stream the capture begins that `glake_pool_begin` was called for. An allocation of the same thread on a stream
-/// outside of the capture is then no sign that there is none.
+/// Names the stream on which the capture announced by `glake_pool_begin` will begin. Allocations of the same thread on streams outside of
+/// the capture then no longer indicate that there is no capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_expect_capture(
     device: i32,
@@ -99,20 +98,21 @@ pub extern "C" fn glake_pool_expect_capture(
     })
 }
 
-/// Ends what `glake_pool_begin` began; the pool and its owners stay. In a forked child and at the end of the process nothing is done.
+/// Ends the routing begun by `glake_pool_begin`; the pool and its owners stay. Does nothing in a forked child and at the end of the
+/// process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_end(device: i32, first: u64, second: u64) -> i32 {
     library::give_up(|process| Ok(process.pools().end(device.into(), PoolId(first, second))?))
 }
 
-/// One owner less. With the last one the pool is given up: its memory goes back once its blocks are freed and all work
-/// enqueued before is done. In a forked child and at the end of the process nothing is done.
+/// Removes an owner of a pool. With the last owner the pool is given up: its memory is released once its blocks are freed and all work
+/// enqueued before is complete. Does nothing in a forked child and at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_release(device: i32, first: u64, second: u64) -> i32 {
     library::give_up(|process| Ok(process.pools().release(device.into(), PoolId(first, second))?))
 }
 
-/// How many owners a pool has; 0 where there is none, as in a forked child and at the end of the process.
+/// Returns the number of owners of a pool; 0 if it does not exist, in a forked child, and at the end of the process.
 ///
 /// # Safety
 /// `count` is null or may be written.
@@ -128,8 +128,8 @@ pub unsafe extern "C" fn glake_pool_use_count(device: i32, first: u64, second: u
     })
 }
 
-/// Releases what is free in a private pool, for `torch.cuda.MemPool`: not in the pool of a graph that may be replayed.
-/// In a forked child and at the end of the process nothing is done.
+/// Releases the free memory of a private pool, for `torch.cuda.MemPool`; not for the pool of a graph that may be replayed. Does nothing in
+/// a forked child and at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_pool_trim(device: i32, first: u64, second: u64) -> i32 {
     library::give_up(|process| {
@@ -161,8 +161,7 @@ pub unsafe extern "C" fn glake_pool_blocks(
     })
 }
 
-/// Remembers which blocks of a private pool are live, as torch's getCheckpointState does; to be given to
-/// `glake_checkpoint_drop`.
+/// Records which blocks of a private pool are live, as torch's getCheckpointState does; release the record with `glake_checkpoint_drop`.
 ///
 /// # Safety
 /// `out` is null or may be written.
@@ -184,11 +183,11 @@ pub unsafe extern "C" fn glake_pool_checkpoint(
     })
 }
 
-/// Brings a private pool back to a checkpoint, as torch's setCheckpointPoolState does: what is live now is freed, and what
-/// was live then is live again at the same addresses. `freed` is called for each block that was live before, `allocated`
-/// for each that is live now, both for one that stays. No byte is written and no stream waits. Either may be null.
+/// Restores a private pool to a checkpoint, as torch's setCheckpointPoolState does: blocks live now are freed, and blocks live then are
+/// live again at the same addresses. `freed` is called for each block that was live before, `allocated` for each that is live now; both for
+/// a block that stays. No byte is written and no stream waits. Either may be null.
 ///
-/// `GLAKE_INVALID`: the pool was released, or memory of those blocks went back to the driver since; nothing was changed.
+/// `GLAKE_INVALID`: the pool was released, or memory of those blocks was released since; nothing was changed.
 ///
 /// # Safety
 /// The checkpoint is null or alive; the functions may be called with this context, and do not call back into the library.
@@ -220,10 +219,10 @@ pub unsafe extern "C" fn glake_pool_restore(
     })
 }
 
-/// Forgets a checkpoint; null is no error.
+/// Releases a checkpoint; null is no error.
 ///
 /// # Safety
-/// It is null or alive, and not used again.
+/// The checkpoint is null or alive, and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_checkpoint_drop(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {

@@ -1,4 +1,4 @@
-//! Regions: memory that leaves its GPU when it is not needed, and comes back to the same addresses.
+//! Regions: memory that is evicted when it is not needed, and refilled at the same addresses.
 
 use std::ffi::{c_char, c_void};
 
@@ -13,13 +13,10 @@ use crate::stats::string;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Makes a region of this tag, on every device where something is allocated in it. The same again is no error. `host_copy` may have
-/// `GLAKE_HOST_COPY_CLEAN` in it.
+/// Defines a region with this tag, on every device where memory is allocated in it. Repeating the same definition is no error. `host_copy`
+/// may include `GLAKE_HOST_COPY_CLEAN`.
 ///
-/// `GLAKE_INVALID`: there is one of this tag with another policy; the tag is "default" or begins with "graph ".
-///
-/// # Safety
-/// `tag` is null or a text that ends with a zero.
+/// `GLAKE_INVALID`: a region with this tag and another policy exists; the tag is "default" or begins with "graph ".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, host_copy: u32) -> i32 {
     guard::answer(|| {
@@ -51,7 +48,7 @@ pub unsafe extern "C" fn glake_region_define(tag: *const c_char, policy: u32, ho
     })
 }
 
-/// The calling thread's allocations go to this region from now on, but for those that a private pool takes. Entries nest.
+/// Makes the calling thread allocate from this region from now on, except for allocations that a private pool takes. Entries nest.
 ///
 /// # Safety
 /// `tag` is null or a text that ends with a zero.
@@ -64,19 +61,16 @@ pub unsafe extern "C" fn glake_region_push(tag: *const c_char) -> i32 {
     })
 }
 
-/// The calling thread leaves the region that it entered last. In a forked child and at the end of the process nothing is done.
+/// Leaves the region that the calling thread entered last. Does nothing in a forked child and at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_pop() -> i32 {
     library::give_up(|process| Ok(process.regions().leave()?))
 }
 
-/// The program promises not to write to a region's bytes until it is unsealed; nothing new is handed out of it. With `strict` its
+/// Promises not to write to the bytes of a region until it is unsealed; the region serves no allocations meanwhile. With `strict` its
 /// memory is mapped read-only, which waits until no use of it runs.
 ///
 /// `GLAKE_INVALID`: its policy is not `GLAKE_POLICY_SEALED`.
-///
-/// # Safety
-/// `tag` is null or a text that ends with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_region_seal(tag: *const c_char, strict: bool) -> i32 {
     guard::answer(|| {
@@ -86,7 +80,7 @@ pub unsafe extern "C" fn glake_region_seal(tag: *const c_char, strict: bool) -> 
     })
 }
 
-/// A region's bytes may change again; copies of them that were kept go.
+/// Ends the seal of a region: its bytes may change again; retained copies of them are released.
 ///
 /// # Safety
 /// `tag` is null or a text that ends with a zero.
@@ -99,7 +93,7 @@ pub unsafe extern "C" fn glake_region_unseal(tag: *const c_char) -> i32 {
     })
 }
 
-/// Pins host memory for a region's live bytes ahead, where it was made with `GLAKE_HOST_COPY_PREPARE`.
+/// Pins host memory for a region's live bytes ahead, if the region was defined with `GLAKE_HOST_COPY_PREPARE`.
 ///
 /// # Safety
 /// `tag` is null or a text that ends with a zero.
@@ -112,14 +106,14 @@ pub unsafe extern "C" fn glake_region_prepare(tag: *const c_char) -> i32 {
     })
 }
 
-/// Keeps the memory of the block that an address lies in on its GPU, or no longer: in a forked child and at the end of the process
-/// that does nothing.
+/// Fixes the memory of the block that contains an address on its GPU, or ends that; ending it does nothing in a forked child and at the end
+/// of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_fix(pointer: *const c_void, fixed: bool) -> i32 {
     library::give_up_if(!fixed, |process| Ok(process.regions().fix(address(pointer), fixed)?))
 }
 
-/// Work that is enqueued later on a stream of the device finds the region there: what is evicted comes back first.
+/// Refills the evicted memory of a region on a device before later work of a stream: work enqueued after this call finds it.
 ///
 /// # Safety
 /// `tag` is null or a text that ends with a zero; `stream` is null or a stream of the device.
@@ -132,7 +126,7 @@ pub unsafe extern "C" fn glake_region_wait(tag: *const c_char, device: i32, stre
     })
 }
 
-/// Which regions come back first. The others come after them, in the order of their first allocations.
+/// Sets the order in which regions are refilled. Other regions follow, in the order of their first allocations.
 ///
 /// # Safety
 /// `tags` may be read for `count` texts that end with zeros.
@@ -145,8 +139,8 @@ pub unsafe extern "C" fn glake_region_order(tags: *const *const c_char, count: u
     })
 }
 
-/// The tag of the region that a block lies in, to be given to `glake_string_free`; null where it lies in none, or is no block:
-/// `glake_last_error` is left as it is then.
+/// Returns the tag of the region of a block, to be freed with `glake_string_free`; null if the block is in no region or the pointer is no
+/// block, without a change of `glake_last_error`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
@@ -155,12 +149,12 @@ pub extern "C" fn glake_region_of(pointer: *const c_void) -> *mut c_char {
     })
 }
 
-/// Every region on every device, as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: nothing was allocated yet),
-/// "resident", "evicted", "decommitted" (blocks whose memory was given up, addresses kept) and "live" in bytes, "place" (where most of what
-/// is evicted is), "places" (bytes by place), "clean" (null: idle memory is not copied ahead; in bytes "now", what has a copy, and so far
-/// "copied", "voided" by uses, allocations and copies, "released" without another copy, "refused" because they had changed though nobody
-/// used them, "reclaimed" for others), "predicted_refill_seconds". Memory of no region is "default", that of private pools "graph (a, b)". Null on failure; to be given
-/// to `glake_string_free`.
+/// Returns every region on every device as a JSON array: "tag", "policy", "host_copy", "sealed", "device" (null: no allocation yet); in
+/// bytes "resident", "evicted", "decommitted" (memory released, addresses kept) and "live"; "place" (of most of the evicted bytes),
+/// "places" (bytes by place); "clean" (null: idle memory is not copied ahead; in bytes "now", with a copy, and so far "copied", "voided" by
+/// uses, allocations and copies, "released" without another copy, "refused" because they had changed outside of any use, "reclaimed" for
+/// others); "predicted_refill_seconds". Memory outside of regions is "default", memory of private pools "graph (a, b)". Null on failure;
+/// free it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_regions_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
@@ -172,17 +166,17 @@ pub extern "C" fn glake_regions_json() -> *mut c_char {
     })
 }
 
-/// A text that has to be there.
+/// Reads a required text of the caller.
 ///
 /// # Safety
-/// As [`guard::text`].
+/// As for [`guard::text`].
 pub(crate) unsafe fn required<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
     // SAFETY: the caller's promise.
     let text = unsafe { guard::text(text, name) }?;
     text.ok_or_else(|| Failure::invalid(format_args!("{name} is null: it must be a text")))
 }
 
-/// Texts of the caller's.
+/// Reads a list of texts of the caller.
 ///
 /// # Safety
 /// `texts` may be read for `count` texts that end with zeros.

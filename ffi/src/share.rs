@@ -1,4 +1,4 @@
-//! Other devices, and other processes.
+//! Access to pool memory from other devices and other processes.
 
 use std::ffi::c_void;
 
@@ -8,16 +8,15 @@ use crate::block::{address, pointer};
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Lets work of `device` touch pool memory of `peer`, what there is and what comes.
+/// Gives work on `device` access to the pool memory of `peer`, present and future.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_enable_peer(device: i32, peer: i32) -> i32 {
     guard::answer(|| Ok(library::process()?.sharing().enable_peer(device.into(), peer.into())?))
 }
 
-/// Makes the block that an address lies in available to other processes of the same user, until it is freed: a handle of
-/// at most `capacity` bytes, its length, and where the address lies in what the handle opens. An opener maps whole extents
-/// and so can see what else lies in them. A handle is some tens of bytes and a few more for each extent; where `capacity`
-/// is too small, `length` says what is needed.
+/// Exports the block that contains an address to other processes of the same user, until it is freed: a handle of at most `capacity` bytes,
+/// its length, and the offset of the address in the opened memory. An opener maps whole extents and can therefore see other data in them. A
+/// handle takes some tens of bytes and a few more for each extent; if `capacity` is too small, `length` receives the required size.
 ///
 /// # Safety
 /// `handle` is null or may be written for `capacity` bytes; `length` and `offset` are null or may be written.
@@ -47,8 +46,8 @@ pub unsafe extern "C" fn glake_share(
     })
 }
 
-/// Opens what another process shared, for work of a device and of those that may touch its pool memory. The same handle
-/// opened again gives the same address. The process that shared it must live and keep the block until this returns.
+/// Opens memory shared by another process, for work on a device and on devices with access to its pool memory. Opening the same handle
+/// again gives the same address. The exporting process must live and keep the block until this call returns.
 ///
 /// # Safety
 /// `handle` is null or may be read for `length` bytes; `base` is null or may be written.
@@ -73,8 +72,8 @@ pub unsafe extern "C" fn glake_open_shared(
     })
 }
 
-/// Ends one use of what `glake_open_shared` opened. With the last it is unmapped, after all work that was enqueued before;
-/// that is waited for, or put off while a capture is open. In a forked child and at the end of the process nothing is done.
+/// Closes one use of memory opened by `glake_open_shared`. The last close unmaps it after all work enqueued before; the call waits for that
+/// work, or defers the unmapping while a capture is open. Does nothing in a forked child and at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_close_shared(base: *mut c_void) -> i32 {
     library::give_up(|process| Ok(process.sharing().close(Address(base as u64))?))

@@ -1,8 +1,8 @@
-// What needs C++: torch passes std::function and std::pair by value, and wants failures thrown.
+// Entry points that need C++: torch passes std::function and std::pair by value, and expects failures as exceptions.
 //
 // torch ─► gmlake_malloc (Rust, one jump) ─► gmlake_shim_malloc ─► glake_alloc (Rust) ─► back here ─► throw
 //
-// Exceptions begin here after Rust has returned, and pass no frame of Rust's. None enters Rust either.
+// Exceptions are thrown here after Rust has returned, and unwind no Rust frame. None enters Rust either.
 
 #include <dlfcn.h>
 
@@ -38,12 +38,12 @@ bool is_torch_loaded() {
     return true;
 }
 
-// Torch turns this into a Python exception; a C program has nobody to catch it and looks at what was returned.
+// Torch turns this into a Python exception; a C program cannot catch it and checks the returned value.
 void fail() {
     if (is_torch_loaded()) throw std::runtime_error(glake_last_error());
 }
 
-// A filter that throws takes no stream: the allocation goes to the default pool.
+// A filter that throws accepts no stream: the allocation goes to the default pool.
 bool ask(void *context, void *stream) {
     try {
         return (*static_cast<Filter *>(context))(static_cast<CUstream_st *>(stream));

@@ -1,4 +1,4 @@
-//! Memory leaves its GPUs, and comes back.
+//! Shrink and refill: memory is evicted from its GPUs, and returns.
 
 use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
@@ -11,21 +11,22 @@ use crate::context::Context;
 use crate::stats::string;
 use crate::{guard, library};
 
-/// Gives memory of GPUs back; blocks keep their addresses and, but for regions made with `GLAKE_POLICY_DISCARD`, their bytes.
-/// `request` is null (everything, to the host) or a JSON object: "tags" (an array; absent: all, the memory of no region and private
-/// pools too), "bytes" (at least so much, what costs least first; absent: all), "tier" ("host", "peer", "peer:1", "file"), "verify",
-/// "timeout_ms" (for uses that run to end).
+/// Evicts memory from GPUs; blocks keep their addresses and, except in regions with `GLAKE_POLICY_DISCARD`, their bytes. `request` is null
+/// (everything, to the host) or a JSON object: "tags" (an array; absent: everything, including memory outside of regions and private
+/// pools), "bytes" (at least this many, the cheapest first; absent: all), "tier" ("host", "peer", "peer:1", "file"), "verify", "timeout_ms"
+/// (for running uses to end).
 ///
-/// Uses of what leaves (`glake_use_begin`) are waited for, and new ones held until it is back. A program that enters no gate must
-/// enqueue no work on what leaves until it is refilled. Other threads' allocations and copies of it bring it back.
+/// The call waits for running uses of the memory (`glake_use_begin`), and holds new ones until it is back. A program without gate calls
+/// must enqueue no work on the evicted memory until it is refilled. Allocations and copies by other threads that touch it refill it.
 ///
-/// The report is a JSON object, to be given to `glake_string_free`. In bytes: "freed", "copied", "clean" (of what left, what was copied
-/// before), "undefined" (what did not count, and was not copied), "resident". "regions": an array of "tag", "device", the same in bytes,
-/// "evicted" (all that is away), "place" (where most of it is; absent: nothing is away) and "skipped": an array of "device", "address",
-/// "size", "reason", one of "fixed", "exported", "withheld". "skipped": where everything was to leave, what lies in no region and had to
-/// stay, with the reason "imported". "warnings": texts, of live callbacks that did not tell, and of GPUs that do not tell what they hold.
-/// "gpu": an array of "device" (null for the host), "holder", "bytes". "seconds", "predicted_refill_seconds". Null on failure (`glake_last_status` says which,
-/// `glake_last_error` what was evicted by then): no bytes are lost, and the same call goes on from there.
+/// The report is a JSON object, to be freed with `glake_string_free`. In bytes: "freed", "copied", "clean" (evicted without a copy because
+/// an earlier one was valid), "undefined" (not live, and not copied), "resident". "regions": an array of "tag", "device", the same in
+/// bytes, "evicted" (total now evicted), "place" (of most of it; absent: nothing is evicted) and "skipped": an array of "device",
+/// "address", "size", "reason", one of "fixed", "exported", "withheld". "skipped": if everything was to be evicted, memory outside of
+/// regions that had to stay, with the reason "imported". "warnings": texts about live callbacks without an answer, and about GPUs that do
+/// not report their memory usage. "gpu": an array of "device" (null for the host), "holder", "bytes". "seconds",
+/// "predicted_refill_seconds". Null on failure (`glake_last_status` gives the status, `glake_last_error` the part evicted by then): no
+/// bytes are lost, and a repeated call continues from there.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.
@@ -39,13 +40,13 @@ pub unsafe extern "C" fn glake_shrink(request: *const c_char) -> *mut c_char {
     })
 }
 
-/// Brings memory back to the addresses that it had. `request` is null (everything) or a JSON object: "tags", "bytes", "verify" as
-/// `glake_shrink`; "wait" (false: it goes on in the background, and the report is empty); "timeout_ms" (how long it is waited for;
-/// absent: until it is over).
+/// Refills evicted memory at its addresses. `request` is null (everything) or a JSON object: "tags", "bytes", "verify" as for
+/// `glake_shrink`; "wait" (false: the refill continues in the background, and the report is empty); "timeout_ms" (of the wait; absent:
+/// none).
 ///
-/// The report is a JSON object, to be given to `glake_string_free`: "mapped", "copied", "evicted" (what is still away) in bytes, "regions"
-/// (an array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last where something is still away), "seconds". Null on failure, as `glake_shrink`. `GLAKE_CLOSED`: the time is over, and the refill goes on in the
-/// background.
+/// The report is a JSON object, to be freed with `glake_string_free`: "mapped", "copied", "evicted" (still evicted) in bytes, "regions" (an
+/// array of "tag", "device", "mapped", "copied", "resident", "evicted", "place", the last only if memory is still evicted), "seconds". Null
+/// on failure, as for `glake_shrink`. `GLAKE_CLOSED`: the timeout has expired, and the refill continues in the background.
 ///
 /// # Safety
 /// `request` is null or a text that ends with a zero.
@@ -59,8 +60,8 @@ pub unsafe extern "C" fn glake_refill(request: *const c_char) -> *mut c_char {
     })
 }
 
-/// What is on each GPU and who holds it, as a JSON array of "device", "holder" and "bytes", as "gpu" of a shrink's report. Null on
-/// failure; to be given to `glake_string_free`.
+/// Returns the memory usage of each GPU by holder, as a JSON array of "device", "holder" and "bytes", like "gpu" in the report of a shrink.
+/// Null on failure; free it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_memory_usage_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
@@ -69,14 +70,14 @@ pub extern "C" fn glake_memory_usage_json() -> *mut c_char {
     })
 }
 
-/// Calls `before` and `after` around every shrink and refill that is asked for; null: none. The event is a JSON object: "event"
-/// ("shrink", "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". They run on threads of
-/// their own and are waited for up to `timeout_ms` (-1: for ever). Where `before` answers anything but 0, or takes longer, nothing
-/// is moved. Of memory that comes back because it is touched they are told too ("touched": true, "device"), and nothing waits for
-/// them. Replaces those that were there: to have none succeeds in a forked child and at the end of the process too.
+/// Sets hooks that run before and after every requested shrink and refill; null: none. The event is a JSON object: "event" ("shrink",
+/// "refill"), "when" ("before", "after"), "tags", "bytes", and after it "report" or "error". Hooks run on threads of their own, and the
+/// call waits for them up to `timeout_ms` (-1: no timeout). If `before` returns a value other than 0, or takes longer, nothing is moved.
+/// Refills on access are reported too ("touched": true, "device"), without a wait. Replaces the earlier hooks; removing them succeeds in a
+/// forked child and at the end of the process too.
 ///
 /// # Safety
-/// They may be called on any thread with this context for as long as the process lives.
+/// The hooks may be called on any thread with this context for the life of the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_hooks_set(
     before: RegionHook,
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn glake_hooks_set(
     })
 }
 
-/// A time that the caller gives; below 0: for ever.
+/// Converts a timeout of the caller; below 0: none.
 pub(crate) fn duration(milliseconds: i64) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }

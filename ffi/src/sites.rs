@@ -1,4 +1,4 @@
-//! Sites of a program that offload: what is to be offloaded of each pass, and when its reloads begin.
+//! Offload sites: the choice of bytes to offload in each pass of a program, and the start times of their reloads.
 
 use std::ffi::c_char;
 
@@ -10,16 +10,16 @@ use crate::stats::string;
 use crate::status::Failure;
 use crate::{block, guard, library};
 
-/// Makes a site of a program that offloads: it learns from each of its passes in which order what it packs is read, and says when
-/// reloads begin. A pass begins with the first item that is packed and ends when all that were are dropped. `site` is its number,
-/// above 0, and never given twice.
+/// Creates an offload site. From each pass, a site learns the order in which packed items are read, and says when reloads begin. A pass
+/// begins with the first packed item and ends when all packed items are dropped. `site` receives its number, which is above 0, and never
+/// reused.
 ///
 /// # Safety
 /// `site` is null or may be written; null is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_site_create(site: *mut u64) -> i32 {
     guard::answer(|| {
-        // Before anything is done that nobody could undo.
+        // Checked before anything is done that could not be undone.
         // SAFETY: the caller's promise.
         unsafe { guard::put(site, "site", 0) }?;
         let given = library::process()?.offload().sites().create();
@@ -28,29 +28,33 @@ pub unsafe extern "C" fn glake_offload_site_create(site: *mut u64) -> i32 {
     })
 }
 
-/// Forgets a site and what it learned. In a forked child and at the end of the process nothing is done.
+/// Forgets a site with everything that it learned. Does nothing in a forked child and at the end of the process.
 ///
-/// `GLAKE_INVALID`: it was released before, or never made.
+/// `GLAKE_INVALID`: released before, or never created.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_site_release(site: u64) -> i32 {
     library::give_up(|process| Ok(process.offload().release_site(site)?))
 }
 
-/// What plans of a site are for, from its next pass on: `preset` 0 the least time under the budget, 1 the least memory without computing
-/// anything again (as where nothing was asked), 2 the least memory at which no copy is waited for, 3 as 0, but of a layer that is computed
-/// again leaves may be stored one by one. `budget` is what the GPU may show of the process, contexts included, in bytes; 0: anything.
+/// Sets the goal of a site's plans, from its next pass on. `preset`: 0 the least time under the budget, 1 the least memory without
+/// recomputation (the default), 3 like 0, but leaves of a recomputed layer may be stored one by one. `budget`: the most GPU memory of the
+/// process, contexts included, in bytes; 0: no bound.
 ///
-/// `GLAKE_INVALID`: there is no such site, device or preset.
+/// `GLAKE_INVALID`: no such site, device or preset.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset: i32) -> i32 {
     guard::answer(|| {
         let preset = match preset {
             0 => Preset::Fit,
             1 => Preset::Memory,
-            2 => Preset::Hidden,
+            2 => {
+                return Err(Failure::invalid(
+                    "preset is 2, which was removed: give 0, the least time under the budget",
+                ));
+            }
             3 => Preset::Hybrid,
             other => {
-                return Err(Failure::invalid(format_args!("preset is {other}: give a number from 0 to 3")));
+                return Err(Failure::invalid(format_args!("preset is {other}: give 0, 1 or 3")));
             }
         };
         let budget = (budget > 0).then(|| Bytes::new(budget));
@@ -58,15 +62,11 @@ pub extern "C" fn glake_offload_ask(site: u64, device: i32, budget: u64, preset:
     })
 }
 
-/// Whether a forward that is about to begin has to tell what it saves: not where the plan of a pass of the same `shape` keeps everything,
-/// memory has room as it had, and nothing went above the budget since. A shape is a number of the caller's, one for all forwards that save
-/// the same.
+/// Returns whether a forward that is about to begin has to report its saves. It need not if the plan for a pass of the same `shape` keeps
+/// everything, the room in memory is unchanged, and the budget was not exceeded since. A shape is a number chosen by the caller, the same
+/// for all forwards that save the same.
 ///
-/// `GLAKE_INVALID`: there is no such site, or a pass that had the same forwards before this one was above its budget, and needs what the
-/// text says.
-///
-/// # Safety
-/// `needs` is null or may be written; null is refused.
+/// `GLAKE_INVALID`: no such site, or a pass with the same earlier forwards exceeded its budget; the text says how much it needs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_needs(site: u64, shape: u64, needs: *mut bool) -> i32 {
     guard::answer(|| {
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn glake_offload_needs(site: u64, shape: u64, needs: *mut 
     })
 }
 
-/// What a site was asked for, what its last plan says and what its passes were, as a JSON object (docs/METRICS.md); with `course` the
-/// plan's pass step by step. Null on failure; to be given to `glake_string_free`.
+/// Returns a site's goal, its latest plan and its passes as a JSON object (docs/METRICS.md); with `course` also the planned pass step by
+/// step. Null on failure; free it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_site_json(site: u64, course: bool) -> *mut c_char {
     guard::value(std::ptr::null_mut(), || {
@@ -87,15 +87,16 @@ pub extern "C" fn glake_offload_site_json(site: u64, course: bool) -> *mut c_cha
     })
 }
 
-/// The next bytes that a pass saves, each range once. `item` is their number in the pass, from 0 on; `verdict` whether they are to stay
-/// (0), to be offloaded (1), or not to be stored, as their layer computes them again (2, of leaves alone: nobody drops such an item).
-/// `begin` has room for `room` items and gets those whose reloads are to begin first, in this order; `count` how many these are. Those that
-/// find no room come with the next call of the site.
+/// Reports the next bytes that a pass saves, each range once. `item` receives their number in the pass, from 0 on. `verdict`: 0 they stay,
+/// 1 they are to be offloaded, 2 they need not be stored because their layer recomputes them (only for leaves; such an item is never
+/// dropped). `begin` has room for `room` items and receives those whose reloads should begin first, in this order; `count` their number.
+/// Items that find no room come with the site's next call.
 ///
-/// `GLAKE_INVALID`: there is no such site, or no such `leaf`.
+/// `GLAKE_INVALID`: no such site, or no such `leaf`.
 ///
 /// # Safety
-/// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room` times.
+/// `pack` may be read, and `item`, `verdict` and `count` may be written, or are null, which is refused; `begin` may be written `room`
+/// times.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_packed(
     site: u64,
@@ -136,38 +137,35 @@ pub unsafe extern "C" fn glake_offload_packed(
     })
 }
 
-/// A leaf is computed from here on, until its output is packed: so long it would take to compute it again, by the stream that the pass
-/// began on.
+/// Begins the computation of a leaf, which ends when its output is packed: the site measures the cost of its recomputation, on the stream
+/// that the pass began on.
 ///
-/// `GLAKE_INVALID`: there is no such site.
+/// `GLAKE_INVALID`: no such site.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_leaf_begins(site: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().leaf_begins(site)?))
 }
 
-/// Times of the pass that is under way do not count: it computes what later ones will not, to compare it with what is stored.
+/// Excludes the current pass from time measurements: it computes more than later passes, to compare results with the stored ones.
 ///
-/// `GLAKE_INVALID`: there is no such site.
+/// `GLAKE_INVALID`: no such site.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_untimed(site: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().untimed(site)?))
 }
 
-/// A layer is computed again: from here on (`begins`), or until here, by the stream that the pass began on. Reloads that are to begin come
-/// with the next call that tells any.
+/// Marks the beginning (`begins`) or the end of a layer's recomputation, on the stream that the pass began on. Reloads to begin come with
+/// the next call that returns any.
 ///
-/// `GLAKE_INVALID`: there is no such site.
+/// `GLAKE_INVALID`: no such site.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_replays(site: u64, scope: u32, begins: bool) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().replays(site, ScopeId(scope), begins)?))
 }
 
-/// An item of the pass is read, or read once more. `begin`, `room` and `count` as of `glake_offload_packed`.
+/// Reports a read of an item of the pass, the first or a repeated one. `begin`, `room` and `count` as for `glake_offload_packed`.
 ///
-/// `GLAKE_INVALID`: there is no such site, or its pass has no such item.
-///
-/// # Safety
-/// `count` may be written, or is null, which is refused; `begin` may be written `room` times.
+/// `GLAKE_INVALID`: no such site, or its pass has no such item.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_offload_unpacked(
     site: u64,
@@ -187,32 +185,30 @@ pub unsafe extern "C" fn glake_offload_unpacked(
     })
 }
 
-/// What was reloaded of an item is gone from its GPU again, and the item may be read once more.
+/// Reports that the reloaded copy of an item was freed on its GPU, while the item may be read again.
 ///
-/// `GLAKE_INVALID`: there is no such site.
+/// `GLAKE_INVALID`: no such site.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_freed(site: u64, item: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.offload().freed(site, number(item))?))
 }
 
-/// Nobody reads an item any more. In a forked child and at the end of the process nothing is done.
+/// Reports that an item will not be read any more. Does nothing in a forked child and at the end of the process.
 ///
-/// `GLAKE_INVALID`: there is no such site, or its pass has no such item.
+/// `GLAKE_INVALID`: no such site, or its pass has no such item.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_offload_dropped(site: u64, item: u64) -> i32 {
     library::give_up(|process| Ok(process.offload().dropped(site, number(item))?))
 }
 
-/// Where items are written to.
+/// Returns the caller's array of items to begin as a slice.
 ///
 /// # Safety
 /// `begin` is null, or may be written `room` times.
 unsafe fn room_of<'a>(begin: *mut u64, room: usize) -> Result<&'a mut [u64], Failure> {
     match (begin.is_null(), room) {
         (_, 0) => Ok(&mut []),
-        (true, _) => {
-            Err(Failure::invalid(format_args!("begin is null, and is said to have room for {room} items")))
-        }
+        (true, _) => Err(Failure::invalid(format_args!("begin is null although room is {room}"))),
         // SAFETY: the caller's promise.
         (false, _) => Ok(unsafe { std::slice::from_raw_parts_mut(begin, room) }),
     }

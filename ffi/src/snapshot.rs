@@ -1,4 +1,4 @@
-//! Pictures of the pools, and the events that led there.
+//! Snapshots of the pools, and their event history.
 
 use std::ffi::{c_char, c_void};
 
@@ -10,14 +10,14 @@ use crate::block::pointer;
 use crate::stats::{process, string};
 use crate::{guard, library};
 
-/// The state of all pools as torch's `_cuda_memorySnapshot` tells it, as JSON. Null on failure; to be given to
+/// Returns the state of all pools in the form of torch's `_cuda_memorySnapshot`, as JSON. Null on failure; free it with
 /// `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_snapshot_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || string(process()?.reports().snapshot().to_string()))
 }
 
-/// Calls `segment` for every mapped range of a device, each followed by `block` for what lies in it. Either may be null.
+/// Calls `segment` for every mapped range of a device, each followed by `block` for its parts. Either may be null.
 ///
 /// # Safety
 /// The functions may be called with this context, and do not call back into the library.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn glake_segments(
     })
 }
 
-/// Starts or stops to keep events for the snapshot: the last `max_entries` of them. `clear` forgets those that were kept.
+/// Starts or stops the event history for snapshots: the last `max_entries` events are kept. `clear` forgets earlier ones.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_record_history(enabled: bool, max_entries: u64, clear: bool) -> i32 {
     guard::answer(|| {
@@ -54,7 +54,7 @@ pub extern "C" fn glake_record_history(enabled: bool, max_entries: u64, clear: b
     })
 }
 
-/// Whether events are kept.
+/// Returns whether events are recorded.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_history_enabled() -> bool {
     guard::value(false, || {

@@ -1,4 +1,4 @@
-//! Statistics in torch's key scheme.
+//! Statistics of devices in torch's key scheme.
 
 use std::ffi::{CString, c_char};
 
@@ -8,7 +8,7 @@ use glake_runtime::{metrics, process};
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// The statistics of a device; zeroes where its pool has not started.
+/// Returns the statistics of a device; zeros if its pool has not started.
 ///
 /// # Safety
 /// `out` is null or may be written.
@@ -21,29 +21,29 @@ pub unsafe extern "C" fn glake_stats(device: i32, out: *mut DeviceStats) -> i32 
     })
 }
 
-/// Starts the peaks of a device from what is now.
+/// Resets the peaks of a device to the current values.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_reset_peaks(device: i32) -> i32 {
     guard::answer(|| Ok(process()?.reports().reset_peaks(device.into())?))
 }
 
-/// Starts the totals of a device, and what was done, from zero.
+/// Resets the totals and event counters of a device to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_reset_totals(device: i32) -> i32 {
     guard::answer(|| Ok(process()?.reports().reset_totals(device.into())?))
 }
 
-/// The statistics as a JSON object: torch's flat keys ("active_bytes.all.peak"), and ours under "glake.". Null on failure;
-/// to be given to `glake_string_free`.
+/// Returns the statistics as a JSON object: torch's flat keys ("active_bytes.all.peak"), and GLake's under "glake.". Null on failure; free
+/// it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_stats_json(device: i32) -> *mut c_char {
     guard::value(std::ptr::null_mut(), || string(stats_of(device)?.json().to_string()))
 }
 
-/// Gives back a text that this library handed out; null is no error.
+/// Frees a text returned by this library; null is no error.
 ///
 /// # Safety
-/// It is null, or such a text, and not used again.
+/// The pointer is null, or such a text, and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_string_free(text: *mut c_char) {
     if !text.is_null() {
@@ -52,12 +52,12 @@ pub unsafe extern "C" fn glake_string_free(text: *mut c_char) {
     }
 }
 
-/// A text for the caller.
+/// Converts a text for the caller.
 pub(crate) fn string(text: String) -> Result<*mut c_char, Failure> {
     CString::new(text).map(CString::into_raw).map_err(Failure::invalid)
 }
 
-/// The process, for what needs no driver; at the end of the process too.
+/// Returns the process, for calls that need no driver; works at the end of the process too.
 pub(crate) fn process() -> Result<&'static process::Process, Failure> {
     match library::started_process()? {
         Some(process) => Ok(process),
@@ -69,7 +69,7 @@ fn stats_of(device: i32) -> Result<metrics::DeviceStats, Failure> {
     Ok(process()?.reports().stats(device.into())?)
 }
 
-/// The runtime's figures as C has them: every metric, by its name.
+/// Converts the runtime's figures to the C structure: every metric, by its name.
 macro_rules! as_in_c {
     (
         $(#[$of_pools:meta])* PoolStats { $( $(#[$a:meta])* $pool:ident: $p:ty, $pu:ident, $ps:ident; )* }

@@ -1,4 +1,4 @@
-//! How a call ends: a number for the caller, and a text that the thread keeps.
+//! Outcome of calls: a status for the caller, and an error text kept for the thread.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -16,15 +16,15 @@ use glake_transfer::TransferError;
 
 use crate::torch;
 
-/// CUDA's number for it.
+/// CUDA's error number for out of memory.
 const OUT_OF_MEMORY: u32 = 2;
 
-/// Why a call did not do what was asked.
+/// Failure of a call, with its reason.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: i32,
     text: String,
-    /// The driver's number for it, where it has one.
+    /// The driver's error number, if any.
     code: Option<u32>,
 }
 
@@ -50,19 +50,19 @@ impl Failure {
         Failure::new(GLAKE_UNAVAILABLE, text)
     }
 
-    /// The driver's own error, negated.
+    /// Returns the driver's own error, negated.
     pub(crate) fn driver_error(&self) -> Option<i32> {
         self.code.and_then(|code| i32::try_from(code).ok()).map(|code| -code)
     }
 
-    /// A panic, which is a mistake of ours.
+    /// Creates the failure of a panic, which is a bug of GLake.
     pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
         Failure::new(GLAKE_DRIVER, format_args!("GLake failed: {said}; please report this"))
     }
 
-    /// Keeps the text for the thread and returns the number. A thread at its end keeps nothing.
+    /// Keeps the text for the thread and returns the status. An exiting thread keeps nothing.
     #[cold]
     pub(crate) fn keep(self) -> i32 {
         let text = CString::new(self.text.replace('\0', " ")).unwrap_or_default();
@@ -71,7 +71,7 @@ impl Failure {
         self.status
     }
 
-    /// Logs it, where the caller cannot be told.
+    /// Logs the failure, if the caller cannot receive it.
     pub(crate) fn log(&self) {
         tracing::error!(target: "glake::ffi", "{}", self.text);
     }
@@ -94,7 +94,7 @@ impl From<ProcessError> for Failure {
 }
 
 impl Failure {
-    /// The driver's answer that is behind an error.
+    /// Returns the driver error behind an error.
     fn driver_error_of(error: &ProcessError) -> Option<&DriverError> {
         match error {
             ProcessError::Driver(error)
@@ -176,20 +176,20 @@ impl Failure {
     }
 }
 
-/// Why the calling thread's last call that failed did so; empty before. It stays until the thread's next call that fails.
+/// Returns the text of the calling thread's last failed call; empty before the first. Valid until the thread's next failed call.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_last_error() -> *const c_char {
     let last = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
     last.ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// The status of the calling thread's last call that failed, for those that return no status; `GLAKE_OK` before.
+/// Returns the status of the calling thread's last failed call, for calls that return no status; `GLAKE_OK` before the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_last_status() -> i32 {
     STATUS.try_with(Cell::get).unwrap_or(GLAKE_OK)
 }
 
-/// As `glake_last_error`.
+/// Returns the same text as `glake_last_error`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmlake_last_error() -> *const c_char {
     glake_last_error()

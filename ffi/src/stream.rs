@@ -1,4 +1,4 @@
-//! Streams for programs that have no CUDA runtime: on the simulated device nobody else makes them.
+//! Streams, for programs without a CUDA runtime: on the simulated device there is no other way to create them.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,7 @@ use crate::block::stream;
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Makes a stream of a device that does not synchronise with the legacy default one.
+/// Creates a stream of a device that does not synchronise with the legacy default stream.
 ///
 /// # Safety
 /// `out` is null or may be written.
@@ -23,8 +23,8 @@ pub unsafe extern "C" fn glake_stream_create(device: i32, out: *mut *mut c_void)
     })
 }
 
-/// Waits on the host until the work of a stream is done. The device may be -1: that of the stream, or the current one of the
-/// calling thread for a default stream.
+/// Waits on the host until the work of a stream is complete. The device may be -1: that of the stream, or the calling thread's current
+/// device for a default stream.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device.
@@ -36,8 +36,7 @@ pub unsafe extern "C" fn glake_stream_synchronize(device: i32, stream: *mut c_vo
     })
 }
 
-/// Destroys a stream of `glake_stream_create`; its work still runs to its end. In a forked child and at the end of the process
-/// nothing is done.
+/// Destroys a stream of `glake_stream_create`; its work still completes. Does nothing in a forked child and at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_stream_destroy(device: i32, stream: *mut c_void) -> i32 {
     library::give_up(|process| Ok(process.streams().destroy(device.into(), self::stream(stream))?))

@@ -1,7 +1,7 @@
-//! The names that torch's pluggable allocator asks for, with torch's signatures.
+//! The functions that torch's pluggable allocator needs, with torch's signatures.
 //!
-//! What throws, or takes C++ by value, is in the shim; a jump leads there, so that its exceptions pass no frame of ours
-//! and its symbols need no export.
+//! Functions that throw, or take C++ objects by value, are in the shim; a jump leads there, so that its exceptions pass no Rust frame and
+//! its symbols need no export.
 
 use std::arch::naked_asm;
 use std::ffi::c_void;
@@ -12,13 +12,13 @@ use crate::block::{address, pointer, stream};
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// `std::pair<unsigned long long, unsigned long long>`, which is passed as this is.
+/// `std::pair<unsigned long long, unsigned long long>` in its calling convention.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PairId {
-    /// Set where a capture made the pool.
+    /// First number, set if a capture created the pool.
     pub first: u64,
-    /// Set where the program did.
+    /// Second number, set if the program created the pool.
     pub second: u64,
 }
 
@@ -31,12 +31,12 @@ unsafe extern "C-unwind" {
     fn gmlake_shim_begin_allocate_to_pool();
 }
 
-/// Whether torch is loaded into this process.
+/// Returns whether torch is loaded into this process.
 pub(crate) fn is_loaded() -> bool {
     gmlake_shim_is_torch_loaded()
 }
 
-/// Jumps to a function of the shim with everything as the caller passed it.
+/// Jumps to a function of the shim with all arguments as the caller passed them.
 macro_rules! jump {
     ($to:ident) => {
         #[cfg(target_arch = "x86_64")]
@@ -46,18 +46,18 @@ macro_rules! jump {
     };
 }
 
-/// Hands out a block for work on a stream of the device; null for size 0. On failure it throws std::runtime_error where
-/// torch is loaded, else returns null; gmlake_last_error says why.
+/// Allocates a block for work on a stream of the device; null for size 0. On failure it throws std::runtime_error if torch is loaded, else
+/// returns null; gmlake_last_error says why.
 ///
 /// # Safety
-/// As `glake_alloc`.
+/// As for `glake_alloc`.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmlake_malloc(size: usize, device: i32, stream: *mut c_void) -> *mut c_void {
     jump!(gmlake_shim_malloc);
 }
 
-/// Takes a block back. Only the pointer is looked at. A pointer that is no block's is logged, and nothing is changed.
+/// Frees a block, identified by the pointer alone. A pointer that is no block is logged, and nothing is changed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmlake_free(pointer: *mut c_void, _size: usize, _device: i32, _stream: *mut c_void) {
     if pointer.is_null() || library::is_forked() {
@@ -72,7 +72,7 @@ pub extern "C" fn gmlake_free(pointer: *mut c_void, _size: usize, _device: i32, 
     });
 }
 
-/// Opens the devices; throws as gmlake_malloc does. It need not be called.
+/// Opens the devices; throws as gmlake_malloc does. Calling it is optional.
 ///
 /// # Safety
 /// None needed; it is unsafe because it is a jump.
@@ -82,29 +82,28 @@ pub unsafe extern "C-unwind" fn gmlake_init(device_count: i32) {
     jump!(gmlake_shim_init);
 }
 
-/// Empties the cache: waits for pending frees and releases what is free, on all devices. Blocks stay. Throws as
-/// gmlake_malloc does; in a forked child and at the end of the process nothing is done.
+/// Releases all cached memory: waits for pending frees and releases free memory on all devices. Blocks stay. Throws as gmlake_malloc does.
+/// Does nothing in a forked child and at the end of the process.
 ///
 /// # Safety
-/// As `gmlake_init`.
+/// As for `gmlake_init`.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmlake_reset() {
     jump!(gmlake_shim_reset);
 }
 
-/// Changes the part of a device's memory that may be reserved. Throws as gmlake_malloc does.
+/// Sets the fraction of a device's memory that may be reserved. Throws as gmlake_malloc does.
 ///
 /// # Safety
-/// As `gmlake_init`.
+/// As for `gmlake_init`.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmlake_memory_fraction(fraction: f64, device: i32) {
     jump!(gmlake_shim_memory_fraction);
 }
 
-/// Where the block that an address lies in begins; null where there is none. `size`, where not null, gets what was asked
-/// for.
+/// Returns the start of the block that contains an address; null if there is none. `size`, if not null, receives the requested size.
 ///
 /// # Safety
 /// `size` is null or may be written.
@@ -122,10 +121,10 @@ pub unsafe extern "C" fn gmlake_base_alloc(ptr: *mut c_void, size: *mut usize) -
     })
 }
 
-/// As `glake_record_stream`; nothing is done where no block of ours begins at the pointer.
+/// Records a use of a block by a stream, as `glake_record_stream`; does nothing if no block of this library begins at the pointer.
 ///
 /// # Safety
-/// As `glake_record_stream`.
+/// As for `glake_record_stream`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmlake_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     if ptr.is_null() || !library::glake_started() {
@@ -134,7 +133,7 @@ pub unsafe extern "C" fn gmlake_record_stream(ptr: *mut c_void, stream: *mut c_v
     guard::logged(|| {
         let process = match library::process() {
             Ok(process) => process,
-            // A child, or the end: nothing is handed out again.
+            // In a forked child, or at the end of the process: no memory is handed out again.
             Err(failure) if failure.is_unavailable() => return Ok(()),
             Err(failure) => return Err(failure),
         };
@@ -145,8 +144,8 @@ pub unsafe extern "C" fn gmlake_record_stream(ptr: *mut c_void, stream: *mut c_v
     });
 }
 
-/// Sends allocations on streams that the filter takes to a private pool. C++: `(int device, std::pair<unsigned long long,
-/// unsigned long long> id, std::function<bool(CUstream_st *)> filter)`. Throws as gmlake_malloc does.
+/// Routes allocations on streams that the filter accepts to a private pool. C++: `(int device, std::pair<unsigned long long, unsigned long
+/// long> id, std::function<bool(CUstream_st *)> filter)`. Throws as gmlake_malloc does.
 ///
 /// # Safety
 /// The caller is C++ and passes these by value.
@@ -156,19 +155,19 @@ pub unsafe extern "C-unwind" fn gmlake_begin_allocate_to_pool(device: i32, id: P
     jump!(gmlake_shim_begin_allocate_to_pool);
 }
 
-/// Ends that; a failure is logged.
+/// Ends the routing of gmlake_begin_allocate_to_pool; a failure is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmlake_end_allocate_to_pool(device: i32, id: PairId) {
     pooled(|process| process.pools().end(device.into(), id.into()));
 }
 
-/// One owner of a private pool less; a failure is logged.
+/// Removes an owner of a private pool; a failure is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmlake_release_pool(device: i32, id: PairId) {
     pooled(|process| process.pools().release(device.into(), id.into()));
 }
 
-/// For destructors: in a forked child and at the end of the process nothing is done.
+/// Runs a call that destructors make: does nothing in a forked child and at the end of the process.
 fn pooled(body: impl FnOnce(&glake_runtime::process::Process) -> Result<(), ProcessError>) {
     if library::is_over() {
         return;

@@ -48,7 +48,7 @@ static int beside_other_ranks(void) {
     char *stats = glake_copy_stats_json();
     CHECK(stats != NULL && strstr(stats, "\"multi_path\":false") != NULL);
     glake_string_free(stats);
-    FAILS(glake_multi_path(1), GLAKE_INVALID, "transfer.relays is \"auto\", and 2 processes of this program run");
+    FAILS(glake_multi_path(1), GLAKE_INVALID, "transfer.multi_path is true, and 2 processes of this program run");
     OK(glake_multi_path(0));
     return 0;
 }

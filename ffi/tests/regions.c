@@ -282,7 +282,7 @@ static void decommits(void) {
 }
 
 int main(void) {
-    OK(glake_configure(NULL, NULL, "expert.host_arena = \"16MiB\"\ntiers = { extent = \"4MiB\", host_spare = 0 }"));
+    OK(glake_configure(NULL, NULL, "tiers = { extent = \"4MiB\", host_spare = 0 }"));
     leaves_and_comes_back();
     what_is_touched_comes_back();
     hooks();

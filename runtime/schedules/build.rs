@@ -1,4 +1,4 @@
-//! Locks are the scheduler's in this crate, and in no other.
+//! Enables the scheduler's locks (`cfg(schedules)`) in this crate only.
 
 fn main() {
     println!("cargo::rustc-cfg=schedules");

@@ -1,4 +1,4 @@
-//! What stands behind a choice of device: NVIDIA's driver, or a model of a server to simulate.
+//! Backend of a device choice: NVIDIA's driver, or a model of a server to simulate.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,39 +10,39 @@ use glake_sim::{TopologyError, load};
 
 use crate::config::DeviceChoice;
 
-/// The model that `sim` alone means: the measured one.
+/// Topology that `sim` alone means: the measured one.
 const DEFAULT_MODEL: &str = "h200x4";
 
-/// What was chosen, found to be there.
+/// Backend that was found for a device choice.
 #[allow(clippy::large_enum_variant)] // a program makes one, at its start
 pub enum Backend {
     /// The GPUs of this machine.
     Cuda(Arc<Cuda>),
-    /// A model for the simulator. It costs nothing until a simulator is made of it.
+    /// A model for the simulator. It costs nothing until a simulator is created from it.
     Sim {
-        /// The server.
+        /// Model of the server.
         model: SimTopology,
-        /// The folder through which processes share its GPUs.
+        /// Folder through which processes share the simulated GPUs.
         shared: Option<PathBuf>,
-        /// Why it is not CUDA, where the choice was left open.
+        /// Error of the CUDA driver, if the choice was left open.
         instead_of: Option<DriverError>,
     },
 }
 
-/// Why there is no such backend.
+/// Error of a missing backend.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The driver does not answer.
     #[error("--device cuda: {0}")]
     Driver(#[from] DriverError),
-    /// There is no such model, or it is not whole.
+    /// The model does not exist or is incomplete.
     #[error("--device: {0}")]
     Topology(#[from] TopologyError),
 }
 
 impl Backend {
-    /// Finds what was chosen.
+    /// Finds the backend of a device choice.
     ///
     /// # Errors
     /// [`BackendError`]: CUDA was asked for and no driver answers, or the model is unknown or incomplete.
@@ -62,7 +62,7 @@ impl Backend {
         }
     }
 
-    /// Its name in reports: `cuda`, `sim:h20x8`.
+    /// Returns its name in reports, such as `cuda` or `sim:h20x8`.
     pub fn name(&self) -> String {
         match self {
             Backend::Cuda(_) => "cuda".to_owned(),
@@ -73,7 +73,7 @@ impl Backend {
         }
     }
 
-    /// What was taken where the choice was left open, and why; `None` where it was not, or CUDA answers.
+    /// Returns a note about the chosen backend and the reason, if the choice was left open and CUDA is missing; otherwise `None`.
     pub fn notice(&self) -> Option<String> {
         match self {
             Backend::Sim { instead_of: Some(error), .. } => {
@@ -83,10 +83,10 @@ impl Backend {
         }
     }
 
-    /// Its GPUs and links.
+    /// Returns its GPUs and links.
     ///
     /// # Errors
-    /// [`BackendError::Driver`]: the driver does not tell its devices.
+    /// [`BackendError::Driver`]: the driver cannot list its devices.
     pub fn topology(&self) -> Result<Topology, BackendError> {
         match self {
             Backend::Cuda(cuda) => Ok(Topology::of_machine(&cuda.devices()?)),

@@ -1,7 +1,7 @@
-//! What is known of this server's links: what a calibration measured since it was started, or what is assumed of it.
+//! Calibration of this server's links: measured since its last boot, or assumed.
 //!
-//! A calibration is kept in the user's cache folder (`transfer.calibrations`), for these GPUs with all that joins them, this driver
-//! and this boot. A model's is kept apart from a machine's, and from that of every model that says something else.
+//! A calibration is stored in the user's cache folder (`transfer.calibrations`), for these GPUs and their interconnects, this driver
+//! version and this boot. Calibrations of simulated models are stored separately, one for each distinct model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use glake_transfer::paths::{GpuLinks, PathGraph};
 
 use crate::backend::Backend;
 
-/// How long a calibration may take.
+/// Time budget of a calibration.
 const BUDGET: Duration = Duration::from_secs(2);
-/// The version of NVIDIA's kernel module, where it is loaded.
+/// File with the version of NVIDIA's kernel module, if it is loaded.
 const DRIVER: &str = "/sys/module/nvidia/version";
-/// Another one after each start of the system.
+/// File with an id that changes at each boot.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where the calibration of a server is kept.
+/// Stored calibration of a server.
 #[derive(Clone, Debug)]
 pub struct Calibrations {
     gpus: Vec<GpuLinks>,
@@ -33,12 +33,12 @@ pub struct Calibrations {
 }
 
 impl Calibrations {
-    /// Of these links; an empty folder is none.
+    /// Creates the calibration of these links; without a folder nothing is stored.
     pub fn of(topology: &Topology, folder: Option<&Path>) -> Calibrations {
         let gpus = GpuLinks::of(topology);
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let driver = match topology.simulated {
-            // A model may be a file of any name, changed since, whose GPUs have no addresses: all that it says counts.
+            // A model may be a file of any name that has changed since, and its GPUs have no addresses: all of its contents count.
             true => format!("sim:{}:{}", topology.name, cache::digest(&format!("{topology:?}"))),
             false => read(DRIVER).trim().to_owned(),
         };
@@ -47,25 +47,25 @@ impl Calibrations {
         Calibrations { gpus, key, folder }
     }
 
-    /// The GPUs.
+    /// Returns the GPUs and their links.
     pub fn gpus(&self) -> &[GpuLinks] {
         &self.gpus
     }
 
-    /// What was measured, if it is kept.
+    /// Returns the stored measurement, if there is one.
     pub fn measured(&self) -> Option<PathGraph> {
         cache::load(self.folder.as_deref()?, &self.key)
     }
 
-    /// What was measured, or what is assumed.
+    /// Returns the stored measurement, or assumed rates.
     pub fn graph(&self) -> PathGraph {
         self.measured().unwrap_or_else(|| PathGraph::conservative(&self.gpus))
     }
 
-    /// Measures the links, for about two seconds.
+    /// Measures the links, which takes about two seconds.
     ///
     /// # Errors
-    /// What the driver answers where there is nothing to measure with.
+    /// The driver's error if no measurement is possible.
     pub fn measure(
         &self,
         backend: Backend,
@@ -81,12 +81,12 @@ impl Calibrations {
             }
         };
         let begin = Instant::now();
-        // A model's links take the time that they would, not that of this machine.
+        // Links of a model take simulated time, not that of this machine.
         let clock = || simulator.as_ref().map_or_else(|| begin.elapsed(), |simulator| simulator.now());
         Calibration::run(&CompletionEvents::new(driver), &self.gpus, BUDGET, &clock, progress)
     }
 
-    /// Keeps what was measured; the path of its file, or nothing where calibrations are not kept.
+    /// Stores a measurement; returns the path of its file, or `None` if calibrations are not stored.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -94,7 +94,7 @@ impl Calibrations {
         self.folder.as_deref().map(|folder| cache::store(folder, &self.key, graph)).transpose()
     }
 
-    /// Keeps it no longer: the links give something else by now.
+    /// Deletes the stored measurement, because the links have changed since.
     ///
     /// # Errors
     /// The file cannot be removed.

@@ -1,4 +1,4 @@
-//! What a process has of its GPUs' memory: pools, regions, copies, sharing with others; and what a user can configure of that.
+//! GPU memory of a process: pools, regions, copies and sharing with other processes; and the configuration of all of these.
 
 pub mod backend;
 pub mod calibrations;

@@ -1,10 +1,10 @@
-//! Logs on standard error.
+//! Log output on standard error.
 
 use std::io::{self, IsTerminal as _};
 
 use tracing_subscriber::EnvFilter;
 
-/// A filter that is none.
+/// Error of an invalid log filter.
 #[derive(Debug, thiserror::Error)]
 #[error("log filter {filter:?}: {source}; write a tracing filter such as info or warn,glake::transfer=debug")]
 pub struct LogError {
@@ -13,10 +13,10 @@ pub struct LogError {
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// Sends the process's logs to standard error, unless something receives them already.
+/// Sends the process's logs to standard error unless another subscriber is installed.
 ///
 /// # Errors
-/// The filter cannot be read.
+/// The filter cannot be parsed.
 pub fn start(filter: &str) -> Result<(), LogError> {
     let filter =
         EnvFilter::try_new(filter).map_err(|source| LogError { filter: filter.to_owned(), source })?;

@@ -1,4 +1,4 @@
-//! The configuration's knobs as the pool takes them.
+//! Conversion of the configuration to the options of a pool.
 
 use glake_device::DeviceInfo;
 use glake_stitch::{Borrow, Settings};
@@ -7,7 +7,10 @@ use glake_units::Bytes;
 
 use crate::config;
 
-/// How to make the pool of one device of those that are `visible`, which bears so many mappings at once.
+/// Maximum number of live mappings per device: half of what one context of an H200 held (523,367) before the driver ran out of memory.
+const MAX_MAPPINGS: u64 = 1 << 18;
+
+/// Returns the options for the pool of one device among the `visible` ones; `mappings` is its maximum number of mappings.
 pub fn options(
     pool: &config::Pool,
     device: &DeviceInfo,
@@ -23,21 +26,20 @@ pub fn options(
     }
 }
 
-/// The settings of a pool on a device of so much memory, of which `mappings` can be alive at once.
+/// Returns the settings of a pool on a device with `memory` bytes and at most `mappings` live mappings.
 ///
-/// Every knob of the pool is read here and nowhere else; what is no knob keeps the core's default.
+/// Every key of the pool is read here only; settings without a key keep the core's default.
 pub fn settings(pool: &config::Pool, memory: Bytes, mappings: u64) -> Settings {
     Settings {
         extent: pool.extent,
         extent_near_limit: pool.extent_near_limit.min(pool.extent),
-        slab: pool.slab,
         alias: pool.alias,
         fragment_limit: pool.fragment_limit,
         reuse_limit: pool.reuse_limit,
         stitch_only_when_full: pool.defragment_level == config::DefragmentLevel::WhenFull,
         idle_aliases: pool.auto_gc_limit,
-        max_mappings: pool.max_mappings.min(mappings),
-        limit: part(memory, pool.memory_fraction).min(pool.limit.unwrap_or(Bytes::MAX)),
+        max_mappings: MAX_MAPPINGS.min(mappings),
+        limit: memory.min(pool.limit.unwrap_or(Bytes::MAX)),
         borrow: borrow(pool),
         ..Settings::for_memory(memory)
     }
@@ -51,9 +53,9 @@ fn borrow(pool: &config::Pool) -> Borrow {
     }
 }
 
-/// A part of the memory, rounded down.
+/// Returns a fraction of the memory, rounded down.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-fn part(memory: Bytes, fraction: f64) -> Bytes {
+pub(crate) fn part(memory: Bytes, fraction: f64) -> Bytes {
     if fraction >= 1.0 { memory } else { Bytes::new((memory.get() as f64 * fraction.max(0.0)) as u64) }
 }
 
@@ -93,14 +95,11 @@ mod tests {
 
     #[test]
     fn the_lowest_limit_holds() {
-        let of = |fraction, limit| {
-            let pool = Pool { memory_fraction: fraction, limit, ..Pool::default() };
-            settings(&pool, Bytes::gib(80), 1000)
-        };
-        assert_eq!(of(0.5, None).limit, Bytes::gib(40));
-        assert_eq!(of(0.5, Some(Bytes::gib(60))).limit, Bytes::gib(40));
-        assert_eq!(of(1.0, Some(Bytes::gib(60))).limit, Bytes::gib(60));
-        assert_eq!(of(0.0, None).limit, Bytes::ZERO);
-        assert_eq!(of(1.0, None).max_mappings, 1000);
+        let of = |limit| settings(&Pool { limit, ..Pool::default() }, Bytes::gib(80), 1000);
+        assert_eq!(of(Some(Bytes::gib(60))).limit, Bytes::gib(60));
+        assert_eq!(of(Some(Bytes::gib(100))).limit, Bytes::gib(80));
+        assert_eq!(of(Some(Bytes::ZERO)).limit, Bytes::ZERO);
+        assert_eq!(of(None).max_mappings, 1000);
+        assert_eq!((part(Bytes::gib(80), 0.5), part(Bytes::gib(80), 0.0)), (Bytes::gib(40), Bytes::ZERO));
     }
 }

@@ -1,13 +1,13 @@
-//! The locks that the gate and the process's tables are built on: parking_lot's. In the crate `glake-schedules`, which is this source with
-//! `cfg(schedules)` and serves tests alone, they belong to a scheduler (shuttle) that runs one thread at a
-//! time and chooses who goes on at every lock, so that tests see thousands of ways to take turns.
+//! Locks of the gate and the process's tables: parking_lot's. In the crate `glake-schedules`, which compiles this source with
+//! `cfg(schedules)` for tests only, a scheduler (shuttle) owns them. It runs one thread at a time and chooses the next one at every lock,
+//! so that tests see thousands of schedules.
 
 #[cfg(not(schedules))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 #[cfg(schedules)]
 pub(crate) use scheduled::{Condvar, Mutex, MutexGuard, RwLock};
 
-/// Runs a test's threads in as many schedules as `GLAKE_SCHEDULES` says, 20,000 else: each half at random and half with few changes of turn.
+/// Runs a test's threads in `GLAKE_SCHEDULES` schedules (default 20,000): half of them random, half with few changes of thread.
 #[cfg(test)]
 #[cfg(schedules)]
 pub(crate) fn schedules(test: impl Fn() + Send + Sync + Clone + 'static) {
@@ -17,7 +17,7 @@ pub(crate) fn schedules(test: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(test, many / 2, 3);
 }
 
-/// parking_lot's interface to shuttle's locks.
+/// Adapter with parking_lot's interface for shuttle's locks.
 #[cfg(schedules)]
 mod scheduled {
     use std::ops::{Deref, DerefMut};
@@ -29,7 +29,7 @@ mod scheduled {
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(sync::Mutex<T>);
 
-    /// Empty only while it waits for a condition.
+    /// Lock guard; empty only while it waits for a condition.
     #[derive(Debug)]
     pub(crate) struct MutexGuard<'a, T>(&'a sync::Mutex<T>, Option<sync::MutexGuard<'a, T>>);
 
@@ -70,7 +70,7 @@ mod scheduled {
             }
         }
 
-        /// No clock runs: a wait with an end is over as soon as others had a turn. Answers that its time was over.
+        /// Yields to other threads and reports a timeout, because shuttle has no clock.
         pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _end: Instant) -> bool {
             guard.1 = None;
             shuttle::thread::yield_now();

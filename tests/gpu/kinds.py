@@ -265,7 +265,7 @@ def main():
     p.add_argument("dir", help="the folder with libgmlake.so and libglake_preload.so")
     p.add_argument("--old", metavar="DIR2", help="a folder with the libraries to compare with")
     p.add_argument("--rounds", type=int, default=3, help="of each library, with --old")
-    p.add_argument("--only", help="of " + ", ".join(MEMORY + OTHER))
+    p.add_argument("--only", type=lambda only: launch.chosen(only, MEMORY + OTHER), help="of " + ", ".join(MEMORY + OTHER))
     p.add_argument("--quick", action="store_true", help="1 GiB of two kinds of host memory, by two ways only")
     p.add_argument("--most", type=int, default=1024, help="the largest copy in MiB: 4, 64 or 1024")
     p.add_argument("--relays", type=float, default=15, help="seconds in which relays must get ready")
@@ -278,7 +278,9 @@ def main():
     if not a.cuda:
         launch.needs_gpus("kinds.py")
     known = MEMORY if a.old else MEMORY + OTHER
-    names = launch.chosen(p, a.only, known) if a.only else known
+    names = a.only or known
+    if unknown := set(names) - set(known):
+        p.error(f"--only: {', '.join(sorted(unknown))}: not with --old")
     if a.old and a.shared_gpus:
         p.error("--shared-gpus: old libraries do not know it")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

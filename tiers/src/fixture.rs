@@ -1,4 +1,4 @@
-//! What the tests of regions and of their stores stand on: four simulated GPUs, the driver's own copies, blocks whose bytes are known.
+//! Test support for regions and stores: four simulated GPUs, the driver's own copies, blocks with known contents.
 
 use std::sync::Arc;
 
@@ -13,32 +13,32 @@ use crate::{Block, Budget, GpuPool, HostOptions, HostPool, Mark, MoveError, Move
 
 pub(crate) const GPU: DeviceId = DeviceId(0);
 pub(crate) const PEER: DeviceId = DeviceId(1);
-/// What each has.
+/// Memory of each simulated GPU.
 const MEMORY: Bytes = Bytes::mib(64);
 
-/// What is done to copies before they are enqueued: to and from.
+/// Hook that runs before copies are enqueued; gets pairs of source and destination.
 pub(crate) type Meddle = Box<dyn FnMut(&[(Span, Span)]) -> Result<(), MoveError> + Send>;
 
-/// The driver's own copies, on one stream.
+/// Mover that uses the driver's own copies, on one stream.
 pub(crate) struct Native {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) stream: Arc<OwnedStream>,
     pub(crate) meddle: Mutex<Option<Meddle>>,
 }
 
-/// GPUs, and what makes their calls fail.
+/// Creates the simulated GPUs and the handle that makes their calls fail.
 pub(crate) fn machine() -> (Arc<Simulator>, Arc<Faults>) {
     let topology = SimTopology::uniform(4, MEMORY);
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     (sim.clone(), Arc::new(Faults::new(sim)))
 }
 
-/// A pool's settings: one size of extents up to the limit.
+/// Returns pool settings with a single extent size, up to the limit.
 pub(crate) fn settings(extent: Bytes, limit: Bytes) -> Settings {
     Settings { extent, extent_near_limit: extent, limit, near_limit: 1.0, ..Settings::for_memory(MEMORY) }
 }
 
-/// Pinned memory in small pieces.
+/// Creates a host pool that pins memory in small pieces.
 pub(crate) fn host(completion_events: &Arc<CompletionEvents>, budget: Bytes) -> Arc<HostPool> {
     let (spare, arena) = (Bytes::ZERO, Bytes::mib(4));
     let options =
@@ -46,13 +46,13 @@ pub(crate) fn host(completion_events: &Arc<CompletionEvents>, budget: Bytes) -> 
     HostPool::new(completion_events, options).unwrap()
 }
 
-/// How much of a GPU's memory is taken.
+/// Returns the used memory of a GPU.
 pub(crate) fn used(sim: &Simulator, device: DeviceId) -> Bytes {
     let info = sim.memory_info(device).unwrap();
     info.total.saturating_sub(info.free)
 }
 
-/// Bytes of which every 512 differ from their neighbours.
+/// Returns bytes in which no two neighbouring 512-byte pieces are equal.
 pub(crate) fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
     let mut state = u64::from(seed) + 1;
     let mut next = || {
@@ -64,7 +64,7 @@ pub(crate) fn pattern(seed: u8, size: Bytes) -> Vec<u8> {
     bytes
 }
 
-/// How many bytes of blocks are not those of their seeds.
+/// Counts the bytes of blocks that differ from the pattern of their seeds.
 pub(crate) fn wrong_bytes(pool: &GpuPool, live: &[(Block, u8)]) -> usize {
     let wrong = |(block, seed): &(Block, u8)| {
         let mut bytes = vec![0; usize::try_from(block.size.get()).unwrap()];

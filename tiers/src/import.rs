@@ -1,4 +1,4 @@
-//! Memory of another process, mapped here.
+//! Memory of another process, mapped into this one.
 //!
 //! ```text
 //! descriptors, some at a time ─► extents side by side in one address range ─► access for a device and its peers
@@ -16,31 +16,31 @@ use glake_device::{
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-/// How often an import that finds no descriptor left is tried again, and the pause before: other threads may import too. Half a second together.
+/// Attempts of an import that runs out of descriptors; other threads may be importing too. Half a second in total with the pauses.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What another process exported ([`crate::GpuPool::export`] there), at an address of this process.
+/// Block exported by another process ([`crate::GpuPool::export`]), mapped at an address of this one.
 ///
-/// Dropping it waits on the host for all work of the devices that may touch it, which a capture does not survive: where
-/// one may be open, [`Import::close`] it first.
+/// Dropping it waits on the host for all work of the devices that may access it, which breaks an open capture: call [`Import::close`] first
+/// if one may be open.
 #[derive(Debug)]
 pub struct Import {
     completion_events: Arc<CompletionEvents>,
     reservation: Reservation,
     mappings: Vec<Mapping>,
-    /// Whose work may touch it. Held while that changes, and while it is closed.
+    /// Devices whose work may access the memory. Locked while that changes, and during a close.
     devices: Mutex<DeviceSet>,
 }
 
 impl Import {
-    /// Maps extents of these sizes side by side for work of `device` and of `peers`. `descriptors` gives those of the extents from a number on,
-    /// at least one and at most all that are left; each is closed once its extent is mapped, before further ones are asked for. Where an import
-    /// finds no descriptor left, the others are closed and asked for again.
+    /// Maps extents of these sizes side by side for work of `device` and of `peers`. `descriptors` returns the descriptors of the extents
+    /// from an index on, at least one and at most all that are left; each is closed once its extent is mapped, before further ones are
+    /// requested. If the process runs out of descriptors, the others are closed and requested again.
     ///
     /// # Errors
-    /// What `descriptors` or the driver answers: above all, that a descriptor is none of device memory, that a size is not the exporter's,
-    /// or that a device cannot reach the memory. Nothing stays mapped then.
+    /// The error of `descriptors` or of the driver: above all, a descriptor that is not device memory, a size that is not the exporter's,
+    /// or a device that cannot access the memory. Nothing stays mapped.
     pub fn open<E: From<DriverError>>(
         completion_events: &Arc<CompletionEvents>,
         device: DeviceId,
@@ -97,31 +97,31 @@ impl Import {
         descriptor: OwnedFd,
         size: Bytes,
     ) -> Result<Mapping> {
-        // What it is like besides, only its own process knows.
+        // Only the exporting process knows its other properties.
         let properties =
             ExtentProperties { place: Place::Gpu(reservation.device()), exportable: true, gpu_direct: false };
         reservation.map(offset, &Extent::import(driver, descriptor.as_fd(), size, properties)?)
     }
 
-    /// Where it begins.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> Address {
         self.reservation.start()
     }
 
-    /// How long it is.
+    /// Returns the size of the mapping.
     pub fn size(&self) -> Bytes {
         self.reservation.size()
     }
 
-    /// Whose memory it is.
+    /// Returns the device of the memory.
     pub fn device(&self) -> DeviceId {
         self.reservation.device()
     }
 
-    /// Lets work of one more device touch it. Twice is no error.
+    /// Gives the work of one more device access. Repeated calls are no error.
     ///
     /// # Errors
-    /// What the driver answers; nothing changes then.
+    /// The driver's error; nothing changes.
     pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
         let mut devices = self.devices.lock();
         if devices.contains(peer) {
@@ -132,12 +132,11 @@ impl Import {
         Ok(())
     }
 
-    /// Unmaps it once all work that was enqueued before this call, on every device that may touch it, is done; waits for
-    /// that. Nothing enqueued afterwards may touch it. Twice is no error.
+    /// Unmaps the memory after waiting for all work enqueued before this call on every device with access. Later work must not access it.
+    /// Repeated calls are no error.
     ///
     /// # Errors
-    /// [`DriverError::Capturing`] while a capture is open, or what else the driver answers: it is mapped as before then, to
-    /// be closed another time.
+    /// [`DriverError::Capturing`] while a capture is open, or another error of the driver: the memory stays mapped and can be closed later.
     pub fn close(&self) -> Result<()> {
         let devices = self.devices.lock();
         if self.reservation.mappings() == 0 {
@@ -153,18 +152,18 @@ impl Import {
         unmapped
     }
 
-    /// Copies bytes to the host and returns when they are there. The caller orders it after the work that wrote them.
+    /// Copies bytes to the host and waits for completion. The caller orders the copy after the work that wrote the bytes.
     ///
     /// # Errors
-    /// The driver's answer, above all outside of what is mapped.
+    /// The driver's error, above all outside the mapped range.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         self.reservation.read(offset, into)
     }
 
-    /// Copies bytes of the host there and returns when they are.
+    /// Copies bytes of the host into the memory and waits for completion.
     ///
     /// # Errors
-    /// As [`Import::read`].
+    /// The same as [`Import::read`].
     pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<()> {
         self.reservation.write(offset, bytes)
     }
@@ -216,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Imports all extents at once.
+    /// Imports all extents with one batch of descriptors.
     fn open(events: &Arc<CompletionEvents>, sizes: &[Bytes], descriptors: Vec<OwnedFd>) -> Result<Import> {
         let mut all = Some(descriptors);
         Import::open(events, GPU, DeviceSet::EMPTY, sizes, |_| Ok(all.take().unwrap_or_default()))
@@ -227,7 +226,7 @@ mod tests {
             self.pool.malloc(size, self.stream).unwrap()
         }
 
-        /// A block over fragments of the pool, and the fragments' neighbours.
+        /// Allocates a block over fragments of the pool. Returns it and the neighbours of the fragments.
         fn stitched(&self) -> (Block, Vec<Block>) {
             let blocks: Vec<Block> = (0..8).map(|_| self.malloc(FOUR)).collect();
             for block in blocks.iter().step_by(2) {
@@ -243,7 +242,7 @@ mod tests {
             open(&self.completion_events, &sizes, descriptors).unwrap()
         }
 
-        /// What is written on one side is read on the other.
+        /// Checks that bytes written on one side are read on the other.
         fn compare(&self, block: Block) {
             let exported =
                 self.pool.export(Address(block.address.0 + block.size.get() / 2), 0..usize::MAX).unwrap();

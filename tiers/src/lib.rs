@@ -1,18 +1,18 @@
-//! Where bytes live: the memory of GPUs as pools over the driver, pinned memory of the host, files.
+//! Memory tiers: GPU memory as pools over the driver, pinned host memory, and files.
 //!
 //! ```text
-//! ffi ─► runtime ─► transfer ─► glake-tiers ─► glake-device     what a plan's steps are done with
-//!                                    └──────► glake-stitch      who decides
+//! ffi ─► runtime ─► transfer ─► glake-tiers ─► glake-device     executes a plan's steps
+//!                                    └──────► glake-stitch      plans
 //! ```
 //!
 //! | tier | | hands out |
 //! |---|---|---|
 //! | [`GpuPool`] | executes the plans of the pure core: reserve, execute, commit or abort | blocks at addresses |
-//! | [`HostPool`] | pinned once, used again, under a budget | [`HostBlock`]; a [`Ring`] where there is not so much |
-//! | [`FileTier`] | whole or not there, every page checked | [`SealedFile`] |
+//! | [`HostPool`] | memory pinned once and reused, under a budget | [`HostBlock`]; a [`Ring`] if there is too little |
+//! | [`FileTier`] | complete files only, every page checked | [`SealedFile`] |
 //!
-//! Which of them has an extent's bytes, and which copy counts, is data: [`Place`], [`Residency`]. A [`Region`] is a domain of a pool
-//! whose extents go to a [`Store`] and come back to their addresses.
+//! The tier that holds an extent's bytes, and the copy that is valid, are plain data: [`Place`], [`Residency`]. A [`Region`] is a domain of
+//! a pool whose extents move to a [`Store`] and return to their addresses.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where an extent's bytes are, and which copy of them counts: pure, no driver, no clock.
+//! Location of an extent's bytes, and the state machine that names the valid copy: pure, no driver, no clock.
 //!
 //! ```text
 //!  Resident ──Evict──► Evicting ──Copied──► Releasing ──Released──► Evicted
@@ -11,8 +11,8 @@
 //!     └──────────────Arrived────────────── Refilling ─────────────┘◄─┘
 //!
 //!  Resident with a copy ──Evict──► Releasing: nothing is copied       DropCopy: resident without one
-//!  any that does not move ──Evict (nowhere)──► Releasing, or Evicted where it is evicted: decommitted, its bytes are given up
-//!  Evicted ──Demote──► Evicted: its bytes are in another place as well, and count there
+//!  any that does not move ──Evict (nowhere)──► Releasing, or stays Evicted: decommitted, its bytes are given up
+//!  Evicted ──Demote──► Evicted: its bytes are copied to another place, which holds the valid copy
 //! ```
 //!
 //! | state | memory of the GPU | the copy | authority |
@@ -24,9 +24,9 @@
 //! | refilling | made, mapped, being filled | whole | the copy |
 //! | interrupted | anything | whole | the copy |
 //!
-//! Invariant: every state names exactly one copy that counts ([`Residency::authority`]), and it is whole. Authority leaves the GPU
-//! when the copy is known to be whole, before anything of the GPU's is given up, and returns when all bytes have arrived.
-//! Nobody writes to the bytes but in *resident*, and then only without a copy: whoever lets a program write drops it first.
+//! Invariant: every state names exactly one valid copy ([`Residency::authority`]), and it is complete. Authority leaves the GPU once the
+//! copy is known to be complete, before GPU memory is given up, and returns when all bytes have arrived. The bytes are written only in
+//! *resident*, and then only without a copy: a caller that allows writes drops the copy first.
 
 #[cfg(test)]
 mod tests;
@@ -35,94 +35,94 @@ use std::fmt;
 
 use glake_device::DeviceId;
 
-/// Where bytes can be.
+/// Location of an extent's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// In the memory of the extent's own GPU, where programs use them.
+    /// Memory of the extent's own GPU, where programs use the bytes.
     Gpu,
-    /// In pinned memory of the host.
+    /// Pinned memory of the host.
     Host,
-    /// In the memory of another GPU.
+    /// Memory of another GPU.
     Peer(DeviceId),
-    /// In a file.
+    /// File on a disk.
     File,
-    /// Nowhere: their program has given them up, and may have memory for others at the same addresses later.
+    /// No location: the program has given the bytes up, and may later get new memory at the same addresses.
     Nowhere,
 }
 
-/// How it stands with the bytes of one extent.
+/// State of one extent's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Residency {
-    /// On the GPU, for use.
+    /// On the GPU and usable.
     Resident {
-        /// Where a copy is that is equal to them, kept for the next time.
+        /// Location of an identical copy, kept for the next eviction.
         copy: Option<Place>,
     },
-    /// Being copied. What is there of the copy is worth nothing yet.
+    /// Being copied out. The copy is incomplete and not valid yet.
     Evicting {
-        /// Where to.
+        /// Location of the copy being written.
         to: Place,
     },
     /// Copied; the GPU's memory is being unmapped and released.
     Releasing {
-        /// Where the copy is.
+        /// Location of the copy.
         at: Place,
     },
-    /// The GPU has nothing of them.
+    /// Not on the GPU any more.
     Evicted {
-        /// Where they are.
+        /// Location of the bytes.
         at: Place,
     },
     /// Memory of the GPU is being made, mapped and filled.
     Refilling {
-        /// Where from.
+        /// Location of the copy being read.
         from: Place,
     },
-    /// Releasing or refilling failed. Memory of the GPU may be left, and what it holds is worth nothing.
+    /// Releasing or refilling failed. GPU memory may be left, with undefined contents.
     Interrupted {
-        /// Where they are.
+        /// Location of the bytes.
         at: Place,
     },
 }
 
-/// What is begun, and what has come of it.
+/// Step of an eviction or a refill, or its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Begins to move the bytes out; without a copy where a whole one is there already.
+    /// Begins to move the bytes out, without copying if a complete copy exists at the place.
     Evict(Place),
-    /// All bytes are in the copy, and were checked where checks are on.
+    /// Completes the copy: it has all bytes, verified if checks are enabled.
     Copied,
-    /// The extent is unmapped at all its addresses, and its memory released.
+    /// Completes the release: the extent is unmapped at all its addresses, and its memory released.
     Released,
-    /// Begins to bring them back, at the addresses that they had. What is left of the GPU's memory is used or released first.
+    /// Begins a refill at the same addresses. Remaining GPU memory is used or released first.
     Refill,
-    /// All bytes are on the GPU. The copy stays, until it is dropped.
+    /// Completes the refill: all bytes are on the GPU. The copy stays until it is dropped.
     Arrived,
-    /// What was begun failed, or was given up.
+    /// Reports that the current step failed or was cancelled.
     Failed,
-    /// There was no memory to bring them back to: nothing of the GPU's is held.
+    /// Reports that there was no memory for a refill: the extent holds no GPU memory.
     NotMade,
-    /// The copy is given up: the bytes on the GPU may be written to, or the copy's memory is needed.
+    /// Drops the copy, because the bytes on the GPU may be written to, or the copy's memory is needed.
     DropCopy,
-    /// All bytes of the copy are in another place as well, and count there: its memory is needed.
+    /// Makes a copy in another place the valid one, because the memory of the current one is needed.
     Demote(Place),
 }
 
-/// A step that the state does not allow. Nothing has changed.
+/// Error of a step that the state does not allow. The state is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{step} was asked of an extent that is {residency}: {}", allowed(*residency))]
 pub struct NotNow {
-    /// How it stands.
+    /// State of the extent.
     pub residency: Residency,
-    /// What was asked.
+    /// Step that was requested.
     pub step: Step,
 }
 
 impl Residency {
-    /// Of an extent that was never moved.
+    /// State of an extent that was never moved.
     pub const NEW: Residency = Residency::Resident { copy: None };
 
-    /// Where the copy is that counts.
+    /// Returns the location of the valid copy.
     pub fn authority(self) -> Place {
         match self {
             Residency::Resident { .. } | Residency::Evicting { .. } => Place::Gpu,
@@ -131,7 +131,7 @@ impl Residency {
         }
     }
 
-    /// Where, besides the GPU, all bytes are as well or instead.
+    /// Returns the location of a complete copy outside the GPU, if there is one.
     pub fn copy(self) -> Option<Place> {
         match self {
             Residency::Resident { copy } => copy,
@@ -140,12 +140,13 @@ impl Residency {
         }
     }
 
-    /// Whether memory of the GPU is held for it, or may be.
+    /// Returns whether the extent holds, or may hold, GPU memory.
     pub fn holds_gpu(self) -> bool {
         !matches!(self, Residency::Evicted { .. })
     }
 
-    /// What the allocator has to know of it: whether the memory is there for blocks. [`crate::GpuPool`]'s records tell it with each step.
+    /// Returns the state as the allocator knows it: whether the memory is available for blocks. The records of [`crate::GpuPool`] report it
+    /// with each step.
     pub fn to_allocator(self) -> glake_stitch::ExtentState {
         match self {
             Residency::Resident { .. } => glake_stitch::ExtentState::Resident,
@@ -154,21 +155,21 @@ impl Residency {
         }
     }
 
-    /// Whether it has neither memory nor bytes that count: its program has given them up.
+    /// Returns whether the extent has neither memory nor bytes to preserve: the program has given them up.
     pub fn is_decommitted(self) -> bool {
         self == Residency::Evicted { at: Place::Nowhere }
     }
 
-    /// Whether something is under way that has to end before anything else begins.
+    /// Returns whether a step is in progress that must end before another begins.
     pub fn is_moving(self) -> bool {
         use Residency::{Evicting, Refilling, Releasing};
         matches!(self, Evicting { .. } | Releasing { .. } | Refilling { .. })
     }
 
-    /// What it is after a step.
+    /// Returns the state after a step.
     ///
     /// # Errors
-    /// [`NotNow`], which says what is allowed.
+    /// [`NotNow`], with the steps that are allowed.
     pub fn after(self, step: Step) -> Result<Residency, NotNow> {
         use Residency::{Evicted, Evicting, Interrupted, Refilling, Releasing, Resident};
         match (self, step) {
@@ -198,7 +199,7 @@ impl Residency {
     }
 }
 
-/// What may be asked instead.
+/// Returns the text that names the allowed steps.
 fn allowed(residency: Residency) -> &'static str {
     match residency {
         Residency::Resident { copy: None } => "it can be evicted, to another place than its GPU",

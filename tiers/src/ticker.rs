@@ -1,4 +1,4 @@
-//! The thread that keeps completion points going while there are frees to cover.
+//! Thread that advances completion points while there are frees to cover.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::GpuPool;
 
-/// Ticks a pool every `interval` while it has something to tick for, and sleeps otherwise. Dropping it ends the thread.
+/// Thread that ticks a pool every `interval` while there is work, and sleeps otherwise. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Ticker {
     stop: Arc<AtomicBool>,
@@ -18,7 +18,7 @@ impl Ticker {
     /// Starts the thread `glake-completion_events`. It holds the pool weakly and ends with it.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The operating system cannot start a thread.
     pub fn start(pool: &Arc<GpuPool>, interval: Duration) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("glake-completion_events".into()).spawn({
@@ -28,8 +28,8 @@ impl Ticker {
         Ok(Ticker { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread and waits for its end. For any thread but the ticker's own, also for one that is at its end itself
-    /// and has no thread-local data left, where dropping would ask whose thread it is.
+    /// Stops the thread and waits for its end. Callable from any thread but the ticker's own, also from one that is exiting and has no
+    /// thread-local data left, where a drop could not identify the current thread.
     pub fn stop(mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -42,7 +42,7 @@ impl Ticker {
 /// Ticks until told to stop. A pool may have several tickers, one after another or at once.
 fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
     let thread = std::thread::current();
-    // Before it first looks whether there is something to do: what comes after that wakes it.
+    // Registered before the first check for work, so that later work wakes the thread.
     if let Some(pool) = pool.upgrade() {
         pool.clock().wakes(thread.clone());
     }
@@ -64,7 +64,7 @@ fn run(pool: &Weak<GpuPool>, stop: &AtomicBool, interval: Duration) {
     }
 }
 
-/// Sleeps for the interval, or until told to stop: frees wake the thread too, and shall not make it tick more often.
+/// Sleeps for the interval, or until told to stop: frees wake the thread too, and must not make it tick more often.
 fn pause(stop: &AtomicBool, interval: Duration) {
     let start = Instant::now();
     while !stop.load(Ordering::Acquire)

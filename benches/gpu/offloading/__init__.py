@@ -1,4 +1,4 @@
-"""What offload.py stands on: models, a step of each part, blind copies, tiny models to the bit, bars.
+"""The parts of offload.py: models, training steps, blind copies, exact comparisons of tiny models, bars.
 
     offload.py ─► steps (a process each) ─► models: a Llama with adapters, GPT-2 small, one loss for all
        │            └► baselines: what others have, as a block around a step; blind copies

@@ -1,4 +1,4 @@
-"""What links carry that have nothing else to do: bare copies of pinned memory, each way, by the driver alone."""
+"""Rates of idle links: plain copies of pinned memory in each direction, by the driver alone."""
 
 import json, statistics, time
 
@@ -27,7 +27,7 @@ def links(a):
     gpus, pairs = torch.cuda.device_count(), []
 
     def rate(count, is_out, copy):
-        """Of so many GPUs, in all."""
+        """Returns the total rate of the first `count` GPUs."""
         for gpu in range(len(pairs), count):
             pairs.append((torch.empty(GIB, dtype=torch.uint8, pin_memory=True), torch.ones(GIB, dtype=torch.uint8, device=f"cuda:{gpu}")))
         took = []

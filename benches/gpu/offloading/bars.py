@@ -45,7 +45,7 @@ def memory(ours, theirs):
 
 
 def called(name, ours):
-    """What its figures are called: those of long sequences, and of hybrid at another size than the bars are for, stand beside the others."""
+    """Returns the name of a row's figures; long sequences, and hybrid at a size without bars, carry their tokens in it."""
     is_other = ours["tokens"] >= 131072 or (name.startswith("hybrid") and ours["tokens"] != 16384)
     return f"{name} of {ours['tokens']:,} tokens" if is_other else name
 
@@ -87,7 +87,7 @@ def of_ours(name, by):
 
 
 def longest(said, row):
-    """Of the steps behind the first that are no steady ones, in which saves are checked and host memory is pinned."""
+    """Returns the longest of the steps between the first and the steady ones, which check saves and pin host memory."""
     if len(row["times"]) > 1:
         yield f"{said}: longest of steps 2 to {FIRST}, of a steady one", max(row["times"][1:FIRST]) / row["step_s"], None, True
 

@@ -1,6 +1,6 @@
-"""What others have: each prepares a model and answers a maker of blocks, one around each step.
+"""Baselines: each prepares a model and returns a maker of context managers, one for each step.
 
-One that this machine cannot run raises Skipped with the reason."""
+A baseline that this machine cannot run raises Skipped with the reason."""
 
 import contextlib, importlib.util, inspect, logging, pathlib, sys, types, unittest.mock
 

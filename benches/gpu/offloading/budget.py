@@ -12,7 +12,7 @@ CYCLE, ROUNDS, ROUNDS_BY_HAND = 40, 5, 2
 
 
 def lengths(a):
-    """Of the sequence of each step, in multiples of 64 from a quarter of the most to the most."""
+    """Returns the sequence length of each step, in multiples of 64 from a quarter of the maximum to the maximum."""
     most = max(min(a.tokens, a.length) // 64, 1)
     choose = random.Random(22)
     return [64 * choose.randint(max(most // 4, 1), most) for _ in range(CYCLE)]

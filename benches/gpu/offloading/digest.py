@@ -1,4 +1,4 @@
-"""All that is offloaded at full size, compared by digest: what is packed, and what is unpacked of it."""
+"""Digests of all tensors that are offloaded at full size, before they leave and after they return."""
 
 import json
 
@@ -41,7 +41,7 @@ class Digests:
         self.bytes += tensor.nbytes
 
     def taken(self):
-        """How many came back since it was asked last, how many bytes, and how many of them differ."""
+        """Returns the number of tensors that returned since the last call, their bytes, and how many differ."""
         count, size, differ = len(self.packed), self.bytes, 0
         if count:
             differ = int((self.torch.stack(self.packed) != self.torch.stack(self.unpacked)).sum())
@@ -55,7 +55,7 @@ def watch(digests):
     from glake.offload import _packer
 
     class Away(_packer.Away):
-        """One that has room for a digest."""
+        """A packed tensor with room for a digest."""
 
     pack, unpack = _packer.Packer._pack, _packer.Packer.unpack
 

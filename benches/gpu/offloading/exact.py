@@ -28,7 +28,7 @@ class Case:
 
 
 def cases(torch, a):
-    """What is compared, in the order in which it is done; what is compiled last, as that takes longest."""
+    """Returns the cases in the order in which they run; compiled models come last because they take longest."""
     lora = lambda dropout=0.0, reentrant=None, **more: lambda: adapted(torch, a, dropout, reentrant, **more)
     full = lambda **more: lambda: token_batches(torch, a.device, Tokens(torch, 4, **more))
     vit = lambda **more: lambda: image_batches(torch, a.device, Images(torch, 3, **more))
@@ -74,14 +74,14 @@ def adapted(torch, a, dropout, reentrant, kind=None):
 
 
 def offloads(glake, case, module):
-    """What is taken off by ``remove()``."""
+    """Offloads the module and returns the handle whose ``remove()`` ends it."""
     if case.preset:
         return glake.offload(module, preset=case.preset, least=0)
     return glake.offload.activations(module, least=0, replay=case.replays)
 
 
 class Digest:
-    """Of losses and gradients, in their order."""
+    """A digest of losses and gradients, in their order."""
 
     def __init__(self, torch):
         self.torch, self.sha = torch, hashlib.sha256()

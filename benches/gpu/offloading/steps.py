@@ -42,7 +42,7 @@ class Measured:
 
 
 class Moved:
-    """What each step moved and did not have to, at which rates, and host memory when the most is away: at the end of a forward."""
+    """Bytes moved and saved by each step, their rates, and host memory at its peak, the end of a forward."""
 
     def __init__(self, glake):
         self.glake, self.live, self.pinned = glake, 0, 0
@@ -94,7 +94,7 @@ class Step:
 
 
 def unsteady(count):
-    """How many of so many steps are no steady ones: of few the first."""
+    """Returns the number of warm-up steps among `count` steps; the first alone if there are few."""
     return FIRST if count > FIRST else min(1, count - 1)
 
 
@@ -104,7 +104,7 @@ def steady(values):
 
 @contextlib.contextmanager
 def fits(torch, what):
-    """Where a GPU has no room for what is kept, that is said and passed over."""
+    """Reports an out-of-memory error of the block as a skipped part."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -112,7 +112,7 @@ def fits(torch, what):
 
 
 def warmed(torch, a, model, step, ids):
-    """One step before those that count, without hooks: torch loads kernels and cuBLAS in it. Its layers are recomputed, but for `keep`'s, which
+    """Runs an uncounted step without hooks, in which torch loads kernels and cuBLAS. Its layers are recomputed, but for `keep`'s, which
     is as cold as a program's first step is. In seconds."""
     base = model.get_base_model()
     if a.one != "keep":

@@ -1,4 +1,4 @@
-"""What serve.py stands on: workers that share a GPU, a client that replays requests, policies beside ours, a meter,
+"""The parts of serve.py: workers that share a GPU, a client that replays requests, baseline policies, a meter,
 bars.
 
     serve.py ─► fleet ─► worker (a process each) ─► models (a Llama, or a simulated one)

@@ -1,4 +1,4 @@
-"""Who decides whose memory is on the GPU: `glake serve`, and the front of policies that drain whole workers."""
+"""Agents that decide which worker's memory is on the GPU: `glake serve`, and baselines that drain whole workers."""
 
 import json, os, pathlib, shutil, socket, struct, subprocess, threading, time
 
@@ -149,8 +149,7 @@ class Front:
             self.changed.notify()
 
     def _victim(self):
-        """Whoever is to sleep: the one that has been idle longest; None where there is room, False where nobody is
-        idle."""
+        """Returns the worker to put to sleep, idle longest; None if there is room, False if no worker is idle."""
         if len(self.awake) < self.room:
             return None
         idle = [name for name in self.awake if not self.open[name]]

@@ -20,7 +20,7 @@ def meets(one):
 
 
 def ratio(one, other):
-    """Of two figures that may not be there: then it is beyond any bar."""
+    """Returns the ratio of two figures, or infinity, beyond any bar, if one is missing."""
     return one / other if one is not None and other else float("inf")
 
 

@@ -13,7 +13,7 @@ def lengths(path=SAMPLE):
 
 
 def draw(names, seed, rate, duration, rows, factor=1.0, zipf=0.0):
-    """As `glake plan --rate --duration --lengths --assign zipf:S` does: (t_s, worker, context, generated), of a seed of
+    """Draws requests like `glake plan --rate --duration --lengths --assign zipf:S`: (t_s, worker, context, generated), from a seed of
     its own."""
     chance, at, found = random.Random(seed), 0.0, []
     weights = [(place + 1) ** -zipf for place in range(len(names))]

@@ -1,4 +1,4 @@
-"""What is killed while others are served: the agent, and workers that shrink, refill and are parked."""
+"""Kills while other workers are served: of the agent, and of workers that shrink, refill and are parked."""
 
 import dataclasses, threading, time
 

@@ -10,7 +10,7 @@ PATIENCE = 240
 
 
 class Worker:
-    """One process."""
+    """One worker process and its connection."""
 
     def __init__(self, kind, name, folder, setup, seed, environment, file=None):
         self.name, self.kind, self.setup, self.answers = name, kind, setup, queue.Queue()
@@ -95,8 +95,9 @@ class Fleet:
         return worker
 
     def start(self, say):
-        """All of them: the first alone, for it builds what the others find; then, as many as fit load at a time, and
-        sleep once they have, with a host copy of their weights."""
+        """Starts all workers: the first alone, because it builds what the others find, then as many at a time as fit.
+
+        Each sleeps once it has loaded, with a host copy of its weights."""
         begin = time.monotonic()
         first, *others = self.setup.names
         self.spawn(first).answer("begun")

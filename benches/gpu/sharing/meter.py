@@ -1,4 +1,4 @@
-"""How much of a GPU all processes use together: NVML through its C library, or the ledger of a simulated GPU that
+"""Memory of a GPU that all processes use together: NVML through its C library, or the ledger of a simulated GPU that
 processes share."""
 
 import ctypes, fcntl, os, struct, threading, time

@@ -1,4 +1,4 @@
-"""What a worker computes: a Llama with random weights in plain torch, or on a simulated GPU real bytes and made-up
+"""Models of a worker: a Llama with random weights in plain torch, or on a simulated GPU real bytes and made-up
 times.
 
 Requests of a worker run beside each other: each has a run of tokens in one cache, a step gives each of them a token,
@@ -21,7 +21,7 @@ class Slot:
 
 
 def place(slots, tokens, room):
-    """Where so many tokens fit beside the slots that are taken; None where they do not."""
+    """Returns the first place where `tokens` fit beside the taken slots, or None."""
     at = 0
     for slot in sorted(slots, key=lambda slot: slot.start):
         if slot.start - at >= tokens:
@@ -239,7 +239,7 @@ class Simulated:
             fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     def _write(self, slot, tokens):
-        """What a token's bytes are follows from its place."""
+        """Writes the bytes of tokens, which follow from their places."""
         for at in range(slot.length, slot.length + tokens):
             word = zlib.crc32(f"{slot.start} {at}".encode()).to_bytes(4, "little")
             ctypes.memmove(

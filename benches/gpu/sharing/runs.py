@@ -1,4 +1,4 @@
-"""What serve.py runs, part by part; a part whose time is not left is left out."""
+"""The runs of serve.py, part by part; a part for which too little time is left is skipped."""
 
 import contextlib, json, pathlib, threading, time
 
@@ -62,7 +62,7 @@ class Runs:
         return {"glake": 30 + 6 * self.setup.count, "tensors": 25 + 7 * self.setup.count, "start": 35}[kind]
 
     def time_plan(self):
-        """What is to be run, and how long that takes, in words."""
+        """Describes the runs and how long they take."""
         seeds, lines = len(self.a.seeds), []
         if any(part in self.a.only for part in OURS if part != "plan"):
             lines.append(("start of ours", self.starts("glake")))
@@ -146,7 +146,7 @@ class Runs:
                 self.guarded(part, [part], run)
 
     def guarded(self, run, parts, work):
-        """What fails is a missed bar, and others go on."""
+        """Runs `work` and counts a failure as a missed bar."""
         try:
             work(parts)
         except Exception as error:
@@ -298,7 +298,7 @@ class Runs:
         self.calibration().write_text(planned.calibration(self.rows, self.setup, self.setup.names))
 
     def beside(self, fleet, name, work):
-        """What that answers while a worker answers a long request."""
+        """Measures the front while a worker answers a long request."""
         long = Asked(name, 16, 250, time.monotonic())
         fleet.workers[name].port.send(long)
         try:
@@ -328,7 +328,7 @@ class Runs:
         return switch, parked
 
     def keep_decisions(self, name):
-        """What the agent decided, and why: `glake explain`, in a file beside the rows."""
+        """Writes the agent's decisions and their reasons (`glake explain`) to a file beside the rows."""
         lines = [json.dumps(row) + "\n" for row in self.agent.ask("explain")]
         pathlib.Path(self.a.out, f"decisions-{name}.jsonl").write_text("".join(lines))
 
@@ -336,7 +336,7 @@ class Runs:
         return pathlib.Path(self.a.out, f"calibration-{self.a.setup}.toml")
 
     def plan(self):
-        """Of the same load as the runs', by the calibration that was written before them; where none is, of an H200.
+        """Plans the load of the runs by the calibration that was written before them, else by an H200's.
         A seed of it is as long as the runs that are pooled: a 99th percentile is then of as many requests."""
         measured = [row for row in self.rows if row["run"] == "calibrate"]
         # What a context takes an agent sees, and a plan is told.

@@ -1,4 +1,4 @@
-"""How many workers of which sizes share a GPU, and the files that say so to `glake serve`, `glake plan` and the
+"""Number and sizes of the workers that share a GPU, and the files that describe them to `glake serve`, `glake plan` and the
 workers."""
 
 import dataclasses, json, pathlib
@@ -39,7 +39,7 @@ class Setup:
 
     @property
     def weight_bytes(self):
-        """Of tensors: a GiB figure of weights has room for what a step needs."""
+        """Bytes of weight tensors; the configured GiB include what a step needs."""
         return self._scaled(self.weights * GIB - ACTIVATIONS)
 
     @property
@@ -102,7 +102,7 @@ class Setup:
         return dataclasses.asdict(self)
 
     def worker(self, **more):
-        """What a worker is told of itself."""
+        """Returns a worker's settings as JSON."""
         return json.dumps(
             {
                 "device": self.device,

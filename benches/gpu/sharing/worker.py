@@ -40,7 +40,7 @@ class Request:
 
 
 class Engine:
-    """All that uses the GPU, on the thread that calls `run`."""
+    """The GPU work of a worker, on the thread that calls `run`."""
 
     def __init__(self, kind, told):
         self.kind, self.told, self.inbox = kind, told, queue.Queue()
@@ -85,8 +85,9 @@ class Engine:
         ]
 
     def warm(self):
-        """What is made at its first use, as libraries' workspaces and the code of kernels for a shape, is made before
-        anything is measured: a first prompt of a length took 10 to 30 ms more. Not where starting is what is measured."""
+        """Runs each shape once so that libraries' workspaces and kernels exist before the measurement.
+
+        A first prompt of a length took 10 to 30 ms more. Skipped if starting is what is measured."""
         lost, pace, self.pace = Connection(None), self.pace, 0
         lost.send = lambda what: None
         for contexts in self.model.shapes() if self.kind != "start" else [[300, 2]]:
@@ -188,7 +189,7 @@ class Engine:
         say(answer=name, seconds=time.monotonic() - begin, **(answer or {}))
 
     def sums(self):
-        """And what is counted since this was asked."""
+        """Returns the digest of the weights and the counters since the last call."""
         said = {"digest": self.digest(), "wrong": self.wrong, "parks": self.parks}
         self.wrong = self.parks = 0
         return said

@@ -1,8 +1,8 @@
-//! The functions, each declared once: [`functions!`](macro@crate::functions) hands the list to a macro.
+//! The functions of the interface, each declared once: [`functions!`](macro@crate::functions) passes the list to a macro.
 //!
 //! ```text
-//! functions! ─┬─► signatures, NAMES ─► table!     for those who open the library: what each of them needs of it
-//!             └─► glake-ffi                       each definition is held against its declaration, when it is compiled
+//! functions! ─┬─► signatures, NAMES ─► table!     for programs that open the library: the functions that they need
+//!             └─► glake-ffi                       each definition is checked against its declaration at compile time
 //! ```
 
 use std::ffi::{CStr, c_char, c_void};
@@ -13,8 +13,8 @@ use crate::{
     StreamFilter, Version,
 };
 
-/// Hands every declaration of `gmlake.h`, but torch's own names, to a macro of the caller's: `name(types) -> answer;`. The types are
-/// this crate's and `std::ffi`'s.
+/// Passes every declaration of `gmlake.h`, except torch's own names, to a macro of the caller: `name(types) -> answer;`. The types are
+/// those of this crate and of `std::ffi`.
 #[macro_export]
 macro_rules! functions {
     ($macro:ident) => {
@@ -148,7 +148,7 @@ macro_rules! functions {
 
 macro_rules! signatures {
     ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
-        /// The functions' types, under the functions' own names; what each promises and asks stands in `gmlake.h`.
+        /// Function types under the names of the functions; `gmlake.h` describes their contracts.
         #[allow(non_camel_case_types)]
         pub mod signatures {
             use super::*;
@@ -159,16 +159,16 @@ macro_rules! signatures {
             )*
         }
 
-        /// What they are called.
+        /// Names of all functions.
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
 functions!(signatures);
 
-/// Makes a structure of functions that are found in an open library, each under its own name and with its declared type:
-/// `table! { struct Functions { glake_alloc, glake_free } }`. Its `of` takes a function that answers where a name is, and asks for
-/// the version first: only a library of [`Version::OURS`] has these functions.
+/// Defines a structure of functions to be found in an open library, each under its own name and with its declared type: `table! { struct
+/// Functions { glake_alloc, glake_free } }`. Its function `of` takes a lookup from names to addresses, and checks the version first: only a
+/// library of [`Version::OURS`] has these functions.
 #[macro_export]
 macro_rules! table {
     ($(#[$attribute:meta])* $visible:vis struct $table:ident { $($name:ident),* $(,)? }) => {
@@ -179,11 +179,13 @@ macro_rules! table {
         }
 
         impl $table {
+            /// Looks up all functions of the table.
+            ///
             /// # Errors
             /// [`Unfit`](glake_abi::Unfit).
             ///
             /// # Safety
-            /// Every address that is found is one of the same library, which is never closed.
+            /// Every address returned by `find` belongs to the same library, which is never closed.
             $visible unsafe fn of<E>(
                 mut find: impl FnMut(&::std::ffi::CStr) -> ::std::result::Result<*const ::std::ffi::c_void, E>,
             ) -> ::std::result::Result<$table, $crate::Unfit<E>> {
@@ -192,7 +194,7 @@ macro_rules! table {
                 Ok($table {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
-                        // A name of Rust has no zero in it.
+                        // A Rust identifier contains no zero byte.
                         let name = ::std::ffi::CStr::from_bytes_until_nul(name.as_bytes()).unwrap_or_default();
                         let found = find(name).map_err($crate::Unfit::Missing)?;
                         // SAFETY: a function of this type: its library is of this interface.
@@ -206,7 +208,7 @@ macro_rules! table {
     };
 }
 
-/// Whether the library in which `find` finds names is of [`Version::OURS`]; [`table!`](crate::table) asks it.
+/// Checks that the library behind `find` is of [`Version::OURS`]; called by [`table!`](crate::table).
 ///
 /// # Errors
 /// [`Unfit`].
@@ -222,19 +224,19 @@ pub unsafe fn check<E>(find: &mut impl FnMut(&CStr) -> Result<*const c_void, E>)
     let release = unsafe { std::mem::transmute::<*const c_void, signatures::glake_version>(release) };
     // SAFETY: both take nothing and answer constants, the second a text that ends with a zero.
     let (interface, release) = unsafe { (interface(), CStr::from_ptr(release())) };
-    // A copy, because a library that is refused is closed.
+    // Copied, because a refused library is closed.
     let found = Version { interface, release: release.to_string_lossy().into_owned().into() };
     if found == Version::OURS { Ok(()) } else { Err(Unfit::OtherVersion { found }) }
 }
 
-/// Why a library is none that has these functions.
+/// Reason why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfit<E> {
-    /// A name is not there.
+    /// The library lacks a function.
     Missing(E),
-    /// It is of another interface or release.
+    /// The library is of another interface or release.
     OtherVersion {
-        /// Of which.
+        /// Version of the library.
         found: Version,
     },
 }

@@ -1,14 +1,14 @@
-//! The C interface of `libgmlake.so`, declared once: numbers, structures, callbacks, functions.
+//! The C interface of `libgmlake.so`, declared once: constants, structures, callbacks, functions.
 //!
 //! ```text
 //!                    ┌─► glake-ffi       defines them, and writes gmlake.h
-//! glake-abi ─────────┼─► glake-client    Rust programs   ─┐
-//!                    ├─► glake-python    Python          ─┼─► open the library and find what they need by [`table!`]
-//!                    └─► glake-preload   unchanged ones  ─┘
+//! glake-abi ─────────┼─► glake-client    Rust programs     ─┐
+//!                    ├─► glake-python    Python            ─┼─► open the library and look up functions by [`table!`]
+//!                    └─► glake-preload   unchanged programs ┘
 //! ```
 //!
-//! Only a library of this [`Version`] is used, for its interface has these signatures, and its release does what the opener
-//! expects of them: a table asks for that first.
+//! Only a library of this [`Version`] is used: its interface must have these signatures, and its release must behave as the opener expects.
+//! A table checks that first.
 
 mod callbacks;
 mod constants;

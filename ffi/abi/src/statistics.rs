@@ -18,23 +18,23 @@ pub struct Stat {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Blocks handed out.
+    /// Allocated blocks.
     pub allocation: Stat,
-    /// Extents at home: physical memory is made and released in these.
+    /// Extents at home, the unit in which physical memory is created and released.
     pub segment: Stat,
-    /// Blocks handed out, or freed and still in use by other streams.
+    /// Blocks that are allocated, or freed and still in use by other streams.
     pub active: Stat,
-    /// Free ranges that share an extent with something in use; peak and totals are what is now.
+    /// Free ranges that share an extent with memory in use; peak and totals repeat the current value.
     pub inactive_split: Stat,
-    /// Bytes of `allocation`.
+    /// Bytes of allocated blocks, rounded up.
     pub allocated_bytes: Stat,
-    /// Physical memory held.
+    /// Physical memory held by the pool.
     pub reserved_bytes: Stat,
-    /// Bytes of `active`.
+    /// Bytes of active blocks.
     pub active_bytes: Stat,
-    /// Bytes of `inactive_split`.
+    /// Bytes of free ranges that share an extent with memory in use.
     pub inactive_split_bytes: Stat,
-    /// Bytes of `allocation` as they were asked for.
+    /// Bytes of allocated blocks as requested.
     pub requested_bytes: Stat,
 }
 
@@ -48,54 +48,54 @@ pub struct DeviceStats {
     pub small_pool: PoolStats,
     /// Larger requests.
     pub large_pool: PoolStats,
-    /// Requests that had to take memory back first.
+    /// Requests that had to reclaim memory first.
     pub num_alloc_retries: i64,
-    /// Requests refused.
+    /// Requests that failed for lack of memory.
     pub num_ooms: i64,
-    /// Times that everything freed was waited for.
+    /// Waits for all freed memory.
     pub num_sync_all_streams: i64,
-    /// Extents made.
+    /// Extents created so far.
     pub num_device_alloc: i64,
-    /// Extents released.
+    /// Extents released so far.
     pub num_device_free: i64,
-    /// Aliases made.
+    /// Aliases created so far.
     pub stitches: u64,
-    /// Blocks handed out through an alias that was there.
+    /// Allocations served by an existing alias.
     pub alias_reuses: u64,
     /// Extents mapped so far, at home and in aliases.
     pub extent_maps: u64,
-    /// Waits of one stream for another that the program did not ask for.
+    /// Waits of one stream for another that the program did not request.
     pub stream_waits: u64,
-    /// Completion edges, because bytes changed their address.
+    /// Completion edges added because bytes changed their address.
     pub edges: u64,
-    /// Extents mapped now.
+    /// Extents mapped at present.
     pub mappings: u64,
-    /// Bytes of addresses of aliases now.
+    /// Address space of aliases at present.
     pub alias_bytes: u64,
-    /// Those of them that are idle.
+    /// Address space of idle aliases.
     pub idle_alias_bytes: u64,
-    /// Bytes reserved and free that are no whole extent.
+    /// Free reserved bytes in partly used extents.
     pub waste_hard: u64,
     /// Bytes of whole free extents that are not joined.
     pub waste_soft: u64,
-    /// Bytes free that are pending on a stream.
+    /// Free bytes that are pending on a stream.
     pub waste_stream: u64,
-    /// Misses at which it was measured how far the GPU was behind the host.
+    /// Misses at which the lag of the GPU behind the host was measured.
     pub completion_lags: u64,
-    /// The median of those lags, in microseconds.
+    /// Median of those lags, in microseconds.
     pub completion_lag_us_p50: u64,
-    /// What 95 of 100 of those lags were below.
+    /// 95th percentile of those lags, in microseconds.
     pub completion_lag_us_p95: u64,
-    /// The longest of those lags.
+    /// Maximum of those lags, in microseconds.
     pub completion_lag_us_max: u64,
-    /// GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
+    /// GPU time in the waits of `borrow = wait` and of read holds, in microseconds.
     pub gpu_wait_us: u64,
-    /// The lease; -1 where there is none.
+    /// Size of the lease; -1 without one.
     pub lease_bytes: i64,
-    /// Physical memory that a lease counts: what is made, or about to be.
+    /// Physical memory that counts towards a lease: created, or about to be.
     pub made_bytes: u64,
-    /// Waits for a grant, of allocations and of refills.
+    /// Waits for a grant, by allocations and refills.
     pub lease_waits: u64,
-    /// How long they took in all, in microseconds.
+    /// Total time of those waits, in microseconds.
     pub lease_wait_us: u64,
 }

@@ -1,18 +1,18 @@
-//! What calls fill or read.
+//! Structures that calls fill or read.
 
 use std::ffi::c_void;
 
-/// A live block.
+/// A live block of memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Where it begins.
+    /// Address of its first byte.
     pub base: *mut c_void,
-    /// How long it is: the request rounded up to 512 bytes.
+    /// Size in bytes, which is the request rounded up to 512.
     pub size: u64,
-    /// What was asked for.
+    /// Requested size in bytes.
     pub requested: u64,
-    /// Whose memory it is.
+    /// Device of the memory.
     pub device: i32,
 }
 
@@ -20,21 +20,21 @@ pub struct Block {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Where it begins.
+    /// Address of its first byte.
     pub address: u64,
-    /// How long it is.
+    /// Size of the range in bytes.
     pub size: u64,
-    /// The stream of its first block that belongs to one.
+    /// Stream of its first block that belongs to a stream.
     pub stream: *mut c_void,
-    /// The private pool that it belongs to; 0 and 0: none.
+    /// First number of its private pool; 0 and 0: no private pool.
     pub pool_first: u64,
-    /// The second number of that pool.
+    /// Second number of its private pool.
     pub pool_second: u64,
-    /// Whose memory it is.
+    /// Device of the memory.
     pub device: i32,
     /// Whether it holds requests above 1 MiB.
     pub large: bool,
-    /// A second view of memory that other segments count: it reserves nothing.
+    /// Whether it is a second mapping of memory that other segments count: it reserves none.
     pub stitched: bool,
 }
 
@@ -42,37 +42,37 @@ pub struct Segment {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentBlock {
-    /// Where it begins.
+    /// Address of its first byte.
     pub address: u64,
-    /// How long it is.
+    /// Size of the part in bytes.
     pub size: u64,
-    /// What was asked for; 0 where it is free.
+    /// Requested size in bytes; 0 if free.
     pub requested: u64,
-    /// Handed out.
+    /// Whether it belongs to a live block.
     pub live: bool,
-    /// Freed, and still in use by other streams.
+    /// Whether it is freed but still in use by other streams.
     pub pending: bool,
 }
 
-/// Bytes of a block, counted from its start.
+/// Half-open range of bytes of a block, counted from its start.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ByteRange {
-    /// The first.
+    /// Offset of the first byte.
     pub start: u64,
-    /// The one behind the last.
+    /// Offset behind the last byte.
     pub end: u64,
 }
 
-/// One copy of a list.
+/// A copy in a list of copies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CopyBlock {
-    /// Where the bytes go.
+    /// Destination of the bytes.
     pub to: *mut c_void,
-    /// Where they come from.
+    /// Source of the bytes.
     pub from: *const c_void,
-    /// How many.
+    /// Number of bytes to copy.
     pub size: usize,
 }
 
@@ -80,19 +80,19 @@ pub struct CopyBlock {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Pack {
-    /// How many they are.
+    /// Number of bytes to save.
     pub size: u64,
-    /// How many of them go over a link, where fewer give back exactly the same; 0: all.
+    /// Number of bytes to transfer, if fewer restore exactly the same content; 0: all.
     pub link_size: u64,
-    /// The layer that saves them, by a number that the pass gives to one run of it; below 0: none.
+    /// Number of the layer that saves the bytes, chosen by the pass for one run of the layer; negative: none.
     pub scope: i64,
-    /// What they are to a leaf of that layer, which can be computed again: 1 its output; 2 saved beside the output that was told before
-    /// them, and not stored where that is not; 0 nothing.
+    /// Role in a recomputable leaf of the layer: 1 its output; 2 saved beside the output reported before, and not stored if that is not; 0
+    /// none.
     pub leaf: u8,
-    /// The stream that makes them.
+    /// Stream that produces the bytes.
     pub stream: *mut c_void,
 }
 
-/// Which blocks of a private pool were live at some time; the library's alone to look into.
+/// Opaque record of the blocks of a private pool that were live at one time.
 #[derive(Debug)]
 pub struct Checkpoint(());

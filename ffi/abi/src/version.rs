@@ -1,22 +1,22 @@
-//! Which interface and which release a library is of.
+//! Version of a library: its interface and its release.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// The number of this interface: raised when a structure or a signature changes.
+/// Number of the interface, raised when a structure or a signature changes.
 pub const ABI: u32 = 2;
 
-/// A library's interface and release. Displayed as `release 0.1.0 with interface 2`.
+/// Interface and release of a library. Displayed as `release 0.1.0 with interface 2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// The number that `glake_abi` answers.
+    /// Number returned by `glake_abi`.
     pub interface: u32,
-    /// The text that `glake_version` answers.
+    /// Text returned by `glake_version`.
     pub release: Cow<'static, str>,
 }
 
 impl Version {
-    /// This build's.
+    /// Version of this build.
     pub const OURS: Version = Version { interface: ABI, release: Cow::Borrowed(env!("CARGO_PKG_VERSION")) };
 }
 

@@ -1,4 +1,4 @@
-//! What every copy has in common: asked of the engine where that is worth it, else made by the real function.
+//! Common part of all copies: try the engine if the copy is large enough, else call the real function.
 
 use std::ffi::{c_int, c_void};
 
@@ -6,7 +6,7 @@ use crate::engine::{self, Answer};
 use crate::last_error;
 use crate::real::Home;
 
-/// A copy, as the engine is asked for it.
+/// A copy as passed to the engine.
 pub(crate) struct Copy {
     pub(crate) to: *mut c_void,
     pub(crate) from: *const c_void,
@@ -15,12 +15,12 @@ pub(crate) struct Copy {
     pub(crate) flags: u32,
 }
 
-/// Asks the engine for it, and makes it natively where that does not take it.
+/// Tries the engine, and makes the copy natively if it does not take it.
 #[cold]
 pub(crate) fn try_engine(home: Home, copy: &Copy, native: impl FnOnce() -> c_int) -> c_int {
     match engine::ask(home, copy) {
         Answer::Taken => 0,
-        // What the real function calls was asked for already.
+        // Copies made by the real function bypass the engine: it was tried for the outer one.
         Answer::Native => engine::unasked(native),
         Answer::Failed(error) => {
             if home == Home::Runtime {
@@ -31,13 +31,14 @@ pub(crate) fn try_engine(home: Home, copy: &Copy, native: impl FnOnce() -> c_int
     }
 }
 
-/// Copies of a library, each under the real one's name. `stream`, `flags` and `asked` may use what a function takes.
+/// Defines copy functions of a library, each under the real one's name. `stream`, `flags` and `asked` may use the parameters of the
+/// function.
 macro_rules! copies {
     ($home:expr; $($name:ident($($more:ident: $type:ty),*): stream $stream:expr, flags $flags:expr, asked $asked:expr;)*) => {$(
-        #[doc = concat!("In front of the real `", stringify!($name), "`.")]
+        #[doc = concat!("Interposes the real `", stringify!($name), "`.")]
         ///
         /// # Safety
-        /// What the real one asks for.
+        /// The contract of the real function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             to: *mut ::std::ffi::c_void,

@@ -1,4 +1,4 @@
-//! The copies of CUDA's driver, for programs that are linked with it or that ask it for its functions.
+//! The copy functions of CUDA's driver, for programs that link it or look up its functions.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -23,7 +23,7 @@ copies! {
     cuMemcpyDtoHAsync_v2_ptsz(stream: *mut c_void): stream stream, flags PER_THREAD | FROM_GPU, asked true;
 }
 
-/// Whether the calling thread has a context. Without a driver to ask there are none, and nothing to keep.
+/// Returns whether the calling thread has a context; false without a driver.
 pub(crate) fn has_context() -> bool {
     type Current = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
     static REAL: Real<Current> = real!(Home::Driver, "cuCtxGetCurrent");

@@ -1,11 +1,11 @@
-//! `libgmlake.so`, opened at the first copy that is large enough, and asked from then on.
+//! The engine of `libgmlake.so`: opened at the first large copy, then tried for every large copy.
 //!
 //! ```text
-//! unknown ── first large copy ──► opening ─┬─► open: asked for each large copy that no hook is in the middle of
-//!                                          └─► off: switched off, not to be had, a forked child
+//! unknown ── first large copy ──► opening ─┬─► open: tried for each large copy, unless a hook is active
+//!                                          └─► off: switched off, unavailable, a forked child
 //! ```
 //!
-//! While one thread opens it the others copy natively: nobody waits.
+//! While one thread opens the library, others copy natively: no thread waits.
 
 use std::cell::Cell;
 use std::ffi::{OsString, c_int};
@@ -27,50 +27,50 @@ pub(crate) const NOW: u32 = glake_abi::GLAKE_COPY_BLOCKING;
 pub(crate) const PER_THREAD: u32 = glake_abi::GLAKE_COPY_PTDS;
 pub(crate) const TO_GPU: u32 = glake_abi::GLAKE_COPY_TO_GPU;
 pub(crate) const FROM_GPU: u32 = glake_abi::GLAKE_COPY_FROM_GPU;
-// What `glake_copy_try` answers. Out of memory has the number of a copy that is not taken, and means the same here.
+// Results of `glake_copy_try`. Out of memory has the number of a copy that is not taken, and means the same here.
 const TAKEN: i32 = 0;
 const NOT_TAKEN: i32 = 1;
-/// `CUDA_ERROR_UNKNOWN`, and the runtime's of the same number.
+/// `CUDA_ERROR_UNKNOWN`, and the runtime's error of the same number.
 const UNKNOWN: c_int = 999;
 
-/// The runtime makes a device's context current at `cudaSetDevice` from this version on; before, at some later call, so
-/// that the current context does not tell which device a copy is for.
+/// Version of the runtime from which `cudaSetDevice` makes a device's context current. Before it, some later call does, and the current
+/// context does not tell the device of a copy.
 const EAGER_CONTEXTS: c_int = 12_000;
 
-/// Copies below this are made natively, unasked; all are once it is `usize::MAX`.
+/// Size below which copies are native; `usize::MAX`: all copies are.
 static LEAST: AtomicUsize = AtomicUsize::new(1 << 20);
 /// Set by the one thread that opens the library.
 static OPENING: AtomicBool = AtomicBool::new(false);
-/// What was opened. Only ever set by that thread, never waited for.
+/// The library once it is open. Set only by that thread, never waited for.
 static LIBRARY: OnceLock<Gmlake> = OnceLock::new();
 
 thread_local! {
-    /// Whether this thread is in the engine, or in a real function that the engine was asked about.
+    /// Whether this thread is in the engine, or in a real function that the engine was tried for.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What becomes of a copy.
+/// Outcome of a try of the engine.
 pub(crate) enum Answer {
-    /// It is made.
+    /// The engine made the copy.
     Taken,
-    /// Nothing was done: the real function makes it.
+    /// The engine did nothing: the real function must make the copy.
     Native,
-    /// It failed, with a number of the driver's.
+    /// The copy failed, with an error number of the driver.
     Failed(c_int),
 }
 
-/// The smallest copy that is worth asking for.
+/// Returns the size of the smallest copy for which the engine is tried.
 #[inline]
 pub(crate) fn least() -> usize {
     LEAST.load(Ordering::Relaxed)
 }
 
-/// Whether this process was asked to copy over several paths, and nothing is known against it.
+/// Returns whether this process is configured to copy over several paths, and no reason against it is known.
 pub(crate) fn is_wanted() -> bool {
     least() != usize::MAX && matches!(switched_on(), Ok(true))
 }
 
-/// Runs a real function; what it calls of the functions here goes to theirs.
+/// Calls a real function; copies that it makes bypass the engine.
 pub(crate) fn unasked<T>(native: impl FnOnce() -> T) -> T {
     let before = INSIDE.replace(true);
     let answer = native();
@@ -78,14 +78,14 @@ pub(crate) fn unasked<T>(native: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// Hands a copy to the engine.
+/// Tries to hand a copy to the engine.
 pub(crate) fn ask(home: Home, copy: &Copy) -> Answer {
     if INSIDE.get() {
         return Answer::Native;
     }
     unasked(|| {
         let Some(library) = LIBRARY.get().or_else(open) else { return Answer::Native };
-        // Before its first call on a thread the runtime has made no context, or none that tells the device.
+        // Before its first call on a thread the runtime has created no context, or none that identifies the device.
         let early = home == Home::Runtime && runtime::version() < EAGER_CONTEXTS;
         if early || !driver::has_context() {
             return Answer::Native;
@@ -94,7 +94,7 @@ pub(crate) fn ask(home: Home, copy: &Copy) -> Answer {
             TAKEN => Answer::Taken,
             NOT_TAKEN | GLAKE_INVALID | GLAKE_UNSUPPORTED => Answer::Native,
             GLAKE_UNAVAILABLE => {
-                // At the end of the process there is nothing to say.
+                // At the end of the process no error is reported.
                 if !library.has_started() {
                     switch_off(&library.last_error());
                 }
@@ -136,7 +136,7 @@ fn opened() -> Result<Option<Gmlake>, Unusable> {
     }
 }
 
-/// Nothing of the parent's is used.
+/// Switches a forked child to native copies: it must not use state of the parent.
 unsafe extern "C" fn in_child() {
     LEAST.store(usize::MAX, Ordering::Relaxed);
 }
@@ -145,7 +145,7 @@ fn switched_on() -> Result<bool, Unusable> {
     std::env::var_os("GLAKE_MULTI_PATH").map_or(Ok(false), switches_on)
 }
 
-/// What a value says, as the library and the command read it too.
+/// Parses the value of the switch, by the rule of the library and the command.
 fn switches_on(value: OsString) -> Result<bool, Unusable> {
     match value.to_str().map(str::trim) {
         Some("" | "0") => Ok(false),
@@ -159,7 +159,7 @@ fn switch_off(why: &dyn Display) {
     tell(format_args!("this program's copies take one path each: {why}"));
 }
 
-/// The first time: a program whose GPU is lost goes on to fail.
+/// Reports the first failed copy on stderr: a program whose GPU is lost fails again and again.
 fn tell_of_failure(size: usize, why: &dyn Display) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
@@ -168,7 +168,7 @@ fn tell_of_failure(size: usize, why: &dyn Display) {
 }
 
 fn tell(what: std::fmt::Arguments<'_>) {
-    // Whoever closed standard error does not want to hear it.
+    // A closed standard error is ignored.
     let _ = std::io::stderr().write_all(format!("glake: {what}\n").as_bytes());
 }
 

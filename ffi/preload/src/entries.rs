@@ -1,19 +1,18 @@
-//! The functions that a program asks the driver for by name: the answer is one of ours where we have it.
+//! The functions by which a program looks up driver functions: the result is replaced if this library has that function.
 //!
-//! The real function answers first, and its answer stands where it found nothing, where it is not one of ours, or where
-//! the engine is not wanted.
+//! The real function answers first. Its answer stands if it found nothing, if it is not one of ours, or if the engine is not wanted.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::real::{Home, NOT_FOUND, Real, real};
 use crate::{driver, engine, runtime};
 
-/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and `cudaEnableLegacyStream`.
+/// Flag `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and `cudaEnableLegacyStream`.
 const LEGACY: u64 = 1;
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`, and `cudaEnablePerThreadDefaultStream`.
+/// Flag `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`, and `cudaEnablePerThreadDefaultStream`.
 const PER_THREAD: u64 = 2;
 
-/// The version that functions with a per-thread default stream came with.
+/// Version that introduced functions with a per-thread default stream.
 const PER_THREAD_SINCE: c_int = 7000;
 
 type FirstLookup = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
@@ -22,7 +21,7 @@ type Entry = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_ulonglong, 
 type VersionedEntry =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_uint, c_ulonglong, *mut c_int) -> c_int;
 
-/// Our function of this name, as programs of this version know it.
+/// Returns our function with this name and signature version.
 fn ours(name: &CStr, version: c_int, per_thread: bool) -> Option<*mut c_void> {
     type Now = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
     type Later = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int;
@@ -46,7 +45,7 @@ fn ours(name: &CStr, version: c_int, per_thread: bool) -> Option<*mut c_void> {
     }
 }
 
-/// Puts our function in the place of the real one that was found.
+/// Replaces the real function that was found by ours.
 ///
 /// # Safety
 /// `name` is null or ends with a zero; `found` is null or may be read and written.
@@ -63,10 +62,10 @@ unsafe fn replace(name: *const c_char, found: *mut *mut c_void, version: c_int, 
     }
 }
 
-/// In front of the real `cuGetProcAddress`, as it was until CUDA 12.
+/// Interposes `cuGetProcAddress`, the form before CUDA 12.
 ///
 /// # Safety
-/// What the real one asks for.
+/// The contract of the real function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetProcAddress(
     name: *const c_char,
@@ -85,10 +84,10 @@ pub unsafe extern "C" fn cuGetProcAddress(
     status
 }
 
-/// In front of the real `cuGetProcAddress_v2`.
+/// Interposes `cuGetProcAddress_v2`, the form since CUDA 12.
 ///
 /// # Safety
-/// What the real one asks for.
+/// The contract of the real function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetProcAddress_v2(
     name: *const c_char,
@@ -108,13 +107,13 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
     status
 }
 
-/// The runtime's entries: `default` says which stream they mean where the flags do not.
+/// Defines the runtime's lookup functions; `default` is the stream kind if the flags name none.
 macro_rules! entries {
     ($($name:ident, $versioned:ident: default $default:expr;)*) => {$(
-        #[doc = concat!("In front of the real `", stringify!($name), "`.")]
+        #[doc = concat!("Interposes the real `", stringify!($name), "`.")]
         ///
         /// # Safety
-        /// What the real one asks for.
+        /// The contract of the real function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             name: *const c_char,
@@ -134,10 +133,10 @@ macro_rules! entries {
             status
         }
 
-        #[doc = concat!("In front of the real `", stringify!($versioned), "`.")]
+        #[doc = concat!("Interposes the real `", stringify!($versioned), "`.")]
         ///
         /// # Safety
-        /// What the real one asks for.
+        /// The contract of the real function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $versioned(
             name: *const c_char,

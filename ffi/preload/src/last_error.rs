@@ -1,6 +1,6 @@
-//! What `cudaGetLastError` owes a thread whose copy was taken and failed: the runtime was not called, so it knows nothing.
+//! Errors of copies that the engine took, for `cudaGetLastError`: the runtime was not called and does not know them.
 //!
-//! A later failure of the runtime's own takes the place of the one that is kept, as natively.
+//! A later failure of the runtime itself replaces the stored one, as in a native program.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -13,14 +13,14 @@ type Ask = unsafe extern "C" fn() -> c_int;
 static TAKE: Real<Ask> = real!(Home::Runtime, "cudaGetLastError");
 static LOOK: Real<Ask> = real!(Home::Runtime, "cudaPeekAtLastError");
 
-/// Whether there ever was one: programs ask after every launch.
+/// Whether any error was ever stored: programs ask after every launch.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static KEPT: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Keeps a failure for the calling thread, in the place of what was there.
+/// Stores a failure for the calling thread, replacing an earlier one.
 pub(crate) fn keep(error: c_int) {
     asked(&TAKE);
     KEPT.set(error);
@@ -33,7 +33,7 @@ fn asked(real: &Real<Ask>) -> c_int {
     real.get().map_or(NOT_FOUND, |real| unsafe { real() })
 }
 
-/// The runtime's answer; where it knows of no failure, `kept`.
+/// Returns the runtime's error; if it has none, `kept`.
 fn later_or(real: &Real<Ask>, kept: c_int) -> c_int {
     match asked(real) {
         0 => kept,
@@ -44,13 +44,13 @@ fn later_or(real: &Real<Ask>, kept: c_int) -> c_int {
     }
 }
 
-/// In front of the real `cudaGetLastError`.
+/// Interposes the runtime's `cudaGetLastError`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> c_int {
     if EVER.load(Ordering::Relaxed) { later_or(&TAKE, KEPT.take()) } else { asked(&TAKE) }
 }
 
-/// In front of the real `cudaPeekAtLastError`.
+/// Interposes the runtime's `cudaPeekAtLastError`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaPeekAtLastError() -> c_int {
     if EVER.load(Ordering::Relaxed) { later_or(&LOOK, KEPT.get()) } else { asked(&LOOK) }

@@ -1,4 +1,4 @@
-//! `libglake_preload.so`: under `LD_PRELOAD`, the copies of an unchanged program are handed to the engine of `libgmlake.so`.
+//! `libglake_preload.so`: under `LD_PRELOAD`, passes the copies of an unchanged program to the engine of `libgmlake.so`.
 //!
 //! ```text
 //! program ─► cudaMemcpy, cuMemcpyHtoDAsync_v2, … ─┬─ small, switched off, of another kind ───────────┬─► the real function
@@ -8,12 +8,11 @@
 //! program ─► cudaGetLastError (last_error) ─► the real answer, or the failure of a copy that was taken
 //! ```
 //!
-//! Invariants: nothing runs when it is loaded and nothing when the process ends; a call that is not taken reaches the real
-//! function as it was made; it holds no state of copies, only what it found (functions, the library) and, for a thread
-//! whose copy failed, the number that `cudaGetLastError` owes it; no lock is ever waited for, so that a child that was
-//! forked at any moment goes on natively.
+//! Invariants: no code runs when the library is loaded or when the process ends. A call that the engine does not take reaches the real
+//! function unchanged. The only state is what was looked up (functions, the library) and, for a thread with a failed copy, its error number
+//! for `cudaGetLastError`. No lock is ever waited for, so that a child forked at any moment continues natively.
 //!
-//! The engine, its paths and its threads are `libgmlake.so`'s, of which a process has one.
+//! The engine, its paths and its threads belong to `libgmlake.so`, of which a process has one.
 
 mod copy;
 mod driver;

@@ -1,4 +1,4 @@
-//! The file `libgmlake.so`, and those of its functions that copies need.
+//! Lookup of `libgmlake.so` and of its functions for copies.
 
 use std::error::Error as _;
 use std::ffi::{CStr, OsString, c_void};
@@ -10,48 +10,48 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::copy::Copy;
 use crate::real::object_of;
 
-/// What the file is called, and what it calls itself.
+/// File name of the library, which is also its soname.
 const FILE: &str = "libgmlake.so";
 
-/// Why the library is of no use here.
+/// Reason why the library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// The switch says neither.
+    /// The switch has an invalid value.
     #[error("GLAKE_MULTI_PATH = {value:?}: allowed is 0 or 1")]
     Switch {
-        /// What it says.
+        /// Value of the switch.
         value: OsString,
     },
-    /// No such file, or it lacks a function.
+    /// The file is missing, or lacks a function.
     #[error(
         "{}; put {FILE} of the same build beside libglake_preload.so, or name it in GLAKE_LIBRARY",
         reason(source)
     )]
     Load {
-        /// The loader's answer.
+        /// Error of the loader.
         source: libloading::Error,
     },
-    /// Another version.
+    /// The library has another version.
     #[error(
         "{} is of {found}, libglake_preload.so is of {}: take both from one release, as one installed wheel has them",
         path.display(),
         Version::OURS
     )]
     OtherVersion {
-        /// Which.
+        /// File of the library.
         path: PathBuf,
-        /// Of which it is.
+        /// Version of the library.
         found: Version,
     },
-    /// The C library refused.
-    #[error("forks cannot be watched: {source}")]
+    /// The C library refused to register the fork handler.
+    #[error("cannot register the fork handler: {source}")]
     Forks {
-        /// Its answer.
+        /// Error of the C library.
         source: std::io::Error,
     },
 }
 
-/// The loader's own words, which name the file; where it has none, which of its calls failed.
+/// Returns the loader's own message, which names the file; if it has none, the failed call.
 fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -60,12 +60,12 @@ glake_abi::table! {
     struct Functions { glake_copy_try, glake_started, glake_last_error }
 }
 
-/// The functions of the library, which is never closed.
+/// Functions of the library, which is never closed.
 pub(crate) struct Gmlake(Functions);
 
 impl Gmlake {
-    /// The library that the process has; where it has none, the one that `GLAKE_LIBRARY` names, or that lies beside this
-    /// one, or that the loader finds.
+    /// Opens the library: the one already loaded by the process, else the file named by `GLAKE_LIBRARY`, else the one beside this library,
+    /// else the one found by the loader.
     pub(crate) fn open() -> Result<Gmlake, Unusable> {
         let flags = RTLD_NOW | RTLD_LOCAL;
         // SAFETY: it is loaded already, so that no code of it runs.
@@ -92,26 +92,26 @@ impl Gmlake {
         }
     }
 
-    /// `glake_copy_try`.
+    /// Calls the library's `glake_copy_try`.
     pub(crate) fn copy(&self, copy: &Copy) -> i32 {
         // SAFETY: what the program promised of a copy of these, it promised for the real function.
         unsafe { (self.0.glake_copy_try)(copy.to, copy.from, copy.size, copy.stream, copy.flags) }
     }
 
-    /// Whether it serves, or did until the process began to end.
+    /// Returns whether the library serves, or served until the process began to end.
     pub(crate) fn has_started(&self) -> bool {
         // SAFETY: it takes nothing.
         unsafe { (self.0.glake_started)() }
     }
 
-    /// Why its last call on this thread failed.
+    /// Returns the error text of its last failed call on this thread.
     pub(crate) fn last_error(&self) -> String {
         // SAFETY: a text of this thread that ends with a zero and stays until its next failure.
         unsafe { CStr::from_ptr((self.0.glake_last_error)()) }.to_string_lossy().into_owned()
     }
 }
 
-/// A path, or a name for the loader to find.
+/// Returns a path, or a name for the loader to find.
 fn path() -> PathBuf {
     if let Some(named) = std::env::var_os("GLAKE_LIBRARY").filter(|named| !named.is_empty()) {
         return PathBuf::from(named);

@@ -1,8 +1,8 @@
-//! The functions that ours stand in front of.
+//! The real functions behind ours.
 //!
-//! Found when first called: what the program would have been bound to (the next in the order of loading), else in the
-//! libraries by their names, which programs that load them later (Python) need, else in whatever object exports it (wheels
-//! rename their runtimes). What is found is pinned, so that the address holds for the life of the process.
+//! A function is looked up at its first call: the one that the program would have been bound to (the next in load order), else in the
+//! libraries by name, for programs that load them later (Python), else in any object that exports it (wheels rename their runtimes). The
+//! object found is pinned, so that the address stays valid for the life of the process.
 
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::marker::PhantomData;
@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LAZY};
 
-/// Which library a function is in.
+/// Library of a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// CUDA's runtime.
+    /// Runtime library of CUDA.
     Runtime,
-    /// CUDA's driver.
+    /// Driver library of CUDA.
     Driver,
 }
 
@@ -32,28 +32,30 @@ impl Home {
     }
 }
 
-/// What a call answers whose real function is nowhere: `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`, and the runtime's of
-/// the same number.
+/// Error of a call whose real function was not found: `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`, and the runtime's error of the same
+/// number.
 pub(crate) const NOT_FOUND: c_int = 302;
 
-/// A real function, of type `F`: a pointer to a function.
+/// A real function of type `F`, a function pointer.
 pub(crate) struct Real<F> {
     home: Home,
-    /// Ends with a zero.
+    /// Name of the function, with a zero at the end.
     name: &'static str,
     found: AtomicPtr<c_void>,
     function: PhantomData<F>,
 }
 
 impl<F: Copy> Real<F> {
+    /// Creates the entry of a function, not yet looked up.
+    ///
     /// # Safety
-    /// `name` ends with a zero, and `F` is the pointer to a function of its signature.
+    /// `name` ends with a zero, and `F` is the pointer type of its signature.
     pub(crate) const unsafe fn new(home: Home, name: &'static str) -> Self {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         Real { home, name, found: AtomicPtr::new(null_mut()), function: PhantomData }
     }
 
-    /// The function; `None` while no loaded object has it.
+    /// Returns the function; `None` while no loaded object has it.
     #[inline]
     pub(crate) fn get(&self) -> Option<F> {
         let mut address = self.found.load(Ordering::Acquire);
@@ -66,7 +68,7 @@ impl<F: Copy> Real<F> {
     }
 }
 
-/// A real function by its name; the type it is kept as is its signature in CUDA's header.
+/// Defines a real function by its name; its type is the signature in CUDA's header.
 macro_rules! real {
     ($home:expr, $name:expr) => {
         // SAFETY: a zero is put behind the name, and the signature is compared with CUDA's header where it is written.
@@ -91,7 +93,7 @@ fn find(home: Home, name: &str) -> Option<*mut c_void> {
     })
 }
 
-/// A function of an object that is loaded already, or of one that it needs. The object stays loaded from then on.
+/// Returns a function of a loaded object or of one of its dependencies. The object stays loaded from then on.
 fn exported(object: &OsStr, name: &str) -> Option<*mut c_void> {
     let flags = RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: the object is loaded already, so that no code of it runs.
@@ -106,7 +108,7 @@ fn exported(object: &OsStr, name: &str) -> Option<*mut c_void> {
     Some(address)
 }
 
-/// The files of all loaded objects but the program's own.
+/// Returns the files of all loaded objects except the program itself.
 fn loaded() -> Vec<PathBuf> {
     unsafe extern "C" fn note(info: *mut libc::dl_phdr_info, _: usize, files: *mut c_void) -> c_int {
         // SAFETY: the walk gives a valid entry, and `files` is the vector below, which nothing else uses meanwhile.
@@ -126,7 +128,7 @@ fn loaded() -> Vec<PathBuf> {
     files
 }
 
-/// Where the object that an address lies in was loaded to, and its file.
+/// Returns the load base and the file of the object that contains an address.
 pub(crate) fn object_of(address: *const c_void) -> Option<(usize, &'static Path)> {
     let mut info =
         libc::Dl_info { dli_fname: null(), dli_fbase: null_mut(), dli_sname: null(), dli_saddr: null_mut() };

@@ -1,5 +1,4 @@
-//! The copies of CUDA's runtime, where it is a library of its own: a program that it is linked into calls no function of
-//! this name.
+//! The copy functions of CUDA's runtime, if it is a shared library: programs with a static runtime do not call these symbols.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -9,13 +8,13 @@ use crate::copy::copies;
 use crate::engine::{FROM_GPU, NORMAL, NOW, PER_THREAD, TO_GPU};
 use crate::real::{Home, Real, real};
 
-/// The kinds of `cudaMemcpyKind` that may cross a link: host to device, device to host, and the one that says neither.
+/// Returns whether a `cudaMemcpyKind` may cross a link: host to device, device to host, and the default kind.
 #[inline]
 fn crosses(kind: c_int) -> bool {
     matches!(kind, 1 | 2 | 4)
 }
 
-/// The way that a kind asks for: the real function refuses ends that are the other way round, or takes them for what they are.
+/// Returns the flag for the direction of a kind: the real function refuses the opposite direction, or uses the actual one.
 #[inline]
 fn way(kind: c_int) -> u32 {
     match kind {
@@ -33,7 +32,7 @@ copies! {
     cudaMemcpyAsync_ptsz(kind: c_int, stream: *mut c_void): stream stream, flags PER_THREAD | way(kind), asked crosses(kind);
 }
 
-/// The version of the runtime at hand; 0 where none tells.
+/// Returns the version of the loaded runtime; 0 if unknown.
 pub(crate) fn version() -> c_int {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
     static REAL: Real<Version> = real!(Home::Runtime, "cudaRuntimeGetVersion");

@@ -1,10 +1,10 @@
-"""GLake: the memory of a GPU server, whole. Two lines before the first use of CUDA::
+"""GLake: a memory runtime for GPU servers. Two lines before the first use of CUDA::
 
     import glake
     glake.enable()
 
 and torch's CUDA memory comes from GLake's pool, which maps free pieces side by side instead of losing them to fragmentation.
-Everything torch says of its memory (``torch.cuda.memory_stats`` and its kin) is then the pool's.
+All of torch's memory statistics (``torch.cuda.memory_stats`` and others) then describe that pool.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ __all__ = [
 
 
 def backend() -> Backend | None:
-    """How torch reaches GLake: "compiled", "pluggable", or None before ``enable``."""
+    """Returns the backend that connects torch to GLake: "compiled", "pluggable", or None before ``enable``."""
     state = enabled()
     return None if state is None else state.backend
 
 
 def library_path() -> pathlib.Path:
-    """Where ``libgmlake.so`` is: the one that ``GLAKE_LIBRARY`` names, else the package's own.
+    """Returns the path of ``libgmlake.so``: the file that ``GLAKE_LIBRARY`` names, else the package's own.
 
     Raises:
-        Error: it is missing.
+        Error: the file is missing.
     """
     return _library.path()

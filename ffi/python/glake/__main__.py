@@ -1,4 +1,4 @@
-"""``python -m glake``: what is installed, and which backend ``glake.enable()`` takes here, and why.
+"""``python -m glake``: prints the installed versions, and the backend that ``glake.enable()`` chooses here, with the reason.
 
 With an option it prints one path, for other programs: ``cc -I"$(python -m glake --include)" …``.
 """
@@ -23,7 +23,7 @@ PATHS = {
 
 
 def main() -> int:
-    """Prints the path that is asked for, or what is installed; 0 where the file is there, or ``glake.enable()`` works, else 1."""
+    """Prints the requested path, or the installed versions. Returns 0 if the file exists, or if ``glake.enable()`` works, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m glake",
         description="Says what is installed, and which backend glake.enable() takes here, and why; with an option, prints one path.",
@@ -46,7 +46,7 @@ def _path(name: str) -> int:
 
 
 def _everything() -> int:
-    """A line each, errors in their places."""
+    """Yields one line for each installed part, or its error."""
     works = [
         _line("glake", lambda: __version__),
         _line("library", _library_line),

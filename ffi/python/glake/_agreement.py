@@ -1,4 +1,4 @@
-"""How the ranks of a process group agree to be parked at the same step: what one rank does, as actions of others and their answers.
+"""Protocol by which the ranks of a process group park at the same step: the behaviour of one rank, as actions and their results.
 
 ::
 
@@ -42,7 +42,7 @@ MOVE, ABORT = "move", "abort"
 
 
 class State(NamedTuple):
-    """What the ranks know of one another. A set of ranks has a bit for each."""
+    """Shared state of the ranks. A set of ranks is an integer with a bit for each."""
 
     round: int = 0
     # Of the round before. Each rank reads it before the next round can have one: that takes the wishes of all.
@@ -60,42 +60,42 @@ class State(NamedTuple):
 
     @staticmethod
     def of(text: str) -> State:
-        """What was written."""
+        """Parses the text form of a state."""
         number, outcome, wished, step, stand, drained = text.split()
         at = None if step == "-" else int(step)
         return State(int(number), outcome.strip("-"), int(wished, 16), at, int(stand, 16), int(drained, 16))
 
     def over(self, outcome: str) -> State:
-        """The next round, in which nobody has wished."""
+        """Returns the initial state of the next round."""
         return State(self.round + 1, outcome)
 
 
 class Read(NamedTuple):
-    """Answers the state."""
+    """Action that reads the state."""
 
 
 class Swap(NamedTuple):
-    """Writes a state where ``expected`` stands; answers what stands there then."""
+    """Action that writes a state if the current one equals ``expected``; its result is the state found."""
 
     expected: State
     desired: State
 
 
 class Moment(NamedTuple):
-    """The time, and whether the shrink here still waits for this rank."""
+    """The current time, and whether a shrink in this process still waits for this rank."""
 
     now: float
     wanted: bool
 
 
 class Look(NamedTuple):
-    """Answers a ``Moment``, after a short sleep or at once."""
+    """Action that returns a ``Moment``, after a short sleep or at once."""
 
     sleeps: bool
 
 
 class Asked(NamedTuple):
-    """Whether the work here has ended: 1; 0: not yet; -1: no shrink waits for it any more."""
+    """Action that returns whether the parked work here has completed: 1 yes; 0 not yet; -1 no shrink waits for it any more."""
 
 
 Action = Read | Swap | Look | Asked
@@ -105,7 +105,7 @@ Changes = Generator[Action, Any, State]
 
 
 class Rank:
-    """One of so many ranks. Each of its methods is run to its end before the next."""
+    """Protocol state of one rank. Each of its methods runs to its end before the next begins."""
 
     def __init__(self, ranks: int, own: int) -> None:
         self._all, self._own = (1 << ranks) - 1, 1 << own
@@ -117,12 +117,13 @@ class Rank:
         self._stands = self._stands_at_first = STAND_SECONDS * max(1.0, ranks / RANKS_A_STAND)
 
     def has_wished(self) -> bool:
-        """Whether the others may wait for it."""
+        """Whether this rank has wished, so that other ranks may wait for it."""
         return self._round is not None
 
     def meet(self, step: int) -> Actions:
-        """At a safe point that is the ``step``-th of this rank, where a shrink waits for it. Whether it is to be parked here, with all
-        others; ``agree`` follows then."""
+        """Handles a safe point, the ``step``-th of this rank, while a shrink waits for it. Returns whether the rank must park
+        here with all others; ``agree`` follows then.
+        """
         now = (yield Look(sleeps=False)).now
         if self._round is None:
             if now < self._rests_until:
@@ -153,7 +154,7 @@ class Rank:
                 yield from self._change(lambda found: found._replace(step=step + 1, stand=0) if self._is_in_vain(found, step) else found)
 
     def agree(self) -> Actions:
-        """All are to be parked, and this rank is. Whether its memory moves, as that of all others."""
+        """Completes the agreement once this rank is parked. Returns whether its memory moves, as that of all other ranks."""
         end, is_late = (yield Look(sleeps=False)).now + DRAIN_SECONDS, False
         while True:
             asked = (yield Asked()) if not is_late else -1
@@ -167,7 +168,9 @@ class Rank:
         return moves
 
     def withdraw(self) -> Actions:
-        """It has no reason to be parked any more. Whether it is to be nonetheless: all stand; ``agree`` follows then."""
+        """Withdraws the wish of a rank that has no reason to park any more. Returns whether it must park nonetheless because all
+        ranks stand; ``agree`` follows then.
+        """
         if self._round is None:
             return False
         state = yield from self._change(self._withdrawn)
@@ -210,17 +213,17 @@ class Rank:
         return found.over(MOVE) if found.drained == self._all else found
 
     def _leave(self, state: State) -> Generator[Action, Any, None]:
-        """The round is over."""
+        """Leaves a round that has ended."""
         if state.outcome == ABORT:
             self._rests_until = (yield Look(sleeps=False)).now + PAUSE_SECONDS
         self._round = None
 
     def _forget(self) -> None:
-        """Nobody has been waited for in this round."""
+        """Resets the waiting times of the round."""
         self._meets_until, self._stands = None, self._stands_at_first
 
     def _change(self, change: Change) -> Changes:
-        """Changes the state, unless another did: then that one's. What stands then."""
+        """Changes the state unless another rank changed it first. Returns the resulting state."""
         while True:
             found: State = yield Read()
             desired = change(found)

@@ -1,4 +1,4 @@
-"""The ``glake`` command: this file's only function is what ``pip`` puts on the path, and it becomes the program of the wheel."""
+"""The ``glake`` command, which ``pip`` installs in the path. It replaces itself by the wheel's program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import Error
 
 
 def main() -> str:
-    """Executes the program in this process's place; returns why, where it cannot."""
+    """Executes the program in place of this process; returns the error text if that fails."""
     try:
         command = _library.command()
     except Error as error:

@@ -1,4 +1,4 @@
-"""Tensors whose memory comes and goes while their addresses stay: caches that grow and shrink within one tensor."""
+"""Decommit and commit of tensors: their memory is released and created while their addresses stay, for caches that grow and shrink."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from ._memory import range_of
 
 
 def decommit(tensor: Any) -> int:
-    """Gives the GPU memory of a tensor, or of a slice of one, back while its addresses stay::
+    """Releases the GPU memory of a tensor, or of a slice of one, while its addresses stay::
 
         with glake.region("cache"):
             cache = torch.empty(64 << 30, dtype=torch.uint8, device="cuda")
-        glake.decommit(cache[8 << 30 :])        # others may have this memory
+        glake.decommit(cache[8 << 30 :])        # available to others
         ...
-        glake.commit(cache[: 16 << 30])         # there again, with any values
+        glake.commit(cache[: 16 << 30])         # usable again, with undefined values
 
-    Memory goes in whole extents, those that lie wholly in the tensor: of up to four times ``tiers.extent`` in a region, ``pool.extent``
-    outside. The values are lost, and until ``commit`` nothing may touch them: a kernel that does faults, and
-    ``glake.copy_`` raises. Waits for the work of all GPUs; none that uses the tensor may be enqueued meanwhile.
+    Whole extents inside the tensor are released: of up to four times ``tiers.extent`` in a region, ``pool.extent`` outside. The values are
+    lost, and must not be accessed until ``commit``: a kernel that does faults, and ``glake.copy_`` raises. Waits for the work of all GPUs;
+    no work that uses the tensor may be enqueued meanwhile.
 
     Args:
-        tensor: a tensor or array of GLake's memory whose bytes lie side by side.
+        tensor: a contiguous tensor or array in GLake's memory.
 
     Returns:
-        How many bytes of memory went. What is fixed, or shared with other processes, stays.
+        The number of bytes released. Memory that is fixed, or shared with other processes, stays.
 
     Raises:
-        InvalidError: it is no memory of GLake's, its region is sealed, or it is of a captured graph's pool.
-        TypeError: it has no bytes that can be reached.
-        ValueError: its bytes do not lie side by side.
+        InvalidError: the memory is not GLake's, its region is sealed, or it belongs to a captured graph's pool.
+        TypeError: the object gives no access to its bytes.
+        ValueError: the tensor is not contiguous.
     """
     return _asked(_library.api().decommit, tensor, "decommit changes its values")
 
 
 def commit(tensor: Any) -> int:
-    """Makes memory again for what was decommitted of a tensor, at its addresses. Its values there are any.
+    """Creates memory again for the decommitted parts of a tensor, at its addresses. Its values there are undefined.
 
     Returns:
-        How many bytes of memory were made.
+        The number of bytes created.
 
     Raises:
-        InvalidError: it is no memory of GLake's, or its region is sealed.
-        OutOfMemoryError: there is no memory; what was made by then stays, and the same call goes on.
-        TypeError: it has no bytes that can be reached.
-        ValueError: its bytes do not lie side by side.
+        InvalidError: the memory is not GLake's, or its region is sealed.
+        OutOfMemoryError: not enough memory; the part created by then stays, and a repeated call continues.
+        TypeError: the object gives no access to its bytes.
+        ValueError: the tensor is not contiguous.
     """
     return _asked(_library.api().commit, tensor, "commit changes its values")
 

@@ -1,4 +1,4 @@
-"""The forms that a configuration may have, as what the library takes: a preset's name, a file, TOML text."""
+"""Conversion of the accepted forms of a configuration: a preset's name, a file, or TOML text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = Union[None, str, "os.PathLike[str]", Mapping[str, Value]]
 
 
 class Configuration(NamedTuple):
-    """What ``glake_configure`` takes. Two that are equal mean the same."""
+    """Arguments of ``glake_configure``. Equal values mean equal configurations."""
 
     preset: str | None = None
     file: str | None = None
@@ -21,12 +21,12 @@ class Configuration(NamedTuple):
 
 
 def configuration(config: Config) -> Configuration:
-    """Tells the forms apart: a mapping is tables over the environment; text that looks like a path (a separator, or the ending
-    ``.toml``) is a file; other text is a preset.
+    """Distinguishes the forms of a configuration: a mapping is tables over the environment; text that looks like a path (a separator,
+    or the ending ``.toml``) is a file; other text is a preset.
 
     Raises:
-        ConfigError: the file does not exist, or a mapping holds what TOML cannot.
-        TypeError: none of these.
+        ConfigError: the file does not exist, or a mapping contains a value that TOML lacks.
+        TypeError: the value has none of these forms.
     """
     if config is None:
         return Configuration()
@@ -49,7 +49,7 @@ def _toml(tables: Mapping[str, Value]) -> str:
 
 
 def _table(name: tuple[str, ...], table: Mapping[str, Value], lines: list[str]) -> None:
-    """A table's own keys first, then the tables in it, each in the order of names: equal dicts give equal text."""
+    """Formats a table as TOML, its own keys first, then its subtables, each sorted by name: equal dicts give equal text."""
     if name:
         lines.append("[" + ".".join(map(_key, name)) + "]")
     inner: list[tuple[str, Mapping[str, Value]]] = []

@@ -1,7 +1,7 @@
-"""Copies between the host and GPUs, over every link of the server where ``multi_path`` is on.
+"""Copies between the host and GPUs, over every link of the server if ``multi_path`` is on.
 
-A copy keeps what it copies from and to until it is done: its handle does, and where the handle is dropped before, this module, up
-to the next call that finds the copy done.
+A copy keeps its source and destination alive until it is complete: its handle does, or after the handle is dropped this module, up
+to the next call that finds the copy complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _dropped: collections.deque[tuple[int, list[Range]]] = collections.deque()
 
 
 class Copy:
-    """A copy under way. It keeps both ends."""
+    """A copy in progress. It keeps both ends alive."""
 
     __slots__ = ("_handle", "_lock", "_ranges")
 
@@ -40,10 +40,10 @@ class Copy:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Returns when the bytes are there; other Python threads run meanwhile. A second time it returns at once.
+        """Waits until the copy is complete, without the GIL. Returns at once if it was waited for before.
 
         Raises:
-            DriverError: they are not, or may not be.
+            DriverError: the bytes did not arrive, or may not have.
         """
         with self._lock:
             handle, self._handle = self._handle, 0
@@ -54,10 +54,10 @@ class Copy:
                     self._let_go()
 
     def done(self) -> bool:
-        """Whether the bytes are there.
+        """Returns whether the copy is complete.
 
         Raises:
-            DriverError: they are not, and never will be, or may not be.
+            DriverError: the bytes will never arrive, or may not.
         """
         # Another thread waits.
         if not self._lock.acquire(blocking=False):
@@ -99,25 +99,24 @@ def copy_(
     """Copies the bytes of ``src`` to ``dst``, in the order of a stream.
 
     Both are torch tensors, arrays with ``__cuda_array_interface__``, or anything with the buffer protocol (``numpy``, ``bytearray``,
-    ``memoryview``), contiguous and of one size in bytes; what the elements are does not matter. Do not change ``src`` or read ``dst``
-    before the copy is done. Where the host's end is not pinned the call may take as long as the copy.
+    ``memoryview``), contiguous and of the same size in bytes; the element types may differ. Do not change ``src`` or read ``dst``
+    before the copy is complete. If the host memory is not pinned, the call may take as long as the copy.
 
     Args:
-        dst: where the bytes go.
-        src: where they come from.
-        stream: what the copy runs behind, and what later work on it runs behind: a ``torch.cuda.Stream``, an object with
-            ``__cuda_stream__``, or a handle. None: torch's current stream of the GPU at hand, or the stream that an array
-            names, or the default one.
+        dst: the destination.
+        src: the source.
+        stream: the stream in whose order the copy runs: a ``torch.cuda.Stream``, an object with ``__cuda_stream__``, or a handle.
+            None: torch's current stream of the GPU, or the stream that an array names, or the default one.
         priority: "critical" goes first on the links, "background" makes way.
-        wait: return when the bytes are there, and return None.
+        wait: return once the copy is complete, and return None.
         verify: with ``wait``, read the bytes back and compare them.
 
     Returns:
         The copy, to ``wait`` for; None with ``wait``.
 
     Raises:
-        TypeError: something that has no bytes to be reached.
-        ValueError: not contiguous, read-only, or of different sizes.
+        TypeError: an object gives no access to its bytes.
+        ValueError: an argument is not contiguous, or read-only, or the sizes differ.
         DriverError: the driver refused; or a GPU was lost that carried parts of earlier copies, and this one was not made.
     """
     to, from_ = _pair(dst, src, "dst", "src")
@@ -129,8 +128,8 @@ def copy_(
 def copy_list(
     pairs: Iterable[tuple[Any, Any]], stream: Stream = None, priority: Priority = "normal", wait: bool = False, verify: bool = False
 ) -> Copy | None:
-    """Copies many blocks, each a pair of destination and source, in no order among themselves: as one ``copy_``, and faster than
-    one for each where they are small.
+    """Copies many blocks, each a pair of destination and source, unordered among themselves; for small blocks faster than one ``copy_``
+    for each.
 
     Raises:
         As ``copy_``.
@@ -151,10 +150,10 @@ def copy_list(
 def copy_to_all(
     dsts: Sequence[Any], src: Any, stream: Stream = None, priority: Priority = "normal", wait: bool = False, verify: bool = False
 ) -> Copy | None:
-    """Copies host memory to several GPUs. It is read once, and passed on between them.
+    """Copies host memory to several GPUs. The host memory is read once, and passed on between them.
 
-    All of it is in the order of one stream: ``stream``, or the current one of the first range's GPU. Work on the other GPUs' streams
-    that touches the memory is waited for by the caller before, and waits for the copy after.
+    The copy runs in the order of one stream: ``stream``, or the current one of the first range's GPU. The caller orders work on the other
+    GPUs' streams that touches the memory before and after it.
 
     Raises:
         As ``copy_``.
@@ -172,18 +171,19 @@ def copy_to_all(
 
 
 def multi_path(on: bool = True) -> None:
-    """Lets copies use the links of the other visible GPUs, or no longer. They are made ready in the background, at the cost of a
-    context on each; copies take one link until then.
+    """Allows copies to use the links of the other visible GPUs, or ends that. The links are prepared in the background, at the cost of
+    a context on each; copies use one link until then.
 
     Raises:
-        InvalidError: the configuration has ``transfer.relays = false``, or several processes of the program run on this machine.
+        InvalidError: the configuration has ``transfer.multi_path = "never"``, or several processes of the program run on this machine.
         UnavailableError: the library cannot start.
     """
     _library.api().multi_path(on)
 
 
 def copy_stats() -> dict[str, Any]:
-    """What copies did: relays that are ready and what they cost, and for each path its bytes, slices, busy time and retries.
+    """Returns the statistics of copies: relays that are ready and their cost, and for each path its bytes, slices, busy time and
+    retries.
 
     Raises:
         UnavailableError: the library cannot start.
@@ -214,7 +214,7 @@ def _flags(priority: str, wait: bool, verify: bool) -> int:
 
 @contextlib.contextmanager
 def _current(ranges: list[Range], stream: Stream) -> Any:
-    """The handle of the stream, and the flag that says whose default stream it may be."""
+    """Returns the handle of the current stream, and the flag for the device of a default stream."""
     _sweep()
     device = next((part.device for part in ranges if part.device is not None), None)
     # A default stream's handle is the same on every GPU: torch's stream says whose it is, else the memory.
@@ -239,10 +239,10 @@ def _current(ranges: list[Range], stream: Stream) -> Any:
 
 
 def handle_of(stream: Any) -> int:
-    """The handle of a stream.
+    """Returns the handle of a stream.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the object is no stream.
     """
     if isinstance(stream, int):
         return stream
@@ -265,7 +265,7 @@ def _made(handle: int, ranges: list[Range], wait: bool) -> Copy | None:
 
 
 def _sweep() -> None:
-    """Gives back what dropped copies keep that are done. What became of them nobody asked."""
+    """Releases the memory that completed copies with dropped handles keep. Their outcome is ignored."""
     if not _dropped:
         return
     api = _library.api()

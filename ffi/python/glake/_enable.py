@@ -1,4 +1,4 @@
-"""``glake.enable()``: puts GLake in the place of torch's CUDA allocator."""
+"""``glake.enable()``: replaces torch's CUDA allocator by GLake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("glake")
 
 @dataclass
 class Enabled:
-    """What is in force, and what must stay referenced for it."""
+    """The backend in force, and the objects that it needs alive."""
 
     asked: tuple[Configuration, Optional[Backend]]
     backend: Backend
@@ -37,7 +37,7 @@ _enabled: Enabled | None = None
 
 
 def enabled() -> Enabled | None:
-    """What ``enable`` put in force in this process or, before a fork, in its parent."""
+    """Returns the result of ``enable`` in this process or, before a fork, in its parent."""
     return _enabled
 
 
@@ -46,7 +46,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
 
     Args:
         config: None for the environment and the file that ``GLAKE_CONFIG`` names; the path of a TOML file (text with a
-            separator, or ending in ``.toml``); the name of a preset ("training", "serverless", "offload"); or a dict of the file's
+            separator, or ending in ``.toml``); the name of the preset ("serverless"); or a dict of the file's
             tables, over everything else: ``{"pool": {"borrow": "wait"}}``.
         backend: "compiled" (a subclass of torch's own allocator, built against its headers at first use), "pluggable" (torch's
             plain ABI), or None for the compiled one where a C++ compiler is present, else the plain one. The logger "glake" says
@@ -60,7 +60,7 @@ def enable(config: Config = None, *, backend: Backend | None = None) -> None:
         TorchError: torch is missing, older than 2.0 or without CUDA, or cannot work on a simulated device.
         UnavailableError: no driver, or another copy of the library in this process.
         Error: ``libgmlake.so`` is missing, or ``backend="compiled"`` could not be built.
-        ValueError: ``backend`` is none of these.
+        ValueError: ``backend`` is unknown.
     """
     global _enabled
     if backend not in (None, "compiled", "pluggable"):
@@ -100,10 +100,10 @@ def _again(enabled: Enabled, asked: tuple[Configuration, Backend | None]) -> Non
 
 
 def supported_torch() -> ModuleType:
-    """The torch that is installed.
+    """Returns the installed torch.
 
     Raises:
-        TorchError: it is missing, older than 2.0, or without CUDA.
+        TorchError: torch is missing, older than 2.0, or without CUDA.
     """
     try:
         torch = importlib.import_module("torch")
@@ -138,7 +138,7 @@ def _warn_of_torch_settings() -> None:
 
 
 def _settings(text: str) -> list[str]:
-    """``a:1,b:[256:1,>:2]`` as ``["a:1", "b:[256:1,>:2]"]``."""
+    """Splits an allocator setting: ``a:1,b:[256:1,>:2]`` as ``["a:1", "b:[256:1,>:2]"]``."""
     parts, depth, current = [], 0, ""
     for character in text + ",":
         depth += (character == "[") - (character == "]")

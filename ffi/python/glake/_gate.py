@@ -1,13 +1,13 @@
-"""The gate: who uses regions says so, and nothing leaves the GPU while somebody does.
+"""The gate: a program declares its uses of regions, and memory in use is never evicted.
 
 ::
 
     active ── enter ─► gate open: in at once        shrink ─► gate shut ─► waits for those inside ─► moves
                  └──► gate shut: refill | hold | refuse
 
-A block that begins inside another one that has its tags is part of the same use. What is inside of what is inherited by context: a task
-knows the blocks that it was born inside of, and may outlive them. So a block says itself whether it is open, and a use lasts until the last
-of its parts has ended, in whatever context.
+A block that begins inside another one with its tags is part of the same use. Nesting follows contexts: a task inherits the blocks that it
+was created inside of, and may outlive them. So each block records whether it is open, and a use lasts until the last of its blocks has
+ended, in whatever context.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _Member: TypeAlias = "threading.Thread | asyncio.Task[Any]"
 
 
 def _here() -> _Member:
-    """The task that runs, else the thread."""
+    """Returns the running task, else the thread."""
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
     return task or threading.current_thread()
 
 
 class Use:
-    """A use of the gate, and how many blocks of which threads and tasks are part of it."""
+    """A use of the gate, with the number of its open blocks by thread and task."""
 
     __slots__ = ("members", "number", "tags")
 
@@ -61,17 +61,17 @@ class Use:
         self.number, self.tags, self.members = number, tags, {_here(): 1}
 
     def is_alone(self) -> bool:
-        """Whether one thread or task is inside, and no other."""
+        """Whether exactly one thread or task is inside."""
         return len(self.members) == 1
 
     def is_touched(self, closing: list[str] | None) -> bool:
-        """Whether a shrink of these regions (None: of all) waits for it: what lies in none is a part of every use."""
+        """Whether a shrink of these regions (None: of all) waits for the use. Memory outside of regions is part of every use."""
         if closing is None or not self.tags:
             return True
         return any(tag in self.tags or tag == "default" or tag.startswith("graph ") for tag in closing)
 
     def join(self, member: _Member) -> bool:
-        """With the lock held, one part more. False where it is parked: who joins late begins a use of its own."""
+        """Adds a block, with the lock held. Returns False if the use is parked: the block then begins its own use."""
         is_new = member not in self.members
         # First: the others may end within the call.
         self.members[member] = self.members.get(member, 0) + 1
@@ -86,7 +86,7 @@ class Use:
         return True
 
     def leave(self, member: _Member) -> bool:
-        """With the lock held, one part less; whether it was the last."""
+        """Removes a block, with the lock held; returns whether it was the last."""
         self.members[member] -= 1
         if self.members[member]:
             return False
@@ -99,7 +99,7 @@ class Use:
 
 
 class _Block:
-    """One run of a block: its tags (None: all), who began it, and its use while it is open."""
+    """One run of a block: its tags (None: all), the ``active`` object, and its use while it is open."""
 
     __slots__ = ("member", "of", "tags", "use")
 
@@ -111,7 +111,7 @@ class _Block:
         return self.use is not None
 
     def has(self, tags: tuple[str, ...]) -> bool:
-        """Whether a block of these tags may be part of it."""
+        """Whether a block with these tags may be part of it."""
         return self.tags is None or (bool(tags) and self.tags.issuperset(tags))
 
 
@@ -133,19 +133,19 @@ class active:
         async def answer(request): ...
 
     Args:
-        tags: the regions that are used; none: all memory.
-        when_closed: what happens while they are out or leaving. "refill": they are brought back, and the block begins then; "hold":
-            it begins when somebody else has brought them back; "refuse": ``ClosedError``.
-        timeout: seconds to wait; None: as long as it takes. A refill that is not over by then goes on in the background.
+        tags: the regions in use; none: all memory.
+        when_closed: behaviour if they are evicted or being evicted. "refill": they are refilled, and the block begins then; "hold":
+            the block begins once another caller has refilled them; "refuse": ``ClosedError``.
+        timeout: seconds to wait; None: no timeout. A refill in progress then continues in the background.
 
     A block inside another of the same task or thread, or of one that was given its context (``asyncio.to_thread``, a task that begins inside),
-    is part of that one where the outer has its tags and is still open. Memory stays until the last of them has ended. A block may end in
-    another context than it began in (asynchronous generators), and one object may be used by many tasks and threads.
+    is part of that one if the outer block has its tags and is still open. Memory stays until the last of them has ended. A block may end in
+    another context than it began in (asynchronous generators), and many tasks and threads may use one object.
 
     Raises:
         ClosedError: refused, or not open in time.
-        InvalidError: there is no such region; the text says which are there.
-        OutOfMemoryError: a refill found the GPU's memory taken by others.
+        InvalidError: no such region; the text lists the existing ones.
+        OutOfMemoryError: a refill found the GPU's memory in use by others.
     """
 
     def __init__(self, *tags: str, when_closed: WhenClosed = "refill", timeout: float | None = None) -> None:
@@ -215,7 +215,7 @@ class active:
         return now  # type: ignore[return-value]
 
     def _join(self) -> bool:
-        """Becomes part of a use that is there already, if any."""
+        """Joins an existing use, if any."""
         for outer in _inside.get():
             if outer.is_open() and outer.has(self._tags):
                 if outer.tags is None and self._tags:
@@ -230,7 +230,7 @@ class active:
         return False
 
     def _check(self) -> None:
-        """Whether there are such regions: who uses all memory did not name them."""
+        """Checks that the regions exist; a use of all memory names none."""
         try:
             _library.api().gate_wait(list(self._tags), REFUSE, -1)
         except ClosedError:
@@ -250,29 +250,30 @@ class active:
 
 
 def own_uses() -> list[Use]:
-    """The uses that the calling thread or task has blocks of."""
+    """Returns the uses with blocks of the calling thread or task."""
     member = _here()
     uses = [block.use for block in _inside.get()]
     return list(dict.fromkeys(use for use in uses if use is not None and member in use.members))
 
 
 def is_inside() -> bool:
-    """Whether the caller may be inside a use; where it is, the library is open."""
+    """Whether the caller may be inside a use; if so, the library is open."""
     return bool(_inside.get())
 
 
 def refuse_inside(what: str) -> None:
-    """For what waits until nobody is active.
+    """Raises if the caller is inside a use, for calls that wait for all uses to end.
 
     Raises:
-        StateError: the caller is.
+        StateError: the caller is inside a use.
     """
     if any(block.is_open() for block in _inside.get()):
         raise StateError(f"glake.{what}() was called inside glake.active(), which it would wait for: call it outside of the block")
 
 
 def gate() -> dict[str, Any]:
-    """How many are active, and what is shut: ``{"open": False, "uses": 2, "parked": 1, "closing": [], "closed": ["weights"]}``.
+    """Returns the state of the gate, with the number of open uses and the evicted regions: ``{"open": False, "uses": 2, "parked": 1,
+    "closing": [], "closed": ["weights"]}``.
 
     Raises:
         UnavailableError: the library cannot start.

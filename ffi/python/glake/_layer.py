@@ -1,4 +1,4 @@
-"""What ``torch._C``'s functions answer with the plain-ABI backend: the same types as torch's own, from the library."""
+"""Replacements for functions of ``torch._C`` with the plain-ABI backend: torch's own types, with the library's values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Observer = Callable[[int, int, int, int], object]
 
 
 def functions(torch: ModuleType, api: ModuleType) -> dict[str, Function]:
-    """The answers by the names of ``torch._C``. A name that a version of torch lacks is passed over by the caller."""
+    """Returns the replacements by their names in ``torch._C``. The caller skips names that its version of torch lacks."""
     return {**_statistics(api), **_history(api), **_limits(api), **_accelerator(torch)}
 
 
@@ -34,7 +34,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def snapshot(api: ModuleType) -> dict[str, Any]:
-    """The library's snapshot with the types of torch's: the id of a pool is a tuple."""
+    """Converts the library's snapshot to torch's types: the id of a pool is a tuple."""
     taken: dict[str, Any] = json.loads(api.snapshot_json())
     for segment in taken["segments"]:
         segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
@@ -42,7 +42,7 @@ def snapshot(api: ModuleType) -> dict[str, Any]:
 
 
 def lacks_peer_access(api: ModuleType) -> bool:
-    """Whether the pool holds memory on several devices and maps each for its own device only."""
+    """Whether the pool holds memory on several devices, each mapped for its own device only."""
     try:
         taken = snapshot(api)
     except Error:

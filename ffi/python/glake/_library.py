@@ -1,4 +1,4 @@
-"""Finds ``libgmlake.so`` and what belongs to it, and opens it.
+"""Finds ``libgmlake.so`` and its companion files, and opens it.
 
 The library that ``GLAKE_LIBRARY`` names goes before the one that lies beside this file. It is opened at the first call that
 needs it, not at import, and stays open. The preload library and the command are those that lie beside it: one build has all.
@@ -19,7 +19,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def path() -> pathlib.Path:
-    """Where the library is, whether it is open or not.
+    """Returns the path of the library, open or not.
 
     Raises:
         Error: ``GLAKE_LIBRARY`` names no file, or the package was installed without its library.
@@ -37,12 +37,12 @@ def path() -> pathlib.Path:
 
 
 def include() -> pathlib.Path:
-    """The folder of ``gmlake.h``: the package's, or that of the source tree where the package is used in place."""
+    """Returns the folder of ``gmlake.h``: the package's, or the source tree's if the package is used in place."""
     return PACKAGE if (PACKAGE / "gmlake.h").is_file() else PACKAGE.parent.parent / "include"
 
 
 def preload() -> pathlib.Path:
-    """Where the preload library is: the one that ``GLAKE_PRELOAD`` names, or else the one beside ``libgmlake.so``.
+    """Returns the path of the preload library: the file that ``GLAKE_PRELOAD`` names, else the one beside ``libgmlake.so``.
 
     Raises:
         Error: it is missing, or ``libgmlake.so`` is.
@@ -55,7 +55,7 @@ def preload() -> pathlib.Path:
 
 
 def command() -> pathlib.Path:
-    """Where the program ``glake`` is: beside ``libgmlake.so``.
+    """Returns the path of the program ``glake``, beside ``libgmlake.so``.
 
     Raises:
         Error: it is missing, or ``libgmlake.so`` is.
@@ -70,7 +70,7 @@ _opened: ModuleType | None = None
 
 
 def api() -> ModuleType:
-    """The functions of the library (see ``_glake.pyi``), opened if they are not yet.
+    """Returns the functions of the library (see ``_glake.pyi``), opened on first use.
 
     Raises:
         Error: the module or the library is missing or of another version.

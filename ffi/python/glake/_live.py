@@ -1,4 +1,4 @@
-"""Live ranges: which bytes of a tensor count when its memory leaves the GPU. The rest is neither copied nor promised."""
+"""Live ranges: the bytes of a tensor that an eviction has to keep. Other bytes are not copied, and undefined afterwards."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Ranges = Iterable[tuple[int, int]]
 
 
 def live(tensor: Any, ranges: Ranges | Callable[[], Ranges] | None) -> None:
-    """Says which bytes of a tensor count: at a shrink only they are copied (rounded out to 512 bytes), and the others have any value after
+    """Declares the live bytes of a tensor: a shrink copies only these (rounded out to 512 bytes), and the others are undefined after
     the refill::
 
         glake.live(cache, [(0, used)])
         glake.live(cache, lambda: [(block * size, (block + 1) * size) for block in scheduler.live_blocks()])
 
-    Everything that a later request may still read counts: of a cache with prefix hashing the free blocks that are hashed too, or reset that
-    cache first.
+    Declare every byte that a later request may read. For a cache with prefix hashing that includes free blocks that are hashed; or reset
+    that cache first.
 
     Args:
-        tensor: a tensor or array of GLake's memory. Bytes of its block that lie outside of it count. What was said of the block before
-            is replaced, by way of another tensor too, and ends when its memory is freed.
-        ranges: half-open ranges of bytes from the start of the tensor; or a function that answers them, which is called at each shrink
-            that takes the memory, once nothing runs on it any more, on a thread of its own. Where it raises, takes longer than hooks may,
-            or leaves the tensor, all bytes count, and the report has a warning. It must not hold the tensor, which would never be
-            freed then. None: all bytes count again.
+        tensor: a tensor or array in GLake's memory. Bytes of its block outside of it are live. Replaces earlier ranges of the block, also
+            those declared through another tensor. The ranges end when the memory is freed.
+        ranges: half-open ranges of bytes from the start of the tensor; or a function that returns them, which is called on a thread of its
+            own by each shrink that evicts the memory, once no work on it runs any more. If it raises, takes longer than hooks may, or
+            exceeds the tensor, all bytes are live, and the report has a warning. It must not refer to the tensor, which would never be
+            freed then. None: all bytes are live again.
 
     Raises:
-        InvalidError: it is no memory of GLake's, or a range leaves it.
-        TypeError: it has no bytes that can be reached.
+        InvalidError: the memory is not GLake's, or a range exceeds the tensor.
+        TypeError: the object gives no access to its bytes.
     """
     api = _library.api()
     part = range_of(tensor, "tensor")
@@ -57,7 +57,7 @@ def live(tensor: Any, ranges: Ranges | Callable[[], Ranges] | None) -> None:
 
 
 def _of_block(ranges: Ranges, start: int, size: int, block: int) -> list[tuple[int, int]]:
-    """Ranges of a tensor as those of its block, with what lies around it."""
+    """Converts ranges of a tensor to ranges of its block, including the bytes around the tensor."""
     found = [(int(first), int(end)) for first, end in ranges]
     for first, end in found:
         if not 0 <= first <= end <= size:

@@ -1,4 +1,4 @@
-"""A ``torch.cuda.MemPool`` over GLake's pool, for those who want only some tensors in it."""
+"""A ``torch.cuda.MemPool`` over GLake's pool, for programs that want only some of their tensors in it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .errors import TorchError
 
 
 def mem_pool() -> Any:
-    """A ``torch.cuda.MemPool`` whose memory comes from GLake::
+    """Returns a ``torch.cuda.MemPool`` whose memory comes from GLake::
 
         pool = glake.mem_pool()
         with torch.cuda.use_mem_pool(pool):
             weights = torch.empty(1 << 30, device="cuda")
 
     After ``enable()`` with the compiled backend it is a private pool of torch's allocator, which is GLake. Without ``enable()``
-    torch's own allocator stays, and takes the pool's segments from GLake: torch's counters then go on, GLake's know segments only.
+    torch's own allocator stays, and takes the pool's segments from GLake: torch's counters remain in use, and GLake counts segments only.
 
     Raises:
         TorchError: torch is missing or has no MemPool (2.5 and later do), or the plain-ABI backend is in use.

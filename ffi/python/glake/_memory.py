@@ -1,4 +1,4 @@
-"""What a copy may be between: torch's tensors, ``__cuda_array_interface__``, and the buffer protocol, all as ranges of bytes.
+"""Memory arguments of copies: torch's tensors, ``__cuda_array_interface__``, and the buffer protocol, all as ranges of bytes.
 
 A range keeps what it is a range of. A buffer's export is kept too, so that a ``bytearray`` cannot be resized under a copy; it
 is given back by ``release``.
@@ -17,7 +17,7 @@ from . import _library
 
 
 class Range:
-    """Bytes somewhere.
+    """A range of bytes on a GPU or the host.
 
     Attributes:
         address: where they begin.
@@ -49,7 +49,7 @@ class Range:
         self.stream = stream
 
     def release(self) -> None:
-        """Gives the memory back to its owner. A second time does nothing."""
+        """Releases the memory to its owner. Repeated calls do nothing."""
         export, self._export, self._owner = self._export, None, None
         if export is not None:
             _release(ctypes.byref(export))
@@ -61,7 +61,8 @@ class Range:
 
 
 def range_of(thing: Any, name: str, *, written: str | None = None) -> Range:
-    """The bytes of ``thing``, which is called ``name`` in errors. ``written``: what changes them, as errors say; None: they are read.
+    """Returns the bytes of ``thing``, which errors call ``name``. ``written``: the verb for errors if the bytes are changed; None: they
+    are read.
 
     Raises:
         TypeError: it has none that can be reached.
@@ -116,7 +117,7 @@ def _of_interface(thing: Any, interface: Mapping[str, Any], name: str, written: 
 
 
 def _typestrs(descr: Any) -> Iterator[str]:
-    """The kinds of all fields of a ``descr``, as one letter each."""
+    """Returns the kinds of all fields of a ``descr``, as one letter each."""
     for field in descr or ():
         if isinstance(field[1], str):
             yield field[1][1]
@@ -134,7 +135,7 @@ def _side_by_side(shape: Any, strides: Any, item: int) -> bool:
 
 
 class _Buffer(ctypes.Structure):
-    """``Py_buffer``."""
+    """The C structure ``Py_buffer``."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -157,7 +158,7 @@ _REFERENCE = re.compile(r"[O&Xz]|Z(?![fdg])")
 
 
 def _is_of_references(format: str) -> bool:
-    """Whether elements of a buffer, or fields of them, refer to other memory. Names of fields stand between colons."""
+    """Whether elements of a buffer, or their fields, refer to other memory. Field names stand between colons."""
     return _REFERENCE.search(re.sub(r":[^:]*:", "", format)) is not None
 
 

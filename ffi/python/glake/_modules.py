@@ -1,7 +1,7 @@
-"""A torch module whose parts wait for their regions, and whose first pass says in which order these come back.
+"""Hooks on a torch module: its parts wait for their regions, and its first pass sets the order of refills.
 
-What ``torch.compile`` compiles takes the hooks of its parts into the graph, where they can do nothing. Those of the whole are called
-outside, and wait for the parts too.
+``torch.compile`` takes the hooks of a compiled module's parts into the graph, where they have no effect. The hooks of the whole module are
+called outside of the graph, and wait for the parts too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _logger = logging.getLogger("glake")
 
 
 class Following:
-    """What ``follow`` put on a module; ``remove`` takes it off."""
+    """The hooks that ``follow`` put on a module; ``remove`` takes them off."""
 
     def __init__(self, module: Any, safepoints: bool) -> None:
         self._tags: dict[tuple[int, bool], tuple[str, ...]] = {}
@@ -33,7 +33,7 @@ class Following:
         self._handles.append(module.register_forward_hook(self._after))
 
     def remove(self) -> None:
-        """Takes the hooks off. The order stays. A second time does nothing."""
+        """Removes the hooks. The order stays. Repeated calls do nothing."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -62,25 +62,27 @@ class Following:
 
 
 def follow(module: Any, *, safepoints: bool = False) -> Following:
-    """Lets each part of a torch module wait for the regions of its own parameters and buffers before its forward, and takes the order of
-    the first pass as that of refills: after ``glake.refill(wait=False)`` the first layers compute while later ones come back.
+    """Makes each part of a torch module wait for the regions of its parameters and buffers before its forward, and uses the order of
+    the first pass for refills: after ``glake.refill(wait=False)`` the first layers compute while later ones are refilled.
 
-    A pass runs inside ``glake.active`` only where it shall wait for the whole.
+    Run a pass inside ``glake.active`` only if it should wait for the whole model.
 
     Args:
-        module: the whole model. One that is compiled waits for all its regions at once: follow what ``torch.compile`` returned. Followed
-            before that it does the same, unless its hooks are in a graph too, where they do nothing, which is logged: of a function that
-            calls it, and of a class of torch's own (``Sequential``).
-        safepoints: before each of its passes there is a ``glake.safepoint``; in a graph, and where it is computed again, there is none.
+        module: the whole model. A compiled model waits for all its regions at once: follow the result of ``torch.compile``. A model followed
+            before its compilation does the same, unless its own hooks are inside a graph, where they have no effect, which is logged: in
+            the graph of a function that calls it, or of one of torch's own classes (``Sequential``).
+        safepoints: call ``glake.safepoint`` before each of its passes; not in a graph, and not in a recomputation.
 
     Returns:
-        What takes the hooks off again.
+        The handle that removes the hooks.
     """
     return Following(module, safepoints)
 
 
 def _first(part: Any, hook: Any) -> Any:
-    """As torch puts a hook before others, but in an order that its compiler reads too, which takes one hook for another else."""
+    """Registers a hook before all others, as torch's ``prepend`` does. Torch's compiler reads the order of another dictionary, and
+    would take one hook for another.
+    """
     handle, hooks = part.register_forward_pre_hook(hook), part._forward_pre_hooks
     for other in list(hooks)[:-1]:
         hooks[other] = hooks.pop(other)
@@ -88,7 +90,7 @@ def _first(part: Any, hook: Any) -> Any:
 
 
 def _leave_outside(hook: Any) -> None:
-    """The compiler leaves it as it is where it is called outside of a graph. With a torch that cannot be told, it does nothing there."""
+    """Excludes a hook from compilation if it is called outside of a graph. Does nothing with a torch that lacks this option."""
     frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):
         as_it_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
@@ -124,13 +126,13 @@ def _is_in_graph() -> bool:
 
 
 def _has_graphs() -> bool:
-    """Whether a compiler looks at what is called here."""
+    """Whether a compiler may trace calls here."""
     frames: Any = sys.modules["torch"]._C._dynamo.eval_frame
     return hasattr(frames, "get_eval_frame_callback") and frames.get_eval_frame_callback() is not None
 
 
 def _uncompiled(call: Any) -> Any:
-    """Where a compiler looks, it is to leave what is called alone."""
+    """Returns ``call``, excluded from compilation if a compiler may trace it."""
     return sys.modules["torch"].compiler.disable(call) if _has_graphs() else call
 
 

@@ -1,4 +1,4 @@
-"""Puts functions in the place of torch's, and takes them back."""
+"""Replaces functions of torch, and restores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Patches:
-    """Functions of ``torch._C`` that were replaced, with what stood there.
+    """Replaced functions of ``torch._C``, with the originals.
 
     A module that took a function by name (``from torch._C import f``) holds it in its own namespace: those are replaced too.
     """
@@ -19,7 +19,7 @@ class Patches:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def binding(self, name: str, function: Callable[..., Any]) -> bool:
-        """Replaces ``torch._C.<name>`` everywhere. False where this torch has none, which is left so."""
+        """Replaces ``torch._C.<name>`` everywhere. Returns False if this torch lacks it."""
         original = getattr(self._torch._C, name, None)
         if original is None:
             return False
@@ -33,12 +33,12 @@ class Patches:
         return True
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces one attribute of a module or class. An attribute that was inherited is taken away again at ``undo``."""
+        """Replaces one attribute of a module or class. ``undo`` deletes an attribute that was inherited."""
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Puts everything back, the latest first."""
+        """Restores everything, the latest first."""
         while self._replaced:
             owner, name, value = self._replaced.pop()
             if value is _ABSENT:

@@ -1,4 +1,4 @@
-"""This process as one of several ranks: a thread of its own does what ``_agreement`` says, with the store of torch's process group.
+"""This process as one of several ranks: a dedicated thread runs the protocol of ``_agreement`` on the store of torch's process group.
 
 ::
 
@@ -45,11 +45,11 @@ _random = random.Random()
 
 
 class _Over(Exception):
-    """There is nobody to agree with any more."""
+    """Raised when there are no other ranks to agree with any more."""
 
 
 class Arrival:
-    """A thread or task at a safe point, with those of its uses that a shrink waits for: what it tells the ranks' thread, and hears of it."""
+    """A thread or task at a safe point, with its uses that a shrink waits for: its requests to the ranks' thread, and the answers."""
 
     def __init__(self, ranks: Ranks, step: int, uses: list[_gate.Use]) -> None:
         self._ranks, self.step, self.uses = ranks, step, uses
@@ -58,20 +58,20 @@ class Arrival:
         self._moves: bool | None = None
 
     def come(self) -> None:
-        """From now on the others may wait for it, until it leaves."""
+        """Enters the protocol: other ranks may wait for it until it leaves."""
         self._ranks.hear(self)
 
     def parks(self) -> bool | None:
-        """Whether it is to be parked here, as all ranks are; None: not known yet. Asked for again soon, as ``moves``."""
+        """Whether it must park here, as all ranks do; None: not known yet, ask again soon."""
         return self._heard(self._parks)
 
     def moves(self, asked: int) -> bool | None:
-        """Whether the memory of all moves, once it is parked; it tells how that stands here, as ``_agreement.Asked``."""
+        """Whether the memory of all ranks moves, once it is parked. ``asked`` is the local state, as in ``_agreement.Asked``."""
         self._asked = asked
         return self._heard(self._moves)
 
     def leave(self) -> None:
-        """It waits no longer: nothing is to move, if that can still be said."""
+        """Leaves the protocol: no memory moves, unless it is too late to say so."""
         self._is_there = False
 
     def _heard(self, answer: bool | None) -> bool | None:
@@ -92,7 +92,7 @@ class Arrival:
 
 
 class Ranks:
-    """The ranks of the default process group, as this one meets them."""
+    """The other ranks of the default process group."""
 
     def __init__(self, store: Any, ranks: int, own: int) -> None:
         self._rank = _agreement.Rank(ranks, own)
@@ -114,7 +114,7 @@ class Ranks:
         self._arrivals.put(arrival)
 
     def are_over(self) -> bool:
-        """Whether there is nobody to agree with any more."""
+        """Whether there are no other ranks to agree with any more."""
         since = self._asks_since
         if since is not None and time.monotonic() - since > _ANSWER_SECONDS:
             self._end(f"no answer in {_ANSWER_SECONDS:g} s")
@@ -180,7 +180,7 @@ class Ranks:
         return self._compare_set(str(action.expected), str(action.desired))
 
     def _refuse_others(self) -> None:
-        """One at a time: of several that come to safe points none knows the others' steps."""
+        """Refuses further arrivals, one at a time: threads at safe points do not know each other's steps."""
         while not self._arrivals.empty():
             other = self._arrivals.get()
             if other is None:
@@ -188,7 +188,7 @@ class Ranks:
             other.tell(False)
 
     def _connect(self) -> None:
-        """Makes a connection of its own, where torch does: on one that it shares, its calls take turns with the group's."""
+        """Opens a separate connection if torch allows it: on a shared one, its calls alternate with the group's."""
         try:
             self._own_store = self._store().clone()
         except (AttributeError, NotImplementedError, RuntimeError):
@@ -211,7 +211,7 @@ class Ranks:
 
 
 def _is_wanted(uses: list[_gate.Use]) -> bool:
-    """Whether a shrink waits for one of these uses, which can be parked."""
+    """Whether a shrink waits for one of these uses, and the use can be parked."""
     return any(use.is_alone() and _library.api().use_wanted(use.number) for use in uses)
 
 
@@ -221,7 +221,7 @@ _known: tuple[weakref.ref[Any], Ranks] | None = None
 
 
 def is_one_of_several() -> bool:
-    """A launcher's rank is one too before it has met the others."""
+    """Whether this process is one of several ranks; true for a launcher's rank even before it has met the others."""
     distributed = _distributed()
     if distributed is not None:
         return bool(distributed.get_world_size() > 1)
@@ -229,7 +229,7 @@ def is_one_of_several() -> bool:
 
 
 def here() -> Ranks | None:
-    """The ranks of torch's default process group; None where there is none, or it has no store, or they are over."""
+    """Returns the ranks of torch's default process group; None if there is none, it has no store, or it has ended."""
     global _known
     distributed = _distributed()
     if distributed is None:
@@ -246,13 +246,13 @@ def here() -> Ranks | None:
 
 
 def _distributed() -> Any:
-    """``torch.distributed``, where a default group is there."""
+    """Returns ``torch.distributed`` if a default group exists."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
 
 
 def _forget() -> None:
-    """A forked child is no rank, and does not speak on its parent's connection."""
+    """Resets a forked child: it is no rank, and must not use its parent's connection."""
     global _known, _lock
     _known, _lock = None, threading.Lock()
 

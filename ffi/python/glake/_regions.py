@@ -1,7 +1,7 @@
-"""Regions: parts of a program's GPU memory that leave the GPU while they are not needed, and come back to the same addresses.
+"""Regions: parts of a program's GPU memory that are evicted while not needed, and refilled at the same addresses.
 
-What a thread allocates inside ``with glake.region(tag)`` belongs to the region of that tag. ``shrink`` moves regions out, ``refill`` brings
-them back; who uses their memory says so with ``glake.active``, so that nothing leaves under running work.
+Memory that a thread allocates inside ``with glake.region(tag)`` belongs to the region of that tag. ``shrink`` evicts regions, ``refill``
+restores them; a program declares its uses of their memory with ``glake.active``, so that no memory is evicted under running work.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _CLEAN = 16
 
 
 class Region:
-    """A region by its tag. Inside ``with`` the calling thread's allocations are its own; threads that this one starts, autograd's among
-    them, are not inside. It also decorates functions."""
+    """A region, identified by its tag. Inside ``with``, the calling thread allocates from it; threads that it starts, including
+    autograd's, do not. Also usable as a decorator.
+    """
 
     __slots__ = ("clean", "host_copy", "policy", "tag")
 
@@ -63,25 +64,25 @@ class Region:
 
 
 def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clean: bool = False) -> Region:
-    """The region of a tag, made if there is none::
+    """Returns the region of a tag, created on first use::
 
         with glake.region("weights", policy="sealed", host_copy="retain"):
             model = load().cuda()
 
     Args:
         tag: its name. "default" is all memory outside of regions.
-        policy: "keep": its bytes come back; "sealed": the same, and it can be sealed; "discard": only its addresses come back (a KV
-            cache, scratch memory).
-        host_copy: "drop": host memory of a shrink is given back after the refill; "retain": while the region is sealed it stays, and the
-            next shrink copies nothing; "prepare": host memory for all of it is pinned when the ``with`` block ends, and in the
-            background once no use runs, so that the first shrink is as fast as later ones.
-        clean: copy its bytes to the host in the background while nobody uses it, and keep them on the GPU: a shrink then copies only
-            what has changed since, which it finds by a digest. For programs whose work runs inside ``glake.active``: others change
-            what was copied, and it is copied again. Its host memory goes first where host memory is short.
+        policy: "keep": a refill restores its bytes; "sealed": the same, and it can be sealed; "discard": a refill restores only its
+            addresses (a KV cache, scratch memory).
+        host_copy: "drop": the host copy is released after the refill; "retain": it stays while the region is sealed, and the next shrink
+            copies nothing; "prepare": host memory for the whole region is pinned when the ``with`` block ends, and in the background once
+            no use runs, so that the first shrink is as fast as later ones.
+        clean: copy its bytes to the host in the background while no use runs, and keep them on the GPU: a shrink then copies only
+            bytes that have changed since, which it finds by a digest. For programs whose work runs inside ``glake.active``: work outside
+            of it changes copied bytes, which are then copied again. If host memory is short, these copies are released first.
 
     Raises:
-        InvalidError: the tag is reserved or empty, or its region was made with another policy.
-        ValueError: there is no such policy.
+        InvalidError: the tag is reserved or empty, or its region was defined with another policy.
+        ValueError: no such policy.
     """
     if policy not in _POLICIES:
         raise ValueError(f"policy is {policy!r}: 'keep', 'sealed' and 'discard' are there")
@@ -92,33 +93,33 @@ def region(tag: str, policy: Policy = "keep", host_copy: HostCopy = "drop", clea
 
 
 def seal(tag: str, strict: bool = False) -> None:
-    """Promises that nobody writes to the region until ``unseal``: a retained copy then stays good, and nothing new is allocated there.
+    """Promises not to write to the region until ``unseal``: a retained copy then stays valid, and the region serves no allocations.
 
     Args:
         tag: a region with the policy "sealed".
-        strict: map it read-only: a kernel that writes to it fails. Call it while nothing runs that writes.
+        strict: map it read-only: a kernel that writes to it fails. Call it while no such kernel runs.
 
     Raises:
-        InvalidError: there is no such region, or its policy is another.
+        InvalidError: no such region, or its policy is not "sealed".
     """
     _library.api().region_seal(tag, strict)
 
 
 def unseal(tag: str) -> None:
-    """Takes the promise back; copies that were retained are dropped.
+    """Ends the promise of ``seal``; retained copies are dropped.
 
     Raises:
-        InvalidError: there is no such region.
+        InvalidError: no such region.
     """
     _library.api().region_unseal(tag)
 
 
 def prepare(tag: str) -> None:
-    """Pins host memory for the bytes that the region has now.
+    """Pins host memory for the current bytes of the region.
 
     Raises:
-        InvalidError: there is no such region.
-        OutOfMemoryError: the budget or the host's memory does not have it.
+        InvalidError: no such region.
+        OutOfMemoryError: the budget or the host's memory is exhausted.
     """
     _library.api().region_prepare(tag)
 
@@ -131,29 +132,29 @@ def shrink(
     verify: bool | None = None,
     timeout: float | None = None,
 ) -> Report:
-    """Moves regions out of the GPU. Their addresses stay theirs, and the memory is others' until ``refill``.
+    """Evicts regions from the GPU. Their addresses stay reserved, and the memory is available to others until ``refill``.
 
-    Those who are inside ``glake.active`` are waited for, and nobody new gets in. Where no part of the program uses ``active``, the caller
-    promises that nothing touches the regions until they are back: a kernel that does faults.
+    The call waits for open ``glake.active`` blocks, and new ones wait for the refill. If no part of the program uses ``active``, the caller
+    promises that no work touches the regions until they are refilled: a kernel that does faults.
 
     Args:
         tags: one region, several, or None for all memory, that outside of regions and of captured graphs too.
         tier: "host" (pinned memory), "peer" or "peer:N" (another GPU's memory), "file" (where ``tiers.files`` names a folder).
-        bytes: at least so much of them, where there is so much; what is cheapest goes first.
+        bytes: evict at least this many bytes, if available; the cheapest first.
         verify: compare digests after the copy and after the refill; None: as configured.
-        timeout: seconds to wait for those who are active; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
+        timeout: seconds to wait for open ``active`` blocks; None: as configured (``tiers.drain_timeout_ms``, 30 seconds).
 
     Returns:
-        What was freed, what was copied and what is resident still, by region; what had to stay and why (imported memory too, under "skipped", where everything
-        was to leave); what is on each GPU and who holds it; and how many seconds a refill is predicted to take.
+        The bytes freed, copied and still resident, by region; memory that had to stay, with the reason (under "skipped" also imported
+        memory, if everything was to be evicted); the memory usage of each GPU by holder; and the predicted duration of a refill in seconds.
 
     Raises:
-        InvalidError: there is no such region or tier.
-        ClosedError: those who are active did not end in time; nothing of what they use was moved.
+        InvalidError: no such region or tier.
+        ClosedError: open ``active`` blocks did not end in time; none of the memory that they use was moved.
         StateError: called from inside ``glake.active``.
-        OutOfMemoryError: the tier has no room. What was moved by then is out, and the text says how much; nothing is lost, and ``shrink``
-            or ``refill`` go on from there.
-        DriverError: as that, where the driver or the disk refused.
+        OutOfMemoryError: the tier is full. The part evicted by then stays evicted, and the text says how much; no bytes are lost, and
+            ``shrink`` or ``refill`` continue from there.
+        DriverError: the driver or the disk refused; otherwise like OutOfMemoryError.
     """
     _gate.refuse_inside("shrink")
     return _asked(_library.api().shrink, tags, tier=tier, bytes=bytes, verify=verify, timeout_ms=None if timeout is None else milliseconds(timeout))
@@ -167,35 +168,35 @@ def refill(
     verify: bool | None = None,
     timeout: float | None = None,
 ) -> Report:
-    """Brings regions back to the addresses that they had, in the order that ``order`` or ``follow`` gave, else that of allocation.
+    """Refills regions at their addresses, in the order given by ``order`` or ``follow``, else in the order of allocation.
 
     Args:
-        tags: one region, several, or None for all that is out.
-        bytes: at least so much of them.
-        wait: return when all is there. Else at once: ``glake.wait`` or ``glake.active`` then wait for a region.
+        tags: one region, several, or None for all evicted memory.
+        bytes: refill at least this many bytes.
+        wait: return once the refill is complete. Otherwise return at once: ``glake.wait`` or ``glake.active`` then wait for a region.
         verify: compare digests; None: as configured.
-        timeout: seconds to wait for it; None: until all is there. What is not there by then comes in the background.
+        timeout: seconds to wait; None: no timeout. After it, the refill continues in the background.
 
     Raises:
-        InvalidError: there is no such region.
-        ClosedError: the time is over; the refill goes on.
-        OutOfMemoryError: others have the GPU's memory. What came back by then is there; free some, and call it again.
-        DriverError: as that, where the driver or the disk refused, or a digest does not match.
+        InvalidError: no such region.
+        ClosedError: the timeout has expired; the refill continues.
+        OutOfMemoryError: the GPU's memory is in use by others. The part refilled by then stays; free some memory, and call again.
+        DriverError: the driver or the disk refused, or a digest does not match; otherwise like OutOfMemoryError.
     """
     return _asked(_library.api().refill, tags, bytes=bytes, wait=wait, verify=verify, timeout_ms=None if timeout is None else milliseconds(timeout))
 
 
 def wait(tag: str, stream: Stream = None) -> None:
-    """Lets a stream's later work use a region that is coming back: returns as soon as its copies are enqueued, and the stream waits for
-    them. What is evicted comes back first, before it returns.
+    """Makes later work of a stream wait for a region that is being refilled: returns as soon as its copies are enqueued, and the stream
+    waits for them. Evicted memory is refilled first.
 
     Args:
-        tag: which region.
+        tag: the region.
         stream: as for ``glake.copy_``; None: torch's current stream.
 
     Raises:
-        InvalidError: there is no such region.
-        OutOfMemoryError: others took the memory that it comes back to.
+        InvalidError: no such region.
+        OutOfMemoryError: the GPU's memory is in use by others.
     """
     torch = sys.modules.get("torch")
     device = index(getattr(stream, "device_index", None))
@@ -205,27 +206,27 @@ def wait(tag: str, stream: Stream = None) -> None:
 
 
 def order(tags: Sequence[str]) -> None:
-    """Says in which order regions come back; those that are not named come after, in the order of their allocation.
+    """Sets the order in which regions are refilled; regions not named follow in the order of allocation.
 
     Raises:
-        InvalidError: there is no such region.
+        InvalidError: no such region.
     """
     _library.api().region_order(list(tags))
 
 
 def fix(array: Any) -> None:
-    """Keeps the memory of a tensor or array on its GPU whatever is shrunk: it is registered with somebody who would not follow (NCCL's
-    user buffers, RDMA). The report of a shrink lists it.
+    """Keeps the memory of a tensor or array on its GPU during every shrink, because it is registered with a library that cannot follow
+    (NCCL's user buffers, RDMA). The report of a shrink lists it.
 
     Raises:
-        InvalidError: it is no memory of GLake's.
-        TypeError: it has no bytes that can be reached.
+        InvalidError: the memory is not GLake's.
+        TypeError: the object gives no access to its bytes.
     """
     _fixed(array, True)
 
 
 def unfix(array: Any) -> None:
-    """Ends ``fix``.
+    """Ends the effect of ``fix``.
 
     Raises:
         As ``fix``.
@@ -247,7 +248,7 @@ def regions() -> list[dict[str, Any]]:
 
 
 def memory_usage() -> list[dict[str, Any]]:
-    """What is on each GPU, and who holds it: ``{"device": 0, "holder": "…", "bytes": …}``; the device is None for host memory.
+    """Returns the memory usage of each GPU by holder: ``{"device": 0, "holder": "…", "bytes": …}``; the device is None for host memory.
 
     Raises:
         UnavailableError: the library cannot start.
@@ -257,10 +258,10 @@ def memory_usage() -> list[dict[str, Any]]:
 
 
 def region_of(array: Any) -> str | None:
-    """The tag of the region that a tensor's or array's memory lies in; None where it lies in none.
+    """Returns the tag of the region of a tensor or array; None if it is in no region.
 
     Raises:
-        TypeError: it has no bytes that can be reached.
+        TypeError: the object gives no access to its bytes.
     """
     part = range_of(array, "array")
     try:

@@ -1,4 +1,4 @@
-"""Safe points: between two steps of a program a use of memory waits while its memory is evicted, and goes on at the same addresses.
+"""Safe points: between two steps of a program, a use of memory may wait while its memory is evicted and refilled at the same addresses.
 
 ::
 
@@ -7,8 +7,8 @@
               ▼
            arrive ─► all threads and tasks of the use have ─► parked ─ its memory leaves ─ comes back ─► go on
 
-A place is passed over where its work may need the thread itself: under a capture, in a backward pass, on a thread that runs an event loop.
-Ranks of one process group are parked together, at the same step: all count the safe points inside of their uses (``_agreement``).
+A safe point is skipped if enqueued work may need the thread itself: under a capture, in a backward pass, on a thread with an event loop.
+Ranks of one process group park together, at the same step: all count the safe points inside of their uses (``_agreement``).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def safepoint() -> bool:
     until all of that memory is back. Where nobody waits it takes less than a microsecond.
 
     Does nothing outside of a use, under a capture, in a backward pass, and on a thread with a running event loop (there:
-    ``await glake.safepoint_async()``). Ranks of one ``torch.distributed`` process group wait together or not at all: each comes to the same
-    safe points, each shrinks, and they wait once all stand at the same one. A rank that has no process group yet does not wait.
+    ``await glake.safepoint_async()``). Ranks of one ``torch.distributed`` process group wait together or not at all: each must pass the same
+    safe points and call shrink, and they wait once all are at the same one. A rank that has no process group yet does not wait.
 
-    Raises nothing: where torch or the library cannot be asked (a GPU's context that has failed) it does nothing, and logs that once. What a
-    signal's handler raises while it waits, Ctrl-C's too, asks for the memory and comes when it is back.
+    Raises no error of its own: if torch or the library cannot answer (a GPU's context that has failed) it does nothing, and logs that once.
+    An exception raised by a signal handler during the wait, Ctrl-C included, requests the memory back, and is raised once it is.
 
     Returns:
-        Whether it waited.
+        True if it waited.
     """
     step = _step()
     if step is None or asyncio._get_running_loop() is not None:
@@ -67,8 +67,8 @@ def safepoint() -> bool:
 
 
 async def safepoint_async() -> bool:
-    """As ``glake.safepoint``, for a task: others go on while it waits. A task that is cancelled meanwhile asks for its memory, and ends when it
-    is back.
+    """Marks a safe point of a task: other tasks run while it waits. A task that is cancelled meanwhile requests its memory back, and
+    ends once it is.
 
     Returns:
         Whether it waited.
@@ -78,7 +78,7 @@ async def safepoint_async() -> bool:
 
 
 async def _wait(step: int, sleep: Callable[[float], Coroutine[Any, Any, None]]) -> bool:
-    """At a safe point, with the other ranks where there are any. Whether it waited."""
+    """Waits at a safe point, together with other ranks if any. Returns whether it waited."""
     try:
         if not _is_safe():
             return False
@@ -104,7 +104,7 @@ async def _wait(step: int, sleep: Callable[[float], Coroutine[Any, Any, None]]) 
 
 
 async def _park(arrival: _ranks.Arrival | None, sleep: Callable[[float], Coroutine[Any, Any, None]]) -> bool:
-    """Waits while a shrink wants it, if the other ranks agree."""
+    """Parks while a shrink waits for this thread, if the other ranks agree."""
     meanwhile = _Meanwhile()
     raised: BaseException | None = None
     parked = _library.api().Parked([use.number for use in _gate.own_uses()], meanwhile, arrival is not None)
@@ -133,7 +133,7 @@ async def _park(arrival: _ranks.Arrival | None, sleep: Callable[[float], Corouti
 
 
 def _arrival(step: int) -> _ranks.Arrival | None:
-    """What the other ranks are to hear of, where they can be asked and a shrink here waits for this thread's uses."""
+    """Returns the message to the other ranks if they can be reached and a shrink here waits for this thread's uses."""
     ranks, uses = _ranks.here(), _gate.own_uses()
     if ranks is None or not all(use.is_alone() for use in uses):
         return None
@@ -151,7 +151,7 @@ async def _sleep(seconds: float) -> None:
 
 
 def _step() -> int | None:
-    """Counts this safe point; None where there is nothing to do: outside of a use, and while nobody waits."""
+    """Counts this safe point; None if there is nothing to do: outside of a use, and while no shrink waits."""
     if not _gate.is_inside():
         return None
     step = next(_steps)
@@ -166,7 +166,7 @@ def _pass_over(error: Exception) -> None:
 
 
 class _Meanwhile:
-    """What a thread or task does that waits: asks for the memory where somebody wants it to go on, or the program ends and waits for it."""
+    """Callback of a waiting thread or task: requests the memory back if it is asked to, or if the program is ending."""
 
     def __init__(self) -> None:
         self._asked = float("-inf")
@@ -183,7 +183,7 @@ class _Meanwhile:
 
 
 def _is_safe() -> bool:
-    """Whether what this thread has enqueued ends without it, as far as can be told."""
+    """Whether the work enqueued by this thread completes without it, as far as known."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda"):
         return True

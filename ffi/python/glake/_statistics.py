@@ -1,4 +1,4 @@
-"""What the pool holds, with or without torch's allocator being GLake."""
+"""Statistics of the pool, whether or not GLake is torch's allocator."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _LINES = (
 
 
 def memory_stats(device: Device = None) -> dict[str, int | float]:
-    """Statistics of one device under torch's keys ("active_bytes.all.peak"), and GLake's own under "glake." ("glake.stitches").
+    """Returns the statistics of one device under torch's keys ("active_bytes.all.peak"), and GLake's own under "glake."
+    ("glake.stitches").
 
-    Amounts are bytes. A device whose pool has not started has zeroes. "glake.foreign_reserved_bytes" and its like are of pools with an
-    allocator of their own (``torch.cuda.MemPool(allocator)``), which torch's own statistics count and all other figures here do not.
+    Amounts are bytes. A device whose pool has not started has zeros. "glake.foreign_reserved_bytes" and similar keys describe pools with
+    their own allocator (``torch.cuda.MemPool(allocator)``), which torch's own statistics include and all other figures here do not.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for torch's current device (0 where CUDA has not started).
 
     Raises:
-        InvalidError: there is no such device.
+        InvalidError: no such device.
         UnavailableError: the library cannot start.
     """
     number = index(device)
@@ -41,10 +42,10 @@ def memory_stats(device: Device = None) -> dict[str, int | float]:
 
 
 def memory_summary(device: Device = None) -> str:
-    """A table for people: what is requested, allocated, active and reserved now and at the peak, and what stitching did.
+    """Returns a readable table: bytes requested, allocated, active and reserved now and at the peak, and the effect of stitching.
 
     Raises:
-        InvalidError: there is no such device.
+        InvalidError: no such device.
         UnavailableError: the library cannot start.
     """
     number = index(device)
@@ -63,8 +64,8 @@ def memory_summary(device: Device = None) -> str:
 
 
 def snapshot() -> dict[str, Any]:
-    """Every segment and block of the pool, and the history if it is recorded, in the format of ``torch.cuda.memory._snapshot()``:
-    pickled to a file it opens in torch's visualiser.
+    """Returns every segment and block of the pool, and the history if it is recorded, in the format of
+    ``torch.cuda.memory._snapshot()``: pickled to a file it opens in torch's visualiser.
 
     Raises:
         UnavailableError: the library cannot start.
@@ -73,24 +74,24 @@ def snapshot() -> dict[str, Any]:
 
 
 def trim(keep: int = 0, device: Device = None) -> int:
-    """Gives free memory back to the driver. Waits for pending frees first, but for no longer than what runs on the GPU.
+    """Releases free memory to the driver. Waits for pending frees first, but only for work already on the GPU.
 
     Args:
-        keep: bytes a device that may stay reserved.
+        keep: bytes that may stay reserved, for each device.
         device: one device, or None for all.
 
     Returns:
         The bytes released.
 
     Raises:
-        InvalidError: there is no such device, or ``keep`` is negative.
+        InvalidError: no such device, or ``keep`` is negative.
         DriverError: the driver refused.
     """
     return int(_library.api().trim(-1 if device is None else index(device), amount(keep, "keep")))
 
 
 def amount(value: Any, name: str) -> int:
-    """A number of bytes, numpy's too.
+    """Converts a number of bytes; numpy's types are accepted.
 
     Raises:
         TypeError: it is no whole number.
@@ -104,7 +105,7 @@ def amount(value: Any, name: str) -> int:
 
 
 def index(device: Device) -> int:
-    """The number of a device.
+    """Converts the number of a device.
 
     Raises:
         ValueError: text that is not "cuda" or "cuda:N".

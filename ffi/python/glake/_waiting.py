@@ -1,4 +1,4 @@
-"""Tasks that wait at the gate.
+"""Waits of asyncio tasks at the gate.
 
 ::
 
@@ -34,7 +34,7 @@ _lines: dict[tuple[tuple[str, ...], WhenClosed], _Line] = {}
 
 
 def milliseconds(timeout: float) -> int:
-    """Of so many seconds.
+    """Converts seconds to milliseconds; None is -1.
 
     Raises:
         TypeError: it is no number.
@@ -48,7 +48,7 @@ def milliseconds(timeout: float) -> int:
 
 
 class _Line:
-    """Those who wait for the same."""
+    """Tasks that wait for the same regions, with the thread that waits for them."""
 
     def __init__(self, tags: tuple[str, ...], when_closed: WhenClosed) -> None:
         self._key = (tags, when_closed)
@@ -57,15 +57,15 @@ class _Line:
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def start(self) -> None:
-        """With the lock held: its thread takes it first."""
+        """Starts the thread, with the lock held."""
         threading.Thread(target=self._run, name="glake-gate").start()
 
     def join(self, loop: asyncio.AbstractEventLoop, opened: asyncio.Future[None]) -> None:
-        """With the lock held."""
+        """Adds a task, with the lock held."""
         self._waiting.append((loop, opened))
 
     def leave(self, opened: asyncio.Future[None]) -> None:
-        """With the lock held."""
+        """Removes a task, with the lock held."""
         self._waiting = [waiting for waiting in self._waiting if waiting[1] is not opened]
 
     def _run(self) -> None:
@@ -81,7 +81,7 @@ class _Line:
                 self._tell(lambda opened: opened.set_result(None))
 
     def _has_any(self) -> bool:
-        """Whether anybody waits; ends the line where nobody does."""
+        """Whether any task waits; ends the line if none does."""
         with _lock:
             if not threading.main_thread().is_alive():
                 self._waiting.clear()
@@ -102,7 +102,7 @@ class _Line:
 
 
 def _forget() -> None:
-    """In a forked child none of the threads is there."""
+    """Resets a forked child, in which the threads do not exist."""
     global _lock
     _lock = threading.Lock()
     _lines.clear()
@@ -117,7 +117,7 @@ def _settle(opened: asyncio.Future[None], how: Callable[[asyncio.Future[None]], 
 
 
 def enter(tags: tuple[str, ...], when_closed: int, timeout_ms: int) -> int:
-    """Begins a use, and waits on this thread; a timeout of -1 is none.
+    """Begins a use, waiting on this thread; a timeout of -1 is none.
 
     Raises:
         As ``glake.active``.
@@ -127,7 +127,7 @@ def enter(tags: tuple[str, ...], when_closed: int, timeout_ms: int) -> int:
 
 
 async def wait(tags: tuple[str, ...], when_closed: WhenClosed, timeout: float | None) -> int:
-    """Begins a use as soon as it may.
+    """Begins a use as soon as the gate allows it.
 
     Raises:
         As ``glake.active``.

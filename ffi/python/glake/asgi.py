@@ -1,11 +1,11 @@
-"""ASGI middleware: requests of a server that shrinks while it is idle.
+"""ASGI middleware for a server that shrinks while it is idle.
 
 ::
 
-    app = glake.asgi.Gate(app)                          # each request is active; one that finds the memory gone brings it back
+    app = glake.asgi.Gate(app)                          # each request is a use; it refills evicted memory
     app = glake.asgi.Gate(app, when_closed="refuse")    # 503 with Retry-After instead
 
-A request that is held is a task and takes no thread: however many there are, ``/wake_up`` runs.
+A held request is a task and takes no thread: ``/wake_up`` runs however many requests are held.
 
 It works with every ASGI server and framework (Starlette and FastAPI: ``app.add_middleware(glake.asgi.Gate)``), and needs none.
 """
@@ -30,17 +30,17 @@ ADMINISTRATION = ("/health", "/metrics", "/sleep", "/wake_up", "/is_sleeping")
 
 
 class Gate:
-    """Puts ``glake.active`` around each request and each websocket.
+    """Wraps each request and each websocket in ``glake.active``.
 
     Args:
-        app: what answers.
+        app: the ASGI application.
         tags: the regions that it uses; none: all memory.
-        when_closed: as of ``glake.active``.
-        timeout: seconds to wait for the memory; None: as long as it takes.
-        retry_after: seconds, told to those who are refused with status 503.
-        exempt: paths that use no GPU memory and pass always.
-        grain: "request": the request is one use. "step": the app has ``glake.active`` around each of its steps, with safe points between
-            them or no block there, so that memory may leave in the middle of a request; a request without any such block is an error.
+        when_closed: as for ``glake.active``.
+        timeout: seconds to wait for the memory; None: no timeout.
+        retry_after: seconds, sent to clients that are refused with status 503.
+        exempt: paths that use no GPU memory and always pass.
+        grain: "request": the request is one use. "step": the app has ``glake.active`` around each of its steps, with safe points or no
+            block between them, so that memory may be evicted in the middle of a request; a request without any such block is an error.
     """
 
     def __init__(

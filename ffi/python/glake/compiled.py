@@ -33,12 +33,12 @@ _built: ctypes.CDLL | None = None
 
 
 class CompileError(RuntimeError):
-    """The allocator cannot be built here. The plain pluggable ABI does not need it."""
+    """The allocator cannot be built here. The plain-ABI backend needs no build."""
 
 
 @dataclass(frozen=True)
 class Torch:
-    """What has to be known of an installed torch."""
+    """Properties of an installed torch."""
 
     version: str
     cuda: str | None
@@ -47,7 +47,7 @@ class Torch:
 
     @staticmethod
     def installed() -> Torch:
-        """The torch of this process."""
+        """Returns the torch of this process."""
         import torch
 
         return Torch(
@@ -64,7 +64,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what is built."""
+    """All inputs of a build."""
 
     compiler: tuple[str, ...]
     source: Path
@@ -87,7 +87,7 @@ class Recipe:
         ]
 
     def key(self) -> str:
-        """A digest of the command, the compiler, the sources and what `stamp` stands for (torch's headers by their version)."""
+        """Returns a digest of the command, the compiler, the sources and `stamp` (the version of torch's headers)."""
         digest = hashlib.sha256()
         for word in (*self.command(Path("out")), self.stamp, _version_of(self.compiler)):
             digest.update(word.encode() + b"\0")
@@ -97,7 +97,7 @@ class Recipe:
 
 
 def load(libgmlake: str | os.PathLike[str], include_dir: str | os.PathLike[str]) -> None:
-    """Builds the allocator if need be, loads it and makes it torch's.
+    """Builds the allocator if needed, loads it and makes it torch's.
 
     Raises `CompileError` where it cannot be built or loaded, and `RuntimeError` where torch's allocator is in use already.
     """
@@ -121,7 +121,7 @@ def load(libgmlake: str | os.PathLike[str], include_dir: str | os.PathLike[str])
 
 
 def foreign(device: int) -> dict[str, int]:
-    """What the pools of torch that bring an allocator of their own hold on a device; empty where this is not torch's allocator."""
+    """Returns the bytes of torch's pools with allocators of their own on a device; empty if this is not torch's allocator."""
     names = ("pools", "allocated_bytes", "reserved_bytes")
     figures = [ctypes.c_uint64() for _ in names]
     if _built is None or not _built.glake_torch_foreign(device, *map(ctypes.byref, figures)):
@@ -144,7 +144,7 @@ def _switch_registration_off() -> None:
 
 
 def recipe(torch: Torch, include_dir: Path) -> Recipe:
-    """How the allocator is built for `torch`."""
+    """Returns the recipe to build the allocator for `torch`."""
     if torch.cuda is None:
         raise CompileError(f"torch {torch.version} is built without CUDA")
     if torch.release() < OLDEST:
@@ -175,7 +175,7 @@ def recipe(torch: Torch, include_dir: Path) -> Recipe:
 
 
 def compiler() -> list[str]:
-    """The C++ compiler: `CXX` (with its words), or the first of c++, g++ and clang++ in `PATH`."""
+    """Returns the C++ compiler: `CXX` (with its arguments), or the first of c++, g++ and clang++ in `PATH`."""
     asked = shlex.split(os.environ.get("CXX", ""))
     for name in asked[:1] or ["c++", "g++", "clang++"]:
         found = shutil.which(name)
@@ -187,7 +187,7 @@ def compiler() -> list[str]:
 
 
 def cuda_headers(torch: Torch) -> list[Path]:
-    """Folders of CUDA's headers: those of torch's own major version, if there are, and another for what they lack.
+    """Returns the folders of CUDA's headers: those for torch's major version if installed, and another for headers that they lack.
 
     The pip package of the runtime leaves out the folder `crt`; it comes with nvcc's package, a toolkit, or triton.
     """
@@ -211,7 +211,7 @@ def cuda_headers(torch: Torch) -> list[Path]:
 
 
 def build(recipe: Recipe) -> Path:
-    """The library that `recipe` makes: the cached one where it is whole, else a new one.
+    """Returns the library of `recipe`: the cached one if it is complete, else a new one.
 
     Processes that ask at the same time wait for the first one's.
     """

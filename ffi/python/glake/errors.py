@@ -1,12 +1,12 @@
-"""What GLake raises. Every class is a RuntimeError, so that code written for torch's errors catches it too."""
+"""Exceptions of GLake. Every class is a RuntimeError, so that code written for torch's errors catches it too."""
 
 
 class Error(RuntimeError):
-    """Something that was asked of GLake could not be done. The text says what was asked, found, and what to do."""
+    """A request to GLake failed. The text says what was requested, what was found, and what to do."""
 
 
 class OutOfMemoryError(Error):
-    """The device has no room for a request, after everything that may be taken back was."""
+    """The device has no room for a request, after everything reclaimable was reclaimed."""
 
 
 class InvalidError(Error, ValueError):
@@ -14,19 +14,19 @@ class InvalidError(Error, ValueError):
 
 
 class DriverError(Error):
-    """The driver refused a call. The pool is as it was before, or says from then on why it cannot go on."""
+    """The driver refused a call. The pool is unchanged, or reports from then on why it cannot continue."""
 
 
 class UnavailableError(Error):
-    """The library could not start: no driver, a second copy of it in the process, a forked child, a process that ends."""
+    """The library could not start: no driver, a second copy of it in the process, a forked child, or the end of the process."""
 
 
 class UnsupportedError(Error):
-    """The device, the driver or the library does not have what was asked for."""
+    """The device, the driver or the library lacks a required feature."""
 
 
 class ClosedError(Error):
-    """Memory is evicted or leaving, and it was not back in time; or those who use it did not end in time for a shrink."""
+    """Memory is evicted or being evicted and was not refilled in time, or uses did not end in time for a shrink."""
 
 
 class ConfigError(Error, ValueError):
@@ -34,7 +34,7 @@ class ConfigError(Error, ValueError):
 
 
 class TorchError(Error):
-    """torch is missing, too old, without CUDA, or does not have what was asked for."""
+    """torch is missing, too old, without CUDA, or lacks a required feature."""
 
 
 class StateError(Error):

@@ -1,13 +1,13 @@
-"""Leases: how much memory of each GPU an agent lets this process hold, beside ``pool.limit``::
+"""Leases: bounds, set by an agent, on the memory of each GPU that this process may hold, beside ``pool.limit``::
 
     def told(event, device, bytes):      # "want", "grow" or "returned"
         agent.send(event, device, bytes)
 
     glake.lease.watch(told)
-    glake.lease.set(0, 0)                # nothing is made until more is granted
+    glake.lease.set(0, 0)                # no memory is created until more is granted
     glake.lease.grant(0, 16 << 30)
 
-A lease bounds what is made, and changes neither the sizes of extents nor what is stitched. Without one nothing here costs anything.
+A lease bounds the memory created; it changes neither extent sizes nor stitching. Without a lease there is no cost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Watcher = Callable[[Event, int, int], object]
 
 
 def set(device: int, bytes: int | None) -> None:
-    """Sets a GPU's lease, whole; None: there is none. Where more is made already nothing new is until it fits again.
+    """Sets a GPU's lease to a total; None: no lease. If more memory is held already, none is created until it fits again.
 
     Raises:
-        InvalidError: there is no such GPU, or ``bytes`` is negative.
+        InvalidError: no such GPU, or ``bytes`` is negative.
     """
     _library.api().lease_set(device, None if bytes is None else amount(bytes, "bytes"))
 
 
 def grant(device: int, bytes: int) -> None:
-    """Adds to a GPU's lease; 0 says that there is none to give: whoever waits for a grant gives up.
+    """Adds to a GPU's lease; 0 denies pending requests: threads that wait for a grant give up.
 
     Raises:
         InvalidError: it has no lease, or ``bytes`` is negative.
@@ -44,26 +44,26 @@ def grant(device: int, bytes: int) -> None:
 
 
 def take(device: int, bytes: int) -> int:
-    """Lowers a GPU's lease by what is not made of it, and by free memory, which goes back to the driver for it: by ``bytes`` at most.
+    """Lowers a GPU's lease by its unused part and by free memory, which is released for it: by at most ``bytes``.
 
     Returns:
-        By how much.
+        The number of bytes by which the lease was lowered.
 
     Raises:
-        InvalidError: there is no such GPU, or ``bytes`` is negative.
+        InvalidError: no such GPU, or ``bytes`` is negative.
     """
     taken: int = _library.api().lease_take(device, amount(bytes, "bytes"))
     return taken
 
 
 def watch(callback: Watcher | None) -> None:
-    """Who is told of what is wanted and given back; replaces who was told before, None: nobody. While nobody is, nothing is waited for.
+    """Sets the watcher of lease events, replacing an earlier one; None: no watcher. Without one, no call waits for grants.
 
-    ``callback(event, device, bytes)``: "want": memory is to come back, and so much more has to be granted for it and for
-    ``lease.growth``; "grow": an allocation (or a commit, or a refill of whose grants others took) is so much above the lease and waits,
-    ``lease.grow_timeout_ms`` at most where it is no refill; "returned": a shrink gave so much back, and the lease is lower by it. It is
-    called on the thread at hand. It may change leases; it must neither move regions nor wait. What it raises is reported and goes no
-    further.
+    ``callback(event, device, bytes)``: "want": a refill is pending and needs ``bytes`` more, including ``lease.growth``; "grow": an
+    allocation (or a commit, or a refill whose grants were used by others) exceeds the lease by ``bytes`` and waits, for up to
+    ``lease.grow_timeout_ms`` unless it is a refill; "returned": a shrink returned ``bytes``, by which the lease is now lower. It is called
+    on the thread that caused the event. It may change leases; it must neither move regions nor wait. Its exceptions are reported as
+    unraisable.
     """
     if callback is not None and not callable(callback):
         raise TypeError(f"callback is {callback!r}: a function of three arguments, or None")

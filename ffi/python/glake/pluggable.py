@@ -1,4 +1,4 @@
-"""The plain-ABI backend: torch's ``CUDAPluggableAllocator`` over ``libgmlake.so``, and a Python layer for what it leaves out.
+"""The plain-ABI backend: torch's ``CUDAPluggableAllocator`` over ``libgmlake.so``, and a Python layer for the functions that it lacks.
 
 ::
 
@@ -48,7 +48,7 @@ REFUSED = {
 
 
 def allocator(torch: ModuleType, library: os.PathLike[str]) -> Any:
-    """A ``CUDAPluggableAllocator`` over the library, with every function that this torch has a setter for.
+    """Returns a ``CUDAPluggableAllocator`` over the library, with every function that this torch has a setter for.
 
     Whoever uses it must keep a reference: torch keeps none for a ``MemPool``.
     """
@@ -63,7 +63,7 @@ def allocator(torch: ModuleType, library: os.PathLike[str]) -> Any:
 
 
 def enable(torch: ModuleType, api: ModuleType, library: os.PathLike[str]) -> tuple[Any, Patches]:
-    """Makes the library torch's allocator and lets torch's functions answer with its truth.
+    """Makes the library torch's allocator, and replaces torch's memory functions by ones that report its state.
 
     Answers the allocator, which must stay referenced, and the replaced functions.
 
@@ -82,7 +82,7 @@ def enable(torch: ModuleType, api: ModuleType, library: os.PathLike[str]) -> tup
 
 
 def patch(torch: ModuleType, api: ModuleType) -> Patches:
-    """Replaces the functions of ``torch._C`` that raise, or answer of another allocator, under a pluggable one."""
+    """Replaces the functions of ``torch._C`` that raise, or describe another allocator, under a pluggable one."""
     patches = Patches(torch)
     inner = torch._C._CUDAPluggableAllocator
     if not all(hasattr(inner, setter) for setter in POOL_SETTERS) and hasattr(torch._C, "_CUDAGraph"):
@@ -121,7 +121,7 @@ def _without_pools(torch: ModuleType) -> Any:
 
 
 def _hold_benchmark(torch: ModuleType, patches: Patches) -> None:
-    """``cudnn.benchmark`` asks the allocator how much it could give (``cacheInfo``), which raises: it stays off."""
+    """Keeps ``cudnn.benchmark`` off: it queries the allocator's free memory (``cacheInfo``), which raises."""
     original = torch._C._set_cudnn_benchmark
 
     def set_benchmark(enabled: bool) -> None:
@@ -147,8 +147,10 @@ PEER_CODES = frozenset({1, 217, 700, 705})
 
 
 def _explain_peer_errors(torch: ModuleType, api: ModuleType, patches: Patches) -> None:
-    """A copy between GPUs whose memory is not mapped for both fails in the driver, as an invalid argument. Nothing may be asked
-    before each copy, so the reason is added where such an error is printed, if the process has memory on several GPUs."""
+    """Explains errors of copies between GPUs whose memory is not mapped for both: the driver reports an invalid argument. A check
+    before each copy would be too slow, so the reason is added when such an error is printed, if the process has memory on several
+    GPUs.
+    """
     error_class = getattr(torch, "AcceleratorError", None)
     if error_class is None:
         return

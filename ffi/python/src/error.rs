@@ -1,4 +1,4 @@
-//! A status of the C API as an exception of `glake.errors`, with the library's text.
+//! Results of the C API: a status becomes an exception of `glake.errors` with the library's text, a C text becomes a Python one.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -17,7 +17,7 @@ pyo3::import_exception!(glake.errors, DriverError);
 pyo3::import_exception!(glake.errors, UnavailableError);
 pyo3::import_exception!(glake.errors, UnsupportedError);
 
-/// Makes one call without Python's lock and raises what its status says.
+/// Makes one call without the GIL and raises the exception of its status.
 pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Functions) -> i32 + Send) -> PyResult<()> {
     let symbols = symbols()?;
     match py.detach(|| call(symbols)) {
@@ -29,7 +29,7 @@ pub(crate) fn checked(py: Python<'_>, call: impl FnOnce(&Functions) -> i32 + Sen
     }
 }
 
-/// The exception for a status, with the text of this thread's last failed call.
+/// Returns the exception of a status, with the text of this thread's last failed call.
 pub(crate) fn raised(symbols: &Functions, status: i32) -> PyErr {
     let text = last_error(symbols);
     match status {
@@ -43,13 +43,13 @@ pub(crate) fn raised(symbols: &Functions, status: i32) -> PyErr {
     }
 }
 
-/// The text of this thread's last failed call.
+/// Returns the text of this thread's last failed call.
 fn last_error(symbols: &Functions) -> String {
     // SAFETY: the answer is valid until this thread's next call that fails, and is copied at once.
     unsafe { text((symbols.gmlake_last_error)()) }.unwrap_or_else(|| "the library gave no reason".to_owned())
 }
 
-/// A copy of a C text; nothing for null.
+/// Copies a C text; `None` for null.
 ///
 /// # Safety
 /// `pointer` is null or points to a text that ends in a null byte.
@@ -58,8 +58,33 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> Option<String> {
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
-/// A text for C; an error where it holds a null byte.
+/// Converts a text for C.
+///
+/// # Errors
+/// The text contains a null byte.
 pub(crate) fn c_text(text: String) -> PyResult<CString> {
     CString::new(text)
         .map_err(|error| InvalidError::new_err(format!("a text with a null byte in it: {error}")))
+}
+
+/// Returns a text that the library writes, and frees the original; raises if the library returns null.
+pub(crate) fn written(
+    py: Python<'_>,
+    write: impl FnOnce(&Functions) -> *mut c_char + Send,
+) -> PyResult<String> {
+    let symbols = symbols()?;
+    py.detach(|| {
+        let given = taken(symbols, write(symbols));
+        // SAFETY: it takes nothing and answers of this thread's last call that failed.
+        given.ok_or_else(|| raised(symbols, unsafe { (symbols.glake_last_status)() }))
+    })
+}
+
+/// Copies a text that the library wrote, and frees the original; `None` for null.
+pub(crate) fn taken(symbols: &Functions, given: *mut c_char) -> Option<String> {
+    // SAFETY: null or a text that the library wrote and gave to us.
+    let copy = unsafe { text(given) }?;
+    // SAFETY: ours, copied, and not used again.
+    unsafe { (symbols.glake_string_free)(given) };
+    Some(copy)
 }

@@ -1,28 +1,29 @@
-//! Hooks: functions of the program that the library calls on threads of its own.
+//! Functions of the program that the library calls: hooks of shrinks and refills, live callbacks, and the observer of failed requests.
 //!
-//! While an interpreter ends it ends every other thread that comes back to it, and one with frames of Rust takes the process with
-//! it. So the interpreter's end waits for the hooks that run, and none begins after that ([`hooks_end`]).
+//! A finalizing interpreter terminates every other thread that tries to attach to it, and a terminated thread with Rust frames aborts the
+//! process. So the end of the interpreter waits for running hooks, and none begins after that ([`hooks_end`]).
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use glake_abi::LiveRangeAdd;
 use pyo3::prelude::*;
 
 use crate::error::{checked, text};
 
-/// Hooks that run.
+/// Number of running hooks.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// Whether the interpreter ends.
+/// Whether the interpreter is ending.
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// Where they run: the threads of a parent are not in its child.
+/// Process in which hooks run: a child has no threads of its parent.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// How long the interpreter's end waits before it looks again.
+/// Interval at which the end of the interpreter checks for running hooks.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What is called before and after.
+/// Functions to call before and after a move of memory.
 struct Hooks {
     before: Option<Py<PyAny>>,
     after: Option<Py<PyAny>>,
@@ -58,7 +59,7 @@ unsafe extern "C" fn call_after(context: *mut c_void, event: *const c_char) -> i
     unsafe { told(&*context.cast::<Hooks>(), event, |hooks| hooks.after.as_ref()) }
 }
 
-/// Calls a hook. What it raises is reported, and stops what it was called before. Says nothing once the interpreter ends.
+/// Calls a hook. An exception is reported as unraisable, and stops the move that the hook precedes. Does nothing once the interpreter ends.
 ///
 /// # Safety
 /// `event` is null or a text.
@@ -77,7 +78,7 @@ unsafe fn told(hooks: &Hooks, event: *const c_char, which: impl Fn(&Hooks) -> Op
     raised.unwrap_or(false).into()
 }
 
-/// The interpreter ends: from now on no hook begins, and those that run are waited for. In a forked child none runs.
+/// Ends hooks because the interpreter ends: none begins from now on, and the call waits for running ones. In a forked child none runs.
 #[pyfunction]
 pub(crate) fn hooks_end(py: Python<'_>) -> PyResult<()> {
     ENDED.store(true, Ordering::SeqCst);
@@ -88,17 +89,17 @@ pub(crate) fn hooks_end(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// A hook that runs.
+/// Guard of a running hook.
 pub(crate) struct Call;
 
 impl Call {
-    /// From now on hooks run in this process.
+    /// Records that hooks run in this process.
     pub(crate) fn here() {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
     }
 
-    /// None once the interpreter ends: who waits for calls has said so before it counts them, and a call counts itself before it
-    /// looks.
+    /// Begins a hook; `None` once the interpreter ends. The call is counted before the check, and [`hooks_end`] sets its flag before it
+    /// counts, so that one of the two always sees the other.
     pub(crate) fn begin() -> Option<Call> {
         CALLS.fetch_add(1, Ordering::SeqCst);
         let call = Call;
@@ -110,4 +111,74 @@ impl Drop for Call {
     fn drop(&mut self) {
         CALLS.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+#[pyfunction]
+pub(crate) fn on_out_of_memory(py: Python<'_>, observer: Option<Py<PyAny>>) -> PyResult<()> {
+    let (call, context) = match observer {
+        // Kept for the life of the process: another thread may be inside the observer while it is replaced.
+        Some(observer) => {
+            let context: *mut Py<PyAny> = Box::leak(Box::new(observer));
+            (Some(observe as _), context.expose_provenance())
+        }
+        None => (None, 0),
+    };
+    checked(py, |symbols| {
+        // SAFETY: the context is what `observe` takes, and is never freed.
+        unsafe { (symbols.glake_on_out_of_memory)(call, ptr::with_exposed_provenance_mut(context)) }
+    })
+}
+
+/// Calls the observer on the requesting thread. Its exceptions are reported as unraisable: the request raises its own error. Does nothing
+/// while the interpreter ends.
+unsafe extern "C" fn observe(context: *mut c_void, device: i32, requested: u64, total: u64, free: u64) {
+    // SAFETY: the context is the observer that `on_out_of_memory` leaked.
+    let observer = unsafe { &*context.cast::<Py<PyAny>>() };
+    let _ = Python::try_attach(|py| {
+        if let Err(error) = observer.call1(py, (device, requested, total, free)) {
+            error.write_unraisable(py, Some(observer.bind(py)));
+        }
+    });
+}
+
+#[pyfunction]
+pub(crate) fn live_callback(py: Python<'_>, address: usize, callback: Py<PyAny>) -> PyResult<()> {
+    Call::here();
+    let context: *mut Py<PyAny> = Box::into_raw(Box::new(callback));
+    let given = context.expose_provenance();
+    // A failed call drops the function too.
+    checked(py, |symbols| {
+        let context = ptr::with_exposed_provenance_mut(given);
+        // SAFETY: the context is what both functions take, until the second was called.
+        unsafe {
+            (symbols.glake_live_callback)(
+                ptr::with_exposed_provenance(address),
+                Some(answer),
+                context,
+                Some(dropped),
+            )
+        }
+    })
+}
+
+/// Calls the program's function. An exception is reported as unraisable, and counts as no answer; the end of the interpreter too.
+unsafe extern "C" fn answer(context: *mut c_void, add: LiveRangeAdd, into: *mut c_void) -> i32 {
+    let (Some(add), Some(_call)) = (add, Call::begin()) else { return 1 };
+    // SAFETY: the context is the function that `live_callback` gave, and was not dropped.
+    let callback = unsafe { &*context.cast::<Py<PyAny>>() };
+    let ranges = Python::try_attach(|py| {
+        let ranges = callback.call0(py).and_then(|ranges| ranges.extract::<Vec<(u64, u64)>>(py));
+        ranges.inspect_err(|error| error.clone_ref(py).write_unraisable(py, Some(callback.bind(py)))).ok()
+    });
+    let Some(Some(ranges)) = ranges else { return 1 };
+    // SAFETY: the library gave both for this call.
+    ranges.iter().for_each(|(start, end)| unsafe { add(into, *start, *end) });
+    0
+}
+
+/// Drops the program's function; leaks it once the interpreter has ended.
+unsafe extern "C" fn dropped(context: *mut c_void) {
+    let context = context.cast::<Py<PyAny>>();
+    // SAFETY: the context is what `live_callback` gave, and is given back once.
+    let _ = Python::try_attach(|_| drop(unsafe { Box::from_raw(context) }));
 }

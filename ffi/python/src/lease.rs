@@ -1,47 +1,34 @@
-//! Leases, and who is told of them.
+//! Membership of the node agent, and the watcher of leases.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use glake_abi::{
-    GLAKE_LEASE_GROW, GLAKE_LEASE_NONE, GLAKE_LEASE_RETURNED, GLAKE_LEASE_WAITING, GLAKE_LEASE_WANT,
-};
+use glake_abi::{GLAKE_LEASE_GROW, GLAKE_LEASE_RETURNED, GLAKE_LEASE_WAITING, GLAKE_LEASE_WANT};
 use pyo3::prelude::*;
 
+use crate::bindings::{Pass, Prepare};
 use crate::error::checked;
 use crate::hooks::Call;
 use crate::library::Functions;
 
-/// How long Python's lock is given up at a time by a thread that waits for a grant with it: who grants may need it.
+/// Time for which a thread that waits for a grant with the GIL releases it: the granting thread may need it.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Whether the program has a watcher.
+/// Whether the program has set a watcher.
 static WATCHED: AtomicBool = AtomicBool::new(false);
-/// Whether one of ours is there where the program has none.
+/// Whether the module's own watcher is set if the program has none.
 static LETS_OTHERS_RUN: AtomicBool = AtomicBool::new(false);
-/// Whether it was decided, for this process, that it is.
+/// Whether this process has decided about the module's own watcher.
 static IS_SEEN_TO: AtomicBool = AtomicBool::new(false);
 
 #[pyfunction]
-pub(crate) fn lease_set(py: Python<'_>, device: i32, bytes: Option<u64>) -> PyResult<()> {
-    // SAFETY: it takes two numbers.
-    checked(py, |symbols| unsafe { (symbols.glake_lease_set)(device, bytes.unwrap_or(GLAKE_LEASE_NONE)) })
-}
-
-#[pyfunction]
-pub(crate) fn lease_grant(py: Python<'_>, device: i32, bytes: u64) -> PyResult<()> {
-    // SAFETY: it takes two numbers.
-    checked(py, |symbols| unsafe { (symbols.glake_lease_grant)(device, bytes) })
-}
-
-#[pyfunction]
-pub(crate) fn lease_take(py: Python<'_>, device: i32, bytes: u64) -> PyResult<u64> {
-    let mut given = 0;
-    // SAFETY: it writes one number to a place that is ours.
-    checked(py, |symbols| unsafe { (symbols.glake_lease_take)(device, bytes, &raw mut given) })?;
-    Ok(given)
+pub(crate) fn join(py: Python<'_>, name: Option<String>, agent: Option<String>) -> PyResult<()> {
+    let (name, agent) = (name.prepare()?, agent.prepare()?);
+    // SAFETY: each is null or a text that lives until the call returns.
+    checked(py, |symbols| unsafe { (symbols.glake_join)(name.pass(), agent.pass()) })?;
+    let_others_run(py)
 }
 
 #[pyfunction]
@@ -54,7 +41,7 @@ pub(crate) fn lease_watch(py: Python<'_>, watcher: Option<Py<PyAny>>) -> PyResul
             let context: *mut Py<PyAny> = Box::leak(Box::new(watcher));
             (Some(told as _), context.expose_provenance())
         }
-        // Who waits for an agent lets others run all the same.
+        // Threads that wait for an agent's grant still release the GIL.
         None if LETS_OTHERS_RUN.load(Ordering::Relaxed) => (Some(told as _), 0),
         None => (None, 0),
     };
@@ -64,7 +51,7 @@ pub(crate) fn lease_watch(py: Python<'_>, watcher: Option<Py<PyAny>>) -> PyResul
     })
 }
 
-/// From now on a thread that waits for a grant lets others run, whether the program watches leases or not.
+/// Makes threads that wait for a grant release the GIL, whether or not the program watches leases.
 pub(crate) fn let_others_run(py: Python<'_>) -> PyResult<()> {
     if LETS_OTHERS_RUN.swap(true, Ordering::Relaxed) || WATCHED.load(Ordering::Relaxed) {
         return Ok(());
@@ -74,7 +61,7 @@ pub(crate) fn let_others_run(py: Python<'_>) -> PyResult<()> {
     checked(py, |symbols| unsafe { (symbols.glake_lease_watch)(Some(told), ptr::null_mut()) })
 }
 
-/// As [`let_others_run`], once, where the process joins an agent by itself: whoever waits may wait in any call from then on.
+/// Calls [`let_others_run`] once if the process joins an agent by itself: any later call may wait for a grant.
 #[inline]
 pub(crate) fn let_others_run_beside_an_agent(py: Python<'_>, symbols: &Functions) {
     if !IS_SEEN_TO.load(Ordering::Relaxed) {
@@ -96,7 +83,7 @@ fn see_to_it(py: Python<'_>, symbols: &Functions) {
     }
 }
 
-/// Calls the watcher. What it raises is reported and goes no further. Says nothing once the interpreter ends.
+/// Calls the watcher. An exception is reported as unraisable. Does nothing once the interpreter ends.
 unsafe extern "C" fn told(context: *mut c_void, event: i32, device: i32, bytes: u64) {
     let Some(_call) = Call::begin() else { return };
     let name = match event {

@@ -1,4 +1,4 @@
-//! `libgmlake.so`, opened once and never closed: allocations outlive every reason to close it.
+//! Lookup of `libgmlake.so`, opened once and never closed: allocations live as long as the process.
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
@@ -10,117 +10,17 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 
-glake_abi::table! {
-    /// The functions that have a binding here.
-    pub(crate) struct Functions {
-        glake_abi,
-        gmlake_last_error,
-        glake_last_status,
-        glake_version,
-        glake_configure,
-        glake_start,
-        glake_started,
-        glake_device_count,
-        glake_device_name,
-        glake_alloc,
-        glake_free,
-        glake_find,
-        glake_record_stream,
-        glake_largest,
-        glake_trim,
-        glake_set_fraction,
-        glake_fraction,
-        glake_pool_create,
-        glake_pool_release,
-        glake_pool_use_count,
-        glake_pool_trim,
-        glake_reset_peaks,
-        glake_reset_totals,
-        glake_stats_json,
-        glake_snapshot_json,
-        glake_string_free,
-        glake_record_history,
-        glake_history_enabled,
-        glake_on_out_of_memory,
-        glake_copy_async,
-        glake_copy_wait,
-        glake_copy_done,
-        glake_copy_drop,
-        glake_device_of,
-        glake_copy_list,
-        glake_copy_to_all,
-        glake_multi_path,
-        glake_copy_stats_json,
-        glake_offload_begin,
-        glake_offload_begin_checked,
-        glake_offload_check,
-        glake_offload_reload,
-        glake_offload_wait,
-        glake_offload_release,
-        glake_offload_prepare,
-        glake_offload_stats_json,
-        glake_offload_site_create,
-        glake_offload_site_release,
-        glake_offload_ask,
-        glake_offload_needs,
-        glake_offload_site_json,
-        glake_offload_packed,
-        glake_offload_leaf_begins,
-        glake_offload_untimed,
-        glake_offload_replays,
-        glake_offload_unpacked,
-        glake_offload_freed,
-        glake_offload_dropped,
-        glake_is_private,
-        glake_generation,
-        glake_stream_synchronize,
-        glake_host_register,
-        glake_host_unregister,
-        glake_lease_set,
-        glake_lease_grant,
-        glake_lease_take,
-        glake_lease_watch,
-        glake_join,
-        glake_joins_agent,
-        glake_leave,
-        glake_region_define,
-        glake_region_push,
-        glake_region_pop,
-        glake_region_seal,
-        glake_region_unseal,
-        glake_region_prepare,
-        glake_region_fix,
-        glake_region_wait,
-        glake_live_ranges,
-        glake_live_callback,
-        glake_decommit,
-        glake_commit,
-        glake_region_order,
-        glake_region_of,
-        glake_regions_json,
-        glake_shrink,
-        glake_refill,
-        glake_memory_usage_json,
-        glake_use_begin,
-        glake_gate_wait,
-        glake_use_end,
-        glake_safepoint_wanted,
-        glake_safepoint_arrive,
-        glake_safepoint_go_on,
-        glake_use_wanted,
-        glake_vote_arrive,
-        glake_vote_asked,
-        glake_vote_cast,
-        glake_use_join,
-        glake_use_leave,
-        glake_gate_json,
-        glake_hooks_set,
-        glake_enable_peer,
-        glake_share,
-        glake_open_shared,
-        glake_close_shared,
-    }
+macro_rules! table {
+    ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        glake_abi::table! {
+            /// All functions of the library, not only those with a binding.
+            #[allow(dead_code)]
+            pub(crate) struct Functions { $($name),* }
+        }
+    };
 }
+
+glake_abi::functions!(table);
 
 struct Open {
     path: PathBuf,
@@ -129,7 +29,7 @@ struct Open {
 
 static OPEN: OnceLock<Open> = OnceLock::new();
 
-/// The functions of the open library.
+/// Returns the functions of the open library.
 pub(crate) fn symbols() -> PyResult<&'static Functions> {
     match OPEN.get() {
         Some(open) => Ok(&open.symbols),

@@ -1,19 +1,13 @@
-//! Bytes of live blocks in host memory, each owned by an object of Python.
+//! Offloaded bytes of live blocks and offload sites, each owned by a Python object.
 
-use std::ffi::c_void;
-use std::ptr;
-
+use glake_abi::Pack;
 use pyo3::prelude::*;
 
-use crate::error::{OutOfMemoryError, UnsupportedError, checked};
+use crate::bindings::Pass;
+use crate::error::{InvalidError, OutOfMemoryError, UnsupportedError, checked, written};
 use crate::library::symbols;
-use crate::statistics::written;
 
-pub(crate) fn pointer(address: usize) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address)
-}
-
-/// Bytes that were copied out, until it is dropped.
+/// Offloaded bytes, released when the object is dropped.
 #[pyclass(frozen, weakref)]
 #[derive(Debug)]
 pub(crate) struct Packed {
@@ -23,7 +17,7 @@ pub(crate) struct Packed {
 
 #[pymethods]
 impl Packed {
-    /// How many.
+    /// Number of offloaded bytes.
     #[getter]
     fn bytes(&self) -> u64 {
         self.bytes
@@ -32,21 +26,21 @@ impl Packed {
     fn begin(&self, py: Python<'_>, stream: usize, address: usize) -> PyResult<()> {
         checked(py, |symbols| {
             // SAFETY: the library looks the address up; a stream is a name to it.
-            unsafe { (symbols.glake_offload_reload)(self.id, pointer(address), pointer(stream)) }
+            unsafe { (symbols.glake_offload_reload)(self.id, address.pass(), stream.pass()) }
         })
     }
 
     fn wait(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         // SAFETY: it takes a number; a stream is a name to the library.
-        checked(py, |symbols| unsafe { (symbols.glake_offload_wait)(self.id, pointer(stream)) })
+        checked(py, |symbols| unsafe { (symbols.glake_offload_wait)(self.id, stream.pass()) })
     }
 
     fn reload(&self, py: Python<'_>, stream: usize, address: usize) -> PyResult<()> {
         checked(py, |symbols| {
             // SAFETY: as of `begin`, and of `wait`.
             unsafe {
-                match (symbols.glake_offload_reload)(self.id, pointer(address), pointer(stream)) {
-                    0 => (symbols.glake_offload_wait)(self.id, pointer(stream)),
+                match (symbols.glake_offload_reload)(self.id, address.pass(), stream.pass()) {
+                    0 => (symbols.glake_offload_wait)(self.id, stream.pass()),
                     status => status,
                 }
             }
@@ -59,7 +53,7 @@ impl Packed {
 }
 
 impl Drop for Packed {
-    /// Waits for nothing; in a forked child and at the end of the process the library does nothing.
+    /// Releases the bytes without waiting; does nothing in a forked child and at the end of the process.
     fn drop(&mut self) {
         if let Ok(symbols) = symbols() {
             // SAFETY: it takes a number. It is known, so that there is no failure to tell anybody of.
@@ -78,13 +72,13 @@ pub(crate) fn offload_begin(
     let mut id = 0;
     let begun = checked(py, |symbols| {
         // SAFETY: the library looks the address up; a stream is a name to it. It writes one number to a place that is ours.
-        unsafe { (symbols.glake_offload_begin)(pointer(address), bytes, pointer(stream), &raw mut id) }
+        unsafe { (symbols.glake_offload_begin)(address.pass(), bytes, stream.pass(), &raw mut id) }
     });
     packed(py, begun, id, bytes)
 }
 
-/// As `offload_begin`, of a save of a site that is to be checked.
-pub(crate) fn begin_checked(
+/// Begins an offload like `offload_begin`, for a save of a site that is to be checked for changes.
+fn begin_checked(
     py: Python<'_>,
     (stream, address, bytes): (usize, usize, u64),
     site: u64,
@@ -92,7 +86,7 @@ pub(crate) fn begin_checked(
 ) -> PyResult<Option<Packed>> {
     let mut id = 0;
     let begun = checked(py, |symbols| {
-        let (pointer, stream) = (pointer(address), pointer(stream));
+        let (pointer, stream) = (address.pass(), stream.pass());
         // SAFETY: as of `offload_begin`.
         unsafe { (symbols.glake_offload_begin_checked)(pointer, bytes, stream, site, save, &raw mut id) }
     });
@@ -112,30 +106,149 @@ fn packed(py: Python<'_>, begun: PyResult<()>, id: u64, bytes: u64) -> PyResult<
     }
 }
 
-#[pyfunction]
-pub(crate) fn offload_prepare(py: Python<'_>, device: i32, bytes: u64) -> PyResult<()> {
-    // SAFETY: it takes two numbers.
-    checked(py, |symbols| unsafe { (symbols.glake_offload_prepare)(device, bytes) })
+/// Maximum number of reloads returned by one call; others come with the next.
+const ROOM: usize = 64;
+
+/// Presets of a site and their numbers in the C interface.
+const PRESETS: [(&str, i32); 3] = [("fit", 0), ("memory", 1), ("hybrid", 3)];
+
+/// An offload site, released when the object is dropped.
+#[pyclass(frozen)]
+#[derive(Debug)]
+pub(crate) struct Site {
+    id: u64,
 }
 
-#[pyfunction]
-pub(crate) fn offload_stats_json(py: Python<'_>) -> PyResult<String> {
-    // SAFETY: it takes nothing; its answer is a text of ours to free, or null.
-    written(py, |symbols| unsafe { (symbols.glake_offload_stats_json)() })
+#[pymethods]
+impl Site {
+    #[new]
+    fn new(py: Python<'_>) -> PyResult<Site> {
+        let mut id = 0;
+        // SAFETY: it writes one number to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_site_create)(&raw mut id) })?;
+        Ok(Site { id })
+    }
+
+    #[pyo3(signature = (device, budget, preset))]
+    fn ask(&self, py: Python<'_>, device: i32, budget: Option<u64>, preset: &str) -> PyResult<()> {
+        let known = PRESETS.iter().find(|(name, _)| *name == preset);
+        let (_, number) = known.ok_or_else(|| {
+            InvalidError::new_err(format!("preset is {preset:?}: give one of fit, memory, hybrid"))
+        })?;
+        let budget = budget.unwrap_or(0);
+        // SAFETY: it takes numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_ask)(self.id, device, budget, *number) })
+    }
+
+    fn needs(&self, py: Python<'_>, shape: u64) -> PyResult<bool> {
+        let mut needs = true;
+        // SAFETY: it writes one value to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_needs)(self.id, shape, &raw mut needs) })?;
+        Ok(needs)
+    }
+
+    #[pyo3(signature = (course=false))]
+    fn told_json(&self, py: Python<'_>, course: bool) -> PyResult<String> {
+        // SAFETY: it takes a number; its answer is a text of ours to free, or null.
+        written(py, |symbols| unsafe { (symbols.glake_offload_site_json)(self.id, course) })
+    }
+
+    #[pyo3(signature = (size, link_size=None, scope=-1, leaf=0, stream=0))]
+    fn packed(
+        &self,
+        py: Python<'_>,
+        size: u64,
+        link_size: Option<u64>,
+        scope: i64,
+        leaf: u8,
+        stream: usize,
+    ) -> PyResult<(u64, i32, Vec<u64>)> {
+        let (mut item, mut verdict, mut begin, mut count) = (0, 0, [0; ROOM], 0);
+        checked(py, |symbols| {
+            let (link_size, stream) = (link_size.unwrap_or(0), stream.pass());
+            let pack = Pack { size, link_size, scope, leaf, stream };
+            // SAFETY: it reads and writes places that are ours, and writes the list as often as is said; a stream is a name to it.
+            unsafe {
+                (symbols.glake_offload_packed)(
+                    self.id,
+                    &raw const pack,
+                    &raw mut item,
+                    &raw mut verdict,
+                    begin.as_mut_ptr(),
+                    ROOM,
+                    &raw mut count,
+                )
+            }
+        })?;
+        Ok((item, verdict, begin[..count.min(ROOM)].to_vec()))
+    }
+
+    fn leaf_begins(&self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: it takes a number.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_leaf_begins)(self.id) })
+    }
+
+    fn untimed(&self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: it takes a number.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_untimed)(self.id) })
+    }
+
+    fn replays(&self, py: Python<'_>, scope: u32, begins: bool) -> PyResult<()> {
+        // SAFETY: it takes numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_replays)(self.id, scope, begins) })
+    }
+
+    fn unpacked(&self, py: Python<'_>, item: u64) -> PyResult<Vec<u64>> {
+        let (mut begin, mut count) = ([0; ROOM], 0);
+        checked(py, |symbols| {
+            // SAFETY: as of `packed`.
+            unsafe {
+                (symbols.glake_offload_unpacked)(self.id, item, begin.as_mut_ptr(), ROOM, &raw mut count)
+            }
+        })?;
+        Ok(begin[..count.min(ROOM)].to_vec())
+    }
+
+    fn freed(&self, py: Python<'_>, item: u64) -> PyResult<()> {
+        // SAFETY: it takes two numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_freed)(self.id, item) })
+    }
+
+    fn dropped(&self, py: Python<'_>, item: u64) -> PyResult<()> {
+        // SAFETY: it takes two numbers.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_dropped)(self.id, item) })
+    }
+
+    /// Returns the state of a save: 0 to be checked, 1 its bytes do not change, 2 they do.
+    fn check(&self, py: Python<'_>, save: u64) -> PyResult<i32> {
+        let mut state = 0;
+        // SAFETY: it takes two numbers, and writes one to a place that is ours.
+        checked(py, |symbols| unsafe { (symbols.glake_offload_check)(self.id, save, &raw mut state) })?;
+        Ok(state)
+    }
+
+    fn offload_checked(
+        &self,
+        py: Python<'_>,
+        stream: usize,
+        address: usize,
+        bytes: u64,
+        save: u64,
+    ) -> PyResult<Option<Packed>> {
+        begin_checked(py, (stream, address, bytes), self.id, save)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<glake._glake.Site {}>", self.id)
+    }
 }
 
-#[pyfunction]
-pub(crate) fn is_private(py: Python<'_>, address: usize) -> PyResult<bool> {
-    let mut is_private = false;
-    // SAFETY: the library looks the address up; it writes one bool to a place that is ours.
-    checked(py, |symbols| unsafe { (symbols.glake_is_private)(pointer(address), &raw mut is_private) })?;
-    Ok(is_private)
-}
-
-#[pyfunction]
-pub(crate) fn generation(py: Python<'_>, address: usize) -> PyResult<u64> {
-    let mut generation = 0;
-    // SAFETY: the library looks the address up; it writes one number to a place that is ours.
-    checked(py, |symbols| unsafe { (symbols.glake_generation)(pointer(address), &raw mut generation) })?;
-    Ok(generation)
+impl Drop for Site {
+    /// Releases the site without waiting; does nothing in a forked child and at the end of the process.
+    fn drop(&mut self) {
+        if let Ok(symbols) = symbols() {
+            // SAFETY: it takes a number. It is known, so that there is no failure to tell anybody of.
+            unsafe { (symbols.glake_offload_site_release)(self.id) };
+        }
+    }
 }

@@ -1,22 +1,24 @@
-//! A thread or task at a safe point.
+//! Safe points of threads and tasks.
 
 use pyo3::prelude::*;
 
 use crate::library::{Functions, symbols};
 
-/// How long a thread waits at a time before it looks whether a signal came.
+/// Time between two checks for signals while a thread waits.
 const SLICE_MS: i64 = 100;
 
-/// A `with` block in which the uses that a shrink waits for stand at a safe point: it begins by saying so, and ends when all their memory
-/// is back. Those that vote are asked inside of the block before anything moves; who leaves it without a vote is against it. Python runs a signal's handler between any two of its lines; none of these is between the two, whatever is raised inside.
+/// A `with` block in which the uses that a shrink waits for are at a safe point. Its beginning marks the safe point, and its end waits
+/// until all their memory is back. Uses that vote are asked inside the block before any memory moves; leaving it without a vote counts as a
+/// no. Python runs signal handlers between any two of its lines; as native methods, begin and end cannot be interrupted, whatever is raised
+/// inside the block.
 #[pyclass]
 pub(crate) struct Parked {
     uses: Vec<u64>,
-    /// Those that have arrived and not gone on.
+    /// Uses that have arrived and not continued yet.
     waiting: Vec<u64>,
-    /// Nothing of them moves before they have voted.
+    /// Whether no memory of the uses may move before they have voted.
     votes: bool,
-    /// Called now and then while a thread waits: whether something asks for the memory, a signal or an exception.
+    /// Called repeatedly while a thread waits; its argument tells whether a signal or an exception requests the memory back.
     meanwhile: Py<PyAny>,
 }
 
@@ -28,7 +30,7 @@ impl Parked {
         Parked { uses, waiting: Vec::new(), votes, meanwhile }
     }
 
-    /// Whether any use has to wait.
+    /// Arrives at the safe point with all uses. Returns whether any has to wait.
     fn __enter__(&mut self) -> PyResult<bool> {
         let symbols = symbols()?;
         let arrive = if self.votes { symbols.glake_vote_arrive } else { symbols.glake_safepoint_arrive };
@@ -38,14 +40,14 @@ impl Parked {
         Ok(!self.waiting.is_empty())
     }
 
-    /// Whether all have gone on by now. Never waits.
+    /// Returns whether all uses have continued by now. Never waits.
     fn have_gone_on(&mut self) -> PyResult<bool> {
         let symbols = symbols()?;
         self.waiting.retain(|&number| !goes_on(symbols, number, 0));
         Ok(self.waiting.is_empty())
     }
 
-    /// Whether all that wait are asked for their votes, after so long at most: 0 not yet, 1 they are, -1 a shrink is over.
+    /// Waits at most `timeout_ms` for the votes to be asked: 0 not yet, 1 all are asked, -1 a shrink has ended.
     fn asked(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<i32> {
         let symbols = symbols()?;
         // SAFETY: it takes two numbers.
@@ -53,7 +55,7 @@ impl Parked {
         Ok(py.detach(|| self.waiting.iter().map(ask).min().unwrap_or(-1)))
     }
 
-    /// Votes for all that wait. Whether all are heard; those against it go on.
+    /// Votes for all waiting uses. Returns whether all votes count; uses that voted no continue.
     fn vote(&mut self, yes: bool) -> PyResult<bool> {
         let symbols = symbols()?;
         self.votes = false;
@@ -65,7 +67,7 @@ impl Parked {
         Ok(all)
     }
 
-    /// Waits for those that have not. What signals raise meanwhile asks for the memory, and comes when it is back.
+    /// Waits for the remaining uses. An exception raised by a signal handler meanwhile requests the memory back, and is raised once it is.
     fn __exit__(
         &mut self,
         py: Python<'_>,

@@ -79,7 +79,6 @@ torch.distributed = types.SimpleNamespace(
 )
 
 api = _library.api()
-api.configure(None, None, f"tiers.park_quantum_ms = {500 if SCENE == 'quanta' else 2}\n")
 other = socket.socket(fileno=SOCKET)
 
 

@@ -56,7 +56,7 @@ class Offloads(OfTorch):
 
     def test_gradients_are_the_same_and_the_budget_is_kept_over_passes_of_varying_length(self):
         # The pool has what is laid there and what comes back; what stays is torch's own, and counts in plans.
-        for preset, passes in (("fit", 50), ("memory", 5), ("hidden", 5), ("hybrid", 5)):
+        for preset, passes in (("fit", 50), ("memory", 5), ("hybrid", 5)):
             out = glake.offload.report()["bytes_out"]
             lengths = [1600 + 400 * (step * 7 % 5) for step in range(passes)]
             plain, model = self.model(10), self.model(10)
@@ -443,7 +443,7 @@ class Offloads(OfTorch):
             return [(site["preset"], site["budget"]) for site in glake.offload.report()["sites"]]
 
         plain, model = self.model(), self.model()
-        handle = self.offload(model, "1GiB", "hidden")
+        handle = self.offload(model, "1GiB", "hybrid")
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         removed, copied = copy.deepcopy((model, handle))
         copied.remove()
@@ -462,7 +462,7 @@ class Offloads(OfTorch):
                 torch.manual_seed(step)
                 for mine, other in zip(self.step(another, 32), expected):
                     self.assertTrue(torch.equal(mine, other))
-        self.assertEqual(told(), [("hidden", 1 << 30)] * 3)
+        self.assertEqual(told(), [("hybrid", 1 << 30)] * 3)
         for another in copies:
             second = glake.offload(another, budget="2GiB", preset="memory")
             self.assertEqual(len(another._forward_pre_hooks), len(model._forward_pre_hooks))
@@ -511,7 +511,7 @@ class Offloads(OfTorch):
         import threading
 
         model = self.model()
-        handle = self.offload(model, "24MiB", "hidden")
+        handle = self.offload(model, "24MiB", "hybrid")
         retained = model(torch.randn(16, 64)).sum()
         retained.backward(retain_graph=True)
         failed = []

@@ -15,7 +15,7 @@ class Forms(unittest.TestCase):
         self.assertEqual(configuration(None), Configuration())
 
     def test_a_preset(self):
-        self.assertEqual(configuration("training"), Configuration(preset="training"))
+        self.assertEqual(configuration("serverless"), Configuration(preset="serverless"))
 
     def test_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -23,7 +23,7 @@ class Forms(unittest.TestCase):
             file.write_text("[pool]\n", encoding="utf-8")
             for form in (file, str(file)):
                 self.assertEqual(configuration(form), Configuration(file=str(file)))
-        for missing in (file, "b.toml", "./training"):
+        for missing in (file, "b.toml", "./serverless"):
             with self.assertRaisesRegex(ConfigError, "no configuration file"):
                 configuration(missing)
 
@@ -58,11 +58,11 @@ class Library(unittest.TestCase):
             from glake._configuration import configuration
             api = _library.api()
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-                file.write("[pool]\\nmemory_fraction = 0.5\\n")
+                file.write("[pool]\\nlimit = \"3GiB\"\\n")
                 file.flush()
-                api.configure(*configuration("training"))
+                api.configure(*configuration("serverless"))
                 api.configure(*configuration({"transfer": {"exclude": [2, "3b:00.0"]}}))
-                api.configure(*configuration({"pool": {"memory_fraction": 0.25}, "expert": {"slab": "4MiB", "extent_near_limit": "4MiB"}}))
+                api.configure(*configuration({"pool": {"limit": "2GiB"}, "tiers": {"extent": "4MiB"}}))
                 for wrong in ({"pool": {"borrow": "maybe"}}, {"pool": {"nonsense": 1}}, "trainig"):
                     try:
                         api.configure(*configuration(wrong))
@@ -73,9 +73,9 @@ class Library(unittest.TestCase):
                 api.configure(*configuration(file.name))
                 api.start()
                 assert api.started() and api.device_name().startswith("sim"), api.device_name()
-                assert api.fraction(0) == 0.5, api.fraction(0)
+                assert api.fraction(0) == 1.0, api.fraction(0)
             try:
-                api.configure("training")
+                api.configure("serverless")
             except glake.InvalidError as error:
                 assert "started" in str(error), error
             else:

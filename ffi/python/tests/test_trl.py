@@ -109,7 +109,7 @@ class Trl(Program):
 
     def test_all_trainers_that_recompute(self):
         for kind in self.KINDS:
-            self.unchanged_under(kind, ("option", "hidden", "replay"), **self.RECOMPUTES)
+            self.unchanged_under(kind, ("option", "fit", "replay"), **self.RECOMPUTES)
 
     @needs("peft")
     def test_all_trainers_of_adapters(self):

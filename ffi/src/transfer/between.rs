@@ -1,4 +1,4 @@
-//! Copies between two GPUs, neither of which was given access to the other's memory.
+//! Copies between two GPUs without access to each other's memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,13 +39,13 @@ fn fixture() -> Fixture {
     Fixture { sim, faults, process }
 }
 
-/// Memory that a program has of its own.
+/// Kind of memory that the program itself owns.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Pool,
     Plain,
     Async,
-    /// Opened to its own GPU.
+    /// Memory mapped with access for its own GPU.
     Mapped,
 }
 
@@ -89,7 +89,7 @@ impl Fixture {
         self.process.copies().copy(unsafe { Lent::new(requests) }, form, &ask)
     }
 
-    /// Copies from `from` of one GPU to `to` of the other, whole and scattered, on streams of both.
+    /// Checks copies from `from` of one GPU to `to` of the other, whole and scattered, on streams of both.
     fn assert_copied(&self, (to, to_gpu): (Address, u32), (from, from_gpu): (Address, u32), what: &str) {
         let pattern = |seed: usize| -> Vec<u8> {
             (0..SIZE).map(|at| ((at * 7 + at / 251 + seed) % 256).to_le_bytes()[0]).collect()
@@ -102,7 +102,7 @@ impl Fixture {
             let copied = self.copy(&[whole], stream, true);
             assert!(copied.is_ok(), "{what}, on a stream of {gpu}: {copied:?}");
             assert!(self.read(to_gpu, to, SIZE) == sent, "{what}, on a stream of {gpu}");
-            // Each second block of 1,000 bytes, in the other order.
+            // Every second block of 1,000 bytes, in reverse order.
             let sent = pattern(turn + 100);
             self.write(from_gpu, from, &sent);
             let at = |start: Address, block: usize| Address(start.0 + block as u64 * 1000);
@@ -157,7 +157,7 @@ fn where_nothing_can_be_opened_copies_go_through_the_host() {
         let refused = |verb, error| Fault { verb: Some(verb), when: When::From(1), error };
         fixture.faults.set(&[refused(Verb::SetAccess, Injected::OutOfMemory)]);
         fixture.assert_copied((to, 0), (from, 1), "without access");
-        // What the driver says then is told.
+        // The driver's error is reported.
         fixture.faults.set(&[
             refused(Verb::SetAccess, Injected::OutOfMemory),
             refused(Verb::CopyBetween, Injected::Failed(999)),

@@ -1,4 +1,4 @@
-//! What a call asks for besides its bytes.
+//! Flags of copies.
 
 use std::ffi::c_void;
 
@@ -14,7 +14,7 @@ use glake_transfer::paths::Direction;
 use crate::block;
 use crate::status::Failure;
 
-/// What the flags of a call ask for. `waited`: somebody will wait for the copy by its handle.
+/// Parses the flags of a copy. `waited`: the caller will wait for the copy by its handle.
 pub(super) fn asked(stream: *mut c_void, flags: u32, waited: bool) -> Result<CopyAsk, Failure> {
     const PRIORITY: u32 = 0xf;
     const DEVICE: u32 = 0xff * GLAKE_COPY_DEVICE;
@@ -51,7 +51,7 @@ pub(super) fn asked(stream: *mut c_void, flags: u32, waited: bool) -> Result<Cop
     Ok(CopyAsk { stream, device, priority, blocking, verify, direct: set(GLAKE_COPY_DIRECT), waited })
 }
 
-/// What the flags of a copy that is tried say, and the way that it must go.
+/// Parses the flags of `glake_copy_try`, with the direction that the copy must have.
 pub(super) fn tried(stream: *mut c_void, flags: u32) -> Result<(CopyAsk, Option<Direction>), Failure> {
     const WAYS: u32 = GLAKE_COPY_TO_GPU | GLAKE_COPY_FROM_GPU;
     let way = match flags & WAYS {

@@ -1,11 +1,11 @@
 //! Copies between the host and GPUs, over every link of the server.
 //!
 //! ```text
-//! glake_copy_* ─► flags, pointers ─► Lent, CopyAsk ─► Copies: decides who makes it, and makes it
+//! glake_copy_* ─► flags, pointers ─► Lent, CopyAsk ─► Copies: decides between the engine and the driver, and copies
 //! ```
 //!
-//! Every copy runs in the order of its stream, as the driver's own does: after all work that was enqueued there before it,
-//! and before all that is enqueued later.
+//! Every copy runs in the order of its stream, as the driver's own does: after all work enqueued there before it, and before all work
+//! enqueued later.
 
 #[cfg(test)]
 mod between;
@@ -26,19 +26,18 @@ use crate::stats::{self, string};
 use crate::status::Failure;
 use crate::{guard, library};
 
-/// Enqueues a copy on a stream of any device (null and 1: the legacy default stream of the calling thread's current device, 2:
-/// the thread's own). `handle`, where not null, gets what `glake_copy_wait` takes, or 0 where nothing is left to wait for.
+/// Enqueues a copy on a stream of any device (null and 1: the legacy default stream of the calling thread's current device, 2: the thread's
+/// own). `handle`, if not null, receives the argument of `glake_copy_wait`, or 0 if there is nothing left to wait for.
 ///
-/// Where it is as large as the break-even, one end is host memory and the other a GPU's, and relays are on and ready, it goes
-/// over several links; else it is the driver's own copy. Memory that is copied from stays as it is, and both stay allocated,
-/// until the copy has run: as for `cuMemcpyAsync`.
+/// A copy between host memory and a GPU of at least the break-even size goes over several links if relays are on and ready; any other is
+/// the driver's own copy. As for `cuMemcpyAsync`, the source must not change, and both ranges stay allocated, until the copy has run.
 ///
-/// `GLAKE_DRIVER`: the driver refused, or a GPU was lost that carried parts of earlier copies, whose bytes may not have
-/// arrived; this copy was not made then.
+/// `GLAKE_DRIVER`: the driver refused, or a GPU was lost that carried parts of earlier copies, whose bytes may not have arrived; this copy
+/// was not made then.
 ///
 /// # Safety
-/// Both ranges are memory, the first of which nothing else touches unordered until the copy has run; `stream` is a stream;
-/// `handle` is null or may be written.
+/// Both ranges are memory; the destination is not accessed by unordered work until the copy has run; `stream` is a stream; `handle` is null
+/// or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_copy_async(
     to: *mut c_void,
@@ -60,20 +59,22 @@ pub unsafe extern "C" fn glake_copy_async(
     })
 }
 
-/// A copy of a caller's.
+/// Builds the request of a copy.
 fn request(to: *mut c_void, from: *const c_void, size: usize) -> Result<CopyRequest, Failure> {
     let null = |pointer: Address| pointer.0 == 0 && size > 0;
     let request = CopyRequest { to: address(to), from: address(from), size: Bytes::new(size as u64) };
     match (null(request.to), null(request.from)) {
-        (true, _) => Err(Failure::invalid(format_args!("to is null, and {size} bytes shall go there"))),
+        (true, _) => {
+            Err(Failure::invalid(format_args!("to is null: it must point to the {size} bytes to write")))
+        }
         (_, true) => {
-            Err(Failure::invalid(format_args!("from is null, and {size} bytes shall come from there")))
+            Err(Failure::invalid(format_args!("from is null: it must point to the {size} bytes to read")))
         }
         _ => Ok(request),
     }
 }
 
-/// Writes a handle where one is wanted.
+/// Writes a handle if the caller wants one.
 ///
 /// # Safety
 /// `to` is null or may be written.
@@ -84,17 +85,17 @@ unsafe fn hand_over(to: *mut u64, handle: u64) {
     }
 }
 
-/// Waits on the host until the bytes of a copy are there, and ends its handle. 0 is no error.
+/// Waits on the host until a copy is complete, and ends its handle. 0 is no error.
 ///
-/// `GLAKE_DRIVER`: they are not, or may not be. `GLAKE_INVALID`: the handle was waited for before, or never given.
+/// `GLAKE_DRIVER`: the bytes did not arrive, or may not have. `GLAKE_INVALID`: the handle was waited for before, or never given.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_wait(handle: u64) -> i32 {
     guard::answer(|| Ok(library::process()?.copies().wait(handle)?))
 }
 
-/// Ends the handle of a copy without waiting for it: the copy goes on, and nobody is told how it ended. 0 is no error. Every handle is
-/// ended by this or by `glake_copy_wait`; until then it keeps an event of the driver. In a forked child and at the end of the process
-/// nothing is done.
+/// Ends the handle of a copy without waiting for it: the copy continues, and its outcome is not reported. 0 is no error. Every handle must
+/// be ended by this call or by `glake_copy_wait`; until then it keeps an event of the driver. Does nothing in a forked child and at the end
+/// of the process.
 ///
 /// `GLAKE_INVALID`: the handle was ended before, or never given.
 #[unsafe(no_mangle)]
@@ -102,8 +103,7 @@ pub extern "C" fn glake_copy_drop(handle: u64) -> i32 {
     library::give_up(|process| Ok(process.copies().drop(handle)?))
 }
 
-/// Whether the bytes of a copy are there; the handle stays. Errors are those of `glake_copy_wait`, which still ends the
-/// handle then.
+/// Returns whether a copy is complete; the handle stays. Errors are those of `glake_copy_wait`, which must then still end the handle.
 ///
 /// # Safety
 /// `done` is null or may be written.
@@ -116,10 +116,10 @@ pub unsafe extern "C" fn glake_copy_done(handle: u64, done: *mut bool) -> i32 {
     })
 }
 
-/// Enqueues copies, in no order among themselves: as one `glake_copy_async`, for many small blocks.
+/// Enqueues a list of copies, unordered among themselves: like one `glake_copy_async`, for many small blocks.
 ///
 /// # Safety
-/// `blocks` may be read for `count` blocks; for each, and for the rest, as `glake_copy_async`.
+/// `blocks` may be read for `count` blocks; for each, and for the rest, as for `glake_copy_async`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_copy_list(
     blocks: *const CopyBlock,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn glake_copy_list(
 /// Enqueues copies of one range of host memory to several GPUs: it is read once, and passed on between them.
 ///
 /// # Safety
-/// `to` may be read for `count` pointers; for each, and for the rest, as `glake_copy_async`.
+/// `to` may be read for `count` pointers; for each, and for the rest, as for `glake_copy_async`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_copy_to_all(
     to: *const *mut c_void,
@@ -180,14 +180,14 @@ pub unsafe extern "C" fn glake_copy_to_all(
     })
 }
 
-/// For those who have a copy of their own to make where this one is none for the engine, as the preload library: 0 where it
-/// was enqueued (with `GLAKE_COPY_BLOCKING`: made), 1 where nothing was done, because it is too small, is not between host and
-/// GPU, does not go the way that `GLAKE_COPY_TO_GPU` or `GLAKE_COPY_FROM_GPU` asks for, the driver refused before anything was
-/// enqueued, or no relays are on and ready. Below 0 it is the driver's own error, negated. Any other answer is an error as of
-/// `glake_copy_async`; after `GLAKE_INVALID`, `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` too nothing was done.
+/// Tries a copy for callers with a copy function of their own, such as the preload library. Returns 0 if it was enqueued (with
+/// `GLAKE_COPY_BLOCKING`: completed). Returns 1 if nothing was done: the copy is too small, is not between host and GPU, has not the
+/// direction that `GLAKE_COPY_TO_GPU` or `GLAKE_COPY_FROM_GPU` asks for, the driver refused before anything was enqueued, or no relays are
+/// on and ready. Below 0: the driver's own error, negated. Any other value is an error of `glake_copy_async`; after `GLAKE_INVALID`,
+/// `GLAKE_UNAVAILABLE` and `GLAKE_UNSUPPORTED` nothing was done either.
 ///
 /// # Safety
-/// As `glake_copy_async`.
+/// As for `glake_copy_async`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn glake_copy_try(
     to: *mut c_void,
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn glake_copy_try(
         outcome = if taken { TAKEN } else { NOT_TAKEN };
         Ok(())
     });
-    // A number of the driver's goes first; out of memory has the number of what is not taken.
+    // A driver error takes precedence: the status for out of memory has the same number as a copy that is not taken.
     match status {
         _ if outcome < 0 || status == GLAKE_OK => outcome,
         GLAKE_OUT_OF_MEMORY => GLAKE_DRIVER,
@@ -214,10 +214,10 @@ pub unsafe extern "C" fn glake_copy_try(
     }
 }
 
-/// Whether the engine took the copy.
+/// Returns whether the engine took the copy.
 ///
 /// # Safety
-/// As [`glake_copy_async`].
+/// As for [`glake_copy_async`].
 unsafe fn tried(
     to: *mut c_void,
     from: *const c_void,
@@ -240,7 +240,7 @@ unsafe fn tried(
     Ok(copies.attempt(lent, &asked, way)?)
 }
 
-/// Which GPU's memory is at an address; -1 for the host's, and for memory that moves between them as it is touched.
+/// Returns the GPU whose memory is at an address; -1 for host memory, and for managed memory, which migrates on access.
 ///
 /// # Safety
 /// `device` is null or may be written.
@@ -254,18 +254,18 @@ pub unsafe extern "C" fn glake_device_of(at: *const c_void, device: *mut i32) ->
     })
 }
 
-/// Lets copies use the links of the other visible GPUs (1), or no longer (0). They are made ready in the background, at the
-/// cost of a context on each; copies take one link until then, and none waits for it. Twice is no error.
+/// Allows copies to use the links of the other visible GPUs (1), or ends that (0). The links are prepared in the background, at the cost of
+/// a context on each GPU; copies use one link until then, and none waits for it. Repeated calls are no error.
 ///
-/// `GLAKE_INVALID`: the configuration has `transfer.relays = false`, or several processes of the program run on this machine
-/// and it does not say `true`.
+/// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine and
+/// it does not say `"always"`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_multi_path(on: i32) -> i32 {
     guard::answer(|| Ok(library::process()?.copies().multi_path(on != 0)?))
 }
 
-/// What copies did as a JSON object: relays that are ready and what they cost, and for each path its bytes, slices, busy time
-/// and retries. Null on failure; to be given to `glake_string_free`.
+/// Returns the statistics of copies as a JSON object: relays that are ready and their cost, and for each path its bytes, slices, busy time
+/// and retries. Null on failure; free it with `glake_string_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn glake_copy_stats_json() -> *mut c_char {
     guard::value(std::ptr::null_mut(), || string(stats::process()?.copies().statistics().json().to_string()))

@@ -74,7 +74,7 @@ impl Fixture {
         process.copies().multi_path(true).unwrap();
         process.regions().define(RegionOptions::of("cache")).unwrap();
         let fixture = Fixture { faults, process, in_region: false };
-        // Other threads make relays ready, and open pools to them.
+        // Other threads prepare relays, and give them access to pools.
         while tried(&fixture, None, false, &[]) != Ok(true) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -214,7 +214,7 @@ fn every_copy_that_is_waited_for_is_compared_whatever_way_it_went() {
 fn regions_go_over_other_links_and_are_opened_to_relays_with_the_first_list() {
     let fixture = Fixture::in_region("");
     let begin = Instant::now();
-    // Slots are made when they are first wanted, and memory is opened on another thread.
+    // Slots are created on first use, and access to memory is set on another thread.
     for form in [Form::ToGpu, Form::FromGpu, Form::List] {
         let before = fixture.relayed();
         while fixture.relayed() == before {
@@ -236,7 +236,7 @@ fn comes_to_relay(fixture: &Fixture, form: Form) -> bool {
 #[test]
 fn a_gpu_that_is_let_in_takes_no_relay_away_from_regions() {
     for in_region in [false, true] {
-        // GPUs 2 and 3 relay; GPU 1 is the program's.
+        // GPUs 2 and 3 are relays; GPU 1 belongs to the program.
         let fixture = Fixture { in_region, ..Fixture::new("transfer.exclude = [1]") };
         fixture.process.sharing().enable_peer(1, 0).unwrap();
         for form in [Form::ToGpu, Form::FromGpu] {
@@ -257,7 +257,7 @@ fn a_broadcast_opens_the_regions_that_it_goes_to() {
 fn a_region_that_could_not_be_opened_is_asked_for_again() {
     let fixture = Fixture::in_region("");
     let process = &fixture.process;
-    // Its extent stays, so that nothing else is opened.
+    // Its extent stays, so that no other memory needs access.
     process.regions().enter("cache").unwrap();
     let kept = process.malloc(0, Bytes::new(SIZE), Stream(0)).unwrap();
     process.regions().leave().unwrap();
@@ -372,7 +372,7 @@ fn what_is_refused_before_it_is_enqueued_is_left_to_the_driver_and_later_its_num
         for verb in [Verb::StreamDevice, Verb::CaptureState] {
             assert_eq!(tried(&fixture, None, false, &fault(verb, error)), Ok(false), "{verb} {error:?}");
         }
-        // Of memory that was found pinned a moment ago it is not asked.
+        // Memory found pinned recently is not queried again.
         assert!(tried(&fixture, None, false, &fault(Verb::PointerAttributes, error)).is_ok(), "{error:?}");
         let refused = tried(&fixture, None, false, &fault(Verb::Copy, error));
         assert_eq!(refused, Err(Some(-number)), "{error:?}");

@@ -524,8 +524,8 @@ fn file(program: &Program, budget: Bytes, folder: &Path) -> String {
 /// Settings of all workers, in sizes of a test.
 fn settings() -> String {
     format!(
-        "transfer.calibrations = \"\"\nexpert.host_arena = \"16MiB\"\n\
-         tiers = {{ extent = \"2MiB\", host_spare = 0, drain_timeout_ms = 60000 }}\n\
+        "transfer.calibrations = \"\"\n\
+         tiers = {{ extent = \"2MiB\", host_budget = \"192MiB\", host_spare = 0, drain_timeout_ms = 60000 }}\n\
          lease = {{ growth = \"{GROWTH}MiB\", grow_timeout_ms = 5000, refill_timeout_ms = 60000 }}\n"
     )
 }

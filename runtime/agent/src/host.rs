@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

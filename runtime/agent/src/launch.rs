@@ -19,7 +19,7 @@ use std::process::Stdio;
 use std::{env, io};
 
 use glake_arbiter::node::{STARTED_WITH, Worker};
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_wire::Peer;
 use rustix::fs::{Access, access};
 use rustix::process::{

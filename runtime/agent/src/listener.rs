@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_wire::Peer;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;

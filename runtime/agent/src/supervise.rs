@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use glake_arbiter::GpuId;
 use glake_arbiter::node::{NodeFile, Start};
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_wire::{Peer, WorkerRow};
 use rustix::process::{Rlimit, Signal, geteuid};
 use tokio::process::Child;

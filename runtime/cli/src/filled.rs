@@ -121,7 +121,7 @@ impl Filled {
         })
     }
 
-    /// Frees all blocks.
+    /// Frees all blocks of the region.
     ///
     /// # Errors
     /// See [`glake_tiers::GpuPool::free`].

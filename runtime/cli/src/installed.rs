@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// A library, that is asked for by its file's name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Library {
-    /// File name.
+    /// Name of the file.
     pub(crate) file: &'static str,
 }
 

@@ -21,7 +21,7 @@ use glake_units::Bytes;
 
 use glake_runtime::backend::{Backend, BackendError};
 use glake_runtime::calibrations::Calibrations;
-use glake_runtime::config::{self, Config, Relays};
+use glake_runtime::config::{self, Config, MultiPath};
 use glake_runtime::pool;
 
 /// Timeout for setting up relays.
@@ -56,9 +56,9 @@ pub enum ServerError {
     /// There is no such GPU.
     #[error("GPU {device} does not exist: {count} are here, counted from 0")]
     NoSuchGpu {
-        /// Requested GPU.
+        /// Index of the requested GPU.
         device: u32,
-        /// Number of GPUs.
+        /// Number of GPUs present.
         count: u32,
     },
     /// There are not so many links.
@@ -68,7 +68,7 @@ pub enum ServerError {
     TooManyPaths {
         /// Requested number of paths.
         paths: u32,
-        /// Number of GPUs.
+        /// Number of GPUs present.
         count: u32,
     },
 }
@@ -144,9 +144,6 @@ impl Server {
         let transfer = &config.transfer;
         let wanted = EngineOptions {
             relays,
-            break_even: transfer.break_even,
-            slots: transfer.relay_slots,
-            streams: transfer.copy_streams as usize,
             graphs: transfer.graphs,
             // It measures what all links give, and makes contexts on all GPUs for that.
             shared_gpus: true,
@@ -343,8 +340,8 @@ pub(crate) fn driver(backend: &Backend, part: ServerOptions) -> Result<Opened, D
 /// The GPUs whose links serve copies of the target beside its own: the first others, or none.
 fn relays(infos: &[DeviceInfo], target: DeviceId, config: &Config, paths: Option<u32>) -> DeviceSet {
     let others = usize::try_from(paths.unwrap_or(u32::MAX).saturating_sub(1)).unwrap_or(usize::MAX);
-    // This program is one process, whoever launched it: `auto` is on.
-    if others == 0 || config.transfer.relays == Relays::Off {
+    // This program is one process, whichever launcher started it: local ranks do not count.
+    if others == 0 || config.transfer.multi_path == MultiPath::Never {
         return DeviceSet::EMPTY;
     }
     let excluded =
@@ -386,7 +383,7 @@ mod tests {
         assert_eq!(relays(Some(1), &config), DeviceSet::EMPTY);
         config.transfer.exclude = vec![Gpu::Index(0)];
         assert_eq!(relays(None, &config), set(&[2, 3]));
-        config.transfer.relays = Relays::Off;
+        config.transfer.multi_path = MultiPath::Never;
         assert_eq!(relays(None, &config), DeviceSet::EMPTY);
     }
 

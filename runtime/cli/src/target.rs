@@ -22,7 +22,7 @@ const LONGEST_NUMBER: u64 = 32;
 pub(crate) struct Target {
     root: PathBuf,
     pub(crate) pid: u32,
-    /// User ID.
+    /// User ID of the owner.
     pub(crate) uid: u32,
     /// Start time in clock ticks since boot.
     pub(crate) start: u64,

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// Item: the bytes of a storage range at one version. Numbered in the order in which a pass packs them.
+/// Number of an item, in the order in which a pass packs them. An item is the bytes of a storage range at one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemId(usize);
 
-/// One execution of a part of the program, such as a layer, whose items a checkpoint can recompute together. The program assigns the
-/// numbers; a part that runs twice in a pass has two.
+/// Number of a scope: one execution of a part of the program, such as a layer, whose items a checkpoint can recompute together. The program
+/// assigns the numbers; a part that runs twice in a pass has two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopeId(pub u32);
 

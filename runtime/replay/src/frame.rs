@@ -1,4 +1,4 @@
-//! The replay itself.
+//! Main loop of a replay.
 
 use std::time::Instant;
 
@@ -9,38 +9,37 @@ use super::subject::{Counters, Refusal, Subject};
 use super::timeline::Timeline;
 use crate::trace::{Event, Trace};
 
-/// Events between two calls of the progress callback.
+/// Number of events between two calls of the progress callback.
 const STRIDE: usize = 10_000;
 
-/// Called every so often with the number of events done.
+/// Progress callback, called with the number of completed events.
 pub type Progress<'a> = &'a mut dyn FnMut(u64);
 
-/// What came of a replay.
+/// Result of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The figures.
+    /// Figures of the replay.
     pub report: Report,
-    /// The first allocation that failed.
+    /// First allocation that failed, if any.
     pub first_oom: Option<FirstOom>,
 }
 
-/// The first allocation of a replay that failed.
+/// First failed allocation of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstOom {
-    /// Where the trace has it: its line, or its entry in a snapshot.
+    /// Line of the event in the trace, or its entry in a snapshot.
     pub line: u32,
-    /// What was asked for.
+    /// Requested size of the allocation.
     pub wanted: Bytes,
-    /// What was taken from the device.
+    /// Memory taken from the device at that moment.
     pub reserved: Bytes,
 }
 
-/// Replays a trace on a subject. `timeline`, where given, takes the live and the reserved memory over time.
+/// Replays a trace on a subject. If a `timeline` is given, it receives the live and reserved memory over time.
 ///
 /// # Errors
 ///
-/// [`Refusal::Failed`], from the subject. Running out of memory is no error: it is counted, and the replay goes on
-/// without the block.
+/// [`Refusal::Failed`], from the subject. Running out of memory is no error: it is counted, and the replay continues without the block.
 pub fn replay(
     trace: &Trace,
     subject: &mut dyn Subject,
@@ -74,7 +73,7 @@ pub fn replay(
     Ok(Outcome { report, first_oom: run.first_oom })
 }
 
-/// Whether a trace completes on a subject without running out of memory; stops where it does not.
+/// Returns whether a trace completes on a subject without running out of memory. Stops at the first failed allocation.
 pub(super) fn completes(trace: &Trace, subject: &mut dyn Subject) -> Result<bool, Refusal> {
     let mut run = Run { refused: vec![false; trace.allocations() as usize], ..Run::default() };
     for &event in trace.events() {
@@ -85,10 +84,10 @@ pub(super) fn completes(trace: &Trace, subject: &mut dyn Subject) -> Result<bool
     Ok(true)
 }
 
-/// A replay under way.
+/// Replay in progress.
 #[derive(Default)]
 struct Run {
-    /// Blocks that could not be allocated: nothing else happens to them.
+    /// Blocks whose allocation failed, indexed by block: later events of them are skipped.
     refused: Vec<bool>,
     reserved: Bytes,
     reserved_peak: Bytes,
@@ -98,7 +97,7 @@ struct Run {
 }
 
 impl Run {
-    /// Does one event; answers with what ran out of memory.
+    /// Performs one event. Returns the failed allocation if it ran out of memory.
     fn step(&mut self, subject: &mut dyn Subject, event: Event) -> Result<Option<FirstOom>, Refusal> {
         let refused = self.refused.get_mut(event.block().index());
         if refused.as_deref() == Some(&true) {

@@ -1,11 +1,11 @@
-//! Replays a trace on an allocator and reports how much memory it took.
+//! Replays a trace on an allocator and reports the memory that it needed.
 //!
 //! ```text
-//! Trace ─► replay ─► Subject (the product, or a baseline) ─► Report, timeline
+//! Trace ─► replay ─► Subject (GLake, or a baseline) ─► Report, timeline
 //!            └► find_limit: the smallest limit under which the trace completes
 //! ```
 //!
-//! No event touches payload bytes, and no clock but the trace's is passed on: a model replays the same every time.
+//! Events touch no payload bytes, and subjects see no clock but the trace's: every replay of a model has the same result.
 
 pub mod baselines;
 mod frame;

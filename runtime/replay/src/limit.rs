@@ -1,10 +1,9 @@
-//! The smallest limit under which a trace completes.
+//! Smallest limit under which a trace completes.
 //!
-//! Whether a trace completes is not monotone in the limit: more room can lead an allocator to place a block where it
-//! splits a range that a later block needs. So the search bisects at 2 MiB, then tries limits above what it found at
-//! growing distances, and wherever one of them fails goes on above it. The answer is a limit under which the trace
-//! was seen to complete, while it was seen to fail at 2 MiB less (or that is less than what was live), and at no
-//! limit tried above the answer did it fail. A smaller limit that happens to fit may exist and is of no use to anyone.
+//! This property is not monotonic in the limit: with more room, an allocator may place a block where it splits a range that a later block
+//! needs. The search bisects to 2 MiB, then tries limits above the result at growing distances. If one of them fails, the search continues
+//! above it. The result is a limit under which the trace completed, while it failed at 2 MiB less (or that is less than the live memory)
+//! and at no tried limit above the result. A smaller limit may succeed by chance; it is not useful.
 
 use glake_units::Bytes;
 
@@ -14,24 +13,24 @@ use crate::trace::Trace;
 
 const STEP: u64 = 2 << 20;
 
-/// Why no limit was found.
+/// Reason why no limit was found.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum FitError {
-    /// The subject failed, or could not be made.
+    /// Failure of the subject, or of its creation.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The trace does not complete even under the highest limit: give a higher one.
     #[error("the trace does not complete even under {ceiling}")]
     NeverFits {
-        /// The highest limit that was tried.
+        /// Highest limit that was tried.
         ceiling: Bytes,
     },
 }
 
-/// The smallest limit under which the trace completes, in steps of 2 MiB, between the peak of live memory and
-/// `ceiling`, which is the reserved peak of a replay without a limit. `make` makes a fresh subject under a limit;
-/// `progress` is called after every replay with the number done.
+/// Finds the smallest limit under which the trace completes, in steps of 2 MiB, between the peak of live memory and `ceiling`, the reserved
+/// peak of a replay without a limit. `make` creates a new subject under a limit. `progress` is called after every replay with the number of
+/// replays so far.
 ///
 /// # Errors
 ///
@@ -54,7 +53,7 @@ pub fn find_limit<'a>(
     if !fits(top)? {
         return Err(FitError::NeverFits { ceiling });
     }
-    // Below what is live at once nothing can fit.
+    // No limit below the peak of live memory can fit.
     let mut low = (trace.peaks().requested.get().div_ceil(STEP)).saturating_sub(1);
     loop {
         let found = bisect(low, top.max(low + 1), &mut fits)?;
@@ -65,7 +64,7 @@ pub fn find_limit<'a>(
     }
 }
 
-/// `low` does not fit, `high` does.
+/// Bisects between `low`, which does not fit, and `high`, which fits.
 fn bisect(
     mut low: u64,
     mut high: u64,
@@ -82,7 +81,7 @@ fn bisect(
     Ok(high)
 }
 
-/// The highest of the limits tried above `found` that does not fit: 1, 2, 4, ... steps above.
+/// Returns the highest limit that does not fit among those 1, 2, 4, ... steps above `found`.
 fn first_failure_above(
     found: u64,
     top: u64,
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
     use crate::trace::{BlockId, StreamIndex};
 
-    /// Fits where it is told to.
+    /// Subject that fits if its field is set.
     struct Fits(bool);
 
     impl Subject for Fits {
@@ -141,7 +140,7 @@ mod tests {
 
     #[test]
     fn goes_on_above_a_hole() {
-        // 100..=106 fits, 108..=199 does not: a limit that holds lies above the hole.
+        // 100..=106 fits, 108..=199 does not: a reliable limit is above the hole.
         assert_eq!(search(|limit| (100..=106).contains(&limit) || limit >= 200).unwrap(), 200);
     }
 }

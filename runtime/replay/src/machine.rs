@@ -1,7 +1,7 @@
-//! A device that was opened: a driver, and what is known of it.
+//! Open device: its driver and its properties.
 //!
 //! ```text
-//! Backend ─► Machine ─► Recorder ─► …        one recorder for each thing that is counted
+//! Backend ─► Machine ─► Recorder ─► …        one recorder for each measured component
 //!              └ driver: CUDA, or one simulated GPU in virtual time
 //! ```
 
@@ -16,7 +16,7 @@ use glake_runtime::backend::Backend;
 use glake_runtime::config;
 use glake_runtime::pool;
 
-/// The first GPU of a backend, open. Clones share it.
+/// First GPU of a backend, open. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Machine {
     name: String,
@@ -26,10 +26,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Opens the first GPU. A simulated server is cut down to it.
+    /// Opens the first GPU. A simulated server is reduced to that GPU.
     ///
     /// # Errors
-    /// What the driver answers, or the operating system where it has no memory for a simulator.
+    /// Errors of the driver, or of the operating system if it has no memory for a simulator.
     pub fn open(backend: &Backend) -> Result<Machine, DriverError> {
         let name = backend.name();
         let (driver, simulator): (Arc<dyn Driver>, _) = match backend {
@@ -51,37 +51,37 @@ impl Machine {
         Ok(Machine { name, gpu, driver, simulator })
     }
 
-    /// The backend's name, for reports: `cuda`, `sim:h200x4`.
+    /// Returns the backend's name for reports: `cuda`, `sim:h200x4`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The GPU.
+    /// Returns the GPU's properties.
     pub fn gpu(&self) -> &DeviceInfo {
         &self.gpu
     }
 
-    /// Its id.
+    /// Returns the GPU's device ID.
     pub fn id(&self) -> DeviceId {
         self.gpu.id
     }
 
-    /// Its driver.
+    /// Returns the GPU's driver.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// Whether it is simulated.
+    /// Returns whether the GPU is simulated.
     pub fn is_simulated(&self) -> bool {
         self.simulator.is_some()
     }
 
-    /// What is alive on a simulated device; `None` on a real one, which cannot be asked.
+    /// Returns the live objects of a simulated device; `None` on a real one, which does not report them.
     pub fn census(&self) -> Option<Census> {
         self.simulator.as_ref().map(|simulator| simulator.census())
     }
 
-    /// A recorder of its own over the driver: timed on a GPU, priced as an H200 on the simulator.
+    /// Creates a recorder over the driver: timed on a real GPU, priced as an H200 on the simulator.
     pub fn recorder(&self) -> Recorder {
         match self.is_simulated() {
             true => Recorder::priced(self.driver.clone(), CostTable::H200),
@@ -89,17 +89,17 @@ impl Machine {
         }
     }
 
-    /// The settings of a pool on it.
+    /// Returns the settings of a pool on this device.
     pub fn settings(&self, pool: &config::Pool) -> Settings {
-        // An alias cuts address space at its ends too.
+        // An alias also splits address space at its ends.
         let mappings = if self.is_simulated() { mapping_budget() / 5 * 4 } else { u64::MAX };
         pool::settings(pool, self.gpu.memory, mappings)
     }
 
-    /// Device memory that nobody holds.
+    /// Returns the free device memory.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// Errors of the driver.
     pub fn free_memory(&self) -> Result<Bytes, DriverError> {
         Ok(self.driver.memory_info(self.gpu.id)?.free)
     }

@@ -1,8 +1,8 @@
-//! Real bytes in every block: written when it is handed out, compared when it is freed.
+//! Stamps in every block: bytes written when the block is allocated, and compared when it is freed.
 //!
-//! A stamp lies at a block's first and at its last bytes, and across every boundary of 16 MiB in the address space, so
-//! that every extent inside a block carries one. Its bytes follow from the block and from where in the block they lie:
-//! what another block wrote, and what was written elsewhere in the same block, is told apart.
+//! A block has stamps at its first and last bytes and across every 16 MiB boundary of the address space, so that every extent in the block
+//! has one. A stamp's bytes depend on the block and on the position in it. The check therefore detects writes of other blocks and misplaced
+//! writes of the same block.
 
 use glake_device::Address;
 use glake_sim::pattern;
@@ -10,48 +10,48 @@ use glake_tiers::{Block, GpuPool, PoolError};
 
 use crate::trace::BlockId;
 
-/// How long a stamp is.
+/// Length of a stamp in bytes.
 const LENGTH: u64 = 64;
-/// Where stamps lie inside a block.
+/// Alignment of the stamps inside a block.
 const STRIDE: usize = 16 << 20;
 
-/// Writes and compares stamps; its buffers are kept between blocks.
+/// Writer and checker of stamps. Its buffers are reused between blocks.
 #[derive(Debug, Default)]
 pub struct Stamps {
     expected: Vec<u8>,
     found: Vec<u8>,
 }
 
-/// Why a stamp could not be written, or does not match.
+/// Error of writing or comparing a stamp.
 #[derive(Debug, thiserror::Error)]
 pub enum StampError {
-    /// The pool refused to be written or read.
+    /// The pool refused the write or read.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Bytes that are not what was written there.
+    /// Bytes differ from the stamp.
     #[error(
         "{block} at {address}, byte {at}: {expected:02x} was written and {found:02x} was found: the memory was given to \
          somebody else"
     )]
     Mismatch {
-        /// Which block.
+        /// Block with the wrong bytes.
         block: BlockId,
-        /// Where it begins.
+        /// Address of the block.
         address: Address,
-        /// Where in it.
+        /// Offset in the block.
         at: u64,
-        /// What was written.
+        /// Byte that was written.
         expected: u8,
-        /// What was found.
+        /// Byte that was found.
         found: u8,
     },
 }
 
 impl Stamps {
-    /// Stamps a block.
+    /// Writes the stamps of a block.
     ///
     /// # Errors
-    /// What the pool answers.
+    /// Errors of the pool.
     pub fn write(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), StampError> {
         places(pool, block).try_for_each(|(at, length)| {
             self.expect(id, at, length);
@@ -59,10 +59,10 @@ impl Stamps {
         })
     }
 
-    /// Compares a block with what it was stamped with.
+    /// Compares a block with its stamps.
     ///
     /// # Errors
-    /// [`StampError::Mismatch`]; what the pool answers.
+    /// [`StampError::Mismatch`], or an error of the pool.
     pub fn compare(&mut self, pool: &GpuPool, id: BlockId, block: Block) -> Result<(), StampError> {
         places(pool, block).try_for_each(|(at, length)| {
             self.expect(id, at, length);
@@ -83,14 +83,14 @@ impl Stamps {
         })
     }
 
-    /// What is written at a place of a block.
+    /// Computes the expected bytes of a stamp.
     fn expect(&mut self, id: BlockId, at: u64, length: u64) {
         self.expected.resize(usize::try_from(length).unwrap_or(usize::MAX), 0);
         pattern::fill(&mut self.expected, at, u64::from(id.0) + 1);
     }
 }
 
-/// The stamps of a block: where, and how long. Blocks are at least 512 bytes and multiples of that.
+/// Returns offset and length of a block's stamps. Blocks are at least 512 bytes and multiples of that.
 fn places(pool: &GpuPool, block: Block) -> impl Iterator<Item = (u64, u64)> {
     let size = block.size.get();
     let length = LENGTH.min(size);

@@ -1,4 +1,4 @@
-//! What is replayed on: an allocator, real or modelled.
+//! Interface of a replayed allocator, real or modelled.
 
 use std::error::Error;
 
@@ -6,17 +6,16 @@ use glake_units::Bytes;
 
 use crate::trace::{BlockId, StreamIndex};
 
-/// An allocator that a trace is replayed on. Every call carries the trace's time, which never goes back.
+/// Allocator that a trace is replayed on. Every call carries the trace's time, which never decreases.
 ///
-/// A block is allocated once; `free_requested` then `free_completed` follow once each, if at all, and only where the
-/// allocation succeeded. Models of torch reuse memory at `free_completed`, as torch does; the product goes by
-/// `free_requested`, `record_stream` and its own completion points.
+/// A block is allocated once. If its allocation succeeded, `free_requested` and then `free_completed` follow at most once each. Models of
+/// torch reuse memory at `free_completed`, as torch does. GLake uses `free_requested`, `record_stream` and its own completion points.
 pub trait Subject {
-    /// A block is asked for.
+    /// Allocates a block.
     ///
     /// # Errors
     ///
-    /// [`Refusal::OutOfMemory`] leaves the subject able to go on; [`Refusal::Failed`] ends the replay.
+    /// After [`Refusal::OutOfMemory`] the replay continues; [`Refusal::Failed`] ends it.
     fn allocate(
         &mut self,
         block: BlockId,
@@ -25,7 +24,7 @@ pub trait Subject {
         now_us: u64,
     ) -> Result<(), Refusal>;
 
-    /// The program gives a block back.
+    /// Records that the program freed a block.
     ///
     /// # Errors
     ///
@@ -35,7 +34,7 @@ pub trait Subject {
         Ok(())
     }
 
-    /// Every stream recorded on a block has passed it.
+    /// Records that all streams recorded on a block have passed its last use.
     ///
     /// # Errors
     ///
@@ -45,7 +44,7 @@ pub trait Subject {
         Ok(())
     }
 
-    /// A block is used on another stream too.
+    /// Records the use of a block on another stream.
     ///
     /// # Errors
     ///
@@ -55,43 +54,43 @@ pub trait Subject {
         Ok(())
     }
 
-    /// The physical memory taken from the device by now.
+    /// Returns the physical memory currently taken from the device.
     fn reserved(&self) -> Bytes;
 
-    /// What was done by now.
+    /// Returns the counters since the start.
     fn counters(&self) -> Counters;
 }
 
-/// Why a subject did not do what was asked.
+/// Reason why a subject refused a call.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// There is no memory for it: the replay counts this and goes on without the block.
+    /// Not enough memory: the replay counts this and continues without the block.
     #[error("out of memory: {wanted} wanted, {reserved} reserved of {limit}")]
     OutOfMemory {
-        /// What was asked for.
+        /// Requested size of the block.
         wanted: Bytes,
-        /// What is taken from the device.
+        /// Memory currently taken from the device.
         reserved: Bytes,
-        /// The most that may be; [`Bytes::MAX`] where nothing was set.
+        /// Limit of reserved memory; [`Bytes::MAX`] if there is none.
         limit: Bytes,
     },
-    /// The subject itself failed: its figures would mean nothing.
+    /// The subject itself failed: its figures would be meaningless.
     #[error("the replay failed: {0}")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// What a subject did since it began.
+/// Operations of a subject since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Ranges made of pieces that were not neighbours.
+    /// Number of ranges made of pieces that were not neighbours.
     pub stitches: u64,
-    /// Pieces of physical memory mapped, once for each address they are mapped at.
+    /// Number of mappings of physical pieces; a piece mapped at two addresses counts twice.
     pub extent_maps: u64,
-    /// Times that a stream was made to wait for another.
+    /// Number of waits of one stream for another.
     pub stream_waits: u64,
-    /// Calls into the driver for memory.
+    /// Number of driver calls for memory.
     pub driver_calls: u64,
-    /// What these calls cost, in nanoseconds.
+    /// Cost of these calls in nanoseconds.
     pub driver_ns: u64,
 }

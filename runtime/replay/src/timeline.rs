@@ -1,17 +1,17 @@
-//! Live and reserved memory over time, for plots: thinned out as it grows, keeping every peak.
+//! Live and reserved memory over time, for plots. Points are merged as the timeline grows; every peak is kept.
 
 use glake_units::Bytes;
 
 use crate::trace::{Event, Trace};
 
-/// One stretch of time.
+/// Interval of a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// When the stretch ends, in microseconds.
+    /// End of the interval, in microseconds.
     pub at_us: u64,
-    /// The most that was live in it, each block rounded up to 512 bytes.
+    /// Peak of live memory in the interval, each block rounded up to 512 bytes.
     pub active: Bytes,
-    /// The most that was reserved in it.
+    /// Peak of reserved memory in the interval.
     pub reserved: Bytes,
 }
 
@@ -19,28 +19,28 @@ pub struct Point {
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     points: Vec<Point>,
-    /// Events that one point stands for: doubles whenever the points are thinned out.
+    /// Events per point; doubles whenever points are merged.
     stride: u32,
-    /// Events that the last point stands for.
+    /// Events in the last point so far.
     filled: u32,
     active: Bytes,
 }
 
 impl Timeline {
-    /// The most points there are.
+    /// Maximum number of points.
     pub const POINTS: usize = 2000;
 
-    /// A timeline that has seen nothing.
+    /// Creates an empty timeline.
     pub fn new() -> Self {
         Timeline { stride: 1, ..Timeline::default() }
     }
 
-    /// The points, in order of time.
+    /// Returns the points in order of time.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// Takes the state after an event.
+    /// Records the state after an event.
     pub(super) fn note(&mut self, trace: &Trace, event: Event, reserved: Bytes) {
         let rounded = |bytes: Bytes| bytes.align_up(Bytes::new(512)).unwrap_or(Bytes::MAX);
         match event {

@@ -1,4 +1,4 @@
-//! Which device to run on.
+//! Configuration of the device.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,43 +9,43 @@ use serde::{Deserialize, Serialize};
 use super::knob::knobs;
 
 knobs! {
-    /// The device table.
+    /// Device to run on.
     Device as device {
         [device]
-        /// Which device to run on: CUDA, the simulator, or CUDA where a driver answers and else the simulator.
+        /// Device to run on: CUDA, the simulator, or `auto`, which takes CUDA if a driver answers and the simulator otherwise.
         ///
-        /// With `@` and a folder, whoever names the same folder shares the simulated GPUs.
+        /// With `@` and a folder, processes that name the same folder share the simulated GPUs.
         choice: DeviceChoice = DeviceChoice::Auto,
             "\"auto\", \"cuda\", \"sim\", \"sim:TOPOLOGY\" or \"sim:TOPOLOGY@/FOLDER\"";
     }
 }
 
-/// `auto`, `cuda`, `sim`, or `sim:` and the name or the file of a topology; with `@` and a folder, whoever names the same
-/// folder shares the simulated GPUs.
+/// Choice of device: `auto`, `cuda`, `sim`, or `sim:` with the name or the file of a topology. With `@` and a folder, processes that name
+/// the same folder share the simulated GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// CUDA where a driver answers, else the simulator; which one is said.
+    /// CUDA if a driver answers, else the simulator. The choice is logged.
     #[default]
     Auto,
-    /// CUDA; without a driver an error.
+    /// CUDA; an error without a driver.
     Cuda,
-    /// The simulated device.
+    /// Simulated device.
     Sim {
-        /// A topology's name (`h20x8`) or file; absent: `h200x4`, the one that was measured.
+        /// Name (`h20x8`) or file of a topology; `None`: `h200x4`, the measured server.
         topology: Option<String>,
-        /// The absolute path of a folder through which processes share the GPUs; absent: each has its own.
+        /// Absolute path of the folder through which processes share the GPUs; `None`: each process has its own GPUs.
         shared: Option<PathBuf>,
     },
 }
 
-/// Text that is not a [`DeviceChoice`].
+/// Error: the text is not a [`DeviceChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a device: write auto, cuda, sim, sim:TOPOLOGY or sim:TOPOLOGY@/FOLDER, the folder's path from the root"
 )]
 pub struct DeviceChoiceError {
-    /// What was given.
+    /// Rejected text.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! The environment, as data.
+//! Configuration from environment variables. The variables are an argument, so that tests need not change the process.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -8,13 +8,13 @@ use toml::Value;
 
 use super::{ConfigError, Origin, Setting};
 
-/// The variables of a process; nothing but [`Environment::of_process`] reads the real ones.
+/// Environment variables of a process. Only [`Environment::of_process`] reads the real ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     variables: BTreeMap<OsString, OsString>,
 }
 
-/// A setting that the environment can make: its spellings, its key, how its text reads.
+/// Environment variable that sets a key: its spellings, the key and the parser of its value.
 struct Variable {
     names: &'static [&'static str],
     key: &'static str,
@@ -22,7 +22,7 @@ struct Variable {
     read: fn(&str) -> Option<Value>,
 }
 
-/// The tutorial's names, and ours.
+/// Variables of the GMLake tutorial, and GLake's own.
 const VARIABLES: &[Variable] = &[
     Variable { names: &["vmmDefragment"], key: "pool.alias", allowed: "0 or 1", read: switch },
     Variable {
@@ -79,8 +79,8 @@ const VARIABLES: &[Variable] = &[
     },
 ];
 
-/// In which launchers say how many processes of a program run on a machine: torchrun, Open MPI, Intel MPI and MPICH, MVAPICH, and
-/// those that set `LOCAL_SIZE`. They are not ours: what cannot be read says nothing.
+/// Variables in which launchers state the number of local processes: torchrun, Open MPI, Intel MPI and MPICH, MVAPICH, and launchers that
+/// set `LOCAL_SIZE`. They belong to other programs: an unreadable value is ignored.
 const LOCAL_RANKS: [&str; 5] = [
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -89,22 +89,22 @@ const LOCAL_RANKS: [&str; 5] = [
     "LOCAL_SIZE",
 ];
 
-/// Slurm's: of the step that this process is a task of, for each node of it.
+/// Slurm: tasks per node of the step that this process belongs to.
 const SLURM_STEP: &str = "SLURM_STEP_TASKS_PER_NODE";
-/// Of the whole job, in which what is no task of a step runs too: only tasks go by it.
+/// Slurm: tasks per node of the whole job. Used only by tasks, because processes outside of tasks see it too.
 const SLURM_JOB: [&str; 2] = ["SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"];
-/// Set for the tasks of a step alone.
+/// Slurm: set only for the tasks of a step.
 const SLURM_TASK: &str = "SLURM_PROCID";
-/// Which of the step's nodes this is.
+/// Slurm: index of this node in the step.
 const SLURM_NODE: &str = "SLURM_NODEID";
 
 impl Environment {
-    /// The environment of this process.
+    /// Reads the environment of this process.
     pub fn of_process() -> Self {
         Environment { variables: std::env::vars_os().collect() }
     }
 
-    /// The variables that set a knob, each in its spellings.
+    /// Returns the spellings of all variables that set a key.
     pub fn names(key: &str) -> impl Iterator<Item = &'static str> {
         VARIABLES
             .iter()
@@ -113,22 +113,22 @@ impl Environment {
             .copied()
     }
 
-    /// A variable's value.
+    /// Returns the value of a variable.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.variables.get(OsStr::new(name)).map(OsString::as_os_str)
     }
 
-    /// The names of all variables, in order.
+    /// Returns the names of all variables in sorted order.
     pub fn variables(&self) -> impl Iterator<Item = &OsStr> {
         self.variables.keys().map(OsString::as_os_str)
     }
 
-    /// The file that `GLAKE_CONFIG` names.
+    /// Returns the file named by `GLAKE_CONFIG`.
     pub(super) fn config_file(&self) -> Option<PathBuf> {
         self.get("GLAKE_CONFIG").map(PathBuf::from)
     }
 
-    /// What its variables set. Two spellings may both be there if they mean the same.
+    /// Returns the settings made by variables. Two spellings may both be set if their values are equal.
     pub(super) fn settings(&self) -> Result<Vec<Setting>, ConfigError> {
         let mut settings = Vec::new();
         for variable in VARIABLES {
@@ -163,7 +163,7 @@ impl Environment {
         Ok(settings)
     }
 
-    /// Where the user's files are: below everything that anybody sets.
+    /// Returns the setting of the cache folder, which has the lowest precedence.
     pub(super) fn cache_folder(&self) -> Option<Setting> {
         let path = |name| self.get(name).map(Path::new);
         let folder = glake_transfer::paths::cache::folder(path("XDG_CACHE_HOME"), path("HOME"))?;
@@ -175,7 +175,7 @@ impl Environment {
         Some(set("transfer.calibrations", Value::String(folder.to_str()?.to_owned()), name))
     }
 
-    /// What the launcher says: the most, where one launcher runs under another.
+    /// Returns the number of local ranks; the largest one if launchers are nested.
     fn local_ranks(&self) -> Option<Setting> {
         let said = |name| self.get(name)?.to_str()?.trim().parse::<u32>().ok().map(|ranks| (ranks, name));
         let all = LOCAL_RANKS.into_iter().filter_map(said).chain(self.slurm());
@@ -183,7 +183,7 @@ impl Environment {
         Some(set("transfer.local_ranks", Value::Integer(ranks.into()), name))
     }
 
-    /// What Slurm says: of the step, else, to its tasks, of the job.
+    /// Returns the number of tasks on this node: that of the step, else, for tasks, that of the job.
     fn slurm(&self) -> Option<(u32, &'static str)> {
         let text =
             |name| self.get(name).and_then(OsStr::to_str).map(str::trim).filter(|text| !text.is_empty());
@@ -194,8 +194,8 @@ impl Environment {
     }
 }
 
-/// The tasks on a node, of a list such as `4(x2),3`: 4, 4 and 3. The most, where the node is not known or not in it; `None` where it
-/// is no such list.
+/// Returns the tasks on a node from a list such as `4(x2),3` (4, 4 and 3 tasks). If the node is unknown or not in the list, returns the
+/// largest number; `None` if the text is no such list.
 fn tasks_on(list: &str, node: Option<usize>) -> Option<u32> {
     let (mut most, mut first) = (None, 0_usize);
     for entry in list.split(',') {
@@ -240,12 +240,12 @@ fn switch(text: &str) -> Option<Value> {
     }
 }
 
-/// Nothing says the same as 0. `ffi/preload` reads it too, with the same meaning.
+/// Parses `GLAKE_MULTI_PATH`; an empty value means 0. `ffi/preload` parses it in the same way.
 fn multi_path(text: &str) -> Option<Value> {
     if text.trim().is_empty() { Some(Value::Boolean(false)) } else { switch(text) }
 }
 
-/// Whether two values of one variable mean the same: 512MiB is 536870912.
+/// Returns whether two values of a variable are equal: 512MiB equals 536870912.
 fn same(one: &Value, other: &Value) -> bool {
     let size = |value: &Value| value.as_str().and_then(|text| text.parse::<glake_units::Bytes>().ok());
     one == other || (size(one).is_some() && size(one) == size(other))
@@ -253,7 +253,7 @@ fn same(one: &Value, other: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DefragmentLevel, DeviceChoice, Sources};
+    use super::super::{DefragmentLevel, DeviceChoice, MultiPath, Sources};
     use glake_units::Bytes;
 
     fn load(variables: &[(&str, &str)]) -> Result<super::super::Config, String> {
@@ -294,18 +294,19 @@ mod tests {
             DeviceChoice::Sim { topology: Some("h20x8".to_owned()), shared: None }
         );
         assert_eq!(config.log.filter, "debug");
-        assert!(config.transfer.multi_path && config.transfer.starts_relays());
-        assert!(!load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path);
+        assert!(config.transfer.multi_path == MultiPath::FromStart && config.transfer.starts_relays());
+        assert_eq!(load(&[("GLAKE_MULTI_PATH", "0")]).unwrap().transfer.multi_path, MultiPath::OnRequest);
     }
 
     const MEANINGS: &[(&str, Option<bool>)] = &include!("../../../tests/tables/multi_path.rs");
 
     #[test]
     fn the_switch_means_what_it_means_to_the_preload_library() {
-        assert!(!load(&[]).unwrap().transfer.multi_path);
+        assert_eq!(load(&[]).unwrap().transfer.multi_path, MultiPath::OnRequest);
         for (value, means) in MEANINGS {
             let switched = load(&[("GLAKE_MULTI_PATH", value)]).map(|config| config.transfer.multi_path);
-            assert_eq!(switched.ok(), *means, "{value:?}");
+            let is_on = switched.ok().map(|switched| switched == MultiPath::FromStart);
+            assert_eq!(is_on, *means, "{value:?}");
         }
     }
 
@@ -325,7 +326,7 @@ mod tests {
         assert_eq!(ranks(&[("OMPI_COMM_WORLD_LOCAL_SIZE", "1")]), Some(1));
         assert_eq!(ranks(&[("LOCAL_SIZE", "8"), ("LOCAL_WORLD_SIZE", "")]), Some(8));
         let transfer = load(&[("GLAKE_MULTI_PATH", "1"), ("LOCAL_WORLD_SIZE", "2")]).unwrap().transfer;
-        assert!(transfer.multi_path && !transfer.starts_relays());
+        assert!(transfer.multi_path == MultiPath::FromStart && !transfer.starts_relays());
     }
 
     #[test]

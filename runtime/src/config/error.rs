@@ -1,90 +1,80 @@
-//! Why a configuration is refused.
+//! Errors of reading a configuration.
 
 use std::path::PathBuf;
 
 use super::{Origin, UnknownPreset};
 
-/// Why a configuration is refused; each says in one line where, what and what is allowed.
+/// Error of reading a configuration. Each message names in one line the place, the value and the allowed values.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read: name another.
+    /// Unreadable file: name another one.
     #[error("{}: {source}; name a TOML file with --config or GLAKE_CONFIG", path.display())]
     Unreadable {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The file is not TOML: mend the line.
+    /// Syntax error: the file is not TOML.
     #[error("{}:{line}: not TOML: {reason}", path.display())]
     Syntax {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What the parser says.
+        /// Message of the parser.
         reason: String,
     },
-    /// There is no such key.
+    /// Unknown key.
     #[error("{origin}: unknown key {key}; allowed: {}", allowed.join(", "))]
     UnknownKey {
-        /// Where it stands.
+        /// Place of the setting.
         origin: Origin,
-        /// From the table on.
+        /// Full key, including its table.
         key: String,
-        /// The keys of that table; all keys where there is no such table.
+        /// Keys of the same table; all keys if the table does not exist.
         allowed: Vec<&'static str>,
     },
-    /// The key has another name now.
-    #[error("{origin}: {key} is called {now} now: write that")]
-    MovedKey {
-        /// Where it stands.
-        origin: Origin,
-        /// From the table on.
-        key: String,
-        /// Its name, from the table on.
-        now: &'static str,
-    },
-    /// The key is gone, and nothing has taken its place.
-    #[error("{origin}: {key} is no key any more ({instead}): remove it")]
+    /// Removed key.
+    #[error("{origin}: {key} is no key any more: {instead}")]
     RemovedKey {
-        /// Where it stands.
+        /// Place of the setting.
         origin: Origin,
-        /// From the table on.
+        /// Full key, including its table.
         key: String,
-        /// What holds now.
+        /// Key or behavior that replaces it.
         instead: &'static str,
     },
-    /// The value is of the wrong kind or out of range.
+    /// Value of the wrong type or out of range.
     #[error("{origin}: {key} = {value}: allowed is {allowed}")]
     BadValue {
-        /// Where it stands.
+        /// Place of the setting.
         origin: Origin,
-        /// From the table on, or the name of the variable or flag.
+        /// Full key, or the name of the variable or flag.
         key: String,
-        /// As it was written.
+        /// Value as it was written.
         value: String,
-        /// In words.
+        /// Description of allowed values.
         allowed: &'static str,
     },
-    /// Two spellings of one variable say different things: unset one.
+    /// Conflict: two spellings of one variable have different values.
     #[error(
         "environment: {first} = {first_value:?} but {second} = {second_value:?}: two spellings of one setting; \
          set one, or both to the same value"
     )]
     Conflict {
-        /// One spelling.
+        /// First spelling.
         first: &'static str,
-        /// Its value.
+        /// Value of the first spelling.
         first_value: String,
-        /// The other.
+        /// Second spelling.
         second: &'static str,
-        /// Its value.
+        /// Value of the second spelling.
         second_value: String,
     },
-    /// There is no such preset.
+    /// Unknown preset.
     #[error(transparent)]
     Preset(#[from] UnknownPreset),
 }

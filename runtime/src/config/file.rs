@@ -1,4 +1,4 @@
-//! A TOML file as settings, each with its line.
+//! Reads a TOML file as settings, each with its line number.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 use super::knob::is_table;
 use super::{ConfigError, Origin, Setting};
 
-/// The settings of `text`, checked one by one in the order of their lines. `path` is for errors only.
+/// Returns the settings of `text`, each checked by itself, in the order of their lines. `path` is used only in errors.
 pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigError> {
     let refused = |error: toml::de::Error| ConfigError::Syntax {
         path: path.to_owned(),
@@ -31,7 +31,7 @@ pub(super) fn settings(path: &Path, text: &str) -> Result<Vec<Setting>, ConfigEr
     Ok(settings)
 }
 
-/// The leaves of a table, and its empty tables (where they are not known, they are errors): offset, key, value.
+/// Collects the leaves of a table, and its empty tables (an error if the table is unknown), as offset, key and value.
 fn collect(spanned: &DeTable<'_>, values: &toml::Table, path: &str, found: &mut Vec<(usize, String, Value)>) {
     for (name, inner) in spanned {
         let Some(value) = values.get(name.get_ref().as_ref()) else { continue };
@@ -67,12 +67,8 @@ mod tests {
             "my.toml:4: pool.extent = \"16 parsecs\": allowed is a multiple of 2MiB above 0, such as \"16MiB\""
         );
         assert_eq!(
-            error("pool.memory_fraction = 1.5"),
-            "my.toml:1: pool.memory_fraction = 1.5: allowed is a number from 0 to 1"
-        );
-        assert_eq!(
-            error("[expert]\n\nbreak_even = -1\n"),
-            "my.toml:3: expert.break_even = -1: allowed is a size: bytes, or a number and a unit such as \
+            error("[tiers]\n\nhost_spare = -1\n"),
+            "my.toml:3: tiers.host_spare = -1: allowed is a size: bytes, or a number and a unit such as \
              \"512MiB\" or \"32GiB\""
         );
     }
@@ -82,26 +78,19 @@ mod tests {
         for text in [
             "pool.extent = 0",
             "pool.extent = \"3MiB\"",
-            "expert.extent_near_limit = 1",
-            "expert.slab = \"1MiB\"",
             "pool.alias = 1",
             "pool.fragment_limit = -1",
             "pool.reuse_limit = -0.5",
             "pool.reuse_limit = nan",
             "pool.defragment_level = 2",
             "pool.auto_gc_limit = \"1GB\"",
-            "expert.max_mappings = 0",
-            "pool.memory_fraction = nan",
             "pool.borrow = \"maybe\"",
             "pool.completion_interval_us = -1",
-            "transfer.relays = \"on\"",
+            "transfer.multi_path = \"on\"",
             "transfer.multi_path = 1",
             "transfer.exclude = 3",
             "transfer.exclude = [\"GPU 3\"]",
             "transfer.exclude = [-1]",
-            "expert.relay_slots = \"3MiB\"",
-            "expert.relay_slots = \"128MiB\"",
-            "expert.copy_streams = 0",
             "transfer.pageable_threads = \"all\"",
             "tiers.extent = \"3MiB\"",
             "tiers.drain_timeout_ms = -1",
@@ -126,12 +115,13 @@ mod tests {
             "my.toml:2: unknown key device.choise; allowed: device.choice"
         );
         assert_eq!(
-            error("[tiers]\nrelays_rest = false\n"),
-            "my.toml:2: tiers.relays_rest is called tiers.suspend_relays now: write that"
+            error("[expert]\nslab = \"4MiB\"\n"),
+            "my.toml:2: expert.slab is no key any more: a slab has 2 MiB"
         );
         assert_eq!(
-            error("[pool.wait]\nsplit = false\n"),
-            "my.toml:2: pool.wait.split is no key any more (a borrowed block may be split): remove it"
+            error("transfer.relays = true"),
+            "my.toml:1: transfer.relays is no key any more: transfer.multi_path = \"always\" replaces true, and \"never\" \
+             replaces false"
         );
         assert!(error("\"pool.alias\" = true").contains("my.toml:1: unknown key \"pool.alias\"; "));
         assert!(error("[pol]\n").contains("my.toml:1: unknown key pol; allowed: pool.extent, "));
@@ -149,6 +139,6 @@ mod tests {
     #[test]
     fn empty_tables_and_files_set_nothing() {
         assert_eq!(settings(Path::new("my.toml"), "").unwrap(), []);
-        assert_eq!(settings(Path::new("my.toml"), "[pool]\n[expert]\n[log]\n").unwrap(), []);
+        assert_eq!(settings(Path::new("my.toml"), "[pool]\n[tiers]\n[log]\n").unwrap(), []);
     }
 }

@@ -1,4 +1,4 @@
-//! What a knob is, and the one definition from which everything about it comes.
+//! Keys of the configuration. One definition yields a key's field, its parser and its documentation.
 //!
 //! ```text
 //!   knobs! { /// doc            ┌─► the field of its struct, and its default
@@ -7,52 +7,50 @@
 //!                               └─► the reference in docs/TUNING.md
 //! ```
 //!
-//! `runtime/tests/generated.rs` writes the two files. The keys of the table `expert` are fields of the struct that they
-//! belong to: only the file has them apart.
+//! `runtime/tests/generated.rs` writes the two files.
 
 use glake_units::Bytes;
 use toml::Value;
 
 use super::{Config, agent, device, lease, log, pool, tiers, transfer};
 
-/// A key of the configuration.
+/// Key of the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Knob {
-    /// Its name, from the table on: `pool.extent`.
+    /// Full name, including its table: `pool.extent`.
     pub key: &'static str,
-    /// The field of [`Config`] that it sets, and the field of that.
+    /// Field of [`Config`] and field of that struct which the key sets.
     pub(super) field: (&'static str, &'static str),
-    /// What its value may be, in words, with its unit.
+    /// Description of allowed values, with their unit.
     pub allowed: &'static str,
-    /// What it does and when to change it: lines, of which an empty one ends the summary.
+    /// Effect of the key and reasons to change it, by line. The first empty line ends the summary.
     pub about: &'static [&'static str],
-    /// Where there may be no value: what that means, and a value as a file has it.
+    /// For optional keys: the meaning of an absent key, and an example value.
     pub absent: Option<(&'static str, &'static str)>,
-    /// What its type does not say; given a configuration in which only this key was set.
+    /// Check beyond the type; called with a configuration in which only this key is set.
     pub(super) holds: fn(&Config) -> bool,
 }
 
-/// Keys of before, and what they are called now.
-const MOVED: &[(&str, &str)] = &[
-    ("pool.extent_near_limit", "expert.extent_near_limit"),
-    ("pool.slab", "expert.slab"),
-    ("pool.max_mappings", "expert.max_mappings"),
-    ("pool.wait.epoch_interval_us", "pool.completion_interval_us"),
-    ("pool.epoch_interval_us", "pool.completion_interval_us"),
-    ("transfer.break_even", "expert.break_even"),
-    ("transfer.slots", "expert.relay_slots"),
-    ("transfer.streams", "expert.copy_streams"),
-    ("tiers.host_arena", "expert.host_arena"),
-    ("tiers.relays_rest", "tiers.suspend_relays"),
-];
-
-/// Keys of before that nothing has taken the place of, and what holds instead: no measurement showed a gain of another
-/// value.
+/// Removed keys, and the key or behavior that replaces each.
 const REMOVED: &[(&str, &str)] = &[
-    ("pool.wait.oldest_first", "the block that fits best is borrowed"),
-    ("pool.wait.split", "a borrowed block may be split"),
-    ("pool.wait.stitch", "a borrowed block may be stitched"),
-    ("pool.wait.max_excess", "a borrowed block may be of any size"),
+    ("pool.memory_fraction", "set pool.limit, or call torch.cuda.set_per_process_memory_fraction"),
+    ("transfer.relays", "transfer.multi_path = \"always\" replaces true, and \"never\" replaces false"),
+    ("tiers.park_drain_ms", "a shrink waits 2 s for the GPU work of parked uses"),
+    ("tiers.park_quantum_ms", "a use runs for at least 300 ms between two parks"),
+    ("tiers.suspend_relays", "relays are suspended while everything is evicted"),
+    ("expert.extent_near_limit", "the smallest extent has 2 MiB; pool.extent sets the full size"),
+    ("expert.slab", "a slab has 2 MiB"),
+    ("expert.max_mappings", "at most 262144 mappings live at once; pool.auto_gc_limit limits idle aliases"),
+    (
+        "expert.break_even",
+        "copies are split where the measured rates predict a gain; run glake topo --calibrate",
+    ),
+    (
+        "expert.relay_slots",
+        "each relay stages copies in 64 MiB; transfer.exclude lists GPUs that are no relays",
+    ),
+    ("expert.copy_streams", "8 streams can copy over several links at a time"),
+    ("expert.host_arena", "256 MiB of host memory are pinned at once; tiers.host_budget limits the sum"),
 ];
 
 pub(super) const SWITCH: &str = "true or false";
@@ -60,10 +58,11 @@ pub(super) const SIZE: &str = "a size: bytes, or a number and a unit such as \"5
 pub(super) const MAPPABLE: &str = "a multiple of 2MiB above 0, such as \"16MiB\"";
 pub(super) const FOLDER: &str = "the path of a folder";
 const UNITS: [(i64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-/// CUDA's granularity: what can be mapped is a multiple of it.
+/// Granularity of CUDA mappings: sizes that can be mapped are multiples of it.
 pub(super) const GRANULARITY: Bytes = Bytes::mib(2);
 
-/// A struct of knobs: `[table] /// doc  field: type = default, allowed[, if holds][, absent "meaning" as value];`
+/// Defines a struct of keys: `[table] /// doc  field: type = default, allowed[, if check][, absent "meaning" as value];`, and then, after
+/// `@constants`, fields without a key: `/// doc  field: type = value;`. Only tests change constants.
 macro_rules! knobs {
     (
         $(#[doc = $of:literal])*
@@ -73,6 +72,10 @@ macro_rules! knobs {
                 $field:ident: $type:ty = $default:expr, $allowed:expr
                 $(, if $holds:expr)? $(, absent $absent:literal as $shown:literal)?;
             )*)+
+            $(@constants $(
+                $(#[doc = $constant_doc:literal])*
+                $constant:ident: $constant_type:ty = $value:expr;
+            )*)?
         }
     ) => {
         $(#[doc = $of])*
@@ -88,11 +91,16 @@ macro_rules! knobs {
                 )?
                 pub $field: $type,
             )*)+
+            $($(
+                $(#[doc = $constant_doc])*
+                #[serde(skip)]
+                pub $constant: $constant_type,
+            )*)?
         }
 
         impl Default for $name {
             fn default() -> Self {
-                Self { $($($field: $default,)*)+ }
+                Self { $($($field: $default,)*)+ $($($constant: $value,)*)? }
             }
         }
 
@@ -112,7 +120,7 @@ macro_rules! knobs {
 pub(super) use knobs;
 
 impl Knob {
-    /// All of them, table by table.
+    /// Returns all keys, table by table.
     pub fn all() -> impl Iterator<Item = &'static Knob> {
         let sections = [
             pool::KNOBS,
@@ -123,11 +131,10 @@ impl Knob {
             device::KNOBS,
             log::KNOBS,
         ];
-        let all = || sections.into_iter().flatten();
-        all().filter(|knob| !knob.is_expert()).chain(all().filter(|knob| knob.is_expert()))
+        sections.into_iter().flatten()
     }
 
-    /// The knob of a key.
+    /// Finds a key by its full name.
     pub fn of(key: &str) -> Option<&'static Knob> {
         Knob::all().find(|knob| knob.key == key)
     }
@@ -147,10 +154,6 @@ impl Knob {
         let size =
             size.and_then(unit).map(|(bytes, (unit, name))| Value::String(format!("{}{name}", bytes / unit)));
         Some(size.unwrap_or_else(|| value.clone()))
-    }
-
-    fn is_expert(&self) -> bool {
-        self.name().0 == "expert"
     }
 }
 
@@ -174,17 +177,12 @@ pub(super) fn is_table(key: &str) -> bool {
     Knob::all().any(|knob| knob.name().0 == key)
 }
 
-/// What a key of before is called now.
-pub(super) fn moved(key: &str) -> Option<&'static str> {
-    MOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
-}
-
-/// What holds instead of a key that is gone.
+/// Returns the behavior that replaces a removed key.
 pub(super) fn removed(key: &str) -> Option<&'static str> {
     REMOVED.iter().find(|(before, _)| *before == key).map(|(_, now)| *now)
 }
 
-/// The keys that are nearest to one that does not exist: those of its table, or all where there is no such table.
+/// Returns suggestions for an unknown key: the keys of its table, or all keys if the table does not exist.
 pub(super) fn allowed_beside(key: &str) -> Vec<&'static str> {
     let table = key.rsplit_once('.').map_or("", |(table, _)| table);
     let beside = |knob: &&Knob| !is_table(table) || knob.name().0 == table;
@@ -209,12 +207,13 @@ mod tests {
             assert_eq!(knob.value(&config).is_none(), knob.absent.is_some(), "{}", knob.key);
             assert_eq!(Knob::of(knob.key).map(|found| found.field), Some(knob.field), "one key, one knob");
         }
-        assert_eq!(Knob::of("expert.slab").unwrap().value(&config), Some(Value::String("2MiB".to_owned())));
+        assert_eq!(Knob::of("pool.extent").unwrap().value(&config), Some(Value::String("16MiB".to_owned())));
+        assert!(Knob::all().count() <= 34, "each key must earn its place");
     }
 
     #[test]
     fn what_a_configuration_writes_is_read_as_the_same() {
-        let text = "[pool]\nlimit = \"3GiB\"\n[transfer]\nexclude = [1, 2]\n[expert]\nextent_near_limit = \"4MiB\"\nslab = \"4MiB\"\n";
+        let text = "[pool]\nlimit = \"3GiB\"\n[transfer]\nexclude = [1, 2]\nmulti_path = \"never\"\n";
         for text in ["", text] {
             let read = |text: &str| Sources::default().with_overrides("test", text).unwrap().load().unwrap();
             let config = read(text);
@@ -223,9 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_before_are_keys_no_more_and_lead_to_some() {
-        for (before, now) in MOVED {
-            assert!(Knob::of(before).is_none() && Knob::of(now).is_some(), "{before}");
-        }
+    fn removed_keys_are_no_keys() {
+        assert!(REMOVED.iter().all(|(before, _)| Knob::of(before).is_none()));
     }
 }

@@ -1,28 +1,28 @@
-//! What the environment says of a process as a worker: its rank, its run, its user's folder.
+//! Launch environment of a worker: its rank, its run and the user's runtime folder.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use super::Environment;
 
-/// Torch's launcher calls a run so that nobody named.
+/// Name that torchrun gives to an unnamed run.
 const UNNAMED: &str = "none";
 
-/// Who this process is to an agent, as far as launchers say it.
+/// Identity of this process for an agent, as stated by its launcher.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
-    /// Its number among the ranks; `None`: it is alone.
+    /// Rank of the process; `None`: a single process.
     pub rank: Option<u32>,
-    /// How many ranks run on this machine and are given memory together.
+    /// Number of local ranks, which receive memory together.
     pub ranks: u32,
-    /// What all ranks of the run have in common, and no other run's have.
+    /// Identifier shared by all ranks of the run and by no other run.
     pub run: Option<String>,
-    /// The folder of the user's sockets (`XDG_RUNTIME_DIR`).
+    /// Folder of the user's sockets (`XDG_RUNTIME_DIR`).
     pub runtime_dir: Option<PathBuf>,
 }
 
 impl Launch {
-    /// As an environment says. What cannot be read says nothing.
+    /// Reads the launch environment. Unreadable values are ignored.
     pub fn of(environment: &Environment) -> Launch {
         let text = |name| {
             environment.get(name).and_then(OsStr::to_str).map(str::trim).filter(|text| !text.is_empty())

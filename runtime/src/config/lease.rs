@@ -1,4 +1,4 @@
-//! The knobs of leases: how much memory of a GPU an agent lets this process hold.
+//! Configuration keys of leases, which limit the GPU memory that an agent lets this process hold.
 
 use glake_units::Bytes;
 
@@ -7,23 +7,23 @@ use super::knob::{SIZE, knobs};
 const MILLISECONDS: &str = "a whole number of milliseconds";
 
 knobs! {
-    /// What is asked of whoever gives leases, and how long that is waited for.
+    /// Timeouts of lease requests.
     Lease as lease {
         [lease]
-        /// How much more than what comes back is asked for when memory comes back.
+        /// Memory for growth that a refill requests in addition to what comes back.
         ///
-        /// Under an agent it comes from free memory alone: nothing of others is evicted for it. Growth up to what was granted waits for
-        /// nobody. 0: every new extent above what came back is asked for by itself. Larger, where a worker's requests make much new
-        /// memory; it is kept from others as long as this worker is awake.
+        /// An agent grants it only from free memory and evicts nothing for it. Growth up to the grant needs no further request. 0: every
+        /// new extent is requested by itself. Raise it if a worker's requests create much new memory; other workers cannot use the
+        /// granted memory while this worker is awake.
         growth: Bytes = Bytes::gib(1), SIZE;
-        /// How long an allocation above the lease waits for a grant.
+        /// Timeout for an allocation that exceeds the lease.
         ///
-        /// 0: it is out of memory at once, but for what is granted within the call. Larger, where others take longer to give memory back;
-        /// whoever waits holds what it has.
+        /// 0: the allocation fails at once unless the request is granted within the call. Raise it if other workers take longer to release
+        /// memory. A waiting process keeps the memory it holds.
         grow_timeout_ms: u64 = 2_000, MILLISECONDS;
-        /// How long a refill waits for the next grant before it gives back what it brought, and fails.
+        /// Timeout of a refill for its next grant. After it the refill is rolled back and fails.
         ///
-        /// 0: it takes what is granted already. Larger, where others are not given up for longer than that.
+        /// 0: the refill uses only memory that is already granted. Raise it if other workers keep their memory for longer.
         refill_timeout_ms: u64 = 30_000, MILLISECONDS;
     }
 }

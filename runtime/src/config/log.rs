@@ -1,22 +1,22 @@
-//! What is logged.
+//! Configuration of logging.
 
 use super::knob::knobs;
 
 knobs! {
-    /// The log table.
+    /// Configuration of logging.
     Log as log {
         [log]
-        /// A tracing filter: a level, or levels by part.
+        /// Tracing filter: a level, or levels by target.
         ///
-        /// Logs go to standard error. `off` says nothing, `trace` everything (one event a stitch is at `info`).
+        /// Logs go to standard error. `off` disables them, `trace` logs everything (`info` logs one event per stitch).
         filter: String = "warn".to_owned(),
             "off, error, warn, info, debug, trace, or levels by part, such as \"warn,glake::transfer=debug\"",
             if |filter| is_filter(filter);
     }
 }
 
-/// Whether each part is a level, or names what it is for: a lone word that is no level would turn all off that it does not name, and so
-/// would a level with a space.
+/// Returns whether every part is a level or names its target. A lone word that is no level, or a level with a space, would disable all
+/// other targets.
 fn is_filter(filter: &str) -> bool {
     let is_part = |part: &str| {
         part.is_empty()

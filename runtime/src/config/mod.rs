@@ -1,13 +1,13 @@
-//! What a user can set, and where it may be set.
+//! Configuration of the runtime, and its sources.
 //!
 //! ```text
 //!   defaults in code ◄─ preset ◄─ file (GLAKE_CONFIG, --config) ◄─ environment ◄─ flags
-//!   (configs/default.toml is written from them)      each overrides what stands left of it
+//!   (configs/default.toml is written from them)      each overrides the sources to its left
 //! ```
 //!
-//! Every layer but the first is a list of [`Setting`]s: a key, a value and where it stands. Each is checked by
-//! itself, so an error always names its file and line, its variable or its flag, the key, the value and what is
-//! allowed. The environment is an argument ([`Environment`]): nothing here, nor below, reads the process's own.
+//! Every source except the defaults is a list of [`Setting`]s: a key, a value and its place. Each setting is checked by itself, so an error
+//! always names its file and line, its variable or its flag, the key, the value and the allowed values. The environment is an argument
+//! ([`Environment`]): nothing here reads the variables of the process.
 //!
 //! ```
 //! use glake_runtime::config::{Environment, Sources};
@@ -51,4 +51,4 @@ pub use setting::{Origin, Setting};
 pub use sources::Sources;
 pub use tables::Config;
 pub use tiers::Tiers;
-pub use transfer::{Gpu, Relays, Transfer};
+pub use transfer::{Gpu, MultiPath, Transfer};

@@ -1,4 +1,4 @@
-//! The knobs of the GPU pool.
+//! Configuration keys of the GPU pool.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,132 +9,108 @@ use serde::{Deserialize, Serialize};
 use super::knob::{MAPPABLE, SIZE, SWITCH, is_mappable, knobs};
 
 knobs! {
-    /// How the pool of a GPU cuts, stitches, shares and limits memory.
+    /// Configuration of a GPU's pool: extents, stitching, sharing and limits.
     Pool as pool {
         [pool]
-        /// The full size of extents, the unit of mapping, lending and release.
+        /// Full size of an extent, the unit of mapping, lending and release.
         ///
-        /// A pool of 16 GiB or more grows by extents of this size and multiples of it. A smaller one grows by a smaller unit, in
-        /// proportion to what it holds, from `expert.extent_near_limit` on: a small pool takes little, a large one few extents.
+        /// A pool of 16 GiB or more grows by extents of this size and multiples of it. A smaller pool grows by a smaller unit in proportion
+        /// to its size, at least 2 MiB: small pools waste little, large pools need few extents.
         ///
-        /// A mapping costs by the extent and not by the byte. Larger: fewer mappings, coarser stitching. 32MiB costs
-        /// up to half a point of utilization for a fifth to two fifths fewer mappings, 8MiB gains up to half a point for
-        /// half again as many (one-stream traces, `glake replay --extent`). Of one extent a device nothing could be lent or
-        /// released.
+        /// The cost of a mapping depends on the number of extents, not on bytes. Larger: fewer mappings, coarser stitching. 32MiB costs up
+        /// to half a point of utilization for 20 to 40 % fewer mappings; 8MiB gains up to half a point for 50 % more mappings (one-stream
+        /// traces, `glake replay --extent`). With one extent per device, no memory could be lent or released.
         extent: Bytes = Bytes::mib(16), MAPPABLE, if is_mappable;
-        /// Whether free memory that does not lie together is stitched.
+        /// Whether scattered free memory is stitched into one address range.
         ///
-        /// False: no second address for any byte, and fragmentation as in a caching allocator: to see what stitching
-        /// gives.
+        /// False: no memory has a second address, and fragmentation is that of a caching allocator. Use it to measure the gain of
+        /// stitching.
         alias: bool = true, SWITCH;
-        /// Free blocks below this are never stitched.
+        /// Size below which free blocks are never stitched.
         ///
-        /// Absent or 0: one unit of growth, so that nothing is held back; with several streams one extent. A size above the
-        /// device's memory stitches nothing. Larger, if the log shows many stitches of small blocks.
+        /// Absent or 0: one unit of growth, which allows all stitching; with several streams, one extent. A size above the device's memory
+        /// disables stitching. Raise it if the log shows many stitches of small blocks.
         fragment_limit: Option<Bytes> = None, SIZE, absent "one unit of growth, with several streams one extent" as "16MiB";
-        /// An idle alias serves a request if its size is at most this many times the request.
+        /// Ratio limit for reusing an idle alias: its size is at most this many times the request.
         ///
-        /// Below 1 (0 too) no idle alias is used again; `inf` takes one of any size. Smaller, if idle aliases should
-        /// wait for requests of their size.
+        /// Below 1 (also 0) idle aliases are not reused; `inf` allows any size. Lower it to keep idle aliases for requests of their own
+        /// size.
         reuse_limit: f64 = 10.0, "a number from 0 on, or inf", if |times| *times >= 0.0;
-        /// When to stitch: 0 before growing, 1 only when growing is not possible.
+        /// Time of stitching: 0 before growing, 1 only if the pool cannot grow.
         ///
-        /// 1 takes fewer mappings and more memory.
+        /// 1 needs fewer mappings and more memory.
         defragment_level: DefragmentLevel = DefragmentLevel::Eager, "0 or 1";
-        /// Idle aliases above this much of mappings are collected, oldest first.
+        /// Limit of the address space of idle aliases; above it the oldest are collected.
         ///
-        /// Seldom reached: an idle alias holds addresses and mappings but no memory of its own. 0 drops an alias as soon
-        /// as it is idle; any huge size leaves collection to `expert.max_mappings` and to trimming. Smaller, if mappings
-        /// pile up over a long run.
+        /// Rarely reached: an idle alias holds addresses and mappings, but no memory of its own. 0 drops an alias as soon as it is idle;
+        /// with a very large size only the limit of mappings and trimming collect aliases. Lower it if mappings accumulate over a long run.
         auto_gc_limit: Bytes = Bytes::gib(1000), SIZE;
-        /// The part of the device's memory that the pool may reserve.
+        /// Maximum physical memory of the pool.
         ///
-        /// 0: nothing can be allocated. Together with `limit` the lower of the two holds. For several processes that
-        /// share a GPU.
-        memory_fraction: f64 = 1.0, "a number from 0 to 1", if |part| (0.0..=1.0).contains(part);
-        /// The most memory that the pool may reserve.
-        ///
-        /// 0: nothing can be allocated. For several processes that share a GPU.
+        /// 0: every allocation fails. Use it if several processes share a GPU.
         limit: Option<Bytes> = None, SIZE, absent "the device's memory" as "139GiB";
-        /// Whether other processes can be given the pool's memory: torch.multiprocessing, `glake_share`.
+        /// Whether the pool's memory can be shared with other processes: torch.multiprocessing, `glake_share`.
         ///
-        /// False: sharing a block is an error that names this knob. True has no effect where the driver gives no file
-        /// descriptors (WSL2). False, if nothing is shared and each extent should take no file descriptor on the
-        /// simulated device.
+        /// False: sharing a block is an error that names this key. True has no effect if the driver has no file descriptors for memory
+        /// (WSL2). False saves one file descriptor per extent on the simulated device.
         exportable: bool = true, SWITCH;
-        /// Whether work of every other visible GPU may touch the pool's memory from the start.
+        /// Whether all other visible GPUs can access the pool's memory from the start.
         ///
-        /// False: a peer touches memory once torch asks for it, when it first copies between two GPUs. True under the
-        /// plain ABI of pluggable allocators, where torch cannot ask, if tensors go from GPU to GPU: it costs a context
-        /// on every visible GPU, and mapping an extent costs about 2.7 times as much for four GPUs as for one.
+        /// False: a peer gets access when torch requests it, at the first copy between two GPUs. Set it to true under the plain ABI of
+        /// pluggable allocators, which has no such request, if tensors go from GPU to GPU. It costs a context on every visible GPU, and
+        /// mapping an extent for four GPUs takes about 2.7 times as long as for one.
         peer_access: bool = false, SWITCH;
-        /// What a stream may take from another: nothing, what has surely completed, or all behind a wait on the GPU.
+        /// Memory that a stream may take from another stream: none, completed frees, or all frees behind a wait on the GPU.
         ///
-        /// `off`: streams never share. `wait`: programs that record every use and receive without spinning, see
-        /// SEMANTICS.
+        /// `off`: streams never share. `wait`: for programs that record every use of a block on other streams and post no spinning receive,
+        /// see SEMANTICS.
         borrow: Borrow = Borrow::Completed, "\"off\", \"completed\" or \"wait\"";
-        /// The least time between two completion points, while there are frees to cover.
+        /// Minimum time between two completion points while frees are pending.
         ///
-        /// Recording one every 0.5 ms was not seen to slow a stream of small kernels. 0 records one at every miss, any
-        /// huge number only when memory has run out. Smaller: other streams get memory sooner, 0.14 us of the driver
-        /// each.
+        /// One every 0.5 ms did not slow down a stream of small kernels in measurements. 0 records one at every miss, a very large number
+        /// only if memory has run out. Lower it to give memory to other streams sooner, at 0.14 us of driver time each.
         completion_interval_us: u64 = 500, "a whole number of microseconds";
 
-        [expert]
-        /// The smallest size of extents: of a pool that holds little, and of all above 90 % of the device's memory, or above
-        /// 25 % of a limit that is below it; of a region, once larger ones would pass the limit. At most `pool.extent`.
-        ///
-        /// So a small pool is small, and the last bytes below a limit can be had. The same value as `pool.extent` makes all
-        /// extents that large: less driver work under a tight limit, and a little less fits.
-        extent_near_limit: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
-        /// The size of a slab, which serves requests up to 1 MiB of one stream. At most `extent_near_limit`, and at most
-        /// `pool.extent`.
-        ///
-        /// As torch's small pool. A large value keeps memory for small blocks only.
-        slab: Bytes = Bytes::mib(2), MAPPABLE, if is_mappable;
-        /// How many mappings may live at once on a device.
-        ///
-        /// The older half of the idle aliases goes at seven eighths of it; then stitching stops. The default is half of
-        /// what one context of an H200 held (523,367) before the driver itself ran out of memory. The pool takes less
-        /// where the device bears less (the simulator: the kernel's `vm.max_map_count`). Any huge number leaves it to
-        /// the device.
-        max_mappings: u64 = 1 << 18, "a whole number from 1 on", if |mappings| *mappings >= 1;
+        @constants
+        /// Smallest size of an extent: of small pools, and of every pool above 90 % of the device's memory, or above 25 % of a limit
+        /// that is below it. At most `pool.extent`.
+        extent_near_limit: Bytes = Bytes::mib(2);
     }
 }
 
-/// What a stream may take of what another stream freed.
+/// Policy for reusing memory that another stream freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Borrow {
-    /// Nothing.
+    /// No reuse across streams.
     Off,
-    /// Blocks whose completion point has passed: all work enqueued before the free is done. No waits, no deadlock; right for
-    /// programs too that free a block on the host while another stream still reads it.
+    /// Reuse of blocks whose completion point has passed: all work enqueued before the free is done. No waits and no deadlock. Safe also
+    /// for programs that free a block on the host while another stream still reads it.
     #[default]
     Completed,
-    /// Also blocks whose completion point has not passed, behind a wait on the GPU: for programs that record every use of a
-    /// block on another stream and post no receive that spins.
+    /// Also reuse of blocks whose completion point has not passed, behind a wait on the GPU. For programs that record every use of a block
+    /// on another stream and post no spinning receive.
     Wait,
 }
 
-/// When free memory is stitched.
+/// Time at which free memory is stitched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub enum DefragmentLevel {
-    /// As soon as the free memory is enough.
+    /// Stitch as soon as the free memory is sufficient.
     #[default]
     Eager,
-    /// Only when growing is not possible.
+    /// Stitch only if the pool cannot grow.
     WhenFull,
 }
 
 impl Pool {}
 
-/// Text that is not a [`Borrow`].
+/// Error: the text is not a [`Borrow`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a way to borrow: write off, completed or wait")]
 pub struct BorrowError {
-    /// What was given.
+    /// Rejected text.
     pub text: String,
 }
 

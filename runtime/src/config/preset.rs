@@ -1,46 +1,45 @@
-//! Configurations for the usual programs, by name.
+//! Presets: configurations for common programs, by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A configuration that comes with GLake; a file, the environment and flags override it.
+/// Configuration that ships with GLake. A file, the environment and flags override it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Preset {
-    /// One training job that owns its GPUs.
-    Training,
-    /// Many workers on a GPU, each small or idle most of the time.
+    /// Many workers on a GPU, each small or mostly idle.
     Serverless,
-    /// A program that moves weights or states between GPU and host beside its compute.
-    Offload,
 }
 
-/// No preset has this name.
+/// Error: unknown preset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is not a preset: write training, serverless or offload")]
+#[error("{name:?} is not a preset: {}", advice(name))]
 pub struct UnknownPreset {
-    /// What was given.
+    /// Rejected name.
     pub name: String,
 }
 
-impl Preset {
-    /// All of them.
-    pub const ALL: [Preset; 3] = [Preset::Training, Preset::Serverless, Preset::Offload];
+fn advice(name: &str) -> &'static str {
+    match name {
+        "training" => "it was removed, the defaults are for training",
+        "offload" => {
+            "it was removed, set pool.extent = \"32MiB\" and pool.completion_interval_us = 100 instead"
+        }
+        _ => "write serverless",
+    }
+}
 
-    /// Its name, also of its file in `configs`.
+impl Preset {
+    /// Returns the name, also that of its file in `configs`.
     pub fn name(self) -> &'static str {
         match self {
-            Preset::Training => "training",
             Preset::Serverless => "serverless",
-            Preset::Offload => "offload",
         }
     }
 
-    /// Its text.
+    /// Returns the TOML text.
     pub fn text(self) -> &'static str {
         match self {
-            Preset::Training => glake_configs::TRAINING,
             Preset::Serverless => glake_configs::SERVERLESS,
-            Preset::Offload => glake_configs::OFFLOAD,
         }
     }
 }
@@ -49,10 +48,10 @@ impl FromStr for Preset {
     type Err = UnknownPreset;
 
     fn from_str(name: &str) -> Result<Self, UnknownPreset> {
-        Preset::ALL
-            .into_iter()
-            .find(|preset| preset.name() == name)
-            .ok_or_else(|| UnknownPreset { name: name.to_owned() })
+        match name {
+            "serverless" => Ok(Preset::Serverless),
+            _ => Err(UnknownPreset { name: name.to_owned() }),
+        }
     }
 }
 
@@ -67,9 +66,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn are_found_by_name() {
-        assert!(Preset::ALL.iter().all(|preset| preset.name().parse() == Ok(*preset)));
-        let error = "trainig".parse::<Preset>().unwrap_err().to_string();
-        assert_eq!(error, "\"trainig\" is not a preset: write training, serverless or offload");
+    fn presets_are_found_by_name() {
+        assert_eq!(Preset::Serverless.name().parse(), Ok(Preset::Serverless));
+        let error = |name: &str| name.parse::<Preset>().unwrap_err().to_string();
+        assert_eq!(error("serverles"), "\"serverles\" is not a preset: write serverless");
+        assert!(error("training").contains("the defaults are for training"));
+        assert!(error("offload").contains("pool.extent = \"32MiB\""));
     }
 }

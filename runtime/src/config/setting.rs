@@ -1,14 +1,14 @@
-//! One key set to one value, somewhere.
+//! Single setting: a key, a value and its place.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use toml::{Table, Value};
 
-use super::knob::{allowed_beside, is_table, moved, removed};
+use super::knob::{allowed_beside, is_table, removed};
 use super::{Config, ConfigError, Knob};
 
-/// A key, its value, and where it stands.
+/// Key, its value and the place where it is set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     key: String,
@@ -16,24 +16,24 @@ pub struct Setting {
     origin: Origin,
 }
 
-/// Where a setting stands.
+/// Place of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// In a file.
+    /// Line of a file.
     Line {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// In the environment, under this name.
+    /// Environment variable of this name.
     Variable(&'static str),
-    /// On the command line, as this flag.
+    /// Command-line flag.
     Flag(&'static str),
 }
 
 impl Setting {
-    /// What a flag asks for: `key` is a knob's, from the table on.
+    /// Creates the setting of a flag; `key` is a full key, including its table.
     pub fn flag(flag: &'static str, key: &str, value: impl Into<Value>) -> Self {
         Setting::new(key.to_owned(), value.into(), Origin::Flag(flag))
     }
@@ -42,7 +42,7 @@ impl Setting {
         Setting { key, value, origin }
     }
 
-    /// Checks it by itself: the key exists, the value is of its kind and allowed.
+    /// Checks the setting by itself: the key exists, and the value is of its type and in range.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let Some(knob) = Knob::of(&self.key) else { return Err(self.unknown()) };
         let mut document = Table::new();
@@ -53,7 +53,7 @@ impl Setting {
         }
     }
 
-    /// Why no knob has this key: it is a table's, lies within a value, is called otherwise now, or is none at all.
+    /// Explains an unknown key: it is a table, lies within a value, was removed, or never existed.
     fn unknown(&self) -> ConfigError {
         let (origin, key) = (self.origin.clone(), self.key.clone());
         if is_table(&key) {
@@ -65,13 +65,10 @@ impl Setting {
         if let Some(instead) = removed(&key) {
             return ConfigError::RemovedKey { origin, key, instead };
         }
-        match moved(&key) {
-            Some(now) => ConfigError::MovedKey { origin, key, now },
-            None => ConfigError::UnknownKey { origin, allowed: allowed_beside(&key), key },
-        }
+        ConfigError::UnknownKey { origin, allowed: allowed_beside(&key), key }
     }
 
-    /// Writes it into a document of [`Config`], over what stands there.
+    /// Writes the setting into a document of [`Config`], replacing an earlier value.
     pub(super) fn put(&self, document: &mut Table) {
         let Some((section, field)) = Knob::of(&self.key).map(|knob| knob.field) else { return };
         let section = document.entry(section).or_insert_with(|| Value::Table(Table::new()));
@@ -80,12 +77,7 @@ impl Setting {
         }
     }
 
-    /// Whether it sets the knob of this key.
-    pub(super) fn is_of(&self, key: &str) -> bool {
-        self.key == key
-    }
-
-    /// Why it is refused, under the name that stands where it was set.
+    /// Creates the error of a rejected value, under the name used where it was set.
     pub(super) fn refused(&self, key: &str, allowed: &'static str) -> ConfigError {
         let key = match self.origin {
             Origin::Variable(name) | Origin::Flag(name) => name.to_owned(),

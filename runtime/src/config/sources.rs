@@ -1,41 +1,41 @@
-//! The layers, and how they are put over one another.
+//! Sources of a configuration, and their precedence.
 
 use std::path::{Path, PathBuf};
 
 use super::{Config, ConfigError, Environment, Launch, Preset, Setting, file};
 
-/// Where a configuration comes from. An empty one gives the defaults.
+/// Sources of a configuration. The default value, without sources, gives the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// Over the defaults.
+    /// Preset, which overrides the defaults.
     pub preset: Option<Preset>,
-    /// Over the preset; where it is absent, the file that `GLAKE_CONFIG` names.
+    /// File, which overrides the preset; `None`: the file that `GLAKE_CONFIG` names.
     pub file: Option<PathBuf>,
-    /// Over the file.
+    /// Environment, which overrides the file.
     pub environment: Environment,
-    /// Over all of them.
+    /// Flags, which override all other sources.
     pub flags: Vec<Setting>,
 }
 
 impl Sources {
-    /// Adds the settings of a TOML text over all others; `name` says in errors where the text comes from.
+    /// Adds the settings of a TOML text above all others. `name` is the source's name in errors.
     ///
     /// # Errors
-    /// The first line that is wrong.
+    /// The first wrong line.
     pub fn with_overrides(mut self, name: &str, text: &str) -> Result<Sources, ConfigError> {
         self.flags.extend(file::settings(Path::new(name), text)?);
         Ok(self)
     }
 
-    /// The file that settings are read from, if any.
+    /// Returns the path of the file in effect, if any.
     pub fn file_in_effect(&self) -> Option<PathBuf> {
         self.file.clone().or_else(|| self.environment.config_file())
     }
 
-    /// Reads every layer, checks it, and puts the later over the earlier.
+    /// Reads and checks every source and merges them by precedence.
     ///
     /// # Errors
-    /// The first thing that is wrong, in the order of the layers.
+    /// The first error, in the order of the sources.
     pub fn load(&self) -> Result<Config, ConfigError> {
         let mut settings: Vec<Setting> = self.environment.cache_folder().into_iter().collect();
         if let Some(preset) = self.preset {
@@ -56,21 +56,8 @@ impl Sources {
             line: 0,
             reason: error.message().to_owned(),
         })?;
-        fits_together(&config, &settings)?;
         Ok(Config { launch: Launch::of(&self.environment), ..config })
     }
-}
-
-/// Checks values together that are each allowed by themselves.
-fn fits_together(config: &Config, settings: &[Setting]) -> Result<(), ConfigError> {
-    if config.pool.slab <= config.pool.extent_near_limit.min(config.pool.extent) {
-        return Ok(());
-    }
-    // The default fits into every extent: one that does not was set.
-    let slab = settings.iter().rfind(|setting| setting.is_of("expert.slab"));
-    slab.map_or(Ok(()), |slab| {
-        Err(slab.refused("expert.slab", "at most expert.extent_near_limit, and at most pool.extent"))
-    })
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
@@ -124,23 +111,6 @@ mod tests {
         let config = Sources { environment, ..Sources::default() }.load().unwrap();
         std::fs::remove_file(path).unwrap();
         assert_eq!(config.pool.limit, Some(Bytes::gib(3)));
-    }
-
-    #[test]
-    fn a_slab_larger_than_the_least_extent_is_refused_where_it_stands() {
-        let loaded = |text: &str| Sources::default().with_overrides("mine.toml", text).unwrap().load();
-        let message = loaded("[expert]\n\nslab = \"4MiB\"\n").unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "mine.toml:3: expert.slab = \"4MiB\": allowed is at most expert.extent_near_limit, and at most pool.extent"
-        );
-        assert!(
-            loaded("expert = { slab = \"4MiB\", extent_near_limit = \"4MiB\" }\npool.extent = \"2MiB\"\n")
-                .is_err()
-        );
-        loaded("expert = { slab = \"4MiB\", extent_near_limit = \"4MiB\" }\n").unwrap();
-        // One extent is the other's limit wherever it stands.
-        loaded("pool.extent = \"2MiB\"\nexpert.extent_near_limit = \"4MiB\"\n").unwrap();
     }
 
     #[test]

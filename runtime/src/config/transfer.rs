@@ -1,117 +1,91 @@
-//! The knobs of copies over every link.
+//! Configuration keys of copies over several links.
 
 use std::fmt;
 use std::path::PathBuf;
 
-use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::knob::{GRANULARITY, SIZE, SWITCH, knobs};
+use super::knob::{SWITCH, knobs};
 
 knobs! {
-    /// How copies between the host and a GPU use the links of the others.
+    /// Use of other GPUs' links for copies between the host and a GPU.
     Transfer as transfer {
         [transfer]
-        /// Whether other GPUs' links carry copies: when asked and one rank is on the machine, from the start, or never.
+        /// Start of copies over other GPUs' links: on request (false), with the process (true), always, or never.
         ///
-        /// `"auto"`: when asked for, and off where several ranks run on the machine. True: from the start, whoever else
-        /// runs; for ranks that copy in turns. False: never; where another program's GPUs are visible.
-        relays: Relays = Relays::Auto, "\"auto\", true or false";
-        /// Whether relays are asked for from the start; later `glake_multi_path` (`glake.multi_path()`) asks.
+        /// False: `glake_multi_path` (`glake.multi_path()`) starts them. True: from the start. Both stay off if several ranks run on the
+        /// machine, because the links belong to the other ranks' copies; `"always"` starts them in spite of that, for ranks that copy in
+        /// turns. `"never"`: requests are refused; for machines where another program's GPUs are visible. A relay costs a context on its
+        /// GPU except while everything is evicted; `glake_copy_stats_json` tells its memory.
+        multi_path: MultiPath = MultiPath::OnRequest, "true, false, \"always\" or \"never\"";
+        /// Number of this program's processes on this machine.
         ///
-        /// True: a program that copies much. A relay costs a context on its GPU, but while everything is evicted
-        /// (`tiers.suspend_relays`); `glake_copy_stats_json` says how much memory.
-        multi_path: bool = false, SWITCH;
-        /// How many processes of the program run on this machine.
-        ///
-        /// From 2 on the links belong to the other ranks' own copies, and relays that are merely asked for stay off. 0
-        /// says the same as 1. Absent, launchers say it: `LOCAL_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_SIZE`,
-        /// `MPI_LOCALNRANKS`, `MV2_COMM_WORLD_LOCAL_SIZE`, `LOCAL_SIZE`; Slurm's for this node of the step,
-        /// `SLURM_STEP_TASKS_PER_NODE`, or where `SLURM_PROCID` is set of the job; the most of them. For a launcher of
-        /// another name.
+        /// From 2 on, the links belong to the copies of the other ranks, and requested relays stay off. 0 means 1. If absent, launchers
+        /// state it: `LOCAL_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`, `MV2_COMM_WORLD_LOCAL_SIZE`, `LOCAL_SIZE`; Slurm
+        /// for this node of the step, `SLURM_STEP_TASKS_PER_NODE`, or of the job if `SLURM_PROCID` is set. The largest number holds. Set it
+        /// for other launchers.
         local_ranks: Option<u32> = None, "a whole number", absent "what its launcher says, else 1" as 1;
-        /// GPUs that are no relays, by index among the visible ones or by PCI address.
+        /// GPUs that never serve as relays, by index among the visible ones or by PCI address.
         ///
-        /// For GPUs that others use. What `CUDA_VISIBLE_DEVICES` hides is never a relay.
+        /// Use it for GPUs of other programs. GPUs hidden by `CUDA_VISIBLE_DEVICES` are never relays.
         exclude: Vec<Gpu> = Vec::new(), "a list of GPUs, by index or PCI address: [2, \"0000:3b:00.0\"]",
             if |gpus| gpus.iter().all(Gpu::is_valid);
-        /// Threads that move pageable memory to and from pinned slots.
+        /// Threads that copy pageable memory to and from pinned slots.
         ///
-        /// 0: none, so that pageable memory is copied by the driver; more than there are cores bring nothing. Smaller,
-        /// if the program needs its cores while it copies.
+        /// 0: none, so that the driver copies pageable memory. More threads than cores do not help. Lower it if the program needs its cores
+        /// during copies.
         pageable_threads: Option<u32> = None, "a whole number of threads, at most 256",
             if |threads| threads.is_none_or(|threads| threads <= 256), absent "half of the cores, 8 at most" as 8;
-        /// Whether both sides of every copy that its call waits for are compared, whatever way it went.
+        /// Whether source and destination of every synchronous copy are compared, on any path.
         ///
-        /// What differs is copied again. To find out whether a machine loses bytes; it takes more than the copy's own
-        /// time again, on one link.
+        /// Bytes that differ are copied again. Use it to find out whether a machine corrupts bytes; it takes longer than the copy itself,
+        /// on one link.
         verify: bool = false, SWITCH;
-        /// Whether copies that a stream records into a graph are split over the links, as kernel nodes on the relays.
+        /// Whether copies captured into a CUDA graph are split over the links, as kernel nodes on the relays.
         ///
-        /// False: such a copy is one memcpy node, as the driver's own. True, where no such graph is launched from a GPU
-        /// or is the body of a conditional node: nodes of other GPUs do not allow that, and what a capture will be used
-        /// for cannot be known while it is recorded.
+        /// False: a captured copy is one memcpy node, as without GLake. Set it to true only if no such graph is launched from a GPU or is
+        /// the body of a conditional node: these do not allow nodes of other GPUs, and the later use of a graph is unknown during capture.
         graphs: bool = false, SWITCH;
-        /// Whether links of GPUs that the program uses too are lent to copies.
+        /// Whether copies may use the links of GPUs that the program itself uses.
         ///
-        /// False: relays are only GPUs whose primary context nobody has. True: a program that uses several GPUs, and
-        /// copies with one of them while the others' links are idle.
+        /// False: only GPUs without a primary context become relays. Set it to true if a program uses several GPUs and copies with one of
+        /// them while the others' links are idle.
         shared_gpus: bool = false, SWITCH;
-        /// The folder that calibrations are kept in (`glake topo --calibrate`).
+        /// Folder of calibrations (`glake topo --calibrate`).
         ///
-        /// Empty: none, so that paths are assumed, and refined by copies. For a home that is not kept, or is another
-        /// machine's too. Absent, the cache folder is `XDG_CACHE_HOME`, else `~/.cache`; none where there is none.
+        /// Empty: none, so that rates are assumed and refined by copies. Set it if the home folder is not kept or is shared with another
+        /// machine. If absent, the cache folder is `XDG_CACHE_HOME`, else `~/.cache`, else none.
         calibrations: Option<PathBuf> = None, "the path of a folder, or \"\"",
             absent "glake/paths in the user's cache folder" as "";
-
-        [expert]
-        /// The least size that goes over several links.
-        ///
-        /// 0: every copy; any size above the device's memory: none. Smaller or larger after `glake bench copy` on your
-        /// machine. Memory of `cudaMalloc`, and of regions, is split from 3 MiB on at least.
-        break_even: Option<Bytes> = None, SIZE, absent "what the path graph says, calibrated or conservative" as "1MiB";
-        /// Memory on each relay through which copies of GPU memory go that is not the pool's (that of `cudaMalloc`), or a
-        /// region's.
-        ///
-        /// Two streams' copies at a time. 0, where relays' memory is short to the last MiB: such copies take their
-        /// GPU's own link alone.
-        relay_slots: Bytes = MOST_SLOTS, "a multiple of 2MiB, at most \"64MiB\"",
-            if |slots| slots.is_aligned(GRANULARITY) && *slots <= MOST_SLOTS;
-        /// How many streams of the program can have copies over several links at a time.
-        ///
-        /// Each takes a few streams and events on each relay, made when they are wanted. A further stream's copies take
-        /// one link until another's are done. Larger, if the statistics count copies that found no paths.
-        copy_streams: u32 = 8, "a whole number from 1 to 1024", if |streams| (1..=1024).contains(streams);
     }
 }
 
-/// What a relay gives of its memory at most.
-const MOST_SLOTS: Bytes = Bytes::mib(64);
-
-/// Whether other GPUs are relays.
+/// Start of copies over other GPUs' links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Spelled", into = "Spelled")]
-pub enum Relays {
-    /// When they are asked for, unless several ranks run on the machine.
+pub enum MultiPath {
+    /// On request, unless several ranks run on the machine.
     #[default]
-    Auto,
-    /// From the start, whoever else runs.
-    On,
-    /// Never.
-    Off,
+    OnRequest,
+    /// With the process, unless several ranks run on the machine.
+    FromStart,
+    /// With the process, whether or not several ranks run on the machine.
+    Always,
+    /// Never; requests are refused.
+    Never,
 }
 
-/// A GPU by name.
+/// Name of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Gpu {
-    /// Among the visible ones, counted from 0.
+    /// Index among the visible GPUs, from 0.
     Index(u32),
-    /// By its PCI address: `0000:3b:00.0`, `3b:00.0`.
+    /// PCI address: `0000:3b:00.0`, `3b:00.0`.
     Pci(String),
 }
 
-/// As a file has it.
+/// Representation in a file.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Spelled {
@@ -120,23 +94,23 @@ enum Spelled {
 }
 
 impl Transfer {
-    /// Whether relays start with the process.
+    /// Returns whether relays start with the process.
     pub fn starts_relays(&self) -> bool {
-        self.relays == Relays::On || self.multi_path && self.allows_relays()
+        self.multi_path != MultiPath::OnRequest && self.allows_relays()
     }
 
-    /// Whether relays may start when somebody asks for them.
+    /// Returns whether relays may start on request.
     pub fn allows_relays(&self) -> bool {
-        match self.relays {
-            Relays::Auto => self.local_ranks.is_none_or(|ranks| ranks < 2),
-            Relays::On => true,
-            Relays::Off => false,
+        match self.multi_path {
+            MultiPath::OnRequest | MultiPath::FromStart => self.local_ranks.is_none_or(|ranks| ranks < 2),
+            MultiPath::Always => true,
+            MultiPath::Never => false,
         }
     }
 }
 
 impl Gpu {
-    /// Whether it is this one. PCI addresses are compared as numbers; a domain that is left out is 0.
+    /// Returns whether this names the given GPU. PCI addresses are compared as numbers; an omitted domain is 0.
     pub fn is(&self, index: u32, pci: Option<&str>) -> bool {
         match self {
             Gpu::Index(named) => *named == index,
@@ -146,7 +120,7 @@ impl Gpu {
         }
     }
 
-    /// Whether it can name a GPU at all.
+    /// Returns whether the name is well-formed.
     pub(super) fn is_valid(&self) -> bool {
         match self {
             Gpu::Index(_) => true,
@@ -155,7 +129,7 @@ impl Gpu {
     }
 }
 
-/// Domain, bus, device and function of a PCI address.
+/// Parses domain, bus, device and function of a PCI address.
 fn pci_numbers(text: &str) -> Option<[u32; 4]> {
     let number = |part: &str| u32::from_str_radix(part, 16).ok();
     let (rest, function) = text.rsplit_once('.')?;
@@ -173,26 +147,39 @@ impl fmt::Display for Gpu {
     }
 }
 
-impl TryFrom<Spelled> for Relays {
+impl TryFrom<Spelled> for MultiPath {
     type Error = &'static str;
 
     fn try_from(spelled: Spelled) -> Result<Self, &'static str> {
         match spelled {
-            Spelled::Switch(true) => Ok(Relays::On),
-            Spelled::Switch(false) => Ok(Relays::Off),
-            Spelled::Text(text) if text == "auto" => Ok(Relays::Auto),
-            Spelled::Text(_) => Err("\"auto\", true or false"),
+            Spelled::Switch(true) => Ok(MultiPath::FromStart),
+            Spelled::Switch(false) => Ok(MultiPath::OnRequest),
+            Spelled::Text(text) if text == "always" => Ok(MultiPath::Always),
+            Spelled::Text(text) if text == "never" => Ok(MultiPath::Never),
+            Spelled::Text(_) => Err("true, false, \"always\" or \"never\""),
         }
     }
 }
 
-impl From<Relays> for Spelled {
-    fn from(relays: Relays) -> Spelled {
-        match relays {
-            Relays::Auto => Spelled::Text("auto".to_owned()),
-            Relays::On => Spelled::Switch(true),
-            Relays::Off => Spelled::Switch(false),
+impl From<MultiPath> for Spelled {
+    fn from(multi_path: MultiPath) -> Spelled {
+        match multi_path {
+            MultiPath::FromStart => Spelled::Switch(true),
+            MultiPath::OnRequest => Spelled::Switch(false),
+            MultiPath::Always => Spelled::Text("always".to_owned()),
+            MultiPath::Never => Spelled::Text("never".to_owned()),
         }
+    }
+}
+
+impl fmt::Display for MultiPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MultiPath::FromStart => "true",
+            MultiPath::OnRequest => "false",
+            MultiPath::Always => "\"always\"",
+            MultiPath::Never => "\"never\"",
+        })
     }
 }
 
@@ -200,26 +187,26 @@ impl From<Relays> for Spelled {
 mod tests {
     use super::*;
 
-    fn transfer(relays: Relays, multi_path: bool, local_ranks: Option<u32>) -> Transfer {
-        Transfer { relays, multi_path, local_ranks, ..Transfer::default() }
-    }
-
     #[test]
-    fn relays_are_asked_for_and_not_where_ranks_share_the_links() {
-        for (asked, ranks, starts, allows) in [
-            (false, None, false, true),
-            (true, None, true, true),
-            (true, Some(1), true, true),
-            (true, Some(0), true, true),
-            (true, Some(2), false, false),
-            (false, Some(8), false, false),
+    fn relays_stay_off_if_ranks_share_the_links() {
+        for (multi_path, ranks, starts, allows) in [
+            (MultiPath::OnRequest, None, false, true),
+            (MultiPath::OnRequest, Some(8), false, false),
+            (MultiPath::FromStart, None, true, true),
+            (MultiPath::FromStart, Some(0), true, true),
+            (MultiPath::FromStart, Some(1), true, true),
+            (MultiPath::FromStart, Some(2), false, false),
+            (MultiPath::Always, None, true, true),
+            (MultiPath::Always, Some(2), true, true),
+            (MultiPath::Never, None, false, false),
+            (MultiPath::Never, Some(2), false, false),
         ] {
-            let auto = transfer(Relays::Auto, asked, ranks);
-            assert_eq!((auto.starts_relays(), auto.allows_relays()), (starts, allows), "{auto:?}");
-            let on = transfer(Relays::On, asked, ranks);
-            assert!(on.starts_relays() && on.allows_relays());
-            let off = transfer(Relays::Off, asked, ranks);
-            assert!(!off.starts_relays() && !off.allows_relays());
+            let transfer = Transfer { multi_path, local_ranks: ranks, ..Transfer::default() };
+            assert_eq!(
+                (transfer.starts_relays(), transfer.allows_relays()),
+                (starts, allows),
+                "{transfer:?}"
+            );
         }
     }
 
@@ -245,8 +232,11 @@ mod tests {
     #[test]
     fn reads_back_what_it_writes() {
         let exclude = vec![Gpu::Index(2), Gpu::Pci("3b:00.0".to_owned())];
-        let transfer = Transfer { exclude, relays: Relays::Off, ..Transfer::default() };
-        let text = toml::to_string(&transfer).unwrap();
-        assert_eq!(toml::from_str::<Transfer>(&text).unwrap(), transfer, "{text}");
+        for multi_path in [MultiPath::OnRequest, MultiPath::FromStart, MultiPath::Always, MultiPath::Never] {
+            let transfer = Transfer { exclude: exclude.clone(), multi_path, ..Transfer::default() };
+            let text = toml::to_string(&transfer).unwrap();
+            assert_eq!(toml::from_str::<Transfer>(&text).unwrap(), transfer, "{text}");
+            assert!(text.contains(&format!("multi_path = {multi_path}")), "{text}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What copies did, and what their relays cost.
+//! Metrics of copies and their relays.
 
 use glake_transfer::paths::{Direction, Way};
 use glake_transfer::{PathStatistics, RelayCost};
@@ -6,63 +6,63 @@ use glake_transfer::{PathStatistics, RelayCost};
 use super::{metrics, micros};
 
 metrics! {
-    /// What copies did, and what their relays cost.
+    /// Metrics of copies and their relays.
     #[derive(Default)]
     CopyStats {
-        /// Whether relays are asked for.
+        /// Whether relays are requested.
         multi_path: bool, Flag, Stable;
         /// GPUs whose links carry parts of copies.
         relays: Vec<u32>, Device, Stable;
         /// Whether relays and their paths are ready.
         ready: bool, Flag, Stable;
-        /// What each relay takes of its GPU's memory.
+        /// Memory use of each relay on its GPU.
         relay_costs: Vec<RelayStats>, List, Experimental;
         /// Whether the rates of paths were measured (`glake topo --calibrate`).
         calibrated: bool, Flag, Experimental;
-        /// The least size that goes over several links now.
+        /// Minimum size of a copy over several links at present.
         break_even: u64, Bytes, Experimental;
-        /// Copies that were made as one native copy.
+        /// Copies executed as one native copy.
         native_copies: u64, Count, Stable;
-        /// Their bytes.
+        /// Bytes of native copies.
         native_bytes: u64, Bytes, Stable;
         /// Copies over several links.
         split_copies: u64, Count, Stable;
         /// Copies whose bytes may not have arrived, because a relay was lost.
         lost_copies: u64, Count, Stable;
-        /// Copies over several links, by path: those that carried something.
+        /// Paths that carried bytes of copies over several links.
         paths: Vec<PathStats>, List, Experimental;
     }
 
-    /// What a relay takes of its GPU's memory.
+    /// Memory use of a relay on its GPU.
     #[derive(Default)]
     RelayStats {
-        /// Which.
+        /// Device number of the relay.
         relay: u32, Device, Experimental;
-        /// What its free memory fell by when it was first used: its context, if the program had none there.
+        /// Decrease of free memory at the relay's first use: its context, unless the program had one there.
         context_bytes: u64, Bytes, Experimental;
-        /// What its staging buffers take.
+        /// Bytes of staging buffers on the relay.
         slot_bytes: u64, Bytes, Experimental;
     }
 
-    /// One path of one target.
+    /// Path from the host to one target, or back.
     PathStats {
-        /// Whose link; the target for its own.
+        /// GPU whose link is used; the target itself for its own link.
         relay: u32, Device, Experimental;
-        /// Whose memory.
+        /// GPU whose memory is copied.
         target: u32, Device, Experimental;
-        /// Which way the bytes went: `to_gpu`, `from_gpu`.
+        /// Direction of the bytes: `to_gpu`, `from_gpu`.
         direction: Direction, Word, Experimental;
-        /// How the relay served it: `direct`, `zero_staging`, `staged`.
+        /// Kind of relaying: `direct`, `zero_staging`, `staged`.
         way: Way, Word, Experimental;
-        /// What was enqueued.
+        /// Bytes enqueued on the path.
         bytes: u64, Bytes, Experimental;
-        /// In so many copies of the driver's.
+        /// Driver copies enqueued on the path.
         slices: u64, Count, Experimental;
-        /// How long the path was busy: measured on a sample of the copies, and scaled to all bytes.
+        /// Busy time of the path: measured on a sample of the copies and scaled to all bytes.
         busy_us: u64, Microseconds, Experimental;
-        /// Shares that went another way because this one failed.
+        /// Shares that took another path because this one failed.
         retries: u64, Count, Experimental;
-        /// Whether it is out of use for the rest of the process.
+        /// Whether the path is disabled for the rest of the process.
         fenced: bool, Flag, Experimental;
     }
 }

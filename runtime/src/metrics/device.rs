@@ -1,11 +1,11 @@
-//! The pool's gauges under torch's names, and what torch has no name for.
+//! Statistics of a device's pool: torch's keys, and GLake's own.
 //!
 //! | torch | here |
 //! |---|---|
 //! | allocation, active, requested, reserved | the core's gauges |
-//! | segment | extents at home: physical memory is made and released in these |
-//! | num_device_alloc, num_device_free | extents made and released |
-//! | num_sync_all_streams | times that everything freed was waited for: an emptied cache |
+//! | segment | extents at home: physical memory is created and released in these |
+//! | num_device_alloc, num_device_free | extents created and released |
+//! | num_sync_all_streams | waits for all freed memory: an emptied cache |
 
 use glake_stitch::{Gauge, Inactive, PoolGauges, Stats};
 use glake_tiers::{CompletionLag, GpuWaits, LeaseView};
@@ -14,91 +14,91 @@ use serde_json::{Map, Value};
 
 use super::{metrics, micros};
 
-/// Gives a macro what is counted for a device, for whom the names are fields too.
+/// Passes the metrics of a device to a macro that needs their names as fields.
 #[macro_export]
 macro_rules! device_metrics {
     ($then:ident) => {
         $then! {
-            /// Those of requests up to 1 MiB, of larger ones, or of both.
+            /// Pool statistics: of requests up to 1 MiB, of larger ones, or of both.
             #[derive(Copy, Default, Eq)]
             PoolStats {
-                /// Blocks handed out.
+                /// Allocated blocks.
                 allocation: Stat, Count, Stable;
-                /// Extents at home: physical memory is made and released in these.
+                /// Extents at home, the unit in which physical memory is created and released.
                 segment: Stat, Count, Stable;
-                /// Blocks handed out, or freed and still in use by other streams.
+                /// Blocks that are allocated, or freed and still in use by other streams.
                 active: Stat, Count, Stable;
-                /// Free ranges that share an extent with something in use; peak and totals are what is now.
+                /// Free ranges that share an extent with memory in use; peak and totals repeat the current value.
                 inactive_split: Stat, Count, Stable;
-                /// Bytes of `allocation`.
+                /// Bytes of allocated blocks, rounded up.
                 allocated_bytes: Stat, Bytes, Stable;
-                /// Physical memory held.
+                /// Physical memory held by the pool.
                 reserved_bytes: Stat, Bytes, Stable;
-                /// Bytes of `active`.
+                /// Bytes of active blocks.
                 active_bytes: Stat, Bytes, Stable;
-                /// Bytes of `inactive_split`.
+                /// Bytes of free ranges that share an extent with memory in use.
                 inactive_split_bytes: Stat, Bytes, Stable;
-                /// Bytes of `allocation` as they were asked for.
+                /// Bytes of allocated blocks as requested.
                 requested_bytes: Stat, Bytes, Stable;
             }
 
-            /// What torch counts of a device as a whole.
+            /// Torch's counters of a whole device.
             #[derive(Copy, Default, Eq)]
             Counters {
-                /// Requests that had to take memory back first.
+                /// Requests that had to reclaim memory first.
                 num_alloc_retries: i64, Count, Stable;
-                /// Requests refused.
+                /// Requests that failed for lack of memory.
                 num_ooms: i64, Count, Stable;
-                /// Times that everything freed was waited for.
+                /// Waits for all freed memory.
                 num_sync_all_streams: i64, Count, Stable;
-                /// Extents made.
+                /// Extents created so far.
                 num_device_alloc: i64, Count, Stable;
-                /// Extents released.
+                /// Extents released so far.
                 num_device_free: i64, Count, Stable;
             }
 
-            /// What torch has no name for.
+            /// Statistics without a torch name.
             #[derive(Copy, Default, Eq)]
             OwnStats {
-                /// Aliases made.
+                /// Aliases created so far.
                 stitches: u64, Count, Stable;
-                /// Blocks handed out through an alias that was there.
+                /// Allocations served by an existing alias.
                 alias_reuses: u64, Count, Stable;
                 /// Extents mapped so far, at home and in aliases.
                 extent_maps: u64, Count, Stable;
-                /// Waits of one stream for another that the program did not ask for.
+                /// Waits of one stream for another that the program did not request.
                 stream_waits: u64, Count, Stable;
-                /// Completion edges, because bytes changed their address.
+                /// Completion edges added because bytes changed their address.
                 edges: u64, Count, Experimental;
-                /// Extents mapped now.
+                /// Extents mapped at present.
                 mappings: u64, Count, Stable;
-                /// Bytes of addresses of aliases now.
+                /// Address space of aliases at present.
                 alias_bytes: u64, Bytes, Stable;
-                /// Those of them that are idle.
+                /// Address space of idle aliases.
                 idle_alias_bytes: u64, Bytes, Stable;
-                /// Bytes reserved and free that are no whole extent.
+                /// Free reserved bytes in partly used extents.
                 waste_hard: u64, Bytes, Stable;
                 /// Bytes of whole free extents that are not joined.
                 waste_soft: u64, Bytes, Stable;
-                /// Bytes free that are pending on a stream.
+                /// Free bytes that are pending on a stream.
                 waste_stream: u64, Bytes, Stable;
-                /// Misses at which it was measured how far the GPU was behind the host.
+                /// Misses at which the lag of the GPU behind the host was measured.
                 completion_lags: u64, Count, Experimental;
-                /// The median of those lags, in microseconds.
+                /// Median of those lags, in microseconds.
                 completion_lag_us_p50: u64, Microseconds, Experimental;
-                /// What 95 of 100 of those lags were below.
+                /// 95th percentile of those lags, in microseconds.
                 completion_lag_us_p95: u64, Microseconds, Experimental;
-                /// The longest of those lags.
+                /// Maximum of those lags, in microseconds.
                 completion_lag_us_max: u64, Microseconds, Experimental;
-                /// GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
+                /// GPU time in the waits of `borrow = wait` and of read holds, in microseconds.
                 gpu_wait_us: u64, Microseconds, Experimental;
-                /// The lease; -1 where there is none.
+                /// Size of the lease; -1 without one.
                 lease_bytes: i64, Bytes, Stable;
-                /// Physical memory that a lease counts: what is made, or about to be.
+                /// Physical memory that counts towards a lease: created, or about to be.
                 made_bytes: u64, Bytes, Stable;
-                /// Waits for a grant, of allocations and of refills.
+                /// Waits for a grant, by allocations and refills.
                 lease_waits: u64, Count, Stable;
-                /// How long they took in all, in microseconds.
+                /// Total time of those waits, in microseconds.
                 lease_wait_us: u64, Microseconds, Stable;
             }
         }
@@ -108,53 +108,53 @@ macro_rules! device_metrics {
 device_metrics!(metrics);
 
 metrics! {
-    /// What torch has names for and never counts anything here.
+    /// Torch's statistics of oversize blocks, which GLake does not have.
     #[derive(Copy, Default, Eq)]
     Oversize {
-        /// Nothing is oversize.
+        /// Oversize allocations: always 0.
         oversize_allocations: Stat, Count, Stable;
-        /// Nothing is oversize.
+        /// Oversize segments: always 0.
         oversize_segments: Stat, Count, Stable;
     }
 
-    /// What torch has a name for and is always the same here.
+    /// Torch's statistics with a constant value.
     #[derive(Copy, Default, Eq)]
     Constants {
-        /// -1: every block may be split.
+        /// Split limit: -1, every block may be split.
         max_split_size: i64, Bytes, Stable;
     }
 }
 
-/// One of torch's statistics.
+/// Statistic in torch's form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stat {
-    /// Now.
+    /// Current value.
     pub current: i64,
-    /// The most since the peaks were reset.
+    /// Maximum since the peaks were reset.
     pub peak: i64,
-    /// All that was ever added.
+    /// Sum of all increases.
     pub allocated: i64,
-    /// All that was ever taken away.
+    /// Sum of all decreases.
     pub freed: i64,
 }
 
-/// The keys of a [`Stat`].
+/// Keys of a [`Stat`].
 pub(super) const STAT: &[&str] = &["current", "peak", "allocated", "freed"];
-/// Torch's words for both pools, for requests up to 1 MiB and for larger ones.
+/// Torch's names of both pools together, of the pool for requests up to 1 MiB and of the pool for larger ones.
 pub(super) const POOLS: &[&str] = &["all", "small_pool", "large_pool"];
 
-/// Everything that is counted for a device.
+/// All statistics of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
-    /// Both pools.
+    /// Statistics of both pools.
     pub all: PoolStats,
-    /// Requests up to 1 MiB.
+    /// Statistics of requests up to 1 MiB.
     pub small_pool: PoolStats,
-    /// Larger ones.
+    /// Statistics of larger requests.
     pub large_pool: PoolStats,
-    /// What torch counts of the device as a whole.
+    /// Torch's counters of the whole device.
     pub counters: Counters,
-    /// What torch has no name for.
+    /// Statistics without a torch name.
     pub own: OwnStats,
 }
 
@@ -207,7 +207,7 @@ impl DeviceStats {
         }
     }
 
-    /// Torch's flat keys, and ours under `glake.`.
+    /// Returns torch's flat keys, and GLake's under `glake.`.
     pub fn json(&self) -> Value {
         let mut keys = Map::new();
         for (pool, stats) in POOLS.iter().zip([&self.all, &self.small_pool, &self.large_pool]) {
@@ -225,7 +225,7 @@ impl DeviceStats {
     }
 }
 
-/// A number under its key, a [`Stat`]'s under theirs.
+/// Inserts a number under its key, or a [`Stat`] under its four keys.
 fn put(keys: &mut Map<String, Value>, key: &str, value: Value) {
     match value {
         Value::Object(inner) => {
@@ -235,7 +235,7 @@ fn put(keys: &mut Map<String, Value>, key: &str, value: Value) {
     }
 }
 
-/// The metrics of a struct by name.
+/// Returns the metrics of a struct by name.
 fn fields(metrics: impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(metrics) {
         Ok(Value::Object(fields)) => fields,
@@ -270,7 +270,7 @@ impl From<Gauge> for Stat {
     }
 }
 
-/// A statistic of which only the present is known: it is counted when it is asked for.
+/// Creates a statistic whose history is unknown: it is counted at the time of the query.
 fn now(value: u64) -> Stat {
     let value = signed(value);
     Stat { current: value, peak: value, allocated: value, freed: 0 }

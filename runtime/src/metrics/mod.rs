@@ -1,5 +1,5 @@
-//! What a process counts, each metric defined once: its name, unit, stability and meaning. The node agent's metrics are
-//! its own (`glake_agent::METRICS`), described in the same way.
+//! Metrics of a process, each defined once: name, unit, stability and meaning. The node agent describes its own metrics in the same way
+//! (`glake_agent::METRICS`).
 //!
 //! ```text
 //!   device_metrics!, CopyStats ──► structs and their JSON ──► glake_stats_json, glake_copy_stats_json, …, Python's dicts
@@ -7,7 +7,8 @@
 //!                              └─► docs/METRICS.md
 //! ```
 //!
-//! `runtime/tests/generated.rs` writes the C structures and the page. Names are fields: what is no metric here is not told.
+//! `runtime/tests/generated.rs` writes the C structures and the page. A metric's name is a field: JSON keys outside of these structs are no
+//! metrics.
 
 mod copies;
 mod device;
@@ -21,14 +22,14 @@ pub use copies::{CopyStats, PathStats, RelayStats};
 pub use device::{Constants, Counters, DeviceStats, Oversize, OwnStats, PoolStats, Stat};
 pub use offload::{ItemStats, OffloadStats, PlanStats, SiteStats};
 
-/// Metrics that are told in one place.
+/// Group of metrics returned by one function.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
-    /// The function of C whose JSON has them.
+    /// Name of the C function that returns them as JSON.
     pub function: &'static str,
-    /// The parts of their keys there, each with what it may be; `{}` is the name of a metric.
+    /// Alternatives for each part of their keys; `{}` stands for the name of a metric.
     pub keys: &'static [&'static [&'static str]],
-    /// They.
+    /// Metrics of the group.
     pub metrics: &'static [Metric],
 }
 
@@ -56,7 +57,7 @@ const COPIES: &str = "glake_copy_stats_json";
 const OFFLOAD: &str = "glake_offload_stats_json";
 const SITE: &str = "glake_offload_site_json";
 
-/// Structs of metrics: `Name { /// meaning  name: type, Unit, Stability; }`.
+/// Defines structs of metrics: `Name { /// meaning  name: type, Unit, Stability; }`.
 macro_rules! metrics {
     ($(
         $(#[$of:meta])*
@@ -69,12 +70,12 @@ macro_rules! metrics {
         }
 
         impl $name {
-            /// One object.
+            /// Returns the metrics as a JSON object.
             pub fn json(&self) -> serde_json::Value {
                 serde_json::to_value(self).unwrap_or_default()
             }
 
-            /// Its metrics, in the order of its fields.
+            /// Descriptions of the metrics, in the order of the fields.
             pub const METRICS: &'static [glake_units::metrics::Metric] = &[$(glake_units::metrics::Metric {
                 name: stringify!($field),
                 kind: glake_units::metrics::Kind::Field(stringify!($type)),
@@ -103,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// What a metric of a group is called.
+    /// Returns the full keys of a metric.
     fn keys(group: &Group, metric: &Metric) -> Vec<String> {
         group.keys.iter().fold(vec![String::new()], |keys, part| {
             let each = |key: &String| {

@@ -1,113 +1,113 @@
-//! What is offloaded of live blocks, what that took, and what plans say of it.
+//! Metrics of offloading, its plans and their passes.
 
 use super::metrics;
 
 metrics! {
-    /// What is offloaded of live blocks, and what that took.
+    /// Metrics of offloaded blocks and their copies.
     #[derive(Copy, Default, Eq)]
     OffloadStats {
-        /// What is offloaded and not released.
+        /// Offloaded spans that are not yet released.
         entries: u64, Count, Stable;
-        /// Its bytes in host memory.
+        /// Bytes of these spans in host memory.
         host_bytes: u64, Bytes, Stable;
-        /// Pinned host memory that is kept for it, free or not.
+        /// Pinned host memory reserved for offloading, free or not.
         host_pinned_bytes: u64, Bytes, Stable;
         /// Copies to the host.
         copies_out: u64, Count, Stable;
-        /// Their bytes.
+        /// Bytes of copies to the host.
         bytes_out: u64, Bytes, Stable;
-        /// How long those ran that were timed and are over: while a copy waits for a program's work it does not run.
+        /// Total duration of timed copies to the host. The wait of a copy for the program's work does not count.
         busy_us_out: u64, Microseconds, Experimental;
-        /// The bytes of those.
+        /// Bytes of timed copies to the host.
         timed_bytes_out: u64, Bytes, Experimental;
         /// Copies from the host.
         copies_in: u64, Count, Stable;
-        /// Their bytes.
+        /// Bytes of copies from the host.
         bytes_in: u64, Bytes, Stable;
-        /// How long those ran that were timed and are over.
+        /// Total duration of timed copies from the host.
         busy_us_in: u64, Microseconds, Experimental;
-        /// The bytes of those.
+        /// Bytes of timed copies from the host.
         timed_bytes_in: u64, Bytes, Experimental;
-        /// Times that there was no host memory, so that bytes stayed on their GPU.
+        /// Requests without host memory, after which the bytes stayed on their GPU.
         refused: u64, Count, Stable;
-        /// Saves whose bytes were the same when their block was freed as when they were offloaded, of those that were checked.
+        /// Checked saves whose bytes did not change between the offload and the free of their block.
         unchanged: u64, Count, Stable;
-        /// Saves whose bytes were not, though nobody had said so: they were copied once more, and stay on their GPU from then on.
+        /// Checked saves whose bytes changed without a notice: they were copied again and stay on their GPU from then on.
         changed: u64, Count, Stable;
-        /// Saves that were to be checked and were not: they are checked another time.
+        /// Saves whose check did not take place; they are checked another time.
         unchecked: u64, Count, Stable;
-        /// Freed bytes of GPUs that copies still read: their stream's alone, behind a wait.
+        /// Freed GPU bytes that copies still read: available to their own stream, behind a wait.
         held_bytes: u64, Bytes, Stable;
-        /// Times that a stream took such bytes, and waits on its GPU for the copy.
+        /// Allocations of such bytes, each with a wait on the GPU for the copy.
         hold_waits: u64, Count, Stable;
     }
 
-    /// What a site was asked for, what its last plan says, and what its passes were.
+    /// Metrics of an offload site: its request, its last plan and its passes.
     #[derive(Default)]
     SiteStats {
-        /// What its plans are for: `fit`, `memory`, `hidden`, `hybrid`.
+        /// Goal of its plans: `fit`, `memory`, `hybrid`.
         preset: &'static str, Word, Stable;
-        /// What the GPU may show of the process; null: anything.
+        /// Maximum GPU memory of the process; null: unlimited.
         budget: Option<u64>, Bytes, Stable;
-        /// Whose memory it is; null where nothing was asked for.
+        /// GPU of the budget; null: no budget was requested.
         device: Option<u32>, Device, Stable;
-        /// What of that GPU the process had beside the pool when that was looked at last.
+        /// GPU memory of the process outside of the pool, at the last reading.
         beside_bytes: u64, Bytes, Experimental;
-        /// Physical memory that the pool holds; null: it has not started.
+        /// Physical memory of the pool; null: the pool has not started.
         reserved_bytes: Option<u64>, Bytes, Experimental;
-        /// Requests that the pool served above the budget, for whatever site; null: it has not started.
+        /// Requests that the pool served above the budget, for any site; null: the pool has not started.
         above_budget: Option<u64>, Count, Stable;
-        /// Passes that are over. 0: another module is called, or it is on no GPU.
+        /// Completed passes. 0: another module is called, or it is on no GPU.
         passes: u64, Count, Stable;
-        /// Those that were not as the plan that they began like.
+        /// Passes that diverged from the plan they began with.
         diverged: u64, Count, Experimental;
-        /// Why there is no plan; null: there is one, or no pass is over.
+        /// Reason for having no plan; null: there is a plan, or no pass has completed.
         unplanned: Option<String>, Word, Stable;
-        /// What the links give that copies from the GPU take.
+        /// Rate of the links for copies from the GPU.
         out_gb_s: f64, GigabytesPerSecond, Experimental;
-        /// What those give that copies to the GPU take.
+        /// Rate of the links for copies to the GPU.
         in_gb_s: f64, GigabytesPerSecond, Experimental;
-        /// What the host has room for.
+        /// Host memory available for offloading.
         host_room_bytes: u64, Bytes, Experimental;
-        /// How long the last pass took that was timed; null: none was.
+        /// Duration of the last timed pass; null: none.
         real_us: Option<u64>, Microseconds, Stable;
-        /// For how much of it copies were waited for.
+        /// Time that the pass waited for copies.
         real_exposed_us: Option<u64>, Microseconds, Stable;
-        /// What the last plan says; null: there is none.
+        /// Last plan; null: none.
         plan: Option<PlanStats>, Object, Stable;
     }
 
-    /// What a plan of a pass says.
+    /// Metrics of a plan for a pass.
     #[derive(Default)]
     PlanStats {
-        /// What stays on the GPU.
+        /// Items that stay on the GPU.
         kept: ItemStats, Object, Stable;
-        /// What leaves and comes back. No item, and none computed again: all fits, and the module has no hooks on.
+        /// Items that are offloaded and reloaded. If there are none, and none is recomputed: everything fits, and the module has no hooks.
         offloaded: ItemStats, Object, Stable;
-        /// What is computed again.
+        /// Items that are recomputed.
         recomputed: ItemStats, Object, Stable;
-        /// What the GPU shows of the process at the most, what is beside the pool included.
+        /// Peak GPU memory of the process, including memory outside of the pool.
         peak_bytes: u64, Bytes, Experimental;
-        /// Host memory that is taken at the most.
+        /// Peak host memory of the plan.
         host_bytes: u64, Bytes, Experimental;
-        /// Whether it is made from a pass that was timed; else its times say nothing.
+        /// Whether the plan is based on a timed pass; otherwise its times are meaningless.
         is_timed: bool, Flag, Experimental;
-        /// How long a pass takes by it.
+        /// Expected duration of a pass.
         expected_us: u64, Microseconds, Stable;
-        /// For how much of that copies are waited for.
+        /// Expected time that a pass waits for copies.
         expected_exposed_us: u64, Microseconds, Stable;
-        /// How much of it computes again.
+        /// Expected time of recomputation.
         recompute_us: u64, Microseconds, Experimental;
-        /// How long it would take over the links of other GPUs too; null: no less, or they are used as it is.
+        /// Expected duration with the links of other GPUs; null: no gain, or they are already used.
         all_links_us: Option<u64>, Microseconds, Stable;
     }
 
-    /// Items of a plan that have one verdict.
+    /// Items of a plan with the same verdict.
     #[derive(Copy, Default, Eq)]
     ItemStats {
-        /// How many they are.
+        /// Number of items.
         items: u64, Count, Stable;
-        /// Their bytes on the GPU.
+        /// Bytes of the items on the GPU.
         bytes: u64, Bytes, Stable;
     }
 }

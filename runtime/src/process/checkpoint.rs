@@ -1,10 +1,10 @@
-//! Which blocks of a private pool were live.
+//! Checkpoint of the live blocks of a private pool.
 
 use glake_tiers::Checkpoint;
 
 use super::PoolId;
 
-/// The live blocks of a private pool at some time.
+/// Live blocks of a private pool at some time.
 #[derive(Clone, Debug)]
 pub struct PoolCheckpoint {
     pub(super) device: i64,

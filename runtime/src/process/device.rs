@@ -1,4 +1,4 @@
-//! One device's memory: its pool, started at first use, the thread that keeps its completion points going, and its private pools.
+//! Memory of one device: its pool, started at first use, the thread that polls its completion points, and its private pools.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,40 +16,40 @@ use super::observers::Observers;
 use super::private::PrivatePools;
 use crate::{config, pool};
 
-/// A device, and its pool once it has started.
+/// A device, and its pool once started.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     pub(super) info: DeviceInfo,
-    /// The part of the memory that may be reserved, as bits of a float.
+    /// Fraction of the memory that may be reserved, as the bits of an `f64`.
     fraction: AtomicU64,
-    /// What an agent lets the process hold of it: there before the pool is.
+    /// Bytes that an agent lets the process hold on the device; exists before the pool.
     pub(super) lease: Arc<Lease>,
-    /// Who held it when an agent denied growth last.
+    /// Holders that the agent named when it last denied growth.
     pub(super) holders: Mutex<Vec<Holder>>,
     started: OnceLock<Started>,
     starting: Mutex<()>,
 }
 
-/// A pool that serves.
+/// A started pool and its thread.
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) pool: Arc<GpuPool>,
     pub(super) private: PrivatePools,
-    /// What the device had given out before.
+    /// Bytes in use on the device before the pool started.
     pub(super) before: Bytes,
-    /// Times that everything freed was waited for.
+    /// Number of waits for all freed memory.
     settled: AtomicU64,
     ticker: Mutex<Option<Ticker>>,
 }
 
 impl DeviceMemory {
-    pub(super) fn new(info: DeviceInfo, config: &config::Pool, lease: Arc<Lease>) -> Self {
-        let fraction = AtomicU64::new(config.memory_fraction.to_bits());
+    pub(super) fn new(info: DeviceInfo, lease: Arc<Lease>) -> Self {
+        let fraction = AtomicU64::new(1.0_f64.to_bits());
         let (started, starting) = Default::default();
         DeviceMemory { info, fraction, lease, holders: Mutex::default(), started, starting }
     }
 
-    /// No agent grants memory of it any more.
+    /// Ends the agent's lease of the device.
     pub(super) fn end_lease(&self) {
         self.lease.set(None);
         self.holders.lock().clear();
@@ -59,21 +59,21 @@ impl DeviceMemory {
         self.info.id
     }
 
-    /// What meters call it: its PCI address, or its number.
+    /// Returns the device's name in meters: its PCI address, or its number.
     pub(super) fn gpu(&self) -> String {
         self.info.pci.clone().unwrap_or_else(|| self.id().0.to_string())
     }
 
-    /// The pool, if it has started.
+    /// Returns the pool if it has started.
     #[inline]
     pub(super) fn started(&self) -> Option<&Started> {
         self.started.get()
     }
 
-    /// The pool, started now if it has not.
+    /// Returns the pool, starting it if needed.
     ///
     /// # Errors
-    /// What the driver or the operating system refuses; the next call tries again.
+    /// The error of the driver or the operating system; the next call tries again.
     pub(super) fn start(
         &self,
         completion_events: &Arc<CompletionEvents>,
@@ -87,8 +87,8 @@ impl DeviceMemory {
         if let Some(started) = self.started.get() {
             return Ok(started);
         }
-        let config = config::Pool { memory_fraction: self.fraction(), ..config.clone() };
-        let settings = pool::settings(&config, self.info.memory, mappings);
+        let mut settings = pool::settings(config, self.info.memory, mappings);
+        settings.limit = settings.limit.min(pool::part(self.info.memory, self.fraction()));
         let options = PoolOptions {
             settings: Some(settings),
             completion_events: Some(completion_events.clone()),
@@ -100,7 +100,7 @@ impl DeviceMemory {
         let info = completion_events.driver().memory_info(self.info.id)?;
         let before = info.total.saturating_sub(info.free);
         let pool = GpuPool::new(completion_events.driver().clone(), self.info.id, options)?;
-        // What is wanted is asked under the lock: who wants them later finds a pool that has started.
+        // Relays are read under the lock: a later caller finds a started pool.
         open(&pool, relays());
         let pool = Arc::new(pool);
         let interval = Duration::from_micros(config.completion_interval_us);
@@ -112,7 +112,7 @@ impl DeviceMemory {
         Ok(self.started.get_or_init(|| started))
     }
 
-    /// Opens the pool to relays, what there is and what comes, if it has started or is about to.
+    /// Opens the current and future memory of a started or starting pool to relays.
     pub(super) fn open_to(&self, relays: DeviceSet) {
         let _starting = self.starting.lock();
         if let Some(started) = self.started.get() {
@@ -120,12 +120,12 @@ impl DeviceMemory {
         }
     }
 
-    /// The part of the memory that may be reserved.
+    /// Returns the fraction of the memory that may be reserved.
     pub(super) fn fraction(&self) -> f64 {
         f64::from_bits(self.fraction.load(Ordering::Relaxed))
     }
 
-    /// Changes it, now and for a pool that starts later. A limit that was configured still holds.
+    /// Sets the fraction for a running pool and for one that starts later. A configured limit still applies.
     pub(super) fn set_fraction(&self, fraction: f64, limit: Option<Bytes>) {
         let _starting = self.starting.lock();
         self.fraction.store(fraction.to_bits(), Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl DeviceMemory {
     }
 }
 
-/// A relay that cannot reach the memory relays none of its copies: no reason to be without a pool.
+/// Opens a pool to relays; a relay without access only fails to relay copies, so errors are ignored.
 fn open(pool: &GpuPool, relays: DeviceSet) {
     for relay in relays.without(DeviceSet::of(pool.device())).iter() {
         if let Err(error) = pool.lend_to(relay) {
@@ -147,14 +147,14 @@ fn open(pool: &GpuPool, relays: DeviceSet) {
 }
 
 impl Started {
-    /// Ends the thread that keeps completion points going.
+    /// Stops the thread that polls completion points.
     pub(super) fn stop(&self) {
         if let Some(ticker) = self.ticker.lock().take() {
             ticker.stop();
         }
     }
 
-    /// Waits until what was freed before may be released; what a capture holds back stays.
+    /// Waits until all memory freed before can be released, except memory that a capture holds.
     pub(super) fn settle(&self) -> Result<(), ProcessError> {
         use glake_device::DriverError::Capturing;
         self.settled.fetch_add(1, Ordering::Relaxed);
@@ -164,12 +164,12 @@ impl Started {
         }
     }
 
-    /// How often everything freed was waited for.
+    /// Returns the number of waits for all freed memory.
     pub(super) fn times_settled(&self) -> u64 {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// Starts totals and counters from zero.
+    /// Resets totals and counters to zero.
     pub(super) fn reset_totals(&self) {
         self.settled.store(0, Ordering::Relaxed);
         self.pool.report().reset_totals();

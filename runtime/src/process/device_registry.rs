@@ -1,4 +1,4 @@
-//! The devices of a process: their pools, and what starting one takes.
+//! Devices of a process: their pools and the settings with which they start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,57 +8,56 @@ use glake_device::owned::CompletionEvents;
 use glake_device::topology::Topology;
 use glake_device::{Address, DeviceId, DeviceInfo, Driver};
 use glake_tiers::{Lease, LeaseOptions, LiveBlock, Pinning};
+use glake_transfer::Engine;
+use glake_transfer::paths::PathGraph;
 
-use super::agent::Port;
 use super::device::{DeviceMemory, Started};
 use super::engine::ProcessEngine;
 use super::observers::Observers;
 use super::{Found, ProcessError, Result};
 use crate::config;
 
-/// A driver, and what is known of what it drives.
+/// An opened driver and the facts known about its devices.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) devices: Vec<DeviceInfo>,
-    /// The links between the devices; `None`: those of this machine.
+    /// Links between the devices; `None` for those of this machine.
     pub(super) links: Option<Topology>,
-    /// How many mappings a device can have.
+    /// Maximum number of mappings of a device.
     pub(super) mappings: u64,
 }
 
-/// The devices of a process, and what their pools are started with.
+/// Devices of a process and the settings with which their pools start.
 #[derive(Debug)]
 pub(super) struct DeviceRegistry {
-    /// Shared with the engine's thread, which opens pools to relays.
+    /// Devices, shared with the engine's thread, which opens pools to relays.
     pub(super) devices: Arc<[DeviceMemory]>,
-    /// One clock for all pools: a capture on any device holds it.
+    /// Completion clock shared by all pools, because a capture on any device holds it.
     pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) engine: ProcessEngine,
-    /// Reported by the pools of host memory; the engine ignores timings meanwhile.
+    /// Pinning in progress, reported by the pools of host memory; the engine ignores timings meanwhile.
     pub(super) pinning: Arc<Pinning>,
     pub(super) config: config::Pool,
-    /// How many mappings a device can have.
+    /// Maximum number of mappings of a device.
     pub(super) mappings: u64,
     pub(super) observers: Arc<Observers>,
-    /// How long a refill waits for the next grant.
+    /// Maximum wait of a refill for the next grant.
     pub(super) refill_timeout: Duration,
-    /// No thread of ours may call the driver any more, nor may what only keeps books.
+    /// Set at exit: no library thread may call the driver, and bookkeeping stops.
     stopped: AtomicBool,
 }
 
 impl DeviceRegistry {
     pub(super) fn new(
         opened: Opened,
+        observers: Arc<Observers>,
         config: config::Pool,
         transfer: config::Transfer,
-        lease: config::Lease,
+        lease: &config::Lease,
     ) -> DeviceRegistry {
         let Opened { driver, devices, links, mappings } = opened;
         let engine = ProcessEngine::new(transfer, &devices, links);
-        let ms = Duration::from_millis;
-        let agent = Port::new(devices.len(), ms(lease.grow_timeout_ms), ms(lease.refill_timeout_ms));
-        let observers = Observers::new(devices.len(), agent);
         let leased = |device: DeviceId| {
             let grow_timeout = Duration::from_millis(lease.grow_timeout_ms);
             let observer = Some(observers.clone() as _);
@@ -66,11 +65,11 @@ impl DeviceRegistry {
         };
         let memory = |info: DeviceInfo| {
             let lease = leased(info.id);
-            DeviceMemory::new(info, &config, lease)
+            DeviceMemory::new(info, lease)
         };
         let devices: Arc<[DeviceMemory]> = devices.into_iter().map(memory).collect();
         let completion_events = CompletionEvents::new(driver);
-        let activity = observers.agent().activity.clone();
+        let activity = observers.activity.clone();
         completion_events.watch_holds(move |captures| activity.captures(captures));
         DeviceRegistry {
             refill_timeout: Duration::from_millis(lease.refill_timeout_ms),
@@ -85,18 +84,18 @@ impl DeviceRegistry {
         }
     }
 
-    /// From now on no thread of ours calls the driver.
+    /// Forbids driver calls by library threads from now on.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.devices.iter().for_each(|memory| memory.lease.stop());
     }
 
-    /// Whether no thread of ours may call the driver any more.
+    /// Returns whether library threads may no longer call the driver.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// The live block that an address lies in.
+    /// Returns the live block that contains an address.
     pub(super) fn find(&self, address: Address) -> Option<Found> {
         self.devices.iter().find_map(|memory| {
             let LiveBlock { address, size, requested, .. } = memory.started()?.pool.find(address)?;
@@ -106,14 +105,14 @@ impl DeviceRegistry {
 
     #[inline]
     pub(super) fn device(&self, device: i64) -> Result<&DeviceMemory> {
-        // No error is made, and dropped, where there is such a device.
+        // Builds the error only if there is no such device.
         match usize::try_from(device).ok().and_then(|index| self.devices.get(index)) {
             Some(found) => Ok(found),
             None => Err(ProcessError::NoSuchDevice { device, count: self.devices.len() }),
         }
     }
 
-    /// A device's pool, started now if it has not.
+    /// Returns a device's pool, starting it if needed.
     #[inline]
     pub(super) fn started<'a>(&self, memory: &'a DeviceMemory) -> Result<&'a Started> {
         match memory.started() {
@@ -139,5 +138,24 @@ impl DeviceRegistry {
         )?;
         self.observers.agent().changed();
         Ok(started)
+    }
+
+    /// Enables or disables the links of other GPUs for copies, as [`ProcessEngine::multi_path`] does.
+    pub(super) fn multi_path(&self, on: bool) -> Result<()> {
+        self.engine.multi_path(on, &self.completion_events, &self.pinning, &self.devices)
+    }
+
+    /// Returns the engine, creating it if needed; its relays start with it if they are enabled.
+    #[inline]
+    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
+        match self.engine.made() {
+            Some(engine) => Ok(engine),
+            None => self.engine.get_or_make(&self.completion_events, &self.pinning, &self.devices),
+        }
+    }
+
+    /// Returns the configured or assumed bandwidths, for use before an engine has measured them.
+    pub(super) fn assumed_paths(&self) -> PathGraph {
+        self.engine.assumed_paths(&self.devices)
     }
 }

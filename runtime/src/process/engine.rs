@@ -1,16 +1,16 @@
-//! The copy engine of a process: made at first use, its relays started in the background where they are on.
+//! Copy engine of a process: created at first use; its relays start in the background if they are enabled.
 //!
 //! ```text
 //! first use ─► Engine (no context, no thread; every copy native)
 //! relays on ─► thread of the engine: contexts, streams, slots ─► pools opened to them ─► the server's paths
-//!                                          copies go over one link until all of that is there
-//! all is evicted ─► relays suspended: their contexts go ─► something comes back: made ready again, pools opened to them
+//!                                          copies use one link until all of that is ready
+//! all evicted ─► relays suspended: their contexts are destroyed ─► first refill: contexts created again, pools opened to them
 //! ```
 //!
-//! Invariants: what relays may touch is decided when an extent is made, or on the engine's thread; a copy opens memory only where nobody
-//! could make it else (`copies::opening`). A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its completion points wait for no work of the program there.
-//! What is freed under an unfinished copy stays until that is done, because its lanes are joined on the copy's stream, or told of to
-//! the clock.
+//! Invariants: access for relays is decided when an extent is created, or on the engine's thread; a copy opens memory only if no device
+//! could make it otherwise (`copies::opening`). A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its completion points do
+//! not wait for the program's work there. Memory freed during an unfinished copy is kept until the copy is done, because the copy's lanes
+//! are joined on its stream or reported to the clock.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,30 +26,29 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::device::DeviceMemory;
-use super::device_registry::DeviceRegistry;
 use super::{ProcessError, Result};
 use crate::calibrations::Calibrations;
-use crate::config::{Relays, Transfer};
+use crate::config::{MultiPath, Transfer};
 
-/// The least that goes over several links as long as no paths are known.
+/// Minimum size of a copy over several links while no paths are known.
 const LEAST: Bytes = Bytes::mib(1);
-/// Threads for pageable memory at most, where nobody says: more of them no longer made copies faster.
+/// Default maximum number of threads for pageable memory; more did not make copies faster.
 const THREADS: u32 = 8;
-/// Pinned memory for each of them.
+/// Pinned memory per thread for pageable copies.
 const SLOTS: Bytes = Bytes::mib(4);
 
-/// The engine, once it is made, and who may be its relays.
+/// The engine, once created, and the candidate relays.
 #[derive(Debug)]
 pub(super) struct ProcessEngine {
     config: Transfer,
-    /// Visible and not excluded.
+    /// Devices that are visible and not excluded from relaying.
     candidates: DeviceSet,
-    /// The links; `None`: those of this machine, found when they are needed.
+    /// Links between the devices; `None` for those of this machine, discovered on demand.
     model: Option<Topology>,
     engine: OnceLock<Arc<Engine>>,
     /// Whether relays were ever started.
     starting: Mutex<bool>,
-    /// Whether relays are wanted now.
+    /// Whether relays are enabled now.
     on: AtomicBool,
     least: Arc<AtomicU64>,
 }
@@ -61,12 +60,13 @@ impl ProcessEngine {
                 tracing::warn!(target: "glake::copies", gpu = %named, "transfer.exclude names a GPU that is not visible");
             }
         }
-        if let (true, Some(ranks)) = (config.multi_path && !config.starts_relays(), config.local_ranks) {
-            // It is not what was asked for.
+        let is_off = config.multi_path == MultiPath::FromStart && !config.starts_relays();
+        if let (true, Some(ranks)) = (is_off, config.local_ranks) {
+            // The topology is not that of the request.
             tracing::warn!(
                 target: "glake::copies",
                 ranks,
-                "copies take one link each, for this program's processes share them; transfer.relays = true overrules this"
+                "copies take one link each, for this program's processes share them; transfer.multi_path = \"always\" overrules this"
             );
         }
         let excluded =
@@ -77,18 +77,19 @@ impl ProcessEngine {
             engine: OnceLock::new(),
             starting: Mutex::new(false),
             on: AtomicBool::new(config.starts_relays()),
-            least: Arc::new(AtomicU64::new(config.break_even.unwrap_or(LEAST).get())),
+            least: Arc::new(AtomicU64::new(LEAST.get())),
             config,
         }
     }
 
-    /// Smaller copies are native, whatever they are between.
+    /// Returns the size below which every copy is native.
     #[inline]
     pub(super) fn least(&self) -> Bytes {
         Bytes::new(self.least.load(Ordering::Relaxed))
     }
 
-    /// What a copy between a pool and the host has to be for the engine, which is made for the first that is large enough.
+    /// Returns the condition under which a copy between a pool and the host suits the engine. The first copy that is large enough creates
+    /// the engine.
     #[inline]
     pub(super) fn benefit(&self, of_gpu: PointerKind, direction: Direction, size: Bytes) -> Benefit {
         match (self.made(), of_gpu) {
@@ -97,24 +98,24 @@ impl ProcessEngine {
         }
     }
 
-    /// As above, of memory that is no pool's.
+    /// Returns the condition for memory outside pools, as [`ProcessEngine::benefit`] does.
     #[inline]
     pub(super) fn benefit_of_other(&self, size: Bytes) -> Benefit {
         self.made().map_or(Benefit::Anything, |engine| engine.benefit_of_other(size))
     }
 
-    /// What a pool of a device is opened to when it is made: not to suspended relays, which would make their contexts.
-    /// Nor to GPUs that the program has to itself.
+    /// Returns the relays to which a new pool of a device is opened. Excluded are suspended relays, whose contexts this would create, and
+    /// GPUs on which the program has a context of its own, unless GPUs are shared.
     pub(super) fn awake_relays_of(&self, device: DeviceId, driver: &dyn Driver) -> DeviceSet {
         let suspended = self.made().map_or(DeviceSet::EMPTY, |engine| engine.suspended());
         let relays = self.relays_of(device).without(suspended);
-        // An answer that says nothing is no permission.
+        // An error is no permission.
         let open =
             |relay: &DeviceId| self.config.shared_gpus || matches!(driver.has_context(*relay), Ok(false));
         relays.iter().filter(open).collect()
     }
 
-    /// The relays that copies of a device's memory may go over, those that rest too.
+    /// Returns the relays for copies of a device's memory, including suspended ones.
     pub(super) fn relays_of(&self, device: DeviceId) -> DeviceSet {
         match self.on.load(Ordering::Acquire) {
             true => self.candidates.without(DeviceSet::of(device)),
@@ -122,7 +123,7 @@ impl ProcessEngine {
         }
     }
 
-    /// The engine, if it was made.
+    /// Returns the engine if it was created.
     #[inline]
     pub(super) fn made(&self) -> Option<&Arc<Engine>> {
         self.engine.get()
@@ -150,9 +151,6 @@ impl ProcessEngine {
         let threads = self.config.pageable_threads.unwrap_or((cores / 2).clamp(1, THREADS));
         let options = EngineOptions {
             relays: self.candidates,
-            break_even: self.config.break_even,
-            slots: self.config.relay_slots,
-            streams: self.config.copy_streams as usize,
             pageable_threads: threads as usize,
             pageable_slots: Bytes::new(SLOTS.get() * u64::from(threads)),
             graphs: self.config.graphs,
@@ -164,7 +162,7 @@ impl ProcessEngine {
         Ok(self.engine.get_or_init(|| engine))
     }
 
-    /// Starts the relays, or takes them up again.
+    /// Starts or resumes the relays.
     fn start(&self, engine: &Arc<Engine>, devices: &Arc<[DeviceMemory]>) -> Result<()> {
         let mut started = self.starting.lock();
         engine.set_relays(self.candidates);
@@ -174,17 +172,14 @@ impl ProcessEngine {
             return Ok(());
         }
         let (devices, candidates, model) = (devices.clone(), self.candidates, self.model.clone());
-        let (asked, least) = (self.config.break_even, self.least.clone());
-        let folder = self.config.calibrations.clone();
+        let (least, folder) = (self.least.clone(), self.config.calibrations.clone());
         engine.start_relays(move |engine| {
             for memory in devices.iter() {
                 memory.open_to(candidates);
             }
             let calibrations = calibrations_of(&devices, model, folder.as_deref());
             let graph = calibrations.graph();
-            if asked.is_none() {
-                least.store(least_of(&graph).get(), Ordering::Relaxed);
-            }
+            least.store(least_of(&graph).get(), Ordering::Relaxed);
             engine.replace_graph(graph);
             engine.when_stale(move |_| {
                 if let Err(error) = calibrations.drop_kept() {
@@ -197,7 +192,7 @@ impl ProcessEngine {
         Ok(())
     }
 
-    /// Relays of no pool's device give back what they cost, in the background.
+    /// Suspends relays whose devices have no pool, in the background, to free their contexts.
     pub(super) fn suspend_relays(&self, devices: &[DeviceMemory]) {
         let Some(engine) = self.made() else { return };
         let used: DeviceSet =
@@ -205,75 +200,73 @@ impl ProcessEngine {
         engine.suspend(self.candidates.without(used));
     }
 
-    /// Relays are made ready again in the background.
+    /// Resumes suspended relays in the background.
     pub(super) fn resume_relays(&self, devices: &Arc<[DeviceMemory]>) {
         let Some(engine) = self.made() else { return };
         let (devices, relays) =
             (devices.clone(), if self.is_on() { self.candidates } else { DeviceSet::EMPTY });
-        // Pools that were made meanwhile are not open to them.
+        // Pools created meanwhile are not open to them.
         let woken = engine.resume(move |_| devices.iter().for_each(|memory| memory.open_to(relays)));
         if let Err(error) = woken {
             tracing::warn!(target: "glake::copies", %error, "relays are not made ready again: copies take one link");
         }
     }
-}
 
-impl DeviceRegistry {
-    /// Lets copies use the links of other GPUs, or no longer. They are made ready in the background: a copy takes one link
-    /// until then, and no copy waits for it.
+    /// Enables or disables the links of other GPUs for copies. The relays start in the background; until they are ready a copy uses one
+    /// link and does not wait.
     ///
     /// # Errors
-    /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] where there is no thread.
-    pub(super) fn multi_path(&self, on: bool) -> Result<()> {
-        let Transfer { relays, local_ranks, .. } = *self.engine.config();
-        if on && !self.engine.config().allows_relays() {
-            let (configured, ranks) = match relays {
-                Relays::Auto => ("\"auto\"", local_ranks),
-                _ => ("false", None),
-            };
+    /// [`ProcessError::NoRelays`]; [`ProcessError::Transfer`] if no thread can be created.
+    pub(super) fn multi_path(
+        &self,
+        on: bool,
+        completion_events: &Arc<CompletionEvents>,
+        pinning: &Arc<Pinning>,
+        devices: &Arc<[DeviceMemory]>,
+    ) -> Result<()> {
+        if on && !self.config.allows_relays() {
+            let configured = self.config.multi_path;
+            let ranks = self.config.local_ranks.filter(|_| configured != MultiPath::Never);
             return Err(ProcessError::NoRelays { configured, ranks });
         }
-        self.engine.on.store(on, Ordering::Release);
+        self.on.store(on, Ordering::Release);
         if on {
-            let engine = self.engine.make(&self.completion_events, &self.pinning)?;
-            return self.engine.start(engine, &self.devices);
+            let engine = self.make(completion_events, pinning)?;
+            return self.start(engine, devices);
         }
-        if let Some(engine) = self.engine.made() {
+        if let Some(engine) = self.made() {
             engine.set_relays(DeviceSet::EMPTY);
         }
         Ok(())
     }
 
-    /// The engine, made now if it was not; its relays start with it where they are on.
-    #[inline]
-    pub(super) fn engine(&self) -> Result<&Arc<Engine>> {
-        match self.engine.made() {
-            Some(engine) => Ok(engine),
-            None => self.make_engine(),
-        }
-    }
-
+    /// Creates the engine unless it exists; its relays start with it if they are enabled.
     #[cold]
-    fn make_engine(&self) -> Result<&Arc<Engine>> {
-        let engine = self.engine.make(&self.completion_events, &self.pinning)?;
-        if self.engine.is_on() {
-            self.engine.start(engine, &self.devices)?;
+    pub(super) fn get_or_make(
+        &self,
+        completion_events: &Arc<CompletionEvents>,
+        pinning: &Arc<Pinning>,
+        devices: &Arc<[DeviceMemory]>,
+    ) -> Result<&Arc<Engine>> {
+        let engine = self.make(completion_events, pinning)?;
+        if self.is_on() {
+            self.start(engine, devices)?;
         }
         Ok(engine)
     }
 
-    /// The links of this server.
-    pub(super) fn topology(&self) -> Topology {
-        self.engine.model.clone().unwrap_or_else(|| topology_of(&self.devices))
+    /// Returns the links of this server.
+    pub(super) fn topology(&self, devices: &[DeviceMemory]) -> Topology {
+        self.model.clone().unwrap_or_else(|| topology_of(devices))
     }
 
-    /// What the links are known or assumed to give, where no engine has learned it.
-    pub(super) fn assumed_paths(&self) -> PathGraph {
-        Calibrations::of(&self.topology(), self.engine.config.calibrations.as_deref()).graph()
+    /// Returns the configured or assumed bandwidths, for use before an engine has measured them.
+    pub(super) fn assumed_paths(&self, devices: &[DeviceMemory]) -> PathGraph {
+        calibrations_of(devices, self.model.clone(), self.config.calibrations.as_deref()).graph()
     }
 }
 
-/// What is known of the server's paths.
+/// Returns the stored calibrations of the server's paths.
 fn calibrations_of(devices: &[DeviceMemory], model: Option<Topology>, folder: Option<&Path>) -> Calibrations {
     Calibrations::of(&model.unwrap_or_else(|| topology_of(devices)), folder)
 }

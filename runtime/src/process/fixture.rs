@@ -1,4 +1,4 @@
-//! What a part of a process stands on, without the process: two simulated devices.
+//! Test parts of a process without the process itself: two simulated devices.
 
 use std::sync::Arc;
 
@@ -7,16 +7,18 @@ use glake_device::{DeviceId, Driver as _, Stream};
 use glake_sim::{Clock, SimOptions, SimTopology, Simulator};
 use glake_units::Bytes;
 
+use super::agent::AgentHandle;
 use super::copies::Copies;
 use super::device_registry::{DeviceRegistry, Opened};
 use super::imports::Imports;
+use super::observers::Observers;
 use super::pools::Pools;
 use super::regions::Regions;
 use super::sharing::Sharing;
 use super::streams::Streams;
 use crate::config::Config;
 
-/// The parts of one process, each made by itself.
+/// Parts of one process, each created by itself.
 pub(super) struct Parts {
     pub(super) sim: Arc<Simulator>,
     pub(super) registry: Arc<DeviceRegistry>,
@@ -40,7 +42,10 @@ impl Parts {
         let opened =
             Opened { driver: sim.clone(), devices: sim.devices().unwrap(), links, mappings: u64::MAX };
         let config = Config::default();
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
+        let agent = AgentHandle::new(2, &config.lease);
+        let observers = Observers::new(2, agent.clone(), agent.activity.clone());
+        let registry =
+            Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);
@@ -55,7 +60,7 @@ impl Parts {
         }
     }
 
-    /// A block of the default pool of a device.
+    /// Allocates a block in the default pool of a device.
     pub(super) fn block(&self, device: u32, size: Bytes) -> glake_device::Address {
         let started = self.registry.started(self.registry.device(device.into()).unwrap()).unwrap();
         let stream = self.streams.of(&*self.sim, DeviceId(device), Stream(0)).unwrap();

@@ -1,4 +1,4 @@
-//! The last events of the memory of a process, kept while that was asked for.
+//! Recent allocation events of a process, kept while history is enabled.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,26 +9,26 @@ use parking_lot::Mutex;
 
 use super::PoolId;
 
-/// What happened, by torch's names.
+/// Kind of an event, with torch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc,
-    /// It was freed.
+    /// A block was freed by the program.
     FreeRequested,
-    /// Its stream may have its bytes again.
+    /// A freed block may be reused by its stream.
     FreeCompleted,
-    /// Memory was mapped.
+    /// Physical memory was mapped.
     SegmentMap,
-    /// Memory is about to be unmapped.
+    /// Physical memory is about to be unmapped.
     SegmentUnmap,
-    /// A request was refused; the address is the device's free memory.
+    /// A request failed; the address field holds the device's free memory.
     OutOfMemory,
-    /// Somebody looked.
+    /// A snapshot was taken.
     Snapshot,
 }
 
-/// One event.
+/// One recorded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) action: Action,
@@ -39,7 +39,7 @@ pub(super) struct Entry {
     pub(super) time_us: u64,
 }
 
-/// The events of all devices, a ring for each.
+/// Events of all devices, a ring buffer each.
 #[derive(Debug)]
 pub(super) struct History {
     on: AtomicBool,
@@ -53,7 +53,7 @@ struct Ring {
 }
 
 impl Action {
-    /// Torch's name.
+    /// Returns torch's name of the event.
     pub(super) fn name(self) -> &'static str {
         match self {
             Action::Alloc => "alloc",
@@ -73,7 +73,7 @@ impl History {
         History { on: AtomicBool::new(false), rings: rings.collect() }
     }
 
-    /// Starts or stops keeping events, the last `most` of each device; what was kept stays unless it is cleared.
+    /// Enables or disables history, with the last `most` events of each device; earlier events stay unless `clear` is set.
     pub(super) fn keep(&self, on: bool, most: u64, clear: bool) {
         for ring in &self.rings {
             let mut ring = ring.lock();
@@ -89,13 +89,13 @@ impl History {
         self.on.store(on, Ordering::Release);
     }
 
-    /// Whether events are kept.
+    /// Returns whether history is enabled.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Keeps an event.
+    /// Records an event if history is enabled.
     #[cold]
     pub(super) fn note(
         &self,
@@ -113,19 +113,19 @@ impl History {
         while ring.entries.len() >= ring.most {
             ring.entries.pop_front();
         }
-        // Under the lock, so that the ring is in the order of time.
+        // Timestamp under the lock, so that the ring is in the order of time.
         let time_us = now_us();
         ring.entries.push_back(Entry { action, address, size, stream, pool, time_us });
     }
 
-    /// The events of a device, the oldest first.
+    /// Returns the events of a device, oldest first.
     pub(super) fn of(&self, device: DeviceId) -> Vec<Entry> {
         let ring = self.rings.get(device.0 as usize).map(Mutex::lock);
         ring.map_or_else(Vec::new, |ring| ring.entries.iter().copied().collect())
     }
 }
 
-/// Since 1970, as torch tells it.
+/// Returns the microseconds since 1970, as torch records them.
 fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

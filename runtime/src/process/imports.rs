@@ -1,7 +1,7 @@
-//! Memory of other processes that is open here, counted by handle.
+//! Memory of other processes that is mapped here, with a reference count by handle.
 //!
-//! Invariants: what is in `open` is mapped; what was closed waits in `closing` until that is done, which a capture may put off. Nothing is
-//! asked of another process, and nothing waited for, under the lock.
+//! Invariants: memory in `open` is mapped; a closed import waits in `closing` until it is unmapped, which a capture may delay. No other
+//! process is contacted, and nothing is waited for, under the lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::ProcessError;
 use crate::share;
 
-/// What is open, and what is about to be closed.
+/// Open imports and imports about to be closed.
 #[derive(Debug, Default)]
 pub(super) struct Imports {
     state: Mutex<State>,
@@ -27,7 +27,7 @@ struct State {
     closing: Vec<Arc<Import>>,
 }
 
-/// Memory of another process, where it is mapped here.
+/// Mapping of another process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Imported {
     pub(super) device: DeviceId,
@@ -40,12 +40,12 @@ struct Opened {
     handle: Arc<[u8]>,
     device: DeviceId,
     import: Arc<Import>,
-    /// How often it was opened and not closed.
+    /// Reference count: opens minus closes.
     count: u64,
 }
 
 impl Imports {
-    /// Maps what a handle tells of, or counts one more user of it.
+    /// Maps the memory of a handle, or adds a user to an existing mapping.
     pub(super) fn open(
         &self,
         handle: &[u8],
@@ -73,7 +73,7 @@ impl Imports {
         Ok(base)
     }
 
-    /// One user less; the last one closes it, or a later call where a capture is open now.
+    /// Removes a user. The last one unmaps the memory, or a later call does if a capture is open now.
     pub(super) fn close(&self, base: Address) -> Result<(), ProcessError> {
         let mut state = self.state.lock();
         let opened = state.open.get_mut(&base).ok_or(ProcessError::NotOpen { base })?;
@@ -88,7 +88,7 @@ impl Imports {
         Ok(())
     }
 
-    /// All that is mapped, in the order of devices and addresses.
+    /// Returns all mappings, ordered by device and address.
     pub(super) fn mapped(&self) -> Vec<Imported> {
         let state = self.state.lock();
         let imports = state.open.values().map(|opened| &opened.import).chain(&state.closing);
@@ -102,7 +102,7 @@ impl Imports {
         mapped
     }
 
-    /// Closes what was closed while it could not be.
+    /// Closes imports whose close was requested while they could not be unmapped.
     pub(super) fn settle(&self) {
         let closing = self.state.lock().closing.clone();
         for import in closing {
@@ -116,7 +116,7 @@ impl Imports {
         }
     }
 
-    /// Lets work of `device` touch all that is open of `peer`.
+    /// Grants `device` access to all imported memory of `peer`.
     pub(super) fn enable_peer(&self, device: DeviceId, peer: DeviceId) -> Result<(), ProcessError> {
         let state = self.state.lock();
         let of_peer = state.open.values().filter(|opened| opened.device == peer);
@@ -125,7 +125,7 @@ impl Imports {
 }
 
 impl State {
-    /// One more user of what a handle tells of, where that is mapped.
+    /// Adds a user to an existing mapping of the handle and returns its address.
     fn count_in(&mut self, handle: &[u8], device: DeviceId) -> Option<Address> {
         let known = self.open.iter_mut().find(|(_, open)| *open.handle == *handle && open.device == device);
         known.map(|(base, opened)| {

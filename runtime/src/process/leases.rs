@@ -15,7 +15,7 @@ use glake_units::Bytes;
 use super::device_registry::DeviceRegistry;
 use super::{AgentError, OnLease, ProcessError, Result};
 
-/// The leases of a process.
+/// Leases of a process, for an agent outside the library.
 #[derive(Debug)]
 pub struct Leases {
     registry: Arc<DeviceRegistry>,
@@ -26,8 +26,8 @@ impl Leases {
         Leases { registry: registry.clone() }
     }
 
-    /// Sets a device's lease, whole; its pool need not have started. `None`: there is none, and nothing but the limit bounds the pool.
-    /// Where more is made already nothing new is until it fits again.
+    /// Sets a device's lease to `lease` bytes; its pool need not have started. `None` removes the lease, so that only the limit bounds the
+    /// pool. If more memory exists already, nothing new is created until it fits.
     ///
     /// # Errors
     /// [`ProcessError::NoSuchDevice`]; [`AgentError::LeasesAreTheAgents`].
@@ -37,7 +37,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Adds to a device's lease. A grant of nothing says that there is none: whoever waits for one gives up.
+    /// Adds to a device's lease. A grant of 0 bytes is a denial: waiting callers give up.
     ///
     /// # Errors
     /// [`ProcessError::NoLease`]; [`AgentError::LeasesAreTheAgents`].
@@ -47,11 +47,11 @@ impl Leases {
         memory.lease.grant(bytes).then_some(()).ok_or(ProcessError::NoLease { device: memory.id() })
     }
 
-    /// Lowers a device's lease by what is not made, and by free memory, which goes back to the driver for it; `most` at most. Returns by
-    /// how much. Waits for nothing: what is pending stays.
+    /// Lowers a device's lease by at most `most` bytes: first unused lease, then free memory, which is returned to the driver. Returns the
+    /// bytes. Does not wait: pending frees stay.
     ///
     /// # Errors
-    /// What the driver answers, where nothing was taken; [`AgentError::LeasesAreTheAgents`].
+    /// The driver's error, with the lease unchanged; [`AgentError::LeasesAreTheAgents`].
     pub fn take(&self, device: i64, most: Bytes) -> Result<Bytes> {
         self.refuse_beside_an_agent()?;
         let memory = self.registry.device(device)?;
@@ -61,7 +61,7 @@ impl Leases {
         }
     }
 
-    /// The agent's numbers would be wrong.
+    /// Refuses a change while an agent controls the leases, because its numbers would become wrong.
     fn refuse_beside_an_agent(&self) -> Result<()> {
         match self.registry.observers.agent().is_on() {
             true => Err(AgentError::LeasesAreTheAgents.into()),
@@ -69,12 +69,12 @@ impl Leases {
         }
     }
 
-    /// Who is told of what is wanted, and of what is given back; replaces who was told before. Where nobody is, nothing is waited for.
+    /// Sets the observer of wanted and returned memory, replacing the previous one. Without an observer, requests do not wait for grants.
     pub fn watch(&self, watcher: Option<OnLease>) {
         self.registry.observers.on_lease(watcher);
     }
 
-    /// How a device's lease stands.
+    /// Returns the state of a device's lease.
     ///
     /// # Errors
     /// [`ProcessError::NoSuchDevice`].

@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod activity;
 mod agent;
 mod checkpoint;
 mod copies;
@@ -64,12 +65,13 @@ use glake_units::Bytes;
 
 use crate::backend::Backend;
 use crate::config::{Config, DeviceChoice};
-pub use agent::{AgentError, AgentLink};
+use agent::AgentHandle;
+pub use agent::AgentLink;
 pub use checkpoint::PoolCheckpoint;
 pub use copies::{Copies, CopyAsk, Form};
 use device::{DeviceMemory, Started};
 use device_registry::{DeviceRegistry, Opened};
-pub use error::ProcessError;
+pub use error::{AgentError, ProcessError};
 pub use gate::{Ballot, Gate, GateView, Tags, UseId, WhenClosed};
 use history::Action;
 use imports::Imports;
@@ -93,27 +95,27 @@ pub use streams::Streams;
 
 type Result<T> = std::result::Result<T, ProcessError>;
 
-/// A live block.
+/// Description of a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Whose memory it is.
+    /// Device of the memory.
     pub device: DeviceId,
-    /// Where it begins.
+    /// Start address of the block.
     pub address: Address,
-    /// How long it is.
+    /// Size of the block, rounded up by the pool.
     pub size: Bytes,
-    /// What was asked for.
+    /// Size that the program requested.
     pub requested: Bytes,
 }
 
-/// The memory of a process: blocks, and the parts that have all else.
+/// Memory of a process: allocation and free, and access to the parts for all other operations.
 #[derive(Debug)]
 pub struct Process {
-    /// First: its threads end before what they use.
+    /// Agent connection; the first field, so that its threads end before the state they use is dropped.
     agent: AgentLink,
     name: String,
     driver: Arc<dyn Driver>,
-    /// The registry's, without a pointer between.
+    /// Devices of the registry, without an extra indirection.
     devices: Arc<[DeviceMemory]>,
     registry: Arc<DeviceRegistry>,
     observers: Arc<Observers>,
@@ -129,16 +131,16 @@ pub struct Process {
 }
 
 impl Process {
-    /// Opens the devices. Pools start when their device is used first.
+    /// Opens the devices. A pool starts when its device is used first.
     ///
     /// # Errors
-    /// [`ProcessError::NoDriver`] where there is no driver, unless the configuration asks for the simulator:
-    /// `auto` means CUDA here, so that no program computes on simulated memory unawares.
+    /// [`ProcessError::NoDriver`] if there is no driver and the configuration does not ask for the simulator: `auto` means CUDA here, so
+    /// that no program computes on simulated memory unintentionally.
     pub fn start(config: Config) -> Result<Process> {
         Process::start_on(config, |driver| driver)
     }
 
-    /// As [`Process::start`], on another driver around the one that is found: to make its calls fail, or to look at them.
+    /// Starts like [`Process::start`], with a wrapper around the driver that can inject failures or record calls.
     ///
     /// # Errors
     /// As [`Process::start`].
@@ -152,12 +154,12 @@ impl Process {
         };
         let backend = Backend::find(&choice).map_err(refusal::not_there)?;
         let name = backend.name();
-        // No agent can know of simulated GPUs that no other process sees.
+        // No agent can know of simulated GPUs that only this process sees.
         let joins_by_itself = !matches!(&backend, Backend::Sim { shared: None, .. });
         let (driver, mappings, links): (Arc<dyn Driver>, _, _) = match backend {
             Backend::Cuda(cuda) => (cuda, u64::MAX, None),
             Backend::Sim { model, shared, .. } => {
-                // An alias cuts address space at its ends too.
+                // An alias also splits address space at its ends.
                 let mappings = mapping_budget() / 5 * 4 / (model.gpus.len() as u64).max(1);
                 let links = Topology::from(&model);
                 let (clock, strict_ordering) = (Clock::Wall, false);
@@ -171,13 +173,16 @@ impl Process {
         let recorder = Arc::new(Recorder::measured(driver));
         let driver: Arc<dyn Driver> = recorder.clone();
         let opened = Opened { driver: driver.clone(), devices, links, mappings };
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
+        let agent = AgentHandle::new(opened.devices.len(), &config.lease);
+        let observers = Observers::new(opened.devices.len(), agent.clone(), agent.activity.clone());
+        let registry =
+            Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);
         let set = regions.set();
         Ok(Process {
-            agent: AgentLink::new(&registry, set, config.launch, config.agent, joins_by_itself),
+            agent: AgentLink::new(&agent, &registry, set, config.launch, config.agent, joins_by_itself),
             name,
             driver,
             devices: registry.devices.clone(),
@@ -200,75 +205,75 @@ impl Process {
         })
     }
 
-    /// What it runs on: `cuda`, `sim:h200x4`.
+    /// Returns the name of the driver and topology, such as `cuda` or `sim:h200x4`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The driver, counted.
+    /// Returns the driver, wrapped to count its calls.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    /// The streams of the program.
+    /// Returns the streams of the program.
     pub fn streams(&self) -> &Streams {
         &self.streams
     }
 
-    /// Its private pools.
+    /// Returns the private pools of the process.
     pub fn pools(&self) -> &Pools {
         &self.pools
     }
 
-    /// Its regions, and their gate.
+    /// Returns the regions and their gate.
     pub fn regions(&self) -> &Regions {
         &self.regions
     }
 
-    /// Its copies.
+    /// Returns the copies of the process.
     pub fn copies(&self) -> &Copies {
         &self.copies
     }
 
-    /// Bytes of its live blocks that are in host memory.
+    /// Returns the offloaded bytes of live blocks.
     pub fn offload(&self) -> &Offload {
         &self.offload
     }
 
-    /// What other devices and other processes touch.
+    /// Returns the access for other devices and processes.
     pub fn sharing(&self) -> &Sharing {
         &self.sharing
     }
 
-    /// What an agent lets it hold.
+    /// Returns the leases of the process.
     pub fn leases(&self) -> &Leases {
         &self.leases
     }
 
-    /// The agent that gives it its leases.
+    /// Returns the connection to the agent that controls the leases.
     pub fn agent(&self) -> &AgentLink {
         &self.agent
     }
 
-    /// What is told of its memory.
+    /// Returns the reports about the process's memory.
     pub fn reports(&self) -> &Reports {
         &self.reports
     }
 
-    /// Who is told of what happens, and the events that are kept.
+    /// Returns the observers and the history of events.
     pub fn observers(&self) -> &Observers {
         &self.observers
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub fn device_count(&self) -> usize {
         self.devices.len()
     }
 
-    /// Hands out a block, for work on a stream of that device.
+    /// Allocates a block for work on a stream of that device.
     ///
     /// # Errors
-    /// [`ProcessError::OutOfMemory`] after everything that may be taken back was; what the pool or the driver refuses.
+    /// [`ProcessError::OutOfMemory`] after all reclaimable memory was reclaimed; errors of the pool and the driver.
     #[inline]
     pub fn malloc(&self, device: i64, size: Bytes, raw: Stream) -> Result<Address> {
         let memory = self.device(device)?;
@@ -293,7 +298,7 @@ impl Process {
         Ok(block.address)
     }
 
-    /// Takes a block back. Its own stream may have its bytes at once.
+    /// Frees a block. Its own stream may reuse the bytes at once.
     ///
     /// # Errors
     /// [`ProcessError::UnknownAddress`]; nothing changes then.
@@ -303,7 +308,7 @@ impl Process {
             self.note_free(address);
         }
         self.offload.before_free(address);
-        // The pool ends its sharing; what it could be opened by keeps memory.
+        // The pool ends its exports; an open descriptor would keep the memory.
         self.sharing.forget_block(address);
         let domain =
             if self.flags.is_any_evicted() { self.regions.set().domain_to_free(address) } else { None };
@@ -338,15 +343,16 @@ impl Process {
         }
     }
 
-    /// The live block that an address lies in.
+    /// Returns the live block that contains an address.
     pub fn find(&self, address: Address) -> Option<Found> {
         self.registry.find(address)
     }
 
-    /// Says that work of a stream, of whichever device, uses a block that was allocated for another.
+    /// Records that work on a stream, of any device, uses a block that was allocated for another stream.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownAddress`]; what the driver answers of a handle that is none: the block counts as used by some stream then.
+    /// [`ProcessError::UnknownAddress`]; the driver's error for an invalid stream handle, in which case the block counts as used by some
+    /// stream.
     pub fn record_stream(&self, address: Address, raw: Stream) -> Result<()> {
         for memory in self.devices.iter() {
             let Some(started) = memory.started() else { continue };
@@ -358,11 +364,11 @@ impl Process {
         Err(ProcessError::UnknownAddress { address })
     }
 
-    /// Waits for pending frees, then releases free memory until at most `keep` is reserved on the device, or on each if
-    /// none is named; returns how much went. While a capture is open nothing is waited for.
+    /// Waits for pending frees, then releases free memory until at most `keep` is reserved on the device, or on each device if none is
+    /// named. Returns the released bytes. Does not wait during a capture.
     ///
     /// # Errors
-    /// What the driver answers; every device is tried.
+    /// The driver's error, after all devices were tried.
     pub fn trim(&self, device: Option<i64>, keep: Bytes) -> Result<Bytes> {
         let devices = match device {
             Some(device) => std::slice::from_ref(self.device(device)?),
@@ -375,33 +381,33 @@ impl Process {
             // A trim also closes slabs that their streams would use again.
             if started.pool.reserved() <= keep { Ok(Bytes::ZERO) } else { Ok(started.pool.trim(keep)?) }
         };
-        // All first: the first failure shall not keep the other devices from it.
+        // All devices first: one failure must not stop the others.
         let trimmed: Vec<Result<Bytes>> =
             devices.iter().filter_map(DeviceMemory::started).map(trim).collect();
         self.regions.set().given_up();
         trimmed.into_iter().sum()
     }
 
-    /// Makes exactly the blocks of a checkpoint live again, at their addresses ([`glake_tiers::GpuPool::restore`]).
+    /// Restores exactly the blocks of a checkpoint as live, at their addresses ([`glake_tiers::GpuPool::restore`]).
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; what the pool refuses: the same blocks as before are live then.
+    /// [`ProcessError::UnknownPool`]; the pool's error, with the live blocks unchanged.
     pub fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
         let restored = self.pools.restore(checkpoint)?;
-        // The pool has ended them before their bytes could be others'; what they were opened by is closed.
+        // The pool has ended these exports before their bytes could be reused; their descriptors are closed here.
         self.sharing.forget_ended();
         Ok(restored)
     }
 
-    /// The largest request that would be served now, with stitching and growing; starts the device's pool.
+    /// Returns the largest request that would succeed now, with stitching and growth. Starts the device's pool.
     ///
     /// # Errors
-    /// What the driver answers when asked for its free memory.
+    /// The driver's error when it is asked for its free memory.
     pub fn largest(&self, device: i64) -> Result<Bytes> {
         Ok(self.started(self.device(device)?)?.pool.report().largest()?)
     }
 
-    /// Changes the part of a device's memory that may be reserved; its pool need not have started.
+    /// Sets the fraction of a device's memory that may be reserved; its pool need not have started.
     ///
     /// # Errors
     /// [`ProcessError::BadFraction`].
@@ -413,7 +419,7 @@ impl Process {
         Ok(())
     }
 
-    /// The part of a device's memory that may be reserved.
+    /// Returns the fraction of a device's memory that may be reserved.
     ///
     /// # Errors
     /// [`ProcessError::NoSuchDevice`].
@@ -421,9 +427,9 @@ impl Process {
         Ok(self.device(device)?.fraction())
     }
 
-    /// Ends the threads that keep completion points going and that share blocks, and removes this process's files: what is in them cannot come
-    /// back. From then on no thread of ours calls the driver: frees are bookkeeping, and a miss on a caller's thread does what ticks
-    /// would have done.
+    /// Ends the threads that poll completion points and share blocks, and removes this process's files, so that their contents are lost.
+    /// From then on no library thread calls the driver: frees only do bookkeeping, and a miss does the work of the ended threads on the
+    /// caller's thread.
     pub fn stop(&self) {
         self.registry.stop();
         self.regions.set().gate().stop();

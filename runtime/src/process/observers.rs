@@ -1,4 +1,4 @@
-//! Who wants to be told. Called on the thread at hand.
+//! Observers of memory events, called on the thread that causes the event.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,71 +8,136 @@ use glake_tiers::{LeaseEvent, LeaseObserver, MappingObserver};
 use glake_units::Bytes;
 use parking_lot::RwLock;
 
-use super::agent::Port;
+use super::activity::ActivityWriter;
 use super::history::{Action, History};
 use super::{PoolId, Shortage};
 
-/// Told of a request that is about to be refused, with no lock held.
+/// Observer of requests that are about to fail, called without locks.
 pub type OnShortage = Arc<dyn Fn(&Shortage) + Send + Sync>;
 
-/// Told of memory that was mapped for blocks (true) or is about to be unmapped, at home and in aliases. While it runs, no
-/// other miss of the device goes on: it must not ask for memory.
+/// Observer of memory that was mapped for blocks (`true`) or is about to be unmapped (`false`), including aliases. No other miss of the
+/// device proceeds while it runs, so it must not allocate.
 pub type OnMapping = Arc<dyn Fn(DeviceId, bool, Address, Bytes) + Send + Sync>;
 
-/// Told of what is wanted of a lease, and given back: the device and how many bytes. On any thread, with no lock held but that of regions
-/// that move: it may change leases, and must neither move regions nor wait for long.
+/// Observer of wanted and returned lease bytes of a device. Called on any thread, with no lock held except that of moving regions: it may
+/// change leases, but must neither move regions nor wait for long.
 pub type OnLease = Arc<dyn Fn(LeaseEvent, DeviceId, Bytes) + Send + Sync>;
 
-/// The observers of a process, one of each kind, and the history, which is one too.
+/// Events of a process that its agent must know. Without an agent each costs one atomic load.
+pub(super) trait AgentEvents: fmt::Debug + Send + Sync {
+    /// Returns whether an agent controls the leases (one atomic load).
+    fn is_on(&self) -> bool;
+
+    /// Reports the event of a lease.
+    fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes);
+
+    /// Reports that a waiting caller needs more memory than the last want said.
+    fn want_again(&self);
+
+    /// Reports that the holdings have changed.
+    fn changed(&self);
+
+    /// Ends a start, so that other workers may load.
+    fn start_is_over(&self);
+
+    /// Records that a use has begun or the program has declared itself loaded: between uses its memory may be evicted from now on.
+    fn has_loaded(&self);
+
+    /// Reports that the pool of a device is about to start; may join the agent and wait for it.
+    fn pool_starts(&self, device: DeviceId, observers: &Observers);
+
+    /// Reports the begin of a refill. Returns a number for [`AgentEvents::refill_ended`], or `None` without an agent.
+    fn refill_begins(&self) -> Option<u64>;
+
+    /// Reports the end of the refill with this number.
+    fn refill_ended(&self, refill: u64, outcome: Result<(), String>);
+}
+
+/// Guard that reports the end of a refill to the agent.
+#[derive(Debug)]
+pub(super) struct ReportedRefill {
+    agent: Arc<dyn AgentEvents>,
+    refill: Option<u64>,
+}
+
+impl ReportedRefill {
+    /// Reports the result of the refill.
+    pub(super) fn end<T, E: fmt::Display>(mut self, outcome: &Result<T, E>) {
+        if let Some(refill) = self.refill.take() {
+            self.agent.refill_ended(refill, outcome.as_ref().map(|_| ()).map_err(ToString::to_string));
+        }
+    }
+}
+
+impl Drop for ReportedRefill {
+    fn drop(&mut self) {
+        if let Some(refill) = self.refill.take() {
+            self.agent.refill_ended(refill, Err("it was given up".to_owned()));
+        }
+    }
+}
+
+/// Observers of a process, one of each kind, and the history of events.
 pub struct Observers {
     pub(super) history: History,
     shortage: RwLock<Option<OnShortage>>,
     mapping: RwLock<Option<OnMapping>>,
     lease: RwLock<Option<OnLease>>,
-    agent: Arc<Port>,
+    agent: Arc<dyn AgentEvents>,
+    pub(super) activity: Arc<ActivityWriter>,
 }
 
 impl Observers {
-    pub(super) fn new(devices: usize, agent: Arc<Port>) -> Arc<Self> {
+    pub(super) fn new(
+        devices: usize,
+        agent: Arc<dyn AgentEvents>,
+        activity: Arc<ActivityWriter>,
+    ) -> Arc<Self> {
         Arc::new(Observers {
             history: History::new(devices),
             shortage: RwLock::default(),
             mapping: RwLock::default(),
             lease: RwLock::default(),
             agent,
+            activity,
         })
     }
 
-    /// Where what an agent hears is noted.
+    /// Returns the receiver of the agent's events.
     #[inline]
-    pub(super) fn agent(&self) -> &Arc<Port> {
-        &self.agent
+    pub(super) fn agent(&self) -> &dyn AgentEvents {
+        &*self.agent
     }
 
-    /// Starts or stops to keep events, the last `most` of them.
+    /// Reports the begin of a refill to the agent; the guard reports its end.
+    pub(super) fn refill_begins(&self) -> ReportedRefill {
+        ReportedRefill { agent: self.agent.clone(), refill: self.agent.refill_begins() }
+    }
+
+    /// Enables or disables the history, with the last `most` events.
     pub fn keep_history(&self, on: bool, most: u64, clear: bool) {
         self.history.keep(on, most, clear);
     }
 
-    /// Whether events are kept.
+    /// Returns whether history is enabled.
     pub fn keeps_history(&self) -> bool {
         self.history.is_on()
     }
 
-    /// Who is told of every request that is about to be refused for want of memory; replaces who was told before.
+    /// Sets the observer of requests that are about to fail for lack of memory, replacing the previous one.
     pub fn on_shortage(&self, observer: Option<OnShortage>) {
         let before = std::mem::replace(&mut *self.shortage.write(), observer);
-        // Its end is the program's code.
+        // Its destructor is the program's code.
         drop(before);
     }
 
-    /// Who is told of every range that is mapped and unmapped; replaces who was told before.
+    /// Sets the observer of mapped and unmapped ranges, replacing the previous one.
     pub fn on_mapping(&self, observer: Option<OnMapping>) {
         let before = std::mem::replace(&mut *self.mapping.write(), observer);
         drop(before);
     }
 
-    /// Who is told of leases; replaces who was told before.
+    /// Sets the observer of leases, replacing the previous one.
     pub fn on_lease(&self, observer: Option<OnLease>) {
         let before = std::mem::replace(&mut *self.lease.write(), observer);
         drop(before);
@@ -113,7 +178,7 @@ impl LeaseObserver for Observers {
     }
 
     fn made(&self, device: DeviceId, bytes: Bytes) {
-        self.agent.activity.made(device, bytes);
+        self.activity.made(device, bytes);
     }
 
     fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes) {

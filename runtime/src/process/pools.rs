@@ -1,4 +1,4 @@
-//! Private pools, as programs ask for them: by device and number. What one device's are is in `private`.
+//! Private pools as programs use them, by device and number. The pools of one device are in `private`.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{Filter, PoolId, ProcessError, Result};
 pub struct Pools {
     registry: Arc<DeviceRegistry>,
     streams: Arc<Streams>,
-    /// What is evicted of a pool that is given up keeps nobody out any more.
+    /// Regions, told when a pool is released: its evicted memory no longer closes the gate.
     regions: Arc<RegionSet>,
 }
 
@@ -32,46 +32,46 @@ impl Pools {
         Pools { registry: registry.clone(), streams: streams.clone(), regions: regions.clone() }
     }
 
-    /// Makes a private pool, or adds an owner to it.
+    /// Creates a private pool, or adds an owner to it.
     ///
     /// # Errors
-    /// What starting the device's pool meets.
+    /// Errors of starting the device's pool.
     pub fn create(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.registry.started(self.registry.device(device)?)?;
         started.private.create(&started.pool, id);
         Ok(())
     }
 
-    /// Sends allocations on streams that the filter takes (`None`: on all) to a private pool from now on, the newest such
-    /// pool first. It adds an owner. Until it is known that no capture follows, or that it is over, no completion point is recorded.
+    /// Routes allocations to a private pool, on streams that the filter accepts (`None`: all), with the newest route first. Adds an owner.
+    /// Until it is known that no capture follows or that it is over, no completion point is recorded.
     ///
     /// # Errors
-    /// [`ProcessError::PoolOpen`] where they go there already, but for a capture that is over.
+    /// [`ProcessError::PoolOpen`] if allocations already go there, unless their capture is over.
     pub fn begin(&self, device: i64, id: PoolId, filter: Option<Filter>) -> Result<()> {
         let started = self.registry.started(self.registry.device(device)?)?;
         started.private.begin(&started.pool, id, filter)
     }
 
-    /// Says on which stream the capture begins that [`Pools::begin`] was called for. An allocation of its thread elsewhere is
-    /// then no sign that there is none.
+    /// Names the stream on which the capture of [`Pools::begin`] starts. An allocation of its thread elsewhere is then no sign that there
+    /// is no capture.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`] where nothing was begun.
+    /// [`ProcessError::UnknownPool`] if nothing was begun.
     pub fn expect_capture(&self, device: i64, id: PoolId, stream: Stream) -> Result<()> {
         let started = self.named(device, id)?;
         started.private.expect(&started.pool, id, stream)
     }
 
-    /// Ends what [`Pools::begin`] began; the pool stays.
+    /// Ends the route of [`Pools::begin`]; the pool stays.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`] where nothing was begun.
+    /// [`ProcessError::UnknownPool`] if nothing was begun.
     pub fn end(&self, device: i64, id: PoolId) -> Result<()> {
         let started = self.named(device, id)?;
         started.private.end(&started.pool, id)
     }
 
-    /// One owner of a private pool less. The last one gives it up: its memory goes back once its blocks are freed.
+    /// Removes an owner of a private pool. After the last one its memory is released as its blocks are freed.
     ///
     /// # Errors
     /// [`ProcessError::UnknownPool`].
@@ -82,7 +82,7 @@ impl Pools {
         released
     }
 
-    /// How many owners a private pool has; 0 where there is none.
+    /// Returns the number of owners of a private pool; 0 if it does not exist.
     ///
     /// # Errors
     /// [`ProcessError::NoSuchDevice`].
@@ -101,11 +101,11 @@ impl Pools {
         Ok(())
     }
 
-    /// Releases what is free in a private pool, after pending frees were waited for: not for the pool of a graph that may
-    /// be replayed. Returns how much went.
+    /// Waits for pending frees and releases the free memory of a private pool, except of a graph's pool that may be replayed. Returns the
+    /// bytes.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; what the driver answers.
+    /// [`ProcessError::UnknownPool`]; the driver's error.
     pub fn trim(&self, device: i64, id: PoolId) -> Result<Bytes> {
         let started = self.named(device, id)?;
         let domain = started.private.domain(&started.pool, id)?;
@@ -115,7 +115,7 @@ impl Pools {
         Ok(trimmed?)
     }
 
-    /// Remembers which blocks of a private pool are live.
+    /// Records which blocks of a private pool are live.
     ///
     /// # Errors
     /// [`ProcessError::UnknownPool`].
@@ -125,11 +125,11 @@ impl Pools {
         Ok(PoolCheckpoint { device, id, blocks })
     }
 
-    /// Makes exactly the blocks of a checkpoint live again, at their addresses; see [`super::Process::restore`]. What is evicted of the
-    /// pool comes back first.
+    /// Restores exactly the blocks of a checkpoint as live, at their addresses; see [`super::Process::restore`]. Refills evicted memory of
+    /// the pool first.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownPool`]; what the refill meets; what the pool refuses: the same blocks as before are live then.
+    /// [`ProcessError::UnknownPool`]; errors of the refill; the pool's error, with the live blocks unchanged.
     pub(super) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored> {
         let PoolCheckpoint { device, id, blocks } = checkpoint;
         let started = self.named(*device, *id)?;
@@ -150,7 +150,7 @@ impl Pools {
         Ok(restored)
     }
 
-    /// A device that has private pools.
+    /// Returns the device of a private pool.
     fn named(&self, device: i64, id: PoolId) -> Result<&Started> {
         let memory = self.registry.device(device)?;
         memory.started().ok_or(ProcessError::UnknownPool { device: memory.id(), id })

@@ -1,15 +1,15 @@
-//! Private pools of one device: domains by the number that the program gives them, and which allocations go there.
+//! Private pools of one device: their domains by the program's numbers, and the routes of allocations.
 //!
-//! Invariants: a pool that is open has a route, and `open` counts routes. Every hold on completion points has an owner that ends it, since torch
-//! never says that a capture failed: neither the end of its pool nor the release comes then.
+//! Invariants: an open pool has a route, and `open` counts routes. Each hold on completion points has an owner that ends it, because torch
+//! never reports a failed capture: neither the end of its pool nor the release is called then.
 //!
 //! ```text
-//!   Expected: the route's, and its thread's ──┬─ allocation in it on a stream that captures ──────► Captures: the capture's own
-//!      └ until the thread has ended           ├─ allocation in it on one that does not ───────────► Free
-//!                                             └─ its thread allocates elsewhere, captured nowhere ─► Missed
+//!   Expected: holds of the route and its thread ──┬─ allocation in it on a capturing stream ────────────► Captures: the capture's own
+//!      └ until the thread has ended               ├─ allocation in it on another stream ────────────────► Free
+//!                                                 └─ its thread allocates elsewhere, captured nowhere ──► Missed
 //! ```
 //!
-//! A route ends with its `end`, with its pool's last owner, or by a `begin` of the same pool where its capture is over.
+//! A route ends with its `end`, with its pool's last owner, or with a `begin` of the same pool after its capture is over.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,17 +24,17 @@ use rustc_hash::FxHashMap;
 use super::ProcessError;
 use crate::sync::Mutex;
 
-/// A private pool's number, as torch numbers them: two words, of which one is zero.
+/// Number of a private pool in torch's form: two words, one of them zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u64, pub u64);
 
-/// Which streams' allocations go to a pool; asked on the thread that allocates.
+/// Filter for the streams whose allocations go to a pool, called on the allocating thread.
 pub type Filter = Arc<dyn Fn(Stream) -> bool + Send + Sync>;
 
-/// The private pools of a device.
+/// Private pools of a device.
 #[derive(Debug, Default)]
 pub(super) struct PrivatePools {
-    /// How many routes there are: all that a hit looks at while there is none.
+    /// Number of routes; while it is 0, a hit reads nothing else.
     open: AtomicUsize,
     table: Mutex<Table>,
 }
@@ -42,9 +42,9 @@ pub(super) struct PrivatePools {
 #[derive(Debug, Default)]
 struct Table {
     pools: FxHashMap<PoolId, PrivatePool>,
-    /// The newest last.
+    /// Routes in order of creation.
     routes: Vec<Route>,
-    /// Who each domain was made for, released ones too: their blocks live on.
+    /// Pool number of each domain, including released pools whose blocks are still live.
     names: FxHashMap<DomainId, PoolId>,
 }
 
@@ -58,28 +58,28 @@ struct Route {
     id: PoolId,
     domain: DomainId,
     filter: Option<Filter>,
-    /// The thread that began it, while it lives.
+    /// Thread that began the route, while it lives.
     thread: Weak<()>,
-    /// Where its capture begins, if the program has said so.
+    /// Stream on which the capture starts, if the program has named it.
     stream: Option<Stream>,
     phase: Phase,
 }
 
-/// What is known of the capture that a route is for.
+/// Knowledge about the capture of a route.
 #[derive(Debug)]
 enum Phase {
-    /// It may begin, or have begun.
+    /// The capture may start or have started.
     Expected { _hold: CaptureHold },
-    /// It was seen. What follows it holds completion points back until it is over.
+    /// The capture was seen; it holds completion points back until it is over.
     Captures(SeenCapture),
-    /// There is none: the pool is for whatever the program puts there.
+    /// There is no capture: the pool serves ordinary allocations.
     Free,
-    /// It never began, or is over, and nobody saw it.
+    /// The capture never started, or ended without being seen.
     Missed,
 }
 
 impl PrivatePools {
-    /// The domain that an allocation goes to.
+    /// Returns the domain for an allocation.
     #[inline]
     pub(super) fn domain_of(
         &self,
@@ -93,7 +93,7 @@ impl PrivatePools {
         self.routed(pool, raw, state)
     }
 
-    /// The newest route whose filter takes the stream. Filters call the driver and the program, so no lock is held.
+    /// Returns the domain of the newest route whose filter accepts the stream. Filters call the driver and the program, so no lock is held.
     #[cold]
     fn routed(&self, pool: &GpuPool, raw: Stream, state: impl FnOnce() -> Option<CaptureState>) -> DomainId {
         let routes: Vec<_> = {
@@ -128,24 +128,23 @@ impl PrivatePools {
         domain
     }
 
-    /// The capture that the pool was begun for begins on this stream.
+    /// Names the stream on which the capture of the route starts.
     pub(super) fn expect(&self, pool: &GpuPool, id: PoolId, stream: Stream) -> Result<(), ProcessError> {
         let mut table = self.table.lock();
         let route = table.routes.iter_mut().find(|route| route.id == id);
         let route = route.ok_or(ProcessError::UnknownPool { device: pool.device(), id })?;
-        // The handle of a thread's default stream says nothing to others.
+        // The handle of a thread's default stream means nothing to other threads.
         route.stream = (stream != Stream::PER_THREAD).then_some(stream);
         Ok(())
     }
 
-    /// One more owner of a pool, which is made if there is none: one for whatever the program puts there, until a graph is
-    /// captured in it.
+    /// Adds an owner to a pool, creating it if needed: an ordinary pool until a graph is captured in it.
     pub(super) fn create(&self, pool: &GpuPool, id: PoolId) {
         self.table.lock().own(pool, id, DomainOptions::own_pool());
     }
 
-    /// Sends allocations to a pool from now on, and holds completion points back in case a capture begins. It adds an owner. A route whose capture
-    /// is over, and which nobody ended, gives way.
+    /// Routes allocations to a pool and holds completion points back in case a capture starts. Adds an owner. Replaces a route whose
+    /// capture is over and which was not ended.
     pub(super) fn begin(
         &self,
         pool: &GpuPool,
@@ -175,12 +174,12 @@ impl PrivatePools {
         });
         self.open.store(table.routes.len(), Ordering::Release);
         drop(table);
-        // The filter's end is the program's code.
+        // The filter's destructor is the program's code.
         drop(earlier);
         Ok(())
     }
 
-    /// Ends what [`PrivatePools::begin`] began.
+    /// Ends the route of [`PrivatePools::begin`].
     pub(super) fn end(&self, pool: &GpuPool, id: PoolId) -> Result<(), ProcessError> {
         let ended = self.close(id).ok_or(ProcessError::UnknownPool { device: pool.device(), id });
         // Its capture has ended before, if it had one.
@@ -194,12 +193,12 @@ impl PrivatePools {
         let route = table.routes.remove(at);
         self.open.store(table.routes.len(), Ordering::Release);
         drop(table);
-        // The filter's end is the program's code.
+        // The filter's destructor is the program's code.
         drop(route);
         Some(())
     }
 
-    /// One owner less; the last one gives the pool up.
+    /// Removes an owner; the last one releases the pool.
     pub(super) fn release(&self, pool: &GpuPool, id: PoolId) -> Result<(), ProcessError> {
         let domain = {
             let mut table = self.table.lock();
@@ -218,18 +217,18 @@ impl PrivatePools {
         Ok(pool.release_domain(domain)?)
     }
 
-    /// How many owners a pool has; 0 where there is none.
+    /// Returns the number of owners of a pool; 0 if it does not exist.
     pub(super) fn owners(&self, id: PoolId) -> u32 {
         self.table.lock().pools.get(&id).map_or(0, |pool| pool.owners)
     }
 
-    /// The domain of a pool.
+    /// Returns the domain of a pool.
     pub(super) fn domain(&self, pool: &GpuPool, id: PoolId) -> Result<DomainId, ProcessError> {
         let domain = self.table.lock().pools.get(&id).map(|pool| pool.domain);
         domain.ok_or(ProcessError::UnknownPool { device: pool.device(), id })
     }
 
-    /// All domains that are private pools, or were and have memory: with whose they are. The others are forgotten.
+    /// Returns all domains of private pools, including released ones with memory, with their numbers. Forgets the others.
     pub(super) fn domains(&self, pool: &GpuPool) -> Vec<(DomainId, PoolId)> {
         let mut table = self.table.lock();
         table.names.retain(|domain, _| pool.has_domain(*domain));
@@ -239,13 +238,13 @@ impl PrivatePools {
         domains
     }
 
-    /// Whose the live block is that an address lies in; `None`: no private pool's.
+    /// Returns the private pool of the live block that contains an address; `None` if it is in none.
     pub(super) fn pool_at(&self, pool: &GpuPool, address: Address) -> Option<PoolId> {
         let domain = pool.find(address)?.domain;
         if domain == Allocator::default_domain() { None } else { self.name(domain) }
     }
 
-    /// Whose a domain is, or was.
+    /// Returns the pool number of a domain, also after its release.
     pub(super) fn name(&self, domain: DomainId) -> Option<PoolId> {
         self.table.lock().names.get(&domain).copied()
     }
@@ -269,7 +268,7 @@ impl Table {
 }
 
 impl Route {
-    /// Whether an allocation of `thread` in the pool `taken`, or in none, can tell something of its capture.
+    /// Returns whether an allocation of `thread` in the pool `taken`, or in none, can reveal anything about the route's capture.
     fn learns(&self, taken: Option<PoolId>, thread: &Weak<()>) -> bool {
         match self.phase {
             Phase::Expected { .. } | Phase::Captures(_) => {
@@ -281,7 +280,7 @@ impl Route {
         }
     }
 
-    /// The stream whose state says how it stands with its capture, where memory was asked for on `raw`.
+    /// Returns the stream whose capture state concerns this route, for a request on `raw`.
     fn tells(&self, raw: Stream, taken: Option<PoolId>) -> Stream {
         match self.phase {
             _ if taken == Some(self.id) => raw,
@@ -290,21 +289,21 @@ impl Route {
         }
     }
 
-    /// Memory was asked for, and this is the state of a stream: what that says of the capture. `takes`: it is for this pool.
+    /// Updates the phase from the capture state of a stream at a request. `takes`: the request goes to this pool.
     fn learn(&mut self, pool: &GpuPool, stream: Stream, state: CaptureState, takes: bool) {
         match state {
             CaptureState::Active(id) => {
                 if takes {
                     pool.keep_addresses(self.domain);
                 }
-                // The handle of a thread's default stream says nothing to others: then the route keeps the hold.
+                // The handle of a thread's default stream means nothing to other threads: the route keeps the hold then.
                 if stream != Stream::PER_THREAD {
                     let capture = SeenCapture { device: pool.device(), stream, id };
                     pool.completion_events().follow(capture, self.thread.clone());
                     self.phase = Phase::Captures(capture);
                 }
             }
-            // Its own capture is over where the stream is that one's; else this says nothing of it.
+            // If the stream is the capture's own, the capture is over; otherwise the state says nothing about it.
             CaptureState::None | CaptureState::Invalidated if self.capture().is_some() => {
                 if let Some(capture) = self.capture().filter(|capture| capture.stream == stream) {
                     pool.completion_events().captured(capture);
@@ -323,7 +322,7 @@ impl Route {
         }
     }
 
-    /// Whether its capture is over, as a thread knows that begins the same pool again; `over` is one that is.
+    /// Returns whether the capture is over, for a thread that begins the same pool again; `over` is a capture known to be over.
     fn gives_way(&self, thread: &Weak<()>, over: Option<SeenCapture>) -> bool {
         match self.phase {
             // No thread begins two captures in one pool at once.
@@ -363,8 +362,8 @@ mod schedules {
     use super::*;
     use crate::sync::schedules;
 
-    /// Threads that begin, use, end and release pools, one of them in common, while others allocate: each allocation goes to a pool
-    /// whose filter takes it and that is open, owners come out even, and at the end nothing holds completion points back.
+    /// Threads begin, use, end and release pools, one of them shared, while others allocate. Each allocation goes to an open pool whose
+    /// filter accepts it, owner counts match, and at the end no hold on completion points remains.
     #[test]
     fn pools_come_and_go_under_allocations() {
         let options = SimOptions {

@@ -1,4 +1,4 @@
-//! Refusals, said to the user of a library.
+//! Error texts for the users of a library.
 
 use glake_device::{DriverError, Stream};
 use glake_stitch::StitchError;
@@ -12,7 +12,7 @@ use super::{PoolId, ProcessError, Shortage};
 use crate::backend::BackendError;
 
 impl DeviceRegistry {
-    /// Out of memory, told in full; anything else as it is.
+    /// Expands an out-of-memory error with the state of the memory; returns other errors unchanged.
     #[cold]
     pub(super) fn refused(
         &self,
@@ -60,7 +60,7 @@ impl DeviceRegistry {
                 PoolError::CaptureOpen { .. } | PoolError::Leased { in_capture: true, .. }
             ),
             lease,
-            // Who was named when growth was denied holds it no longer, as far as anybody knows.
+            // The holders named at the last denial may have released the memory since.
             holders: lease
                 .filter(|short| short.denied)
                 .map_or_else(Vec::new, |_| memory.holders.lock().clone()),
@@ -74,7 +74,7 @@ impl DeviceRegistry {
     }
 }
 
-/// Why there is no backend, said to a library's user.
+/// Converts the error of a missing backend for users of a library.
 pub(super) fn not_there(error: BackendError) -> ProcessError {
     match error {
         BackendError::Driver(DriverError::NoDriver { library, found }) => {

@@ -1,4 +1,4 @@
-//! What a process tells about its memory: its statistics, and every mapped range (`snapshot`).
+//! Reports about a process's memory: statistics and mapped ranges (`snapshot`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::streams::Streams;
 use super::{Result, SegmentView};
 use crate::metrics::DeviceStats;
 
-/// What a process tells about its memory.
+/// Reports about a process's memory.
 #[derive(Debug)]
 pub struct Reports {
-    /// Counts and times every call; a hit makes none.
+    /// Recorder that counts and times every driver call; a hit makes none.
     pub(super) recorder: Arc<Recorder>,
     pub(super) registry: Arc<DeviceRegistry>,
     pub(super) streams: Arc<Streams>,
@@ -23,13 +23,13 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// How many calls of the driver were made so far, on all threads and devices, and how long they took on the host.
+    /// Returns the number of driver calls so far, on all threads and devices, and their total time on the host.
     pub fn driver_calls(&self) -> (u64, Duration) {
         let counters = self.recorder.counters();
         (counters.calls(), counters.time())
     }
 
-    /// Everything that is counted for a device; zeroes where its pool has not started.
+    /// Returns all statistics of a device; zeros if its pool has not started.
     ///
     /// # Errors
     /// [`super::ProcessError::NoSuchDevice`].
@@ -37,7 +37,7 @@ impl Reports {
         let started = self.registry.device(device)?.started();
         Ok(started.map_or_else(DeviceStats::default, |started| {
             let pool = &started.pool;
-            // Whether a wait is over is asked of the driver.
+            // Asks the driver whether waits are over.
             let waits =
                 if self.registry.is_stopped() { GpuWaits::default() } else { pool.report().gpu_waits() };
             DeviceStats::of(
@@ -50,7 +50,7 @@ impl Reports {
         }))
     }
 
-    /// Starts the peaks of a device from what is now.
+    /// Resets the peaks of a device to the current values.
     ///
     /// # Errors
     /// [`super::ProcessError::NoSuchDevice`].
@@ -61,7 +61,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Starts the totals of a device, and what was done, from zero.
+    /// Resets the totals and counters of a device to zero.
     ///
     /// # Errors
     /// [`super::ProcessError::NoSuchDevice`].
@@ -72,7 +72,7 @@ impl Reports {
         Ok(())
     }
 
-    /// Every mapped range of a device, and what lies in it.
+    /// Returns every mapped range of a device with its blocks.
     ///
     /// # Errors
     /// [`super::ProcessError::NoSuchDevice`].

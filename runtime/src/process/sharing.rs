@@ -1,4 +1,4 @@
-//! Memory that other devices and other processes touch.
+//! Memory shared with other devices and other processes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::imports::Imports;
 use super::{Found, ProcessError, Result};
 use crate::share::Exporter;
 
-/// What this process lets others touch, and what it opened of theirs.
+/// Exported blocks and opened imports of this process.
 #[derive(Debug)]
 pub struct Sharing {
     registry: Arc<DeviceRegistry>,
@@ -24,55 +24,55 @@ impl Sharing {
         Sharing { registry: registry.clone(), exporter: Exporter::new(), imports: imports.clone() }
     }
 
-    /// Lets work of a device touch another's pool memory, what there is and what comes; twice is no error.
+    /// Grants a device access to the current and future pool memory of another; repeating it is no error.
     ///
     /// # Errors
-    /// [`ProcessError::NoSuchDevice`]; what the driver answers, above all where the two cannot reach each other.
+    /// [`ProcessError::NoSuchDevice`]; the driver's error, in particular without a path between the devices.
     pub fn enable_peer(&self, device: i64, peer: i64) -> Result<()> {
         let (device, memory) = (self.registry.device(device)?.id(), self.registry.device(peer)?);
         self.registry.started(memory)?.pool.enable_peer(device)?;
         self.imports.enable_peer(device, memory.id())
     }
 
-    /// Makes the live block that an address lies in available to other processes of the same user, until it is freed: a
-    /// handle for [`Sharing::open`] there, and where the address lies in what that opens.
+    /// Shares the live block that contains an address with other processes of the same user, until it is freed. Returns a handle for
+    /// [`Sharing::open`] and the offset of the address in the opened memory.
     ///
     /// # Errors
-    /// [`ProcessError::InNoBlock`]; [`ProcessError::Share`], above all where `pool.exportable` is off.
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Share`], in particular if `pool.exportable` is off.
     pub fn share(&self, address: Address) -> Result<(Arc<[u8]>, Bytes)> {
         let found = self.registry.find(address).ok_or(ProcessError::InNoBlock { address })?;
         let started = self.registry.started(self.registry.device(found.device.0.into())?)?;
-        // Not to keep the pool: a process that ends shares nothing.
+        // A weak reference, so that the exporter does not keep the pool alive.
         let (pool, Found { device, address: block, .. }) = (Arc::downgrade(&started.pool), found);
         let unknown = move || PoolError::UnknownAddress { device, address: block };
         let export = move |part| match pool.upgrade().ok_or_else(unknown)?.export(block, part)? {
             exported if exported.base == block => Ok(exported),
-            // The block was freed since, and lies in another one now.
+            // The block was freed since, and the address lies in another one now.
             _ => Err(unknown()),
         };
         let shared = self.exporter.share(block, export)?;
         Ok((shared.handle, shared.offset.saturating_add(Bytes::new(address.0 - found.address.0))))
     }
 
-    /// Maps what another process shared, for work of a device and of those that may touch its pool. The same handle opened
-    /// again gives the same address.
+    /// Maps a block that another process shared, for a device and the devices that may access its pool. Opening the same handle again
+    /// returns the same address.
     ///
     /// # Errors
-    /// [`ProcessError::Share`]; what the driver answers.
+    /// [`ProcessError::Share`]; the driver's error.
     pub fn open(&self, handle: &[u8], device: i64) -> Result<Address> {
         let memory = self.registry.device(device)?;
         let pool = &self.registry.started(memory)?.pool;
         let peers = pool.peers();
         let base = self.imports.open(handle, &self.registry.completion_events, memory.id(), peers)?;
-        // Another process was asked meanwhile: devices that were let in since are let in here too.
+        // Devices that got access during the exchange with the other process get it here too.
         for peer in pool.peers().without(peers).iter() {
             self.imports.enable_peer(peer, memory.id())?;
         }
         Ok(base)
     }
 
-    /// Ends one use of what [`Sharing::open`] mapped. With the last it is unmapped, once all work that was enqueued
-    /// before is done, which is waited for; where a capture is open, at a later call.
+    /// Releases one use of the memory that [`Sharing::open`] mapped. The last release unmaps it after waiting for all work enqueued before;
+    /// during a capture, a later call unmaps it.
     ///
     /// # Errors
     /// [`ProcessError::NotOpen`].
@@ -80,28 +80,28 @@ impl Sharing {
         self.imports.close(base)
     }
 
-    /// A block is about to be freed: its sharing ends. Cheap where nothing is shared.
+    /// Ends the sharing of a block that is about to be freed. Cheap if nothing is shared.
     #[inline]
     pub(super) fn forget_block(&self, block: Address) {
         self.exporter.forget_block(block);
     }
 
-    /// The sharing of all blocks ends that are live no more.
+    /// Ends the sharing of all blocks that are no longer live.
     pub(super) fn forget_ended(&self) {
         self.exporter.forget_ended();
     }
 
-    /// Closes what was closed while it could not be.
+    /// Closes imports whose close was requested while they could not be unmapped.
     pub(super) fn settle(&self) {
         self.imports.settle();
     }
 
-    /// Nothing is shared from then on.
+    /// Ends all sharing.
     pub(super) fn stop(&self) {
         self.exporter.stop();
     }
 
-    /// How many blocks are shared.
+    /// Returns the number of shared blocks.
     #[cfg(test)]
     #[cfg(not(schedules))]
     pub(super) fn exports(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Out of memory: how memory stood, said to a program in torch's words or, where there is no torch, without its name.
+//! Out-of-memory errors: the state of the memory, in torch's words or, without torch, without its name.
 
 use std::fmt;
 
@@ -7,45 +7,45 @@ use glake_tiers::LeaseShort;
 use glake_units::Bytes;
 use glake_wire::Holder;
 
-/// How memory stood when a request was refused.
+/// State of the memory when a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Whose memory.
+    /// Device of the request.
     pub device: DeviceId,
-    /// What was asked for.
+    /// Size of the request.
     pub wanted: Bytes,
-    /// The device's memory.
+    /// Total memory of the device.
     pub total: Bytes,
-    /// Of it, what no process holds.
+    /// Memory of the device that no process uses.
     pub free: Bytes,
-    /// What the pool may reserve.
+    /// Maximum bytes that the pool may reserve.
     pub limit: Bytes,
-    /// What it has reserved.
+    /// Bytes that the pool has reserved.
     pub reserved: Bytes,
-    /// Of that, what is in use.
+    /// Reserved bytes in live blocks.
     pub allocated: Bytes,
-    /// Of what is not in use, what lies in whole free extents and could be stitched.
+    /// Free bytes in whole extents, which could be stitched.
     pub stitchable: Bytes,
-    /// Free, but still in use by work that streams have not finished.
+    /// Freed bytes that unfinished work of streams still uses.
     pub pending: Bytes,
-    /// Whether a stream capture was open, so that what is pending could not be waited for.
+    /// Whether a stream capture was open, which forbids waiting for pending bytes.
     pub in_capture: bool,
-    /// How the device's lease stood, where that is what stops it.
+    /// State of the device's lease, if the lease caused the failure.
     pub lease: Option<LeaseShort>,
-    /// Who else holds the device, where an agent said so.
+    /// Other processes on the device, as named by an agent.
     pub holders: Vec<Holder>,
 }
 
 impl std::error::Error for Shortage {}
 
-/// Begins as torch's text does: programs look for "CUDA out of memory".
+/// Begins with torch's text, because programs search for "CUDA out of memory".
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.tell(f, "Of the reserved memory", ["allocated", "unallocated"])
     }
 }
 
-/// A shortage in torch's words: the first sentences are torch's own, word by word, because programs look for them.
+/// Formatter in torch's words: the first sentences are torch's own, because programs search for them.
 #[derive(Clone, Copy, Debug)]
 pub struct InTorchWords<'a>(pub &'a Shortage);
 
@@ -57,7 +57,7 @@ impl fmt::Display for InTorchWords<'_> {
 }
 
 impl Shortage {
-    /// `of_all`: how the sentence begins that says what of the memory is in use and what is not; `words` for each of them.
+    /// Writes the text. `of_all` begins the sentence about used and unused memory; `words` names the two.
     fn tell(&self, f: &mut fmt::Formatter<'_>, of_all: &str, words: [&str; 2]) -> fmt::Result {
         let unused = self.reserved.saturating_sub(self.allocated);
         write!(
@@ -120,10 +120,10 @@ impl Shortage {
     }
 }
 
-/// What a context of the driver takes itself, about.
+/// Approximate memory of a CUDA context.
 const SLACK: Bytes = Bytes::gib(1);
 
-/// An amount as torch prints it.
+/// An amount in torch's format.
 struct Amount(Bytes);
 
 impl fmt::Display for Amount {

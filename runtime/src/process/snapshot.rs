@@ -1,4 +1,4 @@
-//! The state of all pools as torch's `_cuda_memorySnapshot` tells it, for its visualiser.
+//! State of all pools in the format of torch's `_cuda_memorySnapshot`, for its visualiser.
 
 use glake_device::{Address, DeviceId, Stream};
 use glake_stitch::SegmentKind;
@@ -12,42 +12,42 @@ use super::{PoolId, RegionView};
 /// A mapped range of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentView {
-    /// Whose memory.
+    /// Device of the segment.
     pub device: DeviceId,
-    /// Where it begins.
+    /// Start address of the segment.
     pub address: Address,
-    /// How long it is.
+    /// Size of the segment in bytes.
     pub size: u64,
-    /// The stream of its first block that belongs to one.
+    /// Stream of the first block that belongs to one.
     pub stream: Stream,
-    /// Whose: (0, 0) for the default pool.
+    /// Private pool of the segment; (0, 0) for the default pool.
     pub pool: PoolId,
-    /// What it is.
+    /// Kind of the segment.
     pub kind: SegmentKind,
-    /// What lies in it, in order and without gaps: torch's tools add sizes up to addresses. What nobody was handed
-    /// through an alias is shown as inactive.
+    /// Blocks in order and without gaps: torch's tools compute addresses by adding sizes. Parts of an alias that are not allocated are
+    /// shown as inactive.
     pub blocks: Vec<BlockView>,
 }
 
-/// A part of a segment.
+/// A block or gap within a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockView {
-    /// Where it begins.
+    /// Start address of the block.
     pub address: Address,
-    /// How long it is.
+    /// Size of the block in bytes.
     pub size: u64,
-    /// As asked for; 0 where free.
+    /// Size that was requested; 0 for free memory.
     pub requested: u64,
-    /// Handed out.
+    /// Whether the block is allocated.
     pub live: bool,
-    /// Freed, and still in use by other streams.
+    /// Whether the block is freed but still in use by other streams.
     pub pending: bool,
-    /// In use by a block that lies in a stitched segment, where it is counted.
+    /// Whether the bytes are used by a block of a stitched segment, where they are counted.
     pub lent: bool,
 }
 
 impl Reports {
-    /// Every mapped range of a device, and what lies in it.
+    /// Returns every mapped range of a device with its blocks.
     pub(super) fn segments_of(&self, memory: &DeviceMemory) -> Vec<SegmentView> {
         let Some(started) = memory.started() else { return Vec::new() };
         let base = started.pool.base().0;
@@ -76,7 +76,7 @@ impl Reports {
         segments.collect()
     }
 
-    /// Torch's snapshot: segments of all devices, the events that were kept, and how the pool is set.
+    /// Returns torch's snapshot: segments of all devices, recorded events and the pool's settings.
     pub fn snapshot(&self) -> Value {
         let devices: Vec<_> = self.registry.devices.iter().collect();
         if self.registry.observers.history.is_on() {
@@ -107,7 +107,7 @@ impl Reports {
         })
     }
 
-    /// Torch's names, with what holds here; ours under `glake`.
+    /// Returns the settings under torch's names with their values here, and GLake's own under `glake`.
     fn settings_json(&self) -> Value {
         json!({
             "PYTORCH_CUDA_ALLOC_CONF": "",
@@ -120,7 +120,7 @@ impl Reports {
             "graph_capture_record_stream_reuse": false,
             "roundup_power2_divisions": {},
             "glake": serde_json::to_value(&self.registry.config).unwrap_or_default(),
-            // Here, because torch's snapshots have no other place for what they do not know.
+            // Here, because torch's snapshots have no other place for unknown keys.
             "glake_regions": self.regions.views().unwrap_or_default().iter().map(RegionView::json).collect::<Vec<Value>>(),
         })
     }
@@ -161,7 +161,7 @@ impl SegmentView {
     }
 }
 
-/// Blocks with inactive ones in the gaps between them.
+/// Returns the blocks with inactive ones in the gaps between them.
 fn without_gaps(start: Address, size: u64, blocks: impl Iterator<Item = BlockView>) -> Vec<BlockView> {
     let mut whole = Vec::new();
     let mut at = start.0;

@@ -382,15 +382,15 @@ fn pools_are_opened_to_relays_whenever_they_start() {
 
 #[test]
 fn relays_start_with_the_first_copy_where_they_are_on() {
-    let process = started("transfer.relays = true\ntransfer.local_ranks = 4");
+    let process = started("transfer.multi_path = \"always\"\ntransfer.local_ranks = 4");
     let block = process.malloc(0, mib(4), STREAM).unwrap();
     assert_eq!(reach_of(&process, block), [0, 1, 2, 3]);
     assert!(!process.copies().statistics().ready);
     process.copies().has_relays().unwrap();
     ready(&process);
-    let off = started("transfer.relays = false");
+    let off = started("transfer.multi_path = \"never\"");
     let error = off.copies().multi_path(true).unwrap_err().to_string();
-    assert!(error.contains("transfer.relays is false; set"), "{error}");
+    assert!(error.contains("transfer.multi_path is \"never\"; set"), "{error}");
     off.copies().multi_path(false).unwrap();
     assert!(!off.copies().has_relays().unwrap());
 }
@@ -450,7 +450,7 @@ fn ranks_that_keep_relays_off_are_told_of_once_by_default() {
     };
     assert_eq!(told("transfer.multi_path = true\ntransfer.local_ranks = 4"), 1);
     assert_eq!(told("transfer.local_ranks = 4"), 0, "nobody asked for relays");
-    assert_eq!(told("transfer.multi_path = true\ntransfer.relays = true\ntransfer.local_ranks = 4"), 0);
+    assert_eq!(told("transfer.multi_path = \"always\"\ntransfer.local_ranks = 4"), 0);
 }
 
 /// Two processes of one folder, as two programs would be.

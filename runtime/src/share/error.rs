@@ -1,121 +1,121 @@
-//! Why a block is not shared.
+//! Errors of sharing blocks.
 
 use glake_device::Address;
 use glake_tiers::PoolError;
 
-/// Why a block cannot be shared, or what was shared cannot be opened.
+/// Error of sharing a block or of opening a shared one.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
-    /// The pool does not give the block's memory out.
+    /// The pool cannot export the block's memory.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The block was freed while it was being shared.
     #[error("the block at {block} was freed while it was being shared: share it before it is freed")]
     Freed {
-        /// Where it began.
+        /// Start address of the block.
         block: Address,
     },
-    /// This process was forked from the one that the exporter is of.
+    /// This process was forked from the exporter's process.
     #[error("a forked process cannot share blocks of its parent: start processes by spawn or forkserver")]
     Forked,
-    /// There is no socket or thread to share by.
+    /// No socket or thread for sharing is available.
     #[error("blocks cannot be shared: {source}")]
     NoSocket {
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The bytes are no share handle, or not all of one.
+    /// The bytes are not a complete share handle.
     #[error("{length} bytes are not a share handle: {reason}; pass on all bytes that sharing gave")]
     Malformed {
-        /// How many bytes were given.
+        /// Number of bytes given.
         length: usize,
-        /// What is wrong with them.
+        /// Defect of the bytes.
         reason: &'static str,
     },
-    /// Another version of GLake made the handle.
+    /// Another version of GLake created the handle.
     #[error(
         "the share handle is of version {found}, this is version {known}: use one version of GLake in all processes"
     )]
     OtherVersion {
-        /// What the handle says.
+        /// Version of the handle.
         found: u8,
-        /// What is known here.
+        /// Version of this library.
         known: u8,
     },
-    /// The process that shared the block does not live any more, or ended sharing.
+    /// The exporting process has ended, or has stopped sharing.
     #[error(
         "process {pid}, which shared the block, is gone or shares nothing any more; it must live until all have opened it"
     )]
     Gone {
-        /// Which it was.
+        /// Id of the exporting process.
         pid: u32,
     },
-    /// The process lives, and does not share this block any more.
+    /// The exporting process lives, but no longer shares this block.
     #[error("process {pid} does not share this block any more: it was freed before it was opened")]
     Forgotten {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
     },
-    /// The process could not give the block's memory out.
+    /// The exporting process could not export the block's memory.
     #[error("process {pid} could not give the block's memory out: its log says why (glake::share)")]
     NotGiven {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
     },
-    /// The process shares with its own user only.
+    /// The exporting process belongs to another user.
     #[error("process {pid} belongs to another user: blocks are shared with processes of the same user only")]
     Refused {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
     },
-    /// The process lives and does not answer.
+    /// The exporting process lives but does not answer.
     #[error("process {pid}, which shared the block, did not answer in {seconds} s: is it stopped?")]
     NoAnswer {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
-        /// How long was waited.
+        /// Timeout that expired, in seconds.
         seconds: u64,
     },
-    /// This process has no file descriptor left to receive the block's memory by.
+    /// This process has no file descriptor left to receive the block's memory.
     #[error(
         "this process has no file descriptor left to open the block by, of {limit} files that it may open: raise the limit (ulimit -n)"
     )]
     TooManyFiles {
-        /// The limit of open files.
+        /// Limit of open files.
         limit: u64,
     },
-    /// The process that shared the block has no file descriptor left to send its memory by.
+    /// The exporting process has no file descriptor left to send the block's memory.
     #[error(
         "process {pid}, which shared the block, has no file descriptor left to send it by, of {limit} files that it may open: raise its limit \
          (ulimit -n)"
     )]
     TooManyFilesThere {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
-        /// Its limit of open files.
+        /// Limit of open files of that process.
         limit: u32,
     },
-    /// The process serves others and hung up on this one time and again.
+    /// The exporting process is overloaded and closed the connection repeatedly.
     #[error("process {pid}, which shared the block, has too many to send it to, and hung up: try again")]
     Crowded {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
     },
-    /// The connection to the process broke.
+    /// The connection to the exporting process broke.
     #[error("process {pid}, which shared the block: {source}")]
     Broken {
-        /// Which process.
+        /// Id of the exporting process.
         pid: u32,
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl ShareError {
-    /// Whether the same attempt may succeed once others are done with theirs.
+    /// Returns whether a retry may succeed once other clients are done.
     pub(super) fn may_pass(&self) -> bool {
         matches!(
             self,

@@ -1,10 +1,10 @@
 //! The process that shares blocks.
 //!
-//! Descriptors are made when another process asks, sent and closed: a child that is forked meanwhile has none of them, and keeps no
-//! memory of its parent's.
+//! Descriptors are created when another process asks, sent and closed, so that a child forked meanwhile inherits none and keeps no memory
+//! of its parent.
 //!
-//! Invariant: what `by_block` names is in `exports`, under the same id; both change under the lock of the state. What others are given is of
-//! a block that is live: its pool says when it is not, whatever has been forgotten here.
+//! Invariant: every export in `by_block` is in `exports` under the same id; both change under the state's lock. Only memory of live blocks
+//! is sent: the pool refuses others, even if the export was not forgotten.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use glake_device::Address;
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_tiers::{BlockLife, Exported, PoolError};
 use glake_units::Bytes;
 use parking_lot::Mutex;
@@ -27,31 +27,31 @@ use super::ShareError;
 use super::handle::{Handle, Name};
 use super::server::{Export, Exports, serve};
 
-/// One shared block, for as long as it is shared.
+/// Id of a shared block, valid while it is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ExportId(pub(super) u64);
 
-/// What another process needs, and where in it the block lies.
+/// Handle for another process and the position of the block in the memory it maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shared {
-    /// Which export it is.
+    /// Id of the export.
     pub id: ExportId,
-    /// For [`super::open`] in the other process.
+    /// Handle for [`super::open`] in the other process.
     pub handle: Arc<[u8]>,
-    /// Where the block begins, from the start of what the other process maps.
+    /// Offset of the block in the memory that the other process maps.
     pub offset: Bytes,
 }
 
-/// Gives descriptors of shared blocks to other processes of the same user. Its thread starts with the first block that is
-/// shared, holds nothing up when the process ends, and ends when this is stopped or dropped; then nothing is shared any more.
+/// Sends descriptors of shared blocks to other processes of the same user. Its thread starts with the first shared block, does not delay
+/// the end of the process, and ends when this is stopped or dropped, which ends all sharing.
 ///
-/// In a forked child nothing can be shared: thread and socket are the parent's.
+/// A forked child cannot share: thread and socket belong to the parent.
 #[derive(Debug)]
 pub struct Exporter {
-    /// Of the process that made it.
+    /// Id of the process that created it.
     pub(super) pid: u32,
     state: Mutex<State>,
-    /// How many blocks are shared: most processes share none, and ask at every free.
+    /// Number of shared blocks: most processes share none, and every free reads it.
     count: AtomicUsize,
 }
 
@@ -62,7 +62,7 @@ struct State {
     last: u64,
 }
 
-/// A block that is shared, until its life has ended.
+/// A shared block, until it is freed.
 #[derive(Debug)]
 struct Block {
     shared: Shared,
@@ -75,7 +75,7 @@ impl State {
         known.map(|block| block.shared.clone())
     }
 
-    /// The export of a block that is shared no more, to be dropped without the lock.
+    /// Removes the export of a block, to be dropped without the lock.
     fn remove(&mut self, block: Address) -> Option<Export> {
         let Block { shared, .. } = self.by_block.remove(&block)?;
         let (server, _) = self.server.as_ref()?;
@@ -83,7 +83,7 @@ impl State {
     }
 }
 
-/// Where others ask.
+/// Socket and exports of the serving thread.
 #[derive(Debug)]
 struct Server {
     socket: OwnedFd,
@@ -92,23 +92,23 @@ struct Server {
     exports: Exports,
 }
 
-/// So many connections may wait before the thread looks.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 impl Exporter {
-    /// One that shares nothing yet, and costs nothing.
+    /// Creates an exporter without shared blocks and without a thread.
     #[allow(clippy::new_without_default)] // it belongs to the process that makes it
     pub fn new() -> Self {
         Exporter { pid: std::process::id(), state: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
-    /// Shares the block that begins at `block`; `export` is asked for its memory and the descriptor of its first extent
-    /// ([`glake_tiers::GpuPool::export`]) unless it is shared already: then it is the same export. It is asked again, on the
-    /// exporter's thread, for a few extents at a time, for each process that opens the block. The block stays shared until it is freed, and should be forgotten then.
+    /// Shares the block that begins at `block`. `export` returns its memory and the descriptor of its first extent
+    /// ([`glake_tiers::GpuPool::export`]); if the block is already shared, the existing export is returned. For each process that opens the
+    /// block, the exporter's thread calls `export` again for a few extents at a time. The block stays shared until it is freed, and should
+    /// be forgotten then.
     ///
     /// # Errors
-    /// What `export` answers; [`ShareError::Freed`] where the block was freed meanwhile; [`ShareError::NoSocket`];
-    /// [`ShareError::Forked`].
+    /// The error of `export`; [`ShareError::Freed`] if the block was freed meanwhile; [`ShareError::NoSocket`]; [`ShareError::Forked`].
     pub fn share(
         &self,
         block: Address,
@@ -146,23 +146,23 @@ impl Exporter {
         Ok(shared)
     }
 
-    /// Ends the sharing of one export; what others have opened stays theirs. Returns whether it was shared.
+    /// Ends one export; memory opened by others stays theirs. Returns whether it existed.
     pub fn forget(&self, id: ExportId) -> bool {
         self.forget_where(|_, block| block.shared.id == id)
     }
 
-    /// As [`Exporter::forget`], for the block that begins at an address; cheap where nothing is shared.
+    /// Ends the export of the block that begins at an address, as [`Exporter::forget`] does; cheap if nothing is shared.
     #[inline]
     pub fn forget_block(&self, block: Address) -> bool {
         self.exports() > 0 && self.forget_where(|address, _| address == block)
     }
 
-    /// As [`Exporter::forget`], for all blocks that are live no more.
+    /// Ends the exports of all blocks that are no longer live, as [`Exporter::forget`] does.
     pub fn forget_ended(&self) -> bool {
         self.exports() > 0 && self.forget_where(|_, block| block.life.has_ended())
     }
 
-    /// How many blocks are shared.
+    /// Returns the number of shared blocks.
     pub fn exports(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -181,7 +181,7 @@ impl Exporter {
         !ended.is_empty()
     }
 
-    /// Ends the sharing of all blocks. The thread is waited for: from then on it asks for no memory.
+    /// Ends all exports and waits for the thread, which exports no memory afterwards.
     pub fn stop(&self) {
         // The listening socket is shared with the parent: shutting it down here would shut it there.
         if self.is_forked() {
@@ -195,7 +195,7 @@ impl Exporter {
         };
         let Some((server, thread)) = open else { return };
         server.exports.lock().clear();
-        // Ends the thread. Where that fails it waits for clients that find nothing.
+        // Ends the thread. If this fails, the thread keeps waiting for clients, which find no exports.
         if shutdown(&server.socket, Shutdown::Both).is_ok() {
             let _ = thread.join();
         }
@@ -213,7 +213,7 @@ impl Drop for Exporter {
 }
 
 impl Server {
-    /// Listens under a new name, on a thread of its own.
+    /// Starts to listen under a new name, on a new thread.
     fn open() -> Result<(Arc<Self>, JoinHandle<()>), ShareError> {
         let failed = |source| ShareError::NoSocket { source };
         let server = Arc::new(Server::listen().map_err(failed)?);
@@ -226,7 +226,7 @@ impl Server {
 
     fn listen() -> std::io::Result<Self> {
         let mut name = Name::default();
-        // So few bytes are drawn whole or not at all.
+        // A read of so few bytes is complete or fails.
         getrandom(&mut name[..], GetRandomFlags::empty())?;
         let started = ProcessStat::of(std::process::id())?.start;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

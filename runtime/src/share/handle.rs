@@ -1,39 +1,39 @@
-//! What one process tells another so that it finds a shared block.
+//! Handle by which another process finds a shared block.
 //!
 //! ```text
 //! "GLSH" version | pid, start of the process, socket's name, export id, runs of extents of one size (postcard)
 //!   4       1
 //! ```
 //!
-//! What others sent is read with limits: of its length before, of the extents that it names after.
+//! Handles of other processes are decoded with limits: on the length before, on the number of extents after.
 
 use glake_units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{ExportId, ShareError};
 
-/// How a socket is called.
+/// Name of a socket in the abstract namespace.
 pub(super) type Name = [u8; 16];
 
 const MAGIC: [u8; 4] = *b"GLSH";
 pub(super) const VERSION: u8 = 2;
-/// More than any GPU has granules.
+/// Maximum number of extents; more than any GPU has granules.
 const MOST_EXTENTS: u64 = 1 << 20;
-/// More than a handle of so many extents takes.
+/// Maximum length of a handle, above that of the maximum number of extents.
 const MOST_BYTES: usize = 16 << 20;
 
-/// A share handle, read.
+/// A decoded share handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Handle {
     pub(super) pid: u32,
     pub(super) started: u64,
     pub(super) name: Name,
     pub(super) id: ExportId,
-    /// Of each extent.
+    /// Size of each extent.
     pub(super) sizes: Vec<Bytes>,
 }
 
-/// It, as it is sent: extents of one size in a row are one run (how many, their bytes), so that it stays short.
+/// Encoded form: consecutive extents of one size are one run (count, bytes), which keeps it short.
 #[derive(Serialize, Deserialize)]
 struct Body {
     pid: u32,
@@ -85,14 +85,14 @@ impl Handle {
     }
 }
 
-/// A message behind its magic number and the version. Numbers and lists of them can always be written.
+/// Encodes a message after its magic number and the version. Numbers and lists of numbers always encode.
 pub(super) fn framed(magic: [u8; 4], message: &impl Serialize) -> Vec<u8> {
     let mut bytes = magic.to_vec();
     bytes.push(VERSION);
     postcard::to_extend(message, bytes).unwrap_or_default()
 }
 
-/// A count of what a process holds in memory: extents are fewer than 2^32.
+/// Converts a count of extents, which is below 2^32.
 pub(super) fn count(of: usize) -> u32 {
     u32::try_from(of).unwrap_or(u32::MAX)
 }
@@ -133,7 +133,7 @@ mod tests {
         assert!(reason(&sent(vec![(u32::MAX, 5)])).contains("sizes make no sense"));
         assert!(reason(&sent(vec![(1 << 19, 5), (1 << 19, 6), (1, 7)])).contains("sizes make no sense"));
         assert!(reason(&[&whole[..5], &vec![0; MOST_BYTES + 1]].concat()).contains("too long"));
-        // A list of 2^63 runs, of which none follows.
+        // A list of 2^63 runs, none of which follows.
         let mut huge = sent(Vec::new());
         huge.truncate(huge.len() - 1);
         huge.extend([0xff; 8].iter().chain(&[0x7f]));

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_units::Bytes;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -19,28 +19,28 @@ use super::handle::{Handle, Name, count};
 use super::wire::{MOST_FDS, REPLY, Reply, Request, open_files};
 use super::{ExportId, ShareError};
 
-/// So long an exporter may take for one answer.
+/// Timeout for one answer of an exporter.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How often to try where descriptors or the exporter are others' just now, and the pause between two attempts: half a second together.
+/// Maximum number of attempts while descriptors or the exporter are busy, and the pause between two: half a second in total.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A block that another process shared, about to be mapped here ([`glake_tiers::Import`]).
+/// A block shared by another process, to be mapped here ([`glake_tiers::Import`]).
 #[derive(Debug)]
 pub struct Opened {
-    /// Sizes of its extents, to be mapped side by side.
+    /// Sizes of its extents, which are mapped side by side.
     pub sizes: Vec<Bytes>,
-    /// Descriptors of its extents.
+    /// Source of the descriptors of its extents.
     pub descriptors: Descriptors,
 }
 
-/// Descriptors of the extents of a block that another process shared, a few at a time.
+/// Source of the descriptors of a shared block's extents, a few at a time.
 #[derive(Debug)]
 pub struct Descriptors {
     exporter: Peer,
     socket: OwnedFd,
     id: ExportId,
-    /// How many extents there are.
+    /// Number of extents of the block.
     count: usize,
 }
 
@@ -64,7 +64,7 @@ pub fn open(handle: &[u8]) -> Result<Opened, ShareError> {
     Ok(Opened { sizes, descriptors })
 }
 
-/// Tries again while what an attempt met may pass.
+/// Retries while the error of an attempt may pass.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T, ShareError> {
     for _ in 1..ATTEMPTS {
         match attempt() {
@@ -76,14 +76,14 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T,
 }
 
 impl Descriptors {
-    /// Descriptors of the extents from a number on: at least one, and as many as the exporter sends and this process has room for. Close them
-    /// before the next are received.
+    /// Receives descriptors of the extents from `from` on: at least one, and as many as the exporter sends and this process has room for.
+    /// Close them before receiving the next.
     ///
     /// # Errors
     /// [`ShareError`]: the block was freed, the process is gone, refuses or does not answer, or one of the two has no descriptor left.
     pub fn receive(&mut self, from: usize) -> Result<Vec<OwnedFd>, ShareError> {
         patiently(|| match self.ask(from) {
-            // It listens to so many at a time, and to the last who came.
+            // The exporter serves a limited number of clients, the most recent ones.
             Err(ShareError::Gone { pid }) if self.exporter.is_alive() => {
                 self.socket = self.exporter.connect()?;
                 match self.ask(from) {
@@ -95,7 +95,7 @@ impl Descriptors {
         })
     }
 
-    /// One request and its answer.
+    /// Sends one request and receives its answer.
     fn ask(&self, from: usize) -> Result<Vec<OwnedFd>, ShareError> {
         let (pid, socket) = (self.exporter.pid, &self.socket);
         let failed = |error| self.exporter.failure(error);
@@ -115,7 +115,7 @@ impl Descriptors {
         }
         let (got, left) = (count(fds.len()), count(self.count.saturating_sub(from)));
         match Reply::decode(&bytes[..received.bytes]) {
-            // The kernel leaves out what this process may not open.
+            // The kernel drops descriptors beyond this process's limit.
             Some(Reply::Descriptors(sent)) if sent > 0 && got == 0 => {
                 Err(ShareError::TooManyFiles { limit: open_files() })
             }
@@ -125,14 +125,14 @@ impl Descriptors {
             Some(Reply::TooManyFiles(limit)) => Err(ShareError::TooManyFilesThere { pid, limit }),
             Some(Reply::Refused) => Err(ShareError::Refused { pid }),
             None if received.bytes == 0 => Err(ShareError::Gone { pid }),
-            // It is none, or not of this export.
+            // The reply is invalid, or belongs to another export.
             _ => Err(ShareError::Broken { pid, source: std::io::ErrorKind::InvalidData.into() }),
         }
     }
 }
 
 impl Peer {
-    /// Whether the process is still the one that shared the block.
+    /// Returns whether the process that shared the block still lives.
     fn is_alive(&self) -> bool {
         ProcessStat::of(self.pid).is_ok_and(|process| process.start == self.started)
     }

@@ -1,17 +1,17 @@
-//! Blocks shared with other processes: how another process gets at the descriptors of a block's extents.
+//! Blocks shared with other processes: transfer of the descriptors of a block's extents.
 //!
 //! ```text
 //!  exporting process                                         another process of the same user
 //!
 //!  GpuPool::export ─► Exporter ─── handle, a few bytes ────────► open(handle)
-//!                        │          (by any way at all)              │ connects, asks by export id
+//!                        │          (by any channel)             │ connects, asks by export id
 //!                   thread glake-share ◄── Unix socket, SCM_RIGHTS ──┘
 //!                                                                    └─► descriptors, a few at a time ─► Import::open
 //! ```
 //!
-//! The socket lies in the abstract namespace, under a name that only handles tell; both processes need the same network and
-//! process namespaces. The thread has the pool make descriptors when it is asked for them, and closes them when they are sent. Neither process has more than
-//! a few of a block open at a time, however many extents it has.
+//! The socket is in the abstract namespace, under a name that only handles contain; both processes need the same network and process
+//! namespaces. The thread has the pool create descriptors on request and closes them after sending. Each process has only a few descriptors
+//! of a block open at a time, however many extents the block has.
 //!
 //! ```
 //! use std::sync::Arc;

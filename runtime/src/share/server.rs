@@ -1,7 +1,8 @@
-//! The thread that hands descriptors out.
+//! Thread that sends descriptors to other processes.
 //!
-//! It never waits for a client but in `poll`: one that says nothing, says nonsense or does not read costs a place for a few
-//! seconds, and the one silent for longest goes when there are too many: it may come again. It asks the pool, and so the driver, for what it sends.
+//! It waits for clients only in `poll`. A client that is silent, sends invalid data or does not read occupies a place for a few seconds; if
+//! there are too many, the one silent for longest is dropped and may reconnect. The thread calls the pool, and so the driver, for the
+//! descriptors.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,17 +28,17 @@ use super::ExportId;
 use super::handle::count;
 use super::wire::{BATCH, REQUEST, Reply, Request, open_files};
 
-/// So many clients are listened to at once.
+/// Maximum number of connected clients.
 const MOST_CLIENTS: usize = 64;
-/// So long a client may say nothing.
+/// Maximum time for which a client may be silent.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to accept nobody where this process may open no more files.
+/// Pause in accepting clients if this process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// All exports.
+/// All exports by id.
 pub(super) type Exports = Mutex<HashMap<ExportId, Export>>;
 
-/// A shared block, and how descriptors of its memory are made.
+/// A shared block and the function that creates its descriptors.
 #[derive(Clone)]
 pub(super) struct Export {
     make: Arc<dyn Fn(Range<usize>) -> Result<Exported, PoolError> + Send + Sync>,
@@ -65,7 +66,7 @@ struct Client {
     until: Instant,
 }
 
-/// Serves until the listening socket is shut down.
+/// Serves requests until the listening socket is shut down.
 pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
     let (mut clients, mut spare) = (Vec::<Client>::new(), None);
     loop {
@@ -89,8 +90,8 @@ pub(super) fn serve(listener: &OwnedFd, exports: &Exports) {
     }
 }
 
-/// Waits until something is said; tells of the listening socket, and of each client, whether it was there. `None` once the
-/// listening socket is shut down.
+/// Waits until a socket is readable; returns whether the listening socket and each client are. `None` once the listening socket is shut
+/// down.
 fn wait_for(listener: &OwnedFd, clients: &[Client], wait: Option<Duration>) -> Option<(bool, Vec<bool>)> {
     let all = std::iter::once(listener).chain(clients.iter().map(|client| &client.socket));
     let mut polled: Vec<PollFd<'_>> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
@@ -102,14 +103,14 @@ fn wait_for(listener: &OwnedFd, clients: &[Client], wait: Option<Duration>) -> O
         Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM) => {}
         Err(_) => return None,
     }
-    // What does not wait is told of a shut socket by poll alone: accept goes on to say that nobody is there.
+    // Only poll reports that a non-blocking socket was shut down: accept would report no pending client.
     let shut = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
     let (listener, clients) = polled.split_first()?;
     let ready = clients.iter().map(|client| !client.revents().is_empty()).collect();
     (!listener.revents().intersects(shut)).then_some((!listener.revents().is_empty(), ready))
 }
 
-/// Lets the next client in. Where this process has no descriptor left, the spare one is given up for it, so that it is told.
+/// Accepts the next client. If no descriptor is left, the spare one is closed for it, so that the client gets an answer.
 fn admit(listener: &OwnedFd, clients: &mut Vec<Client>, spare: &mut Option<OwnedFd>) {
     let accept = || accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
     let accepted = match accept() {
@@ -126,14 +127,14 @@ fn admit(listener: &OwnedFd, clients: &mut Vec<Client>, spare: &mut Option<Owned
             clients.push(Client { socket, until: Instant::now() + TIMEOUT });
         }
         Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => std::thread::sleep(PAUSE),
-        // Whoever connected has gone again.
+        // The client has disconnected again.
         Err(_) => {}
     }
 }
 
-/// Answers one request; false where the client is done with.
+/// Answers one request; returns `false` if the connection must be closed.
 fn answer(client: &OwnedFd, exports: &Exports) -> bool {
-    // One byte more than a request has, so that a longer one is seen.
+    // One byte more than a request has, to detect a longer one.
     let mut bytes = [0; REQUEST + 1];
     let length = match recv(client, &mut bytes[..], RecvFlags::DONTWAIT) {
         Ok((length, _)) => length,
@@ -158,7 +159,7 @@ fn answer(client: &OwnedFd, exports: &Exports) -> bool {
     // Not under the lock: it asks the driver.
     let exported = (export.make)(from..from.saturating_add(BATCH));
     let exported = match exported {
-        // Else it was freed meanwhile, and the memory may be another block's.
+        // Otherwise it was freed meanwhile, and the memory may belong to another block.
         Ok(exported) if !export.life.has_ended() => exported,
         Ok(_) | Err(PoolError::UnknownAddress { .. }) => return send(client, Reply::Unknown, Vec::new()),
         Err(PoolError::Driver(DriverError::TooManyFiles { limit: files, .. })) => {
@@ -180,13 +181,13 @@ fn is_ours(uid: Uid) -> bool {
     uid == geteuid()
 }
 
-/// A limit as it is sent.
+/// Converts a limit of open files for a reply.
 fn limit(files: u64) -> u32 {
     u32::try_from(files).unwrap_or(u32::MAX)
 }
 
-/// Sends a reply with descriptors, or with fewer of them: a user may have so many on the way only, in all processes together, as one process
-/// may open.
+/// Sends a reply with descriptors, or with fewer of them: a user's processes together may have only as many in flight as one process may
+/// open.
 fn send(client: &OwnedFd, mut reply: Reply, mut fds: Vec<OwnedFd>) -> bool {
     loop {
         let sent: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();

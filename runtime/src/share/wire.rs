@@ -1,8 +1,8 @@
-//! The two messages: what is asked of an exporter, and its answer.
+//! The two messages: a request to an exporter and its reply.
 //!
-//! One request is one packet and is answered by one packet, so that an exporter keeps nothing of a client between two, and
-//! no more descriptors are ever on the way than one packet holds. An exporter answers with as many as it likes: the client
-//! asks for those that follow once it is done with these.
+//! A request is one packet and gets a reply of one packet, so that an exporter keeps no state of a client, and no more descriptors are in
+//! flight than one packet holds. The exporter chooses the number of descriptors in a reply; the client requests the following ones after it
+//! has used these.
 
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
@@ -10,38 +10,38 @@ use serde::{Deserialize, Serialize};
 use super::ExportId;
 use super::handle::{VERSION, framed};
 
-/// So many descriptors fit a message (Linux: `SCM_MAX_FD`).
+/// Maximum number of descriptors in a message (Linux: `SCM_MAX_FD`).
 pub(super) const MOST_FDS: usize = 253;
-/// Descriptors in an answer at most: so many does either process need for a block, however large. A request takes as long as a half of one
-/// extent's export.
+/// Maximum number of descriptors in a reply, and so in either process for a block of any size. A request takes as long as half an extent's
+/// export.
 pub(super) const BATCH: usize = 16;
 const MAGIC: [u8; 4] = *b"GLSQ";
-/// How long a request is at most.
+/// Maximum length of a request in bytes.
 pub(super) const REQUEST: usize = 20;
-/// How long an answer is at most.
+/// Maximum length of a reply in bytes.
 pub(super) const REPLY: usize = 6;
 
-/// For the descriptors of an export from some index on.
+/// Request for the descriptors of an export from an index on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Request {
     pub(super) id: ExportId,
     pub(super) from: u32,
 }
 
-/// An answer, without the descriptors themselves.
+/// A reply, without the descriptors themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// With so many descriptors.
+    /// Success, with the number of descriptors.
     Descriptors(u32),
-    /// There is no such export, or it has no more extents.
+    /// The export does not exist or has no more extents.
     Unknown,
-    /// The client is not of the same user.
+    /// The client belongs to another user.
     Refused,
-    /// That was no request.
+    /// The request cannot be decoded.
     Malformed,
-    /// The pool or the driver does not give the memory out.
+    /// The pool or the driver cannot export the memory.
     Failed,
-    /// The exporter has no descriptor left, of so many files that it may open. To earlier versions this is no answer.
+    /// The exporter has reached its limit of open files, which is given. Earlier versions cannot decode it.
     TooManyFiles(u32),
 }
 
@@ -65,12 +65,12 @@ impl Reply {
     }
 }
 
-/// How many files this process may open.
+/// Returns the maximum number of open files of this process.
 pub(super) fn open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// A message that takes all of the bytes.
+/// Decodes a message that must take all bytes.
 fn whole<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(message, _)| message)
 }

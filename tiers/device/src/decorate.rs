@@ -1,28 +1,28 @@
-//! What the decorators share: the description of a call, and the delegation of every verb.
+//! Shared parts of the decorators: the description of a call and the delegation of every verb.
 //!
-//! A decorator implements `around(&self, call, verb)`, which sees each call and decides whether to make it, and
-//! writes `delegate!(group)` for each group of verbs that it does not treat by itself.
+//! A decorator implements `around(&self, call, verb)`, which sees each call and decides whether to make it, and writes `delegate!(group)`
+//! for each group of verbs that needs no special treatment.
 
 use glake_units::Bytes;
 
 use crate::{Address, DeviceId, Verb};
 
-/// One call of a verb, as a decorator sees it.
+/// Description of one call of a verb, as seen by a decorator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What was asked.
+    /// Verb that was called.
     pub verb: Verb,
-    /// The device in whose context it is made; none where the verb names none.
+    /// Device in whose context the call runs; `None` if the verb names none.
     pub device: Option<DeviceId>,
-    /// Where; zero if nowhere.
+    /// Start address; zero if the verb has none.
     pub start: Address,
-    /// How much; zero where the verb names no size.
+    /// Size in bytes; zero if the verb has none.
     pub size: Bytes,
-    /// For [`Verb::SetAccess`], how many devices are spoken of; else zero.
+    /// Number of devices named by [`Verb::SetAccess`]; zero for other verbs.
     pub gpus: u32,
 }
 
-/// One verb, delegated: its name, its arguments, and what its [`Call`] says besides.
+/// Delegates one verb, given its name, its arguments and the remaining fields of its [`Call`].
 macro_rules! delegate_one {
     (safe $name:ident $verb:ident ($($arg:ident: $ty:ty),*) -> $out:ty, $($field:ident: $value:expr),*) => {
         fn $name(&self, $($arg: $ty),*) -> $crate::Result<$out> {
@@ -69,7 +69,7 @@ macro_rules! delegate {
         safe export Export (handle: $crate::Handle) -> std::os::fd::OwnedFd;
         safe import Import (shared: std::os::fd::BorrowedFd<'_>) -> $crate::Handle;
     ); };
-    // What a device does when its stream comes to it.
+    // Work of a stream.
     (work) => { $crate::decorate::delegate!(@
         unsafe copy Copy (device: $crate::DeviceId, request: $crate::CopyRequest, stream: $crate::Stream)
             -> (), on device, at request.to, of request.size;
@@ -116,7 +116,7 @@ macro_rules! delegate {
         safe event_elapsed EventElapsed (device: $crate::DeviceId, from: $crate::Event, to: $crate::Event)
             -> f64, on device;
     ); };
-    // Everything that marks a point in time or waits for one.
+    // Verbs that record a point in time or wait for one.
     (completion) => { $crate::decorate::delegate!(@
         safe stream_synchronize StreamSynchronize (device: $crate::DeviceId, stream: $crate::Stream)
             -> (), on device;
@@ -155,7 +155,7 @@ macro_rules! delegate {
     ); };
 }
 
-/// The expression in brackets, or else the default.
+/// Expands to the expression in brackets, or to the default.
 macro_rules! or {
     ([] $default:expr) => {
         $default

@@ -1,7 +1,7 @@
-//! The seam: every verb that GLake asks of a GPU, and what each one takes and gives.
+//! The driver interface: every operation that GLake needs from a GPU, with its arguments and results.
 //!
-//! Ids are `Copy` integers; a driver is shared as `Arc<dyn Driver>`. A verb whose misuse is undefined on CUDA is
-//! an `unsafe fn`; the owners (`owned`) discharge it for everything above this crate.
+//! Ids are `Copy` integers; a driver is shared as `Arc<dyn Driver>`. A verb whose misuse is undefined behaviour in CUDA is an `unsafe fn`;
+//! the owning types in `owned` uphold its contract for everything above this crate.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,84 +11,84 @@ use glake_units::Bytes;
 
 use crate::{Address, DeviceId, Event, Handle, Kernel, Module, Result, Stream, StreamId};
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// How it is asked for.
+    /// Ordinal of the device.
     pub id: DeviceId,
-    /// Its maker's name for it.
+    /// Product name, as the vendor gives it.
     pub name: String,
-    /// Its memory.
+    /// Total memory in bytes.
     pub memory: Bytes,
-    /// Its PCI address (`0000:3b:00.0`), where it has one.
+    /// PCI address (`0000:3b:00.0`), if it has one.
     pub pci: Option<String>,
-    /// Whether its memory can be exported, as file descriptors: not under WSL2.
+    /// Whether its memory can be exported as file descriptors; false under WSL2.
     pub exportable: bool,
-    /// Whether memory made by [`Driver::create`] can be registered for RDMA ([`ExtentProperties::gpu_direct`]).
+    /// Whether memory created by [`Driver::create`] can be registered for RDMA ([`ExtentProperties::gpu_direct`]).
     pub gpu_direct: bool,
 }
 
-/// How a device's memory stands, counting every process.
+/// Memory use of a device by all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Not taken.
+    /// Free bytes of device memory.
     pub free: Bytes,
-    /// All there is.
+    /// Total bytes of device memory.
     pub total: Bytes,
 }
 
-/// Where physical memory lies.
+/// Location of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// On a GPU.
+    /// Memory of a GPU.
     Gpu(DeviceId),
-    /// On a NUMA node of the host.
+    /// A NUMA node of the host.
     HostNuma(u32),
 }
 
-/// What physical memory shall be like.
+/// Properties requested for physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExtentProperties {
-    /// Where it lies.
+    /// Location of the memory.
     pub place: Place,
-    /// Whether another process may import it.
+    /// Whether another process may import the memory.
     pub exportable: bool,
-    /// Whether it can be registered for RDMA (GPUDirect). Only where [`DeviceInfo::gpu_direct`] says that the device can.
+    /// Whether the memory can be registered for RDMA (GPUDirect). Requires [`DeviceInfo::gpu_direct`].
     pub gpu_direct: bool,
 }
 
-/// What may be done through a mapping.
+/// Access rights of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protection {
-    /// Nothing.
+    /// No access at all.
     None,
-    /// Loads.
+    /// Loads, but no stores.
     Read,
-    /// Loads and stores.
+    /// Loads and stores allowed.
     ReadWrite,
 }
 
-/// Who may do what through a mapping.
+/// Access rights of one device to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// The device whose work touches it.
+    /// Device that gets the access.
     pub device: DeviceId,
-    /// What it may do.
+    /// Rights of the device.
     pub protection: Protection,
 }
 
-/// One copy: both ends are addresses of the unified address space.
+/// Description of one copy; both ends are addresses in the unified address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRequest {
-    /// Where the bytes go.
+    /// Destination address of the copy.
     pub to: Address,
-    /// Where they come from.
+    /// Source address of the copy.
     pub from: Address,
-    /// How many.
+    /// Number of bytes to copy.
     pub size: Bytes,
 }
 
-/// The devices whose memory a copy is between.
+/// Devices of both ends of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyDevices {
     /// Device of the destination.
@@ -97,26 +97,26 @@ pub struct CopyDevices {
     pub from: DeviceId,
 }
 
-/// What a pointer points to.
+/// Kind of memory that a pointer refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerKind {
     /// Memory of a GPU.
     Device {
-        /// Whose.
+        /// Device that owns the memory.
         device: DeviceId,
-        /// Whether it was mapped by [`Driver::map`] (so that access for peers can be given).
+        /// Whether it was mapped by [`Driver::map`], so that peers can be given access.
         mapped: bool,
     },
-    /// Memory that moves between the host and GPUs as it is touched (`cudaMallocManaged`).
+    /// Managed memory, which migrates between host and GPUs on access (`cudaMallocManaged`).
     Managed,
-    /// Host memory that the driver pinned or was told of.
+    /// Host memory that is pinned or registered with the driver.
     Pinned,
-    /// Host memory that the driver does not know.
+    /// Host memory unknown to the driver.
     Pageable,
 }
 
 impl PointerKind {
-    /// The GPU that it is memory of.
+    /// Returns the GPU that owns the memory.
     pub fn device(self) -> Option<DeviceId> {
         match self {
             PointerKind::Device { device, .. } => Some(device),
@@ -125,87 +125,86 @@ impl PointerKind {
     }
 }
 
-/// What the driver tells of a pointer.
+/// The driver's description of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointerAttributes {
-    /// What it points to.
+    /// Kind of memory pointed to.
     pub kind: PointerKind,
-    /// The allocation or registration that it lies in: where it starts, and how long it is; `None` where the driver tells of
-    /// none. Of mapped memory it may be all addresses that were set aside.
+    /// Start and size of the enclosing allocation or registration; `None` if the driver reports none. For mapped memory this may be the
+    /// whole address reservation.
     pub range: Option<(Address, Bytes)>,
 }
 
-/// How soon a stream's kernels run where several streams want a device. Copies between host and device take no
-/// notice of it.
+/// Scheduling priority of a stream's kernels when several streams compete for a device. It does not affect copies between host and device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Priority {
-    /// When their turn comes.
+    /// Default priority of streams.
     #[default]
     Normal,
-    /// Before those of normal streams that have not begun.
+    /// Runs before work of normal streams that has not begun.
     High,
 }
 
-/// What an event is for.
+/// Purpose of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// Order between streams. A wait on the host spins.
+    /// Orders streams without timing. Host waits spin.
     #[default]
     Plain,
-    /// The time between two such events can be measured. A wait on the host spins.
+    /// Time between two such events can be measured. Host waits spin.
     Timed,
-    /// Order between streams. A wait on the host sleeps until the device wakes it: for threads that wait long.
+    /// Orders streams without timing. Host waits sleep until the device wakes the thread: for long waits.
     Sleeping,
 }
 
-/// Whether a stream is recording a graph.
+/// Graph-capture state of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureState {
-    /// Work runs.
+    /// No capture; work is executed.
     None,
-    /// Work is recorded into the capture of this id.
+    /// Work is recorded into the capture with this id.
     Active(u64),
-    /// The capture was broken by a call that is not allowed.
+    /// The capture was invalidated by a forbidden call.
     Invalidated,
 }
 
-/// How two values are compared by [`Driver::stream_wait_value`].
+/// Comparison made by [`Driver::stream_wait_value`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
-    /// The memory holds at least the value (cyclically, as CUDA's GEQ).
+    /// The memory holds at least the value (cyclically, like CUDA's GEQ).
     AtLeast,
-    /// The memory holds the value.
+    /// The memory holds exactly the value.
     Equal,
 }
 
-/// A range of memory that a kernel declares to touch.
+/// A range of memory that a kernel declares to access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
-    /// Its start.
+    /// Start address of the range.
     pub address: Address,
-    /// Its length.
+    /// Length of the range.
     pub size: Bytes,
 }
 
-/// The code of a module: both forms are given, each backend takes its own.
+/// Code of a module in both forms; each backend uses its own.
 #[derive(Clone)]
 pub struct ModuleSource {
-    /// Checked-in PTX, for CUDA.
+    /// Checked-in PTX, used by CUDA.
     pub ptx: &'static str,
-    /// The same kernels as host code, for the simulator.
+    /// The same kernels as host code, used by the simulator.
     pub host: &'static [HostKernel],
 }
 
 /// A kernel as host code, for the simulator.
 #[derive(Clone, Copy)]
 pub struct HostKernel {
-    /// The name it has in the PTX.
+    /// Name of the kernel in the PTX.
     pub name: &'static str,
-    /// What it does, through the memory it declared.
+    /// Function that executes the kernel on its declared memory, given its arguments.
     pub body: fn(&mut dyn KernelMemory, &[u64]),
 }
 
-/// The memory of a simulated kernel: only what it declared can be reached.
+/// Memory of a simulated kernel, limited to the declared ranges.
 pub trait KernelMemory {
     /// Reads `into.len()` bytes; the range must lie in a declared read or write.
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<()>;
@@ -213,27 +212,27 @@ pub trait KernelMemory {
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()>;
 }
 
-/// What a kernel touches, told range by range to who asks: a device that checks it, or keeps its time.
+/// Ranges that a kernel accesses, enumerated for devices that check or time them.
 pub trait Touches: fmt::Debug + Sync {
-    /// Calls `see` with each range that is read, and each that is written.
+    /// Calls `see` with each range that is read and each that is written.
     fn each(&self, see: &mut dyn FnMut(Usage, Touch));
 }
 
-/// What is done to a range.
+/// Kind of access to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// It is read.
+    /// The range is only read.
     Read,
-    /// It is written, or both.
+    /// The range is written, and possibly read.
     Write,
 }
 
-/// Few ranges.
+/// Declared ranges as two short lists.
 #[derive(Clone, Copy, Debug)]
 pub struct Touched<'a> {
-    /// What is read.
+    /// Ranges that are read.
     pub reads: &'a [Touch],
-    /// What is written.
+    /// Ranges that are written.
     pub writes: &'a [Touch],
 }
 
@@ -244,67 +243,67 @@ impl Touches for Touched<'_> {
     }
 }
 
-/// A kernel launch.
+/// Parameters of a kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchRequest<'a> {
-    /// Which kernel.
+    /// Kernel to be launched.
     pub kernel: Kernel,
-    /// Thread blocks.
+    /// Thread blocks per dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads of a block per dimension.
     pub block: [u32; 3],
-    /// Its arguments: 64-bit each.
+    /// Kernel arguments, 64 bits each.
     pub arguments: &'a [u64],
-    /// What it touches. CUDA does not ask.
+    /// Memory that the kernel accesses. CUDA ignores it; the simulator checks it.
     pub touches: &'a dyn Touches,
 }
 
-/// Everything that GLake asks of GPUs.
+/// Every operation that GLake needs from GPUs.
 ///
 /// A `device` argument names the context (the primary one) that a call runs in; a call leaves the caller's
 /// current context as it found it. Verbs are asynchronous where CUDA's are.
 pub trait Driver: Send + Sync + fmt::Debug {
-    /// The devices, in order of their ids.
+    /// Returns the devices in order of their ids.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
-    /// How a device's memory stands. Makes no context where that can be told without one.
+    /// Returns a device's memory use. Creates no context if the answer is available without one.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
 
     // Virtual memory.
 
-    /// The unit of sizes and addresses for such memory.
+    /// Returns the granularity of sizes and addresses for such memory.
     fn granularity(&self, properties: ExtentProperties) -> Result<Bytes>;
-    /// Sets addresses aside; `size` is a multiple of the granularity.
+    /// Reserves addresses; `size` is a multiple of the granularity.
     fn reserve(&self, size: Bytes) -> Result<Address>;
-    /// Gives addresses back.
+    /// Releases a range of reserved addresses.
     ///
     /// # Safety
     /// Nothing enqueued or running uses the range, and nothing is mapped in it.
     unsafe fn unreserve(&self, start: Address, size: Bytes) -> Result<()>;
-    /// Makes physical memory. It holds zeroes.
+    /// Creates zeroed physical memory.
     fn create(&self, size: Bytes, properties: ExtentProperties) -> Result<Handle>;
-    /// Gives up a handle; the memory goes once no mapping is left.
+    /// Releases a handle; the memory is freed once no mapping is left.
     ///
     /// # Safety
     /// The handle is alive and the caller's to release.
     unsafe fn release(&self, handle: Handle) -> Result<()>;
-    /// Maps a whole handle at reserved addresses. There is no access until [`Driver::set_access`].
+    /// Maps a whole handle at reserved addresses. Access is granted only by [`Driver::set_access`].
     ///
     /// # Safety
-    /// The handle is alive; nothing else thinks that it owns these addresses.
+    /// The handle is alive; no other owner uses these addresses.
     unsafe fn map(&self, start: Address, size: Bytes, handle: Handle) -> Result<()>;
-    /// Takes whole mappings out of a range.
+    /// Unmaps the whole mappings in a range.
     ///
     /// # Safety
     /// Nothing enqueued or running uses the range: CUDA does not wait.
     unsafe fn unmap(&self, start: Address, size: Bytes) -> Result<()>;
-    /// Says who may touch mapped memory.
+    /// Sets the access rights of mapped memory.
     ///
     /// # Safety
-    /// Nothing enqueued or running uses the range in a way that this takes away.
+    /// Nothing enqueued or running needs the access that this removes.
     unsafe fn set_access(&self, start: Address, size: Bytes, access: &[Access]) -> Result<()>;
-    /// A file descriptor by which another process can import exportable memory.
+    /// Returns a file descriptor with which another process can import exportable memory.
     fn export(&self, handle: Handle) -> Result<OwnedFd>;
-    /// Another process's memory; the handle is the caller's to release.
+    /// Imports another process's memory. The caller must release the handle.
     fn import(&self, shared: BorrowedFd<'_>) -> Result<Handle>;
 
     // Bytes.
@@ -314,14 +313,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Safety
     /// Both ranges are alive until the copy has run, and nothing else touches them unordered.
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()>;
-    /// Enqueues a copy on a stream of any device, which may touch both ranges; a default stream is the calling thread's
-    /// current device's. In fewer calls than [`Driver::copy`].
+    /// Enqueues a copy on a stream of any device, which must be able to access both ranges. A default stream means the calling thread's
+    /// current device. Needs fewer driver calls than [`Driver::copy`].
     ///
     /// # Safety
     /// As [`Driver::copy`].
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()>;
-    /// Enqueues a copy between memory of two devices, which need no access to each other's: where the driver has no other way, it goes through
-    /// the host. The stream is one of `device`.
+    /// Enqueues a copy between memory of two devices without peer access; the driver may route it through the host. The stream belongs to
+    /// `device`.
     ///
     /// # Safety
     /// As [`Driver::copy`].
@@ -332,7 +331,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         owners: CopyDevices,
         stream: Stream,
     ) -> Result<()>;
-    /// Enqueues several copies, in no order among themselves.
+    /// Enqueues several copies, unordered among themselves.
     ///
     /// # Safety
     /// As [`Driver::copy`], for each.
@@ -349,10 +348,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
         byte: u8,
         stream: Stream,
     ) -> Result<()>;
-    /// Copies bytes of device memory to the host and returns when they are there. The caller orders it after
-    /// the work that wrote them. Memory that is not mapped is an error, never a fault.
+    /// Copies device memory to the host and returns when the bytes have arrived. The caller orders it after the work that wrote them.
+    /// Memory that is not mapped is an error, never a fault.
     fn read_now(&self, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()>;
-    /// Copies bytes of the host to device memory and returns when they are there.
+    /// Copies host bytes to device memory and returns when they have arrived.
     ///
     /// # Safety
     /// The range is the caller's to write, and nothing else touches it unordered.
@@ -360,23 +359,22 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // Streams.
 
-    /// A stream that does not synchronise with the legacy one.
+    /// Creates a stream that does not synchronise with the legacy stream.
     fn stream_create(&self, device: DeviceId, priority: Priority) -> Result<Stream>;
-    /// Destroys a stream; its work still runs to its end.
+    /// Destroys a stream; its enqueued work still completes.
     ///
     /// # Safety
-    /// The stream is alive and the caller's.
+    /// The stream is alive and owned by the caller.
     unsafe fn stream_destroy(&self, device: DeviceId, stream: Stream) -> Result<()>;
-    /// Which stream a handle means, for the calling thread.
+    /// Returns the identity of the stream that a handle means for the calling thread.
     fn stream_id(&self, device: DeviceId, stream: Stream) -> Result<StreamId>;
-    /// The device whose stream a handle is; the default handles are the thread's current device's, or the first one's where
-    /// it has none.
+    /// Returns the device of a stream. Default handles belong to the thread's current device, or to the first device if it has none.
     fn stream_device(&self, stream: Stream) -> Result<DeviceId>;
-    /// Waits on the host for a stream's work.
+    /// Blocks the calling thread until the stream's work is done.
     fn stream_synchronize(&self, device: DeviceId, stream: Stream) -> Result<()>;
-    /// Makes a stream wait on the device for an event.
+    /// Makes a stream wait for an event on the device.
     fn stream_wait_event(&self, device: DeviceId, stream: Stream, event: Event) -> Result<()>;
-    /// Makes a stream wait until 32 bits of memory compare true.
+    /// Makes a stream wait until a 32-bit word compares true.
     ///
     /// # Safety
     /// The address is alive until the wait is over.
@@ -388,7 +386,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         value: u32,
         compare: Compare,
     ) -> Result<()>;
-    /// Writes 32 bits of memory once the stream's earlier work is done.
+    /// Writes a 32-bit word once the stream's earlier work is done.
     ///
     /// # Safety
     /// The address is alive until the write has run.
@@ -399,84 +397,84 @@ pub trait Driver: Send + Sync + fmt::Debug {
         address: Address,
         value: u32,
     ) -> Result<()>;
-    /// Whether a stream is recording a graph.
+    /// Returns whether a stream is being captured into a graph.
     fn capture_state(&self, device: DeviceId, stream: Stream) -> Result<CaptureState>;
 
     // Events.
 
-    /// An event.
+    /// Creates an event in the context of `device`.
     fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event>;
-    /// Destroys an event.
+    /// Destroys an event of `device`.
     ///
     /// # Safety
-    /// The event is alive and the caller's.
+    /// The event is alive and owned by the caller.
     unsafe fn event_destroy(&self, device: DeviceId, event: Event) -> Result<()>;
-    /// Marks a point of a stream.
+    /// Records an event on a stream.
     fn event_record(&self, device: DeviceId, event: Event, stream: Stream) -> Result<()>;
-    /// Marks a point of a whole context: it completes when all work enqueued before, on any stream, has.
-    /// [`crate::DriverError::Unsupported`] where the driver lacks the call (before CUDA 12.5).
+    /// Records an event for a whole context: it completes when all work enqueued before, on any stream, has.
+    /// [`crate::DriverError::Unsupported`] if the driver lacks the call (before CUDA 12.5).
     fn event_record_context(&self, device: DeviceId, event: Event) -> Result<()>;
-    /// Whether an event's point has been passed; true for one never recorded.
+    /// Returns whether an event has completed; true if it was never recorded.
     fn event_query(&self, device: DeviceId, event: Event) -> Result<bool>;
-    /// Waits on the host for an event's point.
+    /// Blocks the calling thread until an event completes.
     fn event_synchronize(&self, device: DeviceId, event: Event) -> Result<()>;
-    /// Microseconds from one passed event to another.
+    /// Returns the microseconds between two completed events.
     fn event_elapsed(&self, device: DeviceId, from: Event, to: Event) -> Result<f64>;
-    /// Waits on the host for all work of a context. Where the device has none yet there is no work to wait for, and none is made.
+    /// Blocks the calling thread until all work of a context is done. Returns at once, creating nothing, if the device has no context.
     fn context_synchronize(&self, device: DeviceId) -> Result<()>;
 
-    // Contexts. A call that names a device makes its context where there is none, unless it says otherwise.
+    // Contexts. A verb with a `device` argument creates the context if necessary, unless documented otherwise.
 
-    /// The same devices through contexts of our own, one for each, made when first used: what is enqueued there is no work of the
-    /// program's contexts, and shares no queue of the hardware with it. Streams, events and kernels belong to the driver that made
-    /// them, but for waits, which take any event. Each call gives further contexts.
+    /// Returns the same devices through private contexts, one per device, created at first use. Work enqueued there does not belong to the
+    /// program's contexts and shares no hardware queue with them. Streams, events and kernels belong to the driver that created them,
+    /// except that waits accept any event. Each call returns new contexts.
     fn own_contexts(&self) -> Result<Arc<dyn Driver>>;
-    /// The device in whose primary context a call on a stream runs that this thread makes now, in the context that is current; none
-    /// where the current context, or the stream's, is another one (`cuCtxCreate`, green contexts).
+    /// Returns the device whose primary context a call of this thread on this stream would run in, given the current context; `None` if the
+    /// current context or the stream's is another one (`cuCtxCreate`, green contexts).
     fn primary_of(&self, stream: Stream) -> Result<Option<DeviceId>>;
 
-    /// Whether a device has its context in this process, by whomever it was made. Makes none.
+    /// Returns whether a device's context exists in this process, whoever created it. Never creates one.
     fn has_context(&self, device: DeviceId) -> Result<bool>;
-    /// Gives up this driver's hold on a device's context, once the device's work is done: the next call that needs it makes it
-    /// again. Where the program holds it too it stays; where this driver holds none nothing is done. Access to mapped memory outlasts
-    /// it, access to plain memory of peers does not. Host memory that was pinned in it would go with it, and counts as made there.
-    /// [`crate::DriverError::ContextInUse`] while anything lives that this driver made in it, [`crate::DriverError::NotReady`]
-    /// while other threads' calls run in it: it stays as it was.
+    /// Releases this driver's hold on a device's context once the device's work is done; the next call that needs the context creates it
+    /// again. The context stays if the program holds it too; without a hold nothing happens. Access to mapped memory survives, access to
+    /// plain peer memory does not. Host memory pinned in the context would go with it, and counts as created there. Fails with
+    /// [`crate::DriverError::ContextInUse`] while objects created by this driver live in it, and with [`crate::DriverError::NotReady`]
+    /// while other threads' calls run in it; the context then stays unchanged.
     fn release_context(&self, device: DeviceId) -> Result<()>;
 
     // Kernels.
 
-    /// Loads a module.
+    /// Loads a module in the context of `device`.
     fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module>;
-    /// Unloads a module.
+    /// Unloads a module from `device`.
     ///
     /// # Safety
     /// None of its kernels is enqueued or running.
     unsafe fn module_unload(&self, device: DeviceId, module: Module) -> Result<()>;
-    /// A kernel of a module by name.
+    /// Returns a kernel of a module by name.
     fn kernel_find(&self, device: DeviceId, module: Module, name: &str) -> Result<Kernel>;
-    /// Enqueues a kernel.
+    /// Enqueues a kernel launch.
     ///
     /// # Safety
-    /// The arguments are what the kernel takes; it touches nothing but what is declared, which is alive until it
-    /// has run and touched by nothing else unordered.
+    /// The arguments match the kernel's signature. It accesses only declared memory, which stays alive until the kernel has run and which
+    /// no unordered work touches.
     unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()>;
 
-    // Reach.
+    // Access and pinning.
 
-    /// Whether work of `device` can be given access to memory of `peer` at all. Changes nothing.
+    /// Returns whether work of `device` can be given access to memory of `peer`. Changes nothing.
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
-    /// Lets `device`'s work touch plain (not mapped) memory of `peer`. Doing it twice is no error. The program sees it: only for what it
-    /// asked for.
+    /// Gives work of `device` access to plain (not mapped) memory of `peer`. Repeating it is not an error. The program can observe the
+    /// change, so use it only for copies that the program requested.
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()>;
-    /// What an address belongs to.
+    /// Returns the attributes of the memory at an address.
     fn pointer_attributes(&self, address: Address) -> Result<PointerAttributes>;
-    /// Pins host memory so that every device can copy from and to it at full speed.
+    /// Pins host memory, so that every device can copy from and to it at full speed.
     ///
     /// # Safety
-    /// The range is the caller's, page-aligned and stays mapped until it is unregistered.
+    /// The caller owns the range; it is page-aligned and stays mapped until it is unregistered.
     unsafe fn host_register(&self, start: Address, size: Bytes) -> Result<()>;
-    /// Unpins host memory.
+    /// Unpins registered host memory.
     ///
     /// # Safety
     /// The range was registered and nothing enqueued or running uses it.

@@ -1,14 +1,14 @@
-//! What a driver answers when it does not do what was asked. A variant is what the caller can do about it.
+//! Errors of drivers. Each variant stands for one way in which the caller can react.
 
 use std::fmt;
 
 use crate::{Address, DeviceId, Verb};
 use glake_units::Bytes;
 
-/// The outcome of a verb.
+/// Result of a verb.
 pub type Result<T> = std::result::Result<T, DriverError>;
 
-/// Why a verb was not done.
+/// Reasons for the failure of a verb.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
@@ -17,114 +17,114 @@ pub enum DriverError {
         "no CUDA driver: {library} {found}; install the NVIDIA driver, or choose the simulator with --device sim"
     )]
     NoDriver {
-        /// What was looked for.
+        /// Library that was looked for.
         library: &'static str,
-        /// What was found instead.
+        /// What happened instead, as a phrase that follows the library's name.
         found: &'static str,
     },
-    /// The driver lacks a call that this needs: update it, or do without.
+    /// The driver lacks a call: update it, or do without.
     #[error("{verb} is not supported here")]
     Unsupported {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
-        /// The driver's error number; 801 where the call was not even made.
+        /// The driver's error number; 801 if the call was not even made.
         code: u32,
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error("{device} does not exist: the driver shows {count}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// Ordinal that was requested.
         device: DeviceId,
-        /// How many there are.
+        /// Number of devices present.
         count: u32,
     },
-    /// Not now: try again.
+    /// The driver is busy; retry later.
     #[error("{verb}: the device is busy, try again")]
     NotReady {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
     },
-    /// The device (or the driver itself) has no memory left: give some back and try again.
+    /// The device (or the driver itself) is out of memory: free some and retry.
     #[error("{verb}: out of device memory ({wanted} wanted)")]
     OutOfMemory {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
-        /// How much; zero where the verb names no size.
+        /// Requested bytes; zero if the verb has no size.
         wanted: Bytes,
     },
-    /// The call is not allowed while a stream capture is open: ask again after it.
-    #[error("{verb}: not while a stream capture is open")]
+    /// The call is forbidden while a stream capture is open: retry after it.
+    #[error("{verb}: not allowed while a stream capture is open")]
     Capturing {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
-        /// The driver's error number; 900 where the call was not even made.
+        /// The driver's error number; 900 if the call was not even made.
         code: u32,
     },
-    /// The arguments are wrong: a bug of the caller.
+    /// The arguments are invalid: a bug in the caller.
     #[error("{verb} was refused at {address}: {reason}")]
     Refused {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
-        /// Where, zero if nowhere.
+        /// Address argument; zero if there is none.
         address: Address,
-        /// Which rule it breaks.
+        /// Rule that the call breaks.
         reason: Refusal,
     },
-    /// What was made in a context lives, and goes with it: destroy that first.
-    #[error("the context of {device} is not given back: it holds {living} of ours; destroy them first")]
+    /// The context still holds live objects, which would go with it: destroy them first.
+    #[error("the context of {device} cannot be released: GLake still has {living} in it; destroy them first")]
     ContextInUse {
-        /// Whose context.
+        /// Device of the context.
         device: DeviceId,
-        /// What lives.
+        /// Live objects of the context.
         living: Living,
     },
-    /// Nothing can ever complete what is being waited for (only the simulator can tell).
-    #[error("{verb}: waits for work that nothing enqueued will complete")]
+    /// The awaited work can never complete (detected by the simulator only).
+    #[error("{verb}: deadlock: no enqueued work can complete the wait")]
     Deadlock {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
     },
-    /// The context is lost: every further call fails. Report it as itself and start the process again.
+    /// The context is lost and every further call fails. Report the error and restart the process.
     #[error("{verb}: CUDA error {code}; the context is lost and this process cannot use the GPU any more")]
     Sticky {
-        /// The verb that was told.
+        /// Verb that reported the loss.
         verb: Verb,
         /// The driver's error number.
         code: u32,
     },
-    /// A descriptor of memory could not be made or opened, most likely because the process has none left: close some, or raise its limit.
+    /// A file descriptor for memory could not be created or opened, most likely because the process has none left: close some, or raise the
+    /// limit.
     #[error(
         "{verb}: CUDA error {}, from the operating system: this process may open {limit} files, and seems to have no file descriptor left; \
          raise the limit (ulimit -n)",
         DriverError::OPERATING_SYSTEM
     )]
     TooManyFiles {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
-        /// The process's limit of open files.
+        /// Limit of open files of the process.
         limit: u64,
     },
-    /// Another error of the driver.
+    /// Any other error of the driver.
     #[error("{verb}: CUDA error {code}")]
     Failed {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
         /// The driver's error number.
         code: u32,
     },
-    /// The operating system refused what the simulated device is made of.
+    /// The operating system refused a resource that the simulated device needs.
     #[error("{verb}: {source}")]
     Os {
-        /// What was asked.
+        /// Verb of the failed call.
         verb: Verb,
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// The rule that a refused call breaks; the first group CUDA reports too, the second it leaves undefined and
-/// the simulator catches.
+/// Rule that a refused call breaks. CUDA reports the first group too; it leaves the second undefined, and the simulator catches it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
@@ -133,11 +133,11 @@ pub enum Refusal {
     InvalidValue,
     #[error("there is no such device")]
     UnknownDevice,
-    #[error("the context is not there, or not the one that it must be")]
+    #[error("the context does not exist, or is not the one that the object belongs to")]
     UnknownContext,
-    #[error("the handle names nothing that is alive")]
+    #[error("the handle names no live object")]
     UnknownHandle,
-    #[error("nothing of this name is there")]
+    #[error("no object has this name")]
     NotFound,
     #[error("the range is not inside one reservation")]
     NotReserved,
@@ -150,11 +150,11 @@ pub enum Refusal {
     #[error("the memory is neither registered nor known to the driver")]
     NotRegistered,
 
-    #[error("the memory was touched before its access was set")]
+    #[error("the memory was accessed before its access rights were set")]
     NoAccess,
     #[error("the memory is mapped read-only")]
     ReadOnly,
-    #[error("a peer touched memory that it was given no access to")]
+    #[error("a peer accessed memory that it has no access to")]
     NoPeerAccess,
     #[error("enqueued work still uses the range")]
     InUse,
@@ -169,7 +169,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// CUDA's number for it, of a call of a verb.
+    /// Returns CUDA's error number for a refused call of `verb`.
     fn code(self, verb: Verb) -> Option<u32> {
         match self {
             Refusal::InvalidValue | Refusal::NotReserved | Refusal::StillMapped => Some(1),
@@ -183,30 +183,30 @@ impl Refusal {
             Refusal::NoPeerAccess => Some(705),
             Refusal::NotRegistered => Some(713),
             Refusal::CapturedEvent => Some(907),
-            // A fault of the GPU, which the driver tells of later and of the whole context.
+            // A fault of the GPU, which the driver reports later and for the whole context.
             Refusal::NoAccess | Refusal::ReadOnly => Some(700),
             Refusal::InUse | Refusal::Unordered | Refusal::Aliased | Refusal::ReleasedTwice => None,
         }
     }
 }
 
-/// How much lives of what a driver made in a context.
+/// Number of live objects that a driver created in a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Living {
-    /// Streams.
+    /// Number of live streams.
     pub streams: u64,
-    /// Events.
+    /// Number of live events.
     pub events: u64,
-    /// Modules.
+    /// Number of loaded modules.
     pub modules: u64,
     /// Allocations of the device's memory.
     pub extents: u64,
-    /// Ranges of host memory that were pinned in it, though for every context.
+    /// Host ranges pinned in this context (though usable from every context).
     pub registrations: u64,
 }
 
 impl Living {
-    /// Whether nothing does.
+    /// Returns whether no object is alive.
     pub fn is_none(self) -> bool {
         self == Living::default()
     }
@@ -231,24 +231,24 @@ impl fmt::Display for Living {
 }
 
 impl DriverError {
-    /// Whether the context is lost.
+    /// Returns whether the context is lost.
     pub fn is_sticky(&self) -> bool {
         matches!(self, DriverError::Sticky { .. })
     }
 
-    /// What was named is not there any more: its owner destroyed it.
+    /// Returns whether a named object no longer exists because its owner destroyed it.
     pub fn is_gone(&self) -> bool {
         matches!(self, DriverError::Refused { reason: Refusal::UnknownHandle, .. })
     }
 
-    /// Nothing was made that the driver would have to be asked for: what it calls not supported.
+    /// CUDA's number for an unsupported call; also used if the call was not made at all.
     pub const UNSUPPORTED: u32 = 801;
-    /// Not allowed while a stream is captured.
+    /// CUDA's number for a call forbidden during a capture.
     pub const CAPTURING: u32 = 900;
-    /// A call of the operating system failed.
+    /// CUDA's number for a failed call of the operating system.
     pub const OPERATING_SYSTEM: u32 = 304;
 
-    /// The error of a number for which there is no more general one.
+    /// Returns the error for a number that has no variant of its own.
     pub fn of_number(verb: Verb, code: u32) -> DriverError {
         match (verb, code) {
             (Verb::Export | Verb::Import, DriverError::OPERATING_SYSTEM) => {
@@ -258,8 +258,8 @@ impl DriverError {
         }
     }
 
-    /// CUDA's number for it: the one that the driver answered, or the one that it would have. `None` where it has none: what only the
-    /// simulator can tell, and what the operating system refused.
+    /// Returns CUDA's number for the error, as returned by the driver or as it would be. `None` for errors that only the simulator or the
+    /// operating system reports.
     pub fn code(&self) -> Option<u32> {
         match self {
             DriverError::Sticky { code, .. }
@@ -276,13 +276,13 @@ impl DriverError {
         }
     }
 
-    /// Whether giving memory back and asking again may help.
+    /// Returns whether freeing memory and retrying may help.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, DriverError::OutOfMemory { .. })
     }
 }
 
-/// The process's limit of open files.
+/// Returns the limit of open files of the process.
 fn open_files() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: an out-parameter of this frame.

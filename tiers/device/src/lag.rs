@@ -1,8 +1,8 @@
-//! A driver whose GPU runs behind the host by a fixed time of a virtual clock.
+//! A driver decorator whose GPU lags behind the host by a fixed time on a virtual clock.
 //!
-//! An event has passed once the clock has moved on by the lag since it was recorded, and the driver below says so
-//! too. The clock is the time that a replay sets plus the time spent waiting: a wait on the host moves the clock
-//! to the moment it is over, and everything after it happens that much later, as in the program replayed.
+//! An event completes once the lag has passed on the clock since it was recorded and the wrapped driver has completed it too. The clock is
+//! the time set by a replay plus the time spent waiting: a wait on the host moves the clock to the end of the wait, and everything after it
+//! happens that much later, as in the replayed program.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::decorate::{Call, delegate};
 use crate::{DeviceId, Driver, Event, Result, Stream};
 
-/// Makes a GPU run behind the host. A lag of zero changes nothing.
+/// Driver decorator that makes a GPU lag behind the host. A lag of zero changes nothing.
 #[derive(Debug)]
 pub struct Lag {
     inner: Arc<dyn Driver>,
@@ -25,30 +25,30 @@ pub struct Lag {
 struct State {
     now: Duration,
     waited: Duration,
-    /// Events that have been recorded, and not yet seen passed.
+    /// Recorded events that have not been seen to complete.
     records: HashMap<(DeviceId, Event), Record>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
     at: Duration,
-    /// The stream; none for a whole context.
+    /// Stream of the event; `None` for a whole context.
     stream: Option<Stream>,
 }
 
 impl Lag {
-    /// Wraps a driver whose GPU shall be `lag` behind; the clock stands at zero.
+    /// Wraps a driver whose GPU lags by `lag`; the clock starts at zero.
     pub fn new(inner: Arc<dyn Driver>, lag: Duration) -> Self {
         Lag { inner, lag, state: Mutex::default() }
     }
 
-    /// Sets the replay's time. It never runs back: an earlier time than before changes nothing.
+    /// Sets the replay's time. The clock never runs backwards: an earlier time changes nothing.
     pub fn set_now(&self, now: Duration) {
         let mut state = self.state.lock();
         state.now = state.now.max(now);
     }
 
-    /// How long the host has waited so far, in virtual time.
+    /// Returns the virtual time that the host has waited so far.
     pub fn waited(&self) -> Duration {
         self.state.lock().waited
     }
@@ -63,7 +63,7 @@ impl Lag {
         state.records.insert((device, event), Record { at, stream });
     }
 
-    /// Moves the clock to where everything recorded that `of` picks has passed.
+    /// Moves the clock to the completion of all recorded events selected by `of`.
     fn wait_for(&self, of: impl Fn(&(DeviceId, Event), &Record) -> bool) {
         let mut state = self.state.lock();
         let due = state.records.iter().filter(|(key, record)| of(key, record)).map(|(_, record)| record.at);
@@ -91,7 +91,7 @@ impl Driver for Lag {
     delegate!(kernels);
     delegate!(reach);
 
-    /// The replays that this is for enqueue nothing there.
+    /// Returns undelayed private contexts: replays enqueue no work there.
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
         self.inner.own_contexts()
     }
@@ -153,7 +153,7 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn an_event_passes_when_the_clock_has_moved_on() {
+    fn an_event_completes_after_the_lag() {
         let lag = Lag::new(Stub::new(), MS(100));
         let event = lag.event_create(GPU, EventKind::Plain).unwrap();
         assert!(lag.event_query(GPU, event).unwrap(), "never recorded");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_takes_its_time_and_delays_what_comes_after() {
+    fn a_wait_delays_later_events() {
         let lag = Lag::new(Stub::new(), MS(100));
         let events: Vec<Event> = (0..3).map(|_| lag.event_create(GPU, EventKind::Plain).unwrap()).collect();
         lag.event_record(GPU, events[0], Stream(7)).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn no_lag_is_no_change() {
+    fn zero_lag_changes_nothing() {
         let lag = Lag::new(Stub::new(), Duration::ZERO);
         let event = lag.event_create(GPU, EventKind::Plain).unwrap();
         lag.event_record_context(GPU, event).unwrap();

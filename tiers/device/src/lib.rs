@@ -1,4 +1,4 @@
-//! The only seam between GLake and hardware.
+//! The only interface between GLake and hardware.
 //!
 //! ```text
 //! ffi ─► runtime ─► transfer ─► tiers ─► glake-device ─► libcuda
@@ -8,7 +8,7 @@
 //!             └───────┘ └────────┘ └─────┘
 //! ```
 //!
-//! [`Driver`] holds the raw verbs; [`owned`] makes them safe.
+//! [`Driver`] holds the raw verbs; [`owned`] wraps them in safe types.
 
 mod cuda;
 mod decorate;
@@ -22,7 +22,6 @@ mod record;
 #[cfg(test)]
 mod stub;
 pub mod topology;
-mod verb;
 
 pub use cuda::{Cuda, CudaCheckpoint};
 pub use decorate::Call;
@@ -33,7 +32,6 @@ pub use driver::{
 };
 pub use error::{DriverError, Living, Refusal, Result};
 pub use fault::{Fault, Faults, Injected, When};
-pub use ids::{Address, DeviceId, Event, Handle, Kernel, Module, Stream, StreamId};
+pub use ids::{Address, DeviceId, Event, Handle, Kernel, Module, Stream, StreamId, Verb};
 pub use lag::Lag;
 pub use record::{CostTable, Count, Counters, Logged, Recorder};
-pub use verb::Verb;

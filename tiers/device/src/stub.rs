@@ -1,4 +1,4 @@
-//! A driver for unit tests that remembers only what they ask about: no memory, no time, every event passed.
+//! A minimal driver for unit tests: no memory, no time, every event complete.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::owned::DeviceSet;
 use crate::*;
 
-/// Answers every verb with success.
+/// Driver that answers every verb with success.
 #[derive(Debug, Default)]
 pub(crate) struct Stub {
     next: AtomicU64,
@@ -19,9 +19,9 @@ pub(crate) struct Stub {
     pub(crate) mapped: Mutex<std::collections::BTreeMap<u64, u64>>,
     pub(crate) pending: std::sync::atomic::AtomicBool,
     pub(crate) events: AtomicU64,
-    /// Who waits for an event takes it, and may have to wait for it.
+    /// Lock taken by event waits, so that a test can make them block.
     pub(crate) waits: Mutex<()>,
-    /// Devices that have no context: none at first.
+    /// Devices that have no context; initially none.
     pub(crate) without_context: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl Stub {
         Arc::new(Stub::default())
     }
 
-    /// How many reservations are alive.
+    /// Returns the number of live reservations.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.load(Relaxed)
     }

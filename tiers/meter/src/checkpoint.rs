@@ -16,7 +16,7 @@ use std::time::Duration;
 /// State of a process as reported by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// Running normally.
+    /// Running, not locked or checkpointed.
     Running,
     /// Driver calls block; all memory is still on the GPU.
     Locked,
@@ -24,7 +24,7 @@ pub enum ProcessState {
     Checkpointed,
     /// In transition on behalf of another caller.
     Moving,
-    /// Cannot be restored: the process must be restarted.
+    /// Failed for good: the process must be restarted.
     Failed,
 }
 
@@ -48,7 +48,7 @@ pub enum Step {
 #[non_exhaustive]
 pub enum CheckpointError {
     /// Missing driver support on this machine.
-    #[error("no driver that checkpoints processes: {found}; it is CUDA 12.8's, of drivers from 570 on")]
+    #[error("the driver cannot checkpoint processes: {found}; this needs CUDA 12.8 and driver 570 or later")]
     NoDriver {
         /// Driver that was found, if any.
         found: String,
@@ -56,7 +56,7 @@ pub enum CheckpointError {
     /// Process unknown to the driver.
     #[error("process {pid} has no context on a GPU: only one that uses GPUs can be checkpointed")]
     NoContext {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
     },
     /// Driver calls of the process that did not end in time.
@@ -65,15 +65,15 @@ pub enum CheckpointError {
          again, or give more time"
     )]
     Late {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// Timeout that was given.
         within: Duration,
     },
     /// GPU memory that was insufficient for a restore. The driver refuses all later attempts.
-    #[error("the driver found no room on its GPUs for what process {pid} had")]
+    #[error("the GPUs of process {pid} do not have enough free memory to restore it")]
     NoRoom {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
     },
     /// Restore that failed permanently.
@@ -82,7 +82,7 @@ pub enum CheckpointError {
          and start it again"
     )]
     Lost {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// Error of the driver.
         why: Box<CheckpointError>,
@@ -93,9 +93,9 @@ pub enum CheckpointError {
          IPC, NCCL), use MPS, or be a child of one that uses GPUs"
     )]
     Unsupported {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
-        /// Requested step.
+        /// Step that was requested.
         step: Step,
         /// Error code of the driver.
         code: u32,
@@ -103,9 +103,9 @@ pub enum CheckpointError {
     /// Process in an unexpected state.
     #[error("process {pid} is {found}, so that it cannot be {}: {todo}", .step.done())]
     State {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
-        /// Requested step.
+        /// Step that was requested.
         step: Step,
         /// State that was found.
         found: ProcessState,
@@ -113,9 +113,9 @@ pub enum CheckpointError {
         todo: &'static str,
     },
     /// Process that has exited and whose ID was reused.
-    #[error("process {pid} is another one by now: the one that was meant has ended")]
+    #[error("process {pid} is a different process by now: the intended one has ended")]
     Another {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
     },
     /// Process that should run and is not known to.
@@ -124,7 +124,7 @@ pub enum CheckpointError {
          succeeds"
     )]
     Stays {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// State that was found, or the reason why it is unknown.
         found: String,
@@ -134,9 +134,9 @@ pub enum CheckpointError {
     /// Other error of the driver.
     #[error("the driver did not {step} process {pid}: CUDA error {code}")]
     Failed {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
-        /// Requested step.
+        /// Step that was requested.
         step: Step,
         /// Error code of the driver.
         code: u32,
@@ -144,7 +144,7 @@ pub enum CheckpointError {
     /// Inaccessible file of shared simulated GPUs.
     #[error("process {pid} cannot be looked up: {source}")]
     Os {
-        /// Process ID.
+        /// ID of the process.
         pid: u32,
         /// Error of the operating system.
         source: std::io::Error,
@@ -214,7 +214,7 @@ pub fn put_away_if(
         ProcessState::Checkpointed => return Ok(()),
         ProcessState::Failed => return refused(ProcessState::Failed, "start it again"),
         ProcessState::Moving => return refused(ProcessState::Moving, "wait until that is over"),
-        // Somebody locked it and was killed.
+        // An earlier caller locked the process and was killed.
         ProcessState::Locked => {}
         ProcessState::Running => driver.lock(pid, within).map_err(|why| let_run(driver, pid, why))?,
     }
@@ -226,7 +226,7 @@ pub fn put_away_if(
 
 /// Resumes a process that could not be checkpointed. Returns `why`, or [`CheckpointError::Stays`] if it cannot be resumed.
 fn let_run(driver: &dyn ProcessCheckpoint, pid: u32, why: CheckpointError) -> CheckpointError {
-    // What is told is whether it runs then.
+    // The result depends on whether the process runs afterwards.
     for _ in 0..2 {
         if matches!(driver.state(pid), Ok(ProcessState::Locked)) {
             let _ = driver.unlock(pid);
@@ -394,7 +394,7 @@ mod tests {
     ];
 
     #[test]
-    fn both_ways_end_from_wherever_they_begin() {
+    fn both_directions_work_from_every_state() {
         for state in ALL {
             let is_settled = !matches!(state, ProcessState::Moving | ProcessState::Failed);
             let model = Model::new(state, None);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_anothers_by_then_is_left_alone() {
+    fn a_reused_process_id_is_left_alone() {
         for (meant, asked) in [(0, vec![]), (1, vec![Step::Lock, Step::Unlock])] {
             let model = Model::new(ProcessState::Running, None);
             let left = std::cell::Cell::new(meant);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_a_process_that_runs_or_can_be_brought_back() {
+    fn failures_leave_a_running_or_restorable_process() {
         let after = |state, fails, out: bool| {
             let model = Model::new(state, Some(fails));
             let done = if out { put_away(&model, 7, Duration::ZERO) } else { bring_back(&model, 7) };
@@ -429,12 +429,12 @@ mod tests {
         assert_eq!(after(ProcessState::Running, Step::Lock, true), ProcessState::Running);
         assert_eq!(after(ProcessState::Running, Step::Checkpoint, true), ProcessState::Running);
         assert_eq!(after(ProcessState::Locked, Step::Checkpoint, true), ProcessState::Running);
-        // It is said that it does not run.
+        // The error says that the process does not run.
         let model = Model { unlocks: false, ..Model::new(ProcessState::Running, Some(Step::Checkpoint)) };
         let stays = put_away(&model, 7, Duration::ZERO).unwrap_err();
         assert!(matches!(stays, CheckpointError::Stays { .. }) && model.is() == ProcessState::Locked);
         assert!(stays.to_string().contains("is not known to run (locked)"), "{stays}");
-        // The lock was had all the same.
+        // The lock had taken effect nevertheless.
         let model = Model { locks_late: true, ..Model::new(ProcessState::Running, Some(Step::Lock)) };
         assert!(matches!(put_away(&model, 7, Duration::ZERO), Err(CheckpointError::Failed { .. })));
         assert_eq!(model.is(), ProcessState::Running);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_the_driver_has_no_room_for_or_does_not_know_any_more_is_lost() {
+    fn failed_restores_lose_the_process() {
         for (code, is_lost) in [(2, true), (304, true), (999, false)] {
             let checkpointed = Model::new(ProcessState::Checkpointed, Some(Step::Restore));
             let error = bring_back(&Model { code, ..checkpointed }, 7).unwrap_err();
@@ -456,7 +456,7 @@ mod tests {
                           it, and start it again";
             assert_eq!(error.to_string().ends_with(advice), is_lost, "{error}");
         }
-        // What an unlock answers says nothing of that.
+        // The result of an unlock does not mean that the process is lost.
         let locked = Model::new(ProcessState::Locked, Some(Step::Unlock));
         let error = bring_back(&Model { code: 304, ..locked }, 7).unwrap_err();
         assert!(matches!(error, CheckpointError::Failed { step: Step::Unlock, .. }), "{error}");

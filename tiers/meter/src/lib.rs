@@ -6,19 +6,22 @@
 //! ```
 //!
 //! A context costs a GPU hundreds of MiB, so a mere observer must not have one. A [`Meter`] returns a snapshot that may be outdated when it
-//! is read. [`checkpoint`] removes and restores another process's context.
+//! is read. [`checkpoint`] removes and restores another process's context;
+//! [`ProcessStat`] identifies a process whose ID may have been reused.
 
 pub mod checkpoint;
 mod nvml;
+mod process;
 
 use glake_units::Bytes;
 
 pub use nvml::{NvLinks, Nvml, pci_address};
+pub use process::ProcessStat;
 
 /// Memory usage of one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuMemory {
-    /// Total memory.
+    /// Total memory of the GPU.
     pub total: Bytes,
     /// Memory that is not available: of programs, of their contexts, and of processes that have just died.
     pub used: Bytes,
@@ -32,9 +35,9 @@ pub struct GpuMemory {
 /// Memory of one process on a GPU, contexts included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Process ID. NVML reports IDs of the host, even if the caller is in another namespace.
+    /// ID of the process. NVML reports IDs of the host, even if the caller is in another namespace.
     pub pid: u32,
-    /// Memory in use.
+    /// Memory used by the process.
     pub used: Bytes,
 }
 
@@ -54,26 +57,26 @@ impl GpuMemory {
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum MeterError {
-    /// Unknown GPU.
+    /// The requested GPU is unknown.
     #[error("GPU {gpu} is not known: there are {}", .known.join(", "))]
     Unknown {
-        /// Requested GPU.
+        /// GPU that was requested.
         gpu: String,
-        /// Known GPUs.
+        /// GPUs that are known.
         known: Vec<String>,
     },
-    /// Unreadable file of shared simulated GPUs.
+    /// The file of shared simulated GPUs is unreadable.
     #[error("the memory of GPU {gpu} cannot be read: {source}")]
     Os {
-        /// Requested GPU.
+        /// GPU that was requested.
         gpu: String,
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Error of NVML.
-    #[error("NVML does not tell the memory of GPU {gpu}: {source}")]
+    /// NVML failed to answer.
+    #[error("NVML does not report the memory of GPU {gpu}: {source}")]
     Nvml {
-        /// Requested GPU.
+        /// GPU that was requested.
         gpu: String,
         /// Error of the library.
         source: nvml_wrapper::error::NvmlError,
@@ -97,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_and_whose_the_rest_is() {
+    fn free_and_per_process_memory() {
         let own = ProcessMemory { pid: 7, used: Bytes::gib(2) };
         let (total, used, reserved) = (Bytes::gib(8), Bytes::gib(3), Bytes::mib(512));
         let memory = GpuMemory { total, used, reserved, processes: vec![own] };
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_gpu_is_told_with_those_that_there_are() {
+    fn the_error_for_an_unknown_gpu_lists_the_known_ones() {
         let error = MeterError::Unknown { gpu: "9".to_owned(), known: vec!["0".to_owned(), "1".to_owned()] };
         assert_eq!(error.to_string(), "GPU 9 is not known: there are 0, 1");
     }

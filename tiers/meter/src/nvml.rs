@@ -14,10 +14,10 @@ use crate::{GpuMemory, Meter, MeterError, ProcessMemory};
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Upper bound of the number of NVLinks; Hopper and Blackwell have 18.
 const MOST_LINKS: u32 = 36;
-/// `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: rate of one link per direction, in MB/s.
+/// Field `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`: rate of one link per direction, in MB/s.
 const SPEED: FieldId = FieldId(90);
 
-/// NVIDIA's management library.
+/// Handle of NVIDIA's management library.
 #[derive(Debug)]
 pub struct Nvml(nvml_wrapper::Nvml);
 
@@ -109,13 +109,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_written_in_one_spelling() {
+    fn pci_addresses_are_normalised() {
         assert_eq!(pci_address("00000000:3B:00.0"), "0000:3b:00.0");
         assert_eq!(pci_address("0000:3b:00.0"), "0000:3b:00.0");
     }
 
     #[test]
-    fn what_nvml_tells_is_whole() {
+    fn nvml_readings_are_complete() {
         let Some(nvml) = Nvml::open() else {
             println!("SKIPPED: no NVML");
             return;

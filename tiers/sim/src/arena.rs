@@ -1,7 +1,8 @@
-//! The memory of one simulated device: a sparse file, ranges of which are extents.
+//! Memory of one simulated device: a sparse file whose ranges are extents.
 //!
-//! Invariants: a range is taken once at a time, and then reads as zeroes; `used` never passes `capacity`. The file is twice as long as the capacity, so that what is left fits a request of that
-//! size wherever the holes lie (a real GPU maps page by page and has no holes).
+//! Invariants: a range has one owner at a time and reads as zeroes when taken; `used` never exceeds `capacity`. The file is twice as long
+//! as the capacity, so that a request that fits the free capacity finds a contiguous range in spite of holes (a real GPU maps page by page
+//! and has no holes).
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,14 +17,14 @@ use super::system;
 
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// The simulator moves bytes where this is mapped, whatever is mapped elsewhere.
+    /// Backing file. The simulator moves bytes through its own mapping of the file, independent of all other mappings.
     file: MemoryFile,
     spans: Spans,
     capacity: u64,
     used: u64,
-    /// What a context on it costs.
+    /// Memory that a context takes on the device.
     context: Bytes,
-    /// Where several processes share the device, what is used in common.
+    /// Shared account of the device; `None` unless several processes share it.
     account: Option<Account>,
 }
 
@@ -44,21 +45,21 @@ impl Arena {
         self.file.as_fd()
     }
 
-    /// Where the byte at `offset` can be reached.
+    /// Returns the host address of the byte at `offset`.
     pub(super) fn pointer(&self, offset: u64) -> u64 {
         self.file.pointer(offset)
     }
 
-    /// Takes a range.
+    /// Takes a zeroed range and returns its offset.
     pub(super) fn take(&mut self, size: u64) -> Checked<u64> {
         self.charge(size)?;
         let found = self.spans.take(size).ok_or(Denial::OutOfMemory(Bytes::new(size)));
-        // A range that could not be cleared is lost rather than handed out dirty.
+        // A range that could not be cleared leaks instead of being handed out dirty.
         let cleared = found.and_then(|offset| self.file.clear(offset, size).map(|()| offset));
         cleared.inspect_err(|_| self.credit(size))
     }
 
-    /// Gives a range back.
+    /// Returns a range to the arena.
     pub(super) fn give(&mut self, offset: u64, size: u64) -> Checked<()> {
         self.file.trim(offset, size)?;
         self.spans.give(offset, size);
@@ -66,7 +67,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Counts memory that lies in a file of its own.
+    /// Accounts for memory that lies in a file of its own.
     pub(super) fn charge(&mut self, size: u64) -> Checked<()> {
         let short = || Denial::OutOfMemory(Bytes::new(size));
         let used = self.used.checked_add(size).filter(|used| *used <= self.capacity).ok_or_else(short)?;
@@ -86,7 +87,7 @@ impl Arena {
         }
     }
 
-    /// Counts a context.
+    /// Accounts for the memory of a context.
     pub(super) fn charge_context(&mut self) -> Checked<()> {
         self.charge(self.context.get())
     }
@@ -99,12 +100,12 @@ impl Arena {
         Bytes::new(self.capacity)
     }
 
-    /// The calls of this process, where others share the device.
+    /// Returns the call gate of this process; `None` unless the device is shared.
     pub(super) fn calls(&self) -> Checked<Option<Calls>> {
         Ok(self.account.as_ref().map(Account::calls).transpose()?)
     }
 
-    /// What is taken, by every process.
+    /// Returns the bytes used by all processes.
     pub(super) fn used(&mut self) -> Checked<Bytes> {
         match &mut self.account {
             Some(account) => Ok(Bytes::new(account.used_by_all()?)),

@@ -1,18 +1,17 @@
-//! How many mappings the simulators of this process may still make.
+//! Budget of memory mappings for the simulators of this process.
 //!
-//! The kernel allows a process `vm.max_map_count` mappings, and at the limit the next `malloc` fails and aborts the
-//! process. So all simulators together keep to three quarters of it, and the count is a static: the limit is the
-//! process's too.
+//! The kernel allows a process `vm.max_map_count` mappings; at the limit the next `malloc` fails and aborts the process. So all simulators
+//! together stay below three quarters of it. The count is a static, because the limit is per process.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// Used where the limit cannot be read; the kernel's default.
+/// Kernel default, used if the limit cannot be read.
 const USUAL_LIMIT: u64 = 65_530;
 
-/// How many mappings all simulators of this process can make together: three quarters of `vm.max_map_count`.
+/// Returns the number of mappings that all simulators of this process may have: three quarters of `vm.max_map_count`.
 pub fn mapping_budget() -> u64 {
     limit()
 }
@@ -25,13 +24,13 @@ fn limit() -> u64 {
     })
 }
 
-/// Takes `count` mappings; false where there are no more.
+/// Reserves `count` mappings; returns false if the budget is exhausted.
 pub(super) fn take(count: u64) -> bool {
     let left = |taken: u64| taken.checked_add(count).filter(|sum| *sum <= limit());
     TAKEN.fetch_update(Relaxed, Relaxed, left).is_ok()
 }
 
-/// Gives mappings back.
+/// Returns mappings to the budget.
 pub(super) fn give(count: u64) {
     TAKEN.fetch_sub(count, Relaxed);
 }

@@ -1,8 +1,8 @@
-//! Calls of a process whose GPUs other processes share: they wait while it is locked.
+//! Gate for the calls of a process that shares simulated GPUs: calls block while the process is locked.
 //!
-//! Its record in the ledger's file has a word for its state and one for how many of its calls run. A call counts itself
-//! before it looks at the state, who locks writes the state before it looks at the count: so one of the two sees the
-//! other, and no call runs in a process that is locked. A forked child's calls count as its parent's.
+//! The process's record in the ledger file has a word for its state and one for the number of running calls. A call increments the count
+//! before it reads the state, and a locker writes the state before it reads the count: so one of the two sees the other, and no call runs
+//! in a locked process. The calls of a forked child count as its parent's.
 
 use std::fs::File;
 use std::io;
@@ -13,54 +13,54 @@ use std::time::{Duration, Instant};
 
 use super::system;
 
-/// How often is looked whether a state has changed.
+/// Polling interval for changes of the state.
 const GLANCE: Duration = Duration::from_micros(500);
 
-/// The words of a ledger's file, as all processes have them at once.
+/// Words of a ledger file, mapped and shared by all processes.
 #[derive(Debug)]
 pub(super) struct Words {
     base: u64,
     size: u64,
 }
 
-/// What a record says of its process; by its number in the file.
+/// State of a process, by its number in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Condition {
     #[default]
     Running,
     Locked,
     Checkpointed,
-    /// The same, and a restore of it has failed: no other one succeeds.
+    /// Checkpointed, after a failed restore: no later restore succeeds.
     Lost,
 }
 
-/// The calls of this process on one of its simulators.
+/// Calls of this process on one of its simulators.
 #[derive(Debug)]
 pub(super) struct Calls {
     words: Words,
     record: RecordWords,
 }
 
-/// Where the words of a record lie, in bytes from the file's start.
+/// Offsets of a record's words from the start of the file, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecordWords {
     pub(super) condition: u64,
     pub(super) calls: u64,
 }
 
-/// A call that runs, until it is dropped.
+/// Guard of a running call.
 #[derive(Debug)]
 pub(super) struct Call<'a>(&'a Calls);
 
 impl Words {
-    /// Maps a file, which keeps its size.
+    /// Maps a file whose size does not change.
     pub(super) fn new(file: &File, size: u64) -> io::Result<Words> {
         Ok(Words { base: system::map_shared(file.as_fd(), size)?, size })
     }
 
     fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset + 8 <= self.size && offset.is_multiple_of(8));
-        // SAFETY: within the mapping, which lives as long as this; only ever touched as whole words.
+        // SAFETY: within the mapping, which lives as long as this value; only accessed as whole words.
         unsafe { system::shared_word(self.base + offset) }
     }
 
@@ -77,7 +77,7 @@ impl Words {
         self.word(record.condition).store(condition as u64, SeqCst);
     }
 
-    /// Waits until no call runs; false: one does at that time.
+    /// Waits until no call runs; returns false if one still does at `until`.
     pub(super) fn wait_for_calls(&self, record: RecordWords, until: Instant) -> bool {
         while self.word(record.calls).load(SeqCst) != 0 {
             if Instant::now() >= until {
@@ -91,7 +91,7 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: a mapping of our own, of which nothing is borrowed any more.
+        // SAFETY: a mapping of our own without remaining borrows.
         let _ = unsafe { system::unreserve(self.base, self.size) };
     }
 }
@@ -101,7 +101,7 @@ impl Calls {
         Calls { words, record }
     }
 
-    /// A call begins, once the process is not locked.
+    /// Begins a call once the process is not locked.
     pub(super) fn begin(&self) -> Call<'_> {
         loop {
             let calls = self.words.word(self.record.calls);

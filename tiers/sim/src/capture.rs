@@ -1,8 +1,7 @@
-//! Captures: streams whose work is recorded instead of run.
+//! Stream captures: streams whose work is recorded instead of run.
 //!
-//! As on CUDA, in relaxed mode: a stream that waits for an event of a capture joins it, of whatever device; a call
-//! that is not allowed breaks every capture with streams of its context, which is told when it ends, as is work that
-//! was not joined.
+//! As in CUDA's relaxed mode: a stream that waits for an event of a capture joins it, on any device. A forbidden call invalidates every
+//! capture in its context; the error is reported when the capture ends, as is work that was not joined.
 
 use std::collections::HashMap;
 
@@ -13,18 +12,18 @@ use super::request::Request;
 use super::state::State;
 use glake_device::{Address, CaptureState, Refusal, Stream};
 
-/// CUDA's number for a capture that was broken.
+/// CUDA's number for an invalidated capture.
 pub(super) const INVALIDATED: u32 = 901;
 /// CUDA's number for a capture that would wait for work outside of it.
 pub(super) const ISOLATION: u32 = 905;
-/// CUDA's number for ending what is not being captured.
+/// CUDA's number for ending a stream's capture when there is none.
 pub(super) const ILLEGAL_STATE: u32 = 401;
 /// CUDA's number for a capture with work that its first stream was not made to wait for.
 pub(super) const UNJOINED: u32 = 904;
 
 #[derive(Debug)]
 pub(super) struct Capture {
-    /// The lane that it began on.
+    /// Lane that the capture began on.
     origin: u64,
     lanes: HashMap<u64, Recorded>,
     graph: Graph,
@@ -35,7 +34,7 @@ pub(super) struct Capture {
 #[derive(Debug)]
 struct Recorded {
     context: ContextId,
-    /// What its next operation comes after.
+    /// Operations that the next one depends on.
     tail: Vec<usize>,
 }
 
@@ -62,13 +61,13 @@ impl Captures {
         self.open.remove(&id)
     }
 
-    /// What the next operation of a lane comes after.
+    /// Returns the operations that the lane's next one depends on.
     pub(super) fn tail(&self, id: u64, lane: u64) -> Vec<usize> {
         let recorded = self.open.get(&id).and_then(|capture| capture.lanes.get(&lane));
         recorded.map(|recorded| recorded.tail.clone()).unwrap_or_default()
     }
 
-    /// Breaks every capture with streams of a context; says whether there was one.
+    /// Invalidates every capture in a context; returns whether there was one.
     pub(super) fn invalidate(&mut self, context: ContextId) -> bool {
         let mut any = false;
         let of_context = |capture: &&mut Capture| capture.lanes.values().any(|lane| lane.context == context);
@@ -81,7 +80,7 @@ impl Captures {
 }
 
 impl Capture {
-    /// Whether all work comes before the end of the stream that it began on.
+    /// Returns whether all recorded work precedes the end of the capture's first stream.
     fn is_joined(&self) -> bool {
         let Some(origin) = self.lanes.get(&self.origin) else { return false };
         self.lanes.values().all(|lane| self.graph.leads_to(&origin.tail, &lane.tail))
@@ -128,7 +127,7 @@ impl State {
         })
     }
 
-    /// Refuses and breaks the capture if the lane is recorded.
+    /// Refuses the call, and invalidates the capture, if the lane is being captured.
     pub(super) fn not_capturing(&mut self, lane: u64) -> Checked<()> {
         match self.streams.get(lane) {
             Some(state) if state.capture.is_some() => {
@@ -140,7 +139,7 @@ impl State {
         }
     }
 
-    /// Refuses and breaks captures if a context has any.
+    /// Refuses the call, and invalidates the captures, if the context has any.
     pub(super) fn no_capture(&mut self, context: ContextId) -> Checked<()> {
         if self.captures.invalidate(context) { Err(Denial::Capturing) } else { Ok(()) }
     }
@@ -163,7 +162,7 @@ impl State {
         Ok(())
     }
 
-    /// A lane waits for a place in a capture: its work is recorded there from now on.
+    /// Makes a lane wait for a place in a capture; its work is recorded there from now on.
     pub(super) fn join_capture(&mut self, lane: u64, id: u64, tail: Vec<usize>) -> Checked<()> {
         if self.captures.get(id).is_none() {
             return refuse(Address(0), Refusal::CapturedEvent);

@@ -1,10 +1,10 @@
-//! The checkpoint of processes that share simulated GPUs: what they have is not counted, and their calls wait.
+//! Checkpoint of processes that share simulated GPUs: their memory is not counted, and their calls block.
 //!
-//! Their bytes are their own all the while, and come back as they were. All of a folder's GPUs are changed under the
-//! locks of all of their ledgers.
+//! The process keeps its bytes all the time, so they are unchanged after a restore. All GPUs of a folder are changed under the locks of all
+//! their ledgers.
 //!
-//! As a driver of version 580 on an H100: a restore that finds no room leaves a process checkpointed, and each later one
-//! of it fails with error 304, whatever room there is; a process that lives and has no context is told to run.
+//! Behaves like driver 580 on an H100: a restore without enough room leaves a process checkpointed, and each later restore fails with error
+//! 304 regardless of room. A living process without a context is reported as running.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,27 +16,27 @@ use super::calls::Condition;
 use super::ledger::{Ledger, Locked, Place, is_alive};
 use super::topology::SimTopology;
 
-/// `CUDA_ERROR_OPERATING_SYSTEM`.
+/// CUDA's number `CUDA_ERROR_OPERATING_SYSTEM`.
 const RESTORE_FAILED_BEFORE: u32 = 304;
 
-/// Who checkpoints processes that share the GPUs of a folder ([`crate::SimOptions::shared`]).
+/// Checkpoint interface for processes that share the GPUs of a folder ([`crate::SimOptions::shared`]).
 #[derive(Debug)]
 pub struct SimCheckpoint {
     ledgers: Vec<Ledger>,
 }
 
-/// The ledgers, none of which changes meanwhile.
+/// All ledgers, locked against changes.
 struct Held<'a> {
     _locks: Vec<Locked>,
-    /// The places of a process, each with its ledger.
+    /// Records of a process, each with its ledger.
     places: Vec<(&'a Ledger, Place)>,
 }
 
 impl SimCheckpoint {
-    /// Opens the GPUs of a folder, which is made where it is not there.
+    /// Opens the GPUs of a folder; creates it if it does not exist.
     ///
     /// # Errors
-    /// [`DriverError::Os`]: the folder cannot be written, or holds GPUs of other sizes.
+    /// [`DriverError::Os`] if the folder cannot be written or holds GPUs of other sizes.
     pub fn open(folder: &Path, topology: &SimTopology) -> Result<SimCheckpoint> {
         let ledgers = topology.gpus.iter().enumerate().map(|(index, gpu)| Ledger::open(folder, index, gpu));
         let ledgers = ledgers.collect::<std::io::Result<_>>();
@@ -58,7 +58,7 @@ impl SimCheckpoint {
         }
     }
 
-    /// The same, of a process that is in this state.
+    /// Locks the ledgers and finds a process that must be in the given state.
     fn hold_in(
         &self,
         pid: u32,
@@ -113,7 +113,7 @@ impl ProcessCheckpoint for SimCheckpoint {
             held.set(Condition::Locked);
             held.places.iter().map(|(ledger, place)| (*ledger, place.record)).collect()
         };
-        // Calls that run may need the ledgers.
+        // Without the locks, because running calls may need the ledgers.
         if places.iter().all(|(ledger, record)| ledger.wait_for_calls(*record, until)) {
             return Ok(());
         }

@@ -1,18 +1,18 @@
-//! What time is to a simulated device.
+//! Clocks of a simulated device.
 
 use std::time::Instant;
 
-/// By which clock work completes.
+/// Clock by which work completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// Time stands still until it is stepped, or until somebody waits: for tests. Equal calls give equal times.
+    /// Time advances only when stepped or when a caller waits: for tests. Equal calls yield equal times.
     #[default]
     Virtual,
     /// Work completes in real time: for demonstrations.
     Wall,
 }
 
-/// A running clock. Times are nanoseconds since the simulator was made.
+/// A running clock. Times are nanoseconds since the simulator was created.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ticking {
     Virtual,
@@ -27,7 +27,7 @@ impl Ticking {
         }
     }
 
-    /// What the clock shows; `None` where only stepping moves it.
+    /// Returns the current time; `None` for a virtual clock, which only stepping advances.
     pub(super) fn read(self) -> Option<u64> {
         match self {
             Ticking::Virtual => None,

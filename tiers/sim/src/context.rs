@@ -1,11 +1,11 @@
-//! Contexts: whose, which of a device's, and what goes with one.
+//! Contexts: their owners, kinds and the state that is lost with them.
 //!
-//! The first call that runs in a context makes it. Its memory is not simulated. What goes with a primary one is access
-//! to peers' plain memory, with one of our own its default streams.
+//! The first call that runs in a context creates it. Its memory is not simulated. Releasing a primary context also removes access to peers'
+//! plain memory; releasing a private one removes its default streams.
 //!
 //! Invariants:
-//! - A context that a driver made something in which is still alive is there.
-//! - What was made in a context is used in that one only, but for events, which streams of every context wait for.
+//! - A context exists while any object that a driver created in it is alive.
+//! - Objects are used only in the context that they were created in, except for events, which streams of every context may wait for.
 
 use std::collections::{HashMap, HashSet};
 use std::thread::{self, ThreadId};
@@ -15,25 +15,25 @@ use super::state::State;
 use glake_device::owned::DeviceSet;
 use glake_device::{Address, DeviceId, Living, Refusal};
 
-/// One context.
+/// Identity of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ContextId {
     pub(super) device: DeviceId,
     pub(super) kind: ContextKind,
 }
 
-/// Which of a device's contexts.
+/// Kind of a device's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ContextKind {
-    /// The primary one, which the program uses.
+    /// The primary context, which the program uses.
     Primary,
-    /// One of a set of our own ([`glake_device::Driver::own_contexts`]), by the number of the set.
+    /// A context of a private set ([`glake_device::Driver::own_contexts`]), by the number of the set.
     Own(u32),
-    /// One that the program made besides, by its number.
+    /// A further context created by the program, by its number.
     Made(u32),
 }
 
-/// A context that the program made besides the primary ones, as `cuCtxCreate` does.
+/// A context that the program created besides the primary ones, as with `cuCtxCreate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SimContext {
     device: DeviceId,
@@ -41,7 +41,7 @@ pub struct SimContext {
 }
 
 impl SimContext {
-    /// Whose it is.
+    /// Returns the device of the context.
     pub fn device(self) -> DeviceId {
         self.device
     }
@@ -51,12 +51,12 @@ impl SimContext {
     }
 }
 
-/// The context that a thread of the program is in.
+/// Current context of a program's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Current {
-    /// A device's primary one.
+    /// The primary context of a device.
     Primary(DeviceId),
-    /// One that it made.
+    /// A context that the program created.
     Made(SimContext),
 }
 
@@ -69,14 +69,14 @@ impl Current {
     }
 }
 
-/// CUDA's numbers.
+/// CUDA's error numbers for the program's calls.
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_DEVICE: u32 = 101;
 const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const PEER_ACCESS_NOT_ENABLED: u32 = 705;
 
 impl ContextKind {
-    /// Whether the program knows nothing of it.
+    /// Returns whether the context is private, so that the program cannot see it.
     pub(super) fn is_own(self) -> bool {
         matches!(self, ContextKind::Own(_))
     }
@@ -84,17 +84,17 @@ impl ContextKind {
 
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
-    /// Those that a driver holds.
+    /// Contexts that a driver holds.
     made: HashSet<ContextId>,
-    /// The devices whose primary ones the program holds besides.
+    /// Devices whose primary contexts the program holds too.
     held: DeviceSet,
-    /// Those that the program made besides the primary ones.
+    /// Contexts that the program created besides the primary ones.
     of_program: HashSet<ContextId>,
-    /// Those whose memory is counted.
+    /// Contexts whose memory is accounted for.
     charged: HashSet<ContextId>,
-    /// The context that each thread is in.
+    /// Current context of each thread.
     current: HashMap<ThreadId, ContextId>,
-    /// How many sets of our own, and contexts that the program made, there were.
+    /// Number of private sets and program-created contexts so far.
     numbered: u32,
 }
 
@@ -103,13 +103,13 @@ impl Contexts {
         self.held = self.held.union(DeviceSet::of(device));
     }
 
-    /// A set of contexts of our own, none of which is made yet.
+    /// Registers a private set, none of whose contexts exists yet.
     pub(super) fn add_own(&mut self) -> ContextKind {
         self.numbered += 1;
         ContextKind::Own(self.numbered)
     }
 
-    /// The program makes a context.
+    /// Registers a context that the program creates.
     fn add_made(&mut self, device: DeviceId) -> SimContext {
         self.numbered += 1;
         let made = SimContext { device, number: self.numbered };
@@ -117,14 +117,14 @@ impl Contexts {
         made
     }
 
-    /// Whether there can be such a context.
+    /// Returns whether such a context can exist.
     fn is_there(&self, context: ContextId) -> bool {
         !matches!(context.kind, ContextKind::Made(_)) || self.of_program.contains(&context)
     }
 }
 
 impl State {
-    /// A call runs in a context.
+    /// Creates a context if necessary, for a call that runs in it.
     pub(super) fn use_context(&mut self, context: ContextId) -> Checked<()> {
         self.world.memory.device(context.device)?;
         self.alive(context)?;
@@ -136,7 +136,7 @@ impl State {
         Ok(())
     }
 
-    /// A context's memory is taken, where it is not yet.
+    /// Accounts for a context's memory unless that was done.
     pub(super) fn charge_context(&mut self, context: ContextId) -> Checked<()> {
         if !self.contexts.charged.contains(&context) {
             self.world.memory.charge_context(context.device)?;
@@ -145,7 +145,7 @@ impl State {
         Ok(())
     }
 
-    /// The program makes a context besides the primary one.
+    /// Creates a context for the program besides the primary one.
     pub(super) fn make_context(&mut self, device: DeviceId) -> Checked<SimContext> {
         self.world.memory.device(device)?;
         let made = self.contexts.add_made(device);
@@ -156,14 +156,14 @@ impl State {
         Ok(made)
     }
 
-    /// The program holds a device's primary context besides.
+    /// Gives the program its own hold on a device's primary context.
     pub(super) fn hold_context(&mut self, device: DeviceId) -> Checked<()> {
         self.charge_context(ContextId { device, kind: ContextKind::Primary })?;
         self.contexts.hold(device);
         Ok(())
     }
 
-    /// A call asks about what is in a context.
+    /// Checks that a context is not lost, for a call that queries it.
     pub(super) fn alive(&self, context: ContextId) -> Checked<()> {
         match self.world.lost.get(&context) {
             Some(code) => Err(Denial::Lost(*code)),
@@ -171,13 +171,13 @@ impl State {
         }
     }
 
-    /// The context that the calling thread is in: the first device's primary one where it is in none.
+    /// Returns the calling thread's current context; the first device's primary one if it has none.
     pub(super) fn current(&self) -> ContextId {
         let first = ContextId { device: DeviceId(0), kind: ContextKind::Primary };
         self.contexts.current.get(&thread::current().id()).copied().unwrap_or(first)
     }
 
-    /// Changes the context that the calling thread is in.
+    /// Sets or clears the calling thread's current context.
     pub(super) fn set_current(&mut self, current: Option<ContextId>) -> Checked<()> {
         let thread = thread::current().id();
         match current {
@@ -195,7 +195,7 @@ impl State {
         Ok(())
     }
 
-    /// The program lets a device into a peer's plain memory: CUDA's number.
+    /// Gives a device access to a peer's plain memory, on behalf of the program. Returns CUDA's error number.
     pub(super) fn program_enable_peer(&mut self, device: DeviceId, peer: DeviceId) -> u32 {
         let context = ContextId { device, kind: ContextKind::Primary };
         if self.world.memory.is_enabled(device, peer) {
@@ -210,7 +210,7 @@ impl State {
         }
     }
 
-    /// The program takes a device out of a peer's plain memory: CUDA's number.
+    /// Revokes a device's access to a peer's plain memory, on behalf of the program. Returns CUDA's error number.
     pub(super) fn program_disable_peer(&mut self, device: DeviceId, peer: DeviceId) -> u32 {
         if !self.world.memory.is_enabled(device, peer) {
             return PEER_ACCESS_NOT_ENABLED;
@@ -230,7 +230,7 @@ impl State {
         })
     }
 
-    /// Whether the driver's hold may go: nothing that it made there lives.
+    /// Checks that the driver may release the context: no object that it created there is alive.
     pub(super) fn may_release(&self, context: ContextId) -> Checked<()> {
         self.world.memory.device(context.device)?;
         self.alive(context)?;
@@ -239,13 +239,13 @@ impl State {
             events: self.world.events.made_in(context),
             modules: self.modules.made_in(context),
             extents: self.world.memory.made_in(context),
-            // Simulated pinning is nobody's.
+            // Simulated pinned memory belongs to no context.
             registrations: 0,
         };
         if living.is_none() { Ok(()) } else { Err(Denial::ContextInUse(context.device, living)) }
     }
 
-    /// The driver's hold goes.
+    /// Releases the driver's hold on a context.
     pub(super) fn release_context(&mut self, context: ContextId) -> Checked<()> {
         self.may_release(context)?;
         self.contexts.made.remove(&context);

@@ -1,8 +1,8 @@
-//! Copies become work here: which bytes go where, over which pipes, and when the call returns.
+//! Resolution of copies into work: segments, pipes and time of return.
 //!
-//! As CUDA has it: a copy between two ranges of host memory, and one to pageable memory, returns when it is done. One
-//! from pageable memory to a GPU returns when the last byte of the source has been read, which is not before the
-//! stream has come to it; the last piece of it may then still be on its way.
+//! As in CUDA, a copy between two host ranges and a copy to pageable memory return when they are done. A copy from pageable memory to a GPU
+//! returns when the last byte of the source has been read, which is not before the stream reaches it; the last piece may then still be in
+//! flight.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use super::timeline::Cost;
 use super::world::{Action, Segment};
 use glake_device::{CopyDevices, CopyRequest};
 
-/// What of a pageable source is on its way when the call returns: the driver's buffer for it.
+/// Size of the driver's staging buffer: bytes of a pageable source still in flight when the call returns.
 const STAGED: u64 = 64 << 10;
-/// How many nanoseconds that takes: 64 KiB at 55 GB/s.
+/// Nanoseconds until the staged bytes arrive: 64 KiB at 55 GB/s.
 const LANDING: u64 = 1200;
 
 impl State {
-    /// Copies by a context that may touch both ends.
+    /// Resolves copies by a context that can access both ends.
     pub(super) fn resolve_copies(&self, context: ContextId, requests: &[CopyRequest]) -> Checked<Resolved> {
         let memory = &self.world.memory;
         let ends = |request: &CopyRequest| {
@@ -36,7 +36,7 @@ impl State {
         self.resolve_ends(context, requests.iter().map(ends).collect::<Checked<_>>()?)
     }
 
-    /// A copy between two devices, each of which touches its own end: through the host.
+    /// Resolves a copy between two devices, each of which can access only its own end: through the host.
     pub(super) fn resolve_between(
         &self,
         context: ContextId,
@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-/// Takes the last bytes of a list of segments.
+/// Splits the last `size` bytes off a list of segments.
 fn split_off(segments: &mut Vec<Segment>, mut size: u64) -> Vec<Segment> {
     let mut last = Vec::new();
     while size > 0
@@ -108,7 +108,7 @@ fn split_off(segments: &mut Vec<Segment>, mut size: u64) -> Vec<Segment> {
     last
 }
 
-/// Visits two lists of pieces of equal length in parts that lie in one piece at both ends.
+/// Visits two lists of pieces of equal total length in parts that are contiguous at both ends.
 fn pairs(sources: &[Piece], targets: &[Piece], mut visit: impl FnMut(&Piece, &Piece)) {
     let (mut sources, mut targets) = (sources.iter().copied(), targets.iter().copied());
     let (mut from, mut to) = (sources.next(), targets.next());

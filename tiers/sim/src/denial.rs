@@ -1,4 +1,4 @@
-//! What the simulated device says no with, before the verb is known.
+//! Refusals inside the simulator, before the verb is known.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use glake_units::Bytes;
 
 use glake_device::{Address, DeviceId, DriverError, Living, Refusal, Verb};
 
-/// The outcome of a step inside the simulator.
+/// Result of a step inside the simulator.
 pub(super) type Checked<T> = std::result::Result<T, Denial>;
 
-/// A [`DriverError`] that does not know its verb yet.
+/// A [`DriverError`] without its verb.
 #[derive(Debug)]
 pub(super) enum Denial {
     Refused(Address, Refusal),
@@ -22,20 +22,20 @@ pub(super) enum Denial {
     NotReady,
     Unsupported,
     Capturing,
-    /// The context is lost, by this error number of CUDA.
+    /// The context is lost with this CUDA error number.
     Lost(u32),
-    /// An error number of CUDA, for what only CUDA's number describes.
+    /// Another CUDA error, by its number.
     Failed(u32),
     Os(io::Error),
 }
 
-/// Refuses by a rule.
+/// Returns the refusal for a broken rule.
 pub(super) fn refuse<T>(at: Address, reason: Refusal) -> Checked<T> {
     Err(Denial::Refused(at, reason))
 }
 
 impl Denial {
-    /// The error to hand out.
+    /// Completes the error with its verb.
     pub(super) fn of(self, verb: Verb) -> DriverError {
         match self {
             Denial::Refused(address, reason) => DriverError::Refused { verb, address, reason },

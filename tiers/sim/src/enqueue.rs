@@ -1,6 +1,6 @@
-//! Requests become work here: checked, ordered, priced, enqueued.
+//! Conversion of requests into work: checked, ordered, priced and enqueued.
 //!
-//! Invariant: a request is checked completely before anything changes, so a refused one leaves no trace.
+//! Invariant: a request is checked completely before anything changes, so a refused one has no effect.
 
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
@@ -15,7 +15,7 @@ use super::timeline::{Cost, Point};
 use super::world::{Action, Awaited, Work};
 use glake_device::{Address, Refusal, Stream};
 
-/// A request, checked: what it touches, what it costs, what it does.
+/// A checked request: memory it accesses, cost and effect.
 pub(super) struct Resolved {
     pub(super) pieces: Vec<(Piece, Use)>,
     pub(super) cost: Cost<Awaited>,
@@ -23,23 +23,23 @@ pub(super) struct Resolved {
     pub(super) returns: Returns,
 }
 
-/// When the call returns that enqueues work.
+/// Moment at which the enqueuing call returns.
 pub(super) enum Returns {
     AtOnce,
-    /// When its source has been read: what is left to do then, and how many nanoseconds that takes.
+    /// Returns when its source has been read. The action is what remains to be done then, with its duration in nanoseconds.
     Read(Action, u64),
-    /// When it is done.
+    /// Returns when the work is done.
     Done,
 }
 
-/// What a caller waits for, and what it has then seen done.
+/// Completion that a caller waits for, and the clock that the host joins afterwards.
 pub(super) struct Awaiting {
     pub(super) point: Point,
     pub(super) clock: VectorClock,
 }
 
 impl State {
-    /// Enqueues a request; what to wait for, where the caller must.
+    /// Enqueues a request; returns the completion that the caller must wait for, if any.
     pub(super) fn enqueue(
         &mut self,
         context: ContextId,
@@ -150,7 +150,7 @@ impl State {
 
     fn resolve_kernel(&self, context: ContextId, kernel: &KernelRequest) -> Checked<Resolved> {
         let (mut pieces, mut declared, mut loads) = (Vec::new(), Declared::default(), Vec::<Load>::new());
-        // A kernel's loads and stores go over the links of the GPU that runs it, whosever the memory.
+        // A kernel's loads and stores use the links of the GPU that runs it, wherever the memory is.
         let by = context.device.0 as usize;
         let own = End::Gpu { index: by, mapped: true };
         let Declared { reads, writes } = &mut declared;
@@ -159,7 +159,7 @@ impl State {
         {
             let mut bytes = Vec::<(End, u64)>::new();
             for (start, end) in merged(touches) {
-                // Unlike a copy, a kernel goes from one registration of host memory into the next.
+                // Unlike a copy, a kernel may cross from one registration of host memory into the next.
                 let (mut found, mut at) = (Vec::new(), start);
                 while at < end {
                     let until =
@@ -190,7 +190,7 @@ impl State {
         Ok(Resolved { pieces, cost, action, returns: Returns::AtOnce })
     }
 
-    /// A range that a device reaches by itself, in a context.
+    /// Resolves a range that a device can access directly, in a context.
     pub(super) fn reachable(
         &self,
         context: ContextId,
@@ -210,7 +210,7 @@ impl State {
         Ok(pieces)
     }
 
-    /// A word that streams signal by.
+    /// Resolves the word of a stream signal.
     fn word(&self, context: ContextId, address: Address, usage: Use) -> Checked<Piece> {
         if !address.0.is_multiple_of(4) {
             return refuse(address, Refusal::InvalidValue);
@@ -221,14 +221,14 @@ impl State {
 }
 
 impl Resolved {
-    /// A kernel that touches what its context does not reach.
+    /// Builds the work of a kernel that accesses memory out of its context's reach.
     fn fault(context: ContextId, kernel: &KernelRequest) -> Self {
         let time = kernel.duration.unwrap_or_default();
         let cost = Cost::Delay(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         Resolved { pieces: Vec::new(), cost, action: Action::Fault(context), returns: Returns::AtOnce }
     }
 
-    /// A word that is signalled by: not checked for order, since it makes order.
+    /// Builds a signal or a wait on a word. The word is not checked for order, because it establishes order.
     fn signal(word: Piece, cost: Cost<Awaited>, action: Action) -> Self {
         Resolved { pieces: vec![(word, Use::Signal)], cost, action, returns: Returns::AtOnce }
     }

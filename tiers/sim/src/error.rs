@@ -1,50 +1,50 @@
-//! What can be wrong with a topology's name or file: one line each.
+//! Errors in a topology's name or file, each one line long.
 
 use std::path::PathBuf;
 
-/// Why a topology could not be had.
+/// Reason why a topology could not be loaded.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    /// Neither a preset nor a file.
+    /// The name is neither a preset nor a file.
     #[error("topology {name:?} does not exist: allowed is {allowed}, or the path of a .toml file")]
     Unknown {
-        /// What was asked for.
+        /// Name that was requested.
         name: String,
-        /// The presets.
+        /// Names of the presets.
         allowed: String,
     },
     /// The file cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The file is not what a topology looks like: not TOML, a key that is missing, unknown, or of another type.
+    /// The file is not a valid topology: not TOML, or a key is missing, unknown or of another type.
     #[error("{}:{line}: {text}: {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Line number in the file.
         line: usize,
-        /// That line.
+        /// Text of the line.
         text: String,
-        /// What is wrong with it.
+        /// Description of the mistake.
         reason: String,
     },
-    /// A value that cannot be.
+    /// A value is out of range.
     #[error("{}: {key} = {found}: allowed is {allowed}", path.display())]
     Refused {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The key, from the root.
+        /// Key, from the root.
         key: String,
-        /// Its value.
+        /// Value that was found.
         found: String,
-        /// What it may be.
+        /// Description of the allowed values.
         allowed: String,
     },
 }

@@ -1,6 +1,6 @@
 //! Events: marks in the work of streams.
 //!
-//! Invariant: an event tells about its latest record only; an older record that is still under way changes nothing.
+//! Invariant: an event refers to its latest record only; an older record still in flight has no effect.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,15 +11,15 @@ use super::order::VectorClock;
 use super::timeline::Point;
 use glake_device::{Address, Event, Refusal};
 
-/// What an event marks.
+/// Place that an event marks.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Mark {
-    /// Nothing yet: it counts as passed.
+    /// Never recorded: counts as completed.
     #[default]
     Never,
-    /// The end of all of these.
+    /// The end of all of these points.
     At(Vec<Point>),
-    /// A place in a capture, of this id, where no time is: behind these operations.
+    /// A place in the capture with this id, behind these operations; it has no time.
     Captured(u64, Vec<usize>),
 }
 
@@ -28,9 +28,9 @@ pub(super) struct Marked {
     pub(super) context: ContextId,
     pub(super) timed: bool,
     pub(super) mark: Mark,
-    /// What is ordered before it.
+    /// Work ordered before the event.
     pub(super) clock: VectorClock,
-    /// When it passed, in nanoseconds.
+    /// Completion time in nanoseconds; `None` before.
     pub(super) at: Option<u64>,
     record: u64,
 }
@@ -56,7 +56,7 @@ impl Events {
         Ok(())
     }
 
-    /// How many a context has.
+    /// Returns the number of events created in a context.
     pub(super) fn made_in(&self, context: ContextId) -> u64 {
         self.table.values().filter(|marked| marked.context == context).count() as u64
     }
@@ -65,7 +65,7 @@ impl Events {
         self.table.len()
     }
 
-    /// An event of any context.
+    /// Returns an event of any context.
     pub(super) fn get(&self, event: Event) -> Checked<&Marked> {
         match self.table.get(&event) {
             Some(marked) => Ok(marked),
@@ -73,7 +73,7 @@ impl Events {
         }
     }
 
-    /// An event of this context.
+    /// Returns an event that must belong to this context.
     pub(super) fn of(&self, context: ContextId, event: Event) -> Checked<&Marked> {
         match self.get(event)? {
             marked if marked.context == context => Ok(marked),
@@ -81,7 +81,7 @@ impl Events {
         }
     }
 
-    /// Begins a new record; its number is what [`Events::pass`] takes.
+    /// Begins a new record; returns its number for [`Events::pass`].
     pub(super) fn record(&mut self, event: Event, mark: Mark, clock: VectorClock) -> u64 {
         let Some(marked) = self.table.get_mut(&event) else { return 0 };
         marked.mark = mark;
@@ -91,14 +91,14 @@ impl Events {
         marked.record
     }
 
-    /// Says what a record that was begun marks.
+    /// Sets the points that a new record marks.
     pub(super) fn place(&mut self, event: Event, points: Vec<Point>) {
         if let Some(marked) = self.table.get_mut(&event) {
             marked.mark = Mark::At(points);
         }
     }
 
-    /// Notes when a record passed.
+    /// Sets the completion time of a record.
     pub(super) fn pass(&mut self, event: Event, record: u64, now: u64) {
         if let Some(marked) = self.table.get_mut(&event).filter(|marked| marked.record == record) {
             marked.at = Some(now);

@@ -1,8 +1,7 @@
-//! Physical memory: what a handle names.
+//! Physical memory behind a handle.
 //!
-//! Memory that may be exported lies in a file of its own, sealed at its size, so that the descriptor is all that an
-//! importer needs, and so that the operating system keeps the bytes until the last process has let go of them. All
-//! other memory is a range of its device's arena.
+//! Exportable memory lies in a file of its own, sealed at its size, so that the descriptor is all that an importer needs and the operating
+//! system keeps the bytes until the last process has released them. All other memory is a range of its device's arena.
 
 use std::os::fd::AsFd;
 
@@ -21,29 +20,29 @@ pub(super) struct Extent {
     pub(super) place: Place,
     pub(super) size: u64,
     pub(super) backing: Backing,
-    /// How often it is mapped.
+    /// Number of mappings of the extent.
     pub(super) mappings: u32,
-    /// Whether the handle is gone, and the memory stays for its mappings only.
+    /// Whether the handle was released, so that only mappings keep the memory.
     pub(super) released: bool,
     pub(super) kind: Kind,
-    /// Whether it was made for RDMA.
+    /// Whether the memory was created for RDMA.
     pub(super) gpu_direct: bool,
-    /// The context that it was created in; none where that was another process's, or the host's memory.
+    /// Context in which the extent was created; `None` for imported memory and host memory.
     pub(super) made_in: Option<ContextId>,
-    /// Its last uses.
+    /// Last uses of the memory.
     pub(super) shadow: Shadow,
 }
 
-/// How memory was made, which says who reaches it.
+/// Origin of memory, which determines the devices that can access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// By handle: whom it was opened to.
+    /// Created by handle: accessible as granted per mapping.
     Mapped,
-    /// As `cudaMalloc` does: its own GPU, and peers that were enabled.
+    /// Like `cudaMalloc`: accessible to its own GPU and to enabled peers.
     Plain,
-    /// Out of a memory pool, as `cudaMallocAsync` does: its own GPU, whoever was enabled.
+    /// From a memory pool, like `cudaMallocAsync`: accessible to its own GPU only, regardless of enabled peers.
     Pool,
-    /// As `cudaMallocManaged` does: everyone.
+    /// Like `cudaMallocManaged`: accessible to every device.
     Managed,
 }
 
@@ -53,18 +52,18 @@ pub(super) enum Backing {
     Arena { offset: u64 },
     /// A file of its own.
     Own(Own<MemoryFile>),
-    /// Another process's file, which does not count as memory of the device here.
+    /// Another process's file, which does not count as device memory here.
     Imported(Own<MappedFile>),
 }
 
-/// A file of memory, and its part of the budget of mappings.
+/// A memory file and its share of the mapping budget.
 #[derive(Debug)]
 pub(super) struct Own<F> {
     pub(super) file: F,
 }
 
 impl<F> Own<F> {
-    /// `open` opens the file.
+    /// Reserves the budget, then opens the file with `open`.
     pub(super) fn new(size: u64, open: impl FnOnce() -> Checked<F>) -> Checked<Self> {
         if !budget::take(1) {
             return Err(Denial::OutOfMemory(Bytes::new(size)));
@@ -95,7 +94,7 @@ impl Extent {
         }
     }
 
-    /// Where the byte at `offset` can be reached.
+    /// Returns the host address of the byte at `offset`.
     pub(super) fn pointer(&self, arena: &Arena, offset: u64) -> u64 {
         match &self.backing {
             Backing::Arena { offset: start } => arena.pointer(start + offset),
@@ -104,7 +103,7 @@ impl Extent {
         }
     }
 
-    /// What it is mapped from.
+    /// Returns the source for mapping the extent.
     pub(super) fn source<'a>(&'a self, arena: &'a Arena) -> Source<'a> {
         match &self.backing {
             Backing::Arena { offset } => Source::File(arena.file(), *offset),
@@ -114,7 +113,7 @@ impl Extent {
     }
 }
 
-/// The name of a file of memory: it tells an importer where the memory lies.
+/// Returns the name of a memory file, which tells an importer where the memory lies.
 pub(super) fn file_name(place: Place) -> String {
     match place {
         Place::Gpu(device) => format!("glake-gpu-{}", device.0),
@@ -122,7 +121,7 @@ pub(super) fn file_name(place: Place) -> String {
     }
 }
 
-/// What [`file_name`] says, read back from the name that the kernel shows.
+/// Parses a name made by [`file_name`], as the kernel shows it.
 pub(super) fn place_of(name: &str) -> Option<Place> {
     let name = name.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)");
     if let Some(index) = name.strip_prefix("glake-gpu-") {

@@ -1,10 +1,10 @@
-//! Files of memory, each mapped whole.
+//! Memory files, each mapped as a whole.
 //!
-//! The kernel takes longer to make a page than the simulator takes for all else that it does with one. So a file whose
-//! owner goes is kept with its pages, for the next owner of a file of that name and size, and cleared before that has
-//! it. A file that another process may have open is not kept, nor is one of the process that this one was forked from.
+//! The kernel takes longer to create a page than the simulator needs for everything else it does with one. So the file of a dropped owner
+//! is kept with its pages for the next owner of a file of that name and size, and cleared before reuse. Not kept are files that another
+//! process may have open, and files of the process that this one was forked from.
 //!
-//! Invariants: a new file reads as zeroes; what is kept is [`KEPT_FILES`] files and [`KEPT_BYTES`] of pages at most.
+//! Invariants: a new file reads as zeroes; at most [`KEPT_FILES`] files and [`KEPT_BYTES`] of pages are kept.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,19 +15,19 @@ use parking_lot::Mutex;
 use super::denial::Checked;
 use super::system;
 
-/// What nobody owns now, the longest kept first, each with the bytes of its pages.
+/// Cached files without an owner, oldest first, each with the bytes of its pages.
 static KEPT: Mutex<VecDeque<(Arc<Named>, u64)>> = Mutex::new(VecDeque::new());
 
 const KEPT_FILES: usize = 64;
-/// Of pages that nobody uses: in all kept files together, and in each file that is owned.
+/// Limit of unused pages in bytes: in all cached files together, and in each owned file.
 const KEPT_BYTES: u64 = 512 << 20;
 const CLEARED_RUNS: usize = 8;
 
-/// A file of memory that an arena or an extent owns.
+/// Memory file owned by an arena or an extent.
 #[derive(Debug)]
 pub(super) struct MemoryFile {
     named: Arc<Named>,
-    /// Whether another process may have it open.
+    /// Whether another process may have the file open.
     shared: bool,
 }
 
@@ -38,17 +38,17 @@ struct Named {
     mapped: MappedFile,
 }
 
-/// A file that is mapped whole. It needs no descriptor.
+/// A file that is mapped whole, without keeping its descriptor open.
 #[derive(Debug)]
 pub(super) struct MappedFile {
     base: u64,
     size: u64,
-    /// Who mapped it: a forked child has the file, and no mapping of it.
+    /// Process that mapped the file: a forked child inherits the value but not the mapping.
     process: u32,
 }
 
 impl MemoryFile {
-    /// A file that reads as zeroes. A sealed one keeps its size for ever, so that other processes may be given it.
+    /// Creates a file that reads as zeroes. A sealed file never changes its size, so that it can be shared with other processes.
     pub(super) fn new(name: &str, size: u64, sealed: bool) -> Checked<Self> {
         if let Some(named) = take_kept(name, size) {
             let file = MemoryFile { named, shared: false };
@@ -60,19 +60,18 @@ impl MemoryFile {
         Ok(MemoryFile { named: Arc::new(Named { name: name.to_owned(), file, mapped }), shared: false })
     }
 
-    /// What another process is given; it may keep that for as long as it likes.
+    /// Returns a descriptor for another process, which may keep it indefinitely.
     pub(super) fn share(&mut self) -> Checked<OwnedFd> {
         self.shared = true;
         Ok(self.named.file.try_clone()?)
     }
 
-    /// Where the byte at `offset` can be reached.
+    /// Returns the host address of the byte at `offset`.
     pub(super) fn pointer(&self, offset: u64) -> u64 {
         self.named.mapped.pointer(offset)
     }
 
-    /// Makes a range read as zeroes. Its pages stay where they lie together; pages here and there, of which each use
-    /// would leave others, are given back.
+    /// Makes a range read as zeroes. Contiguous pages are kept; scattered pages, which would accumulate with each use, are freed.
     pub(super) fn clear(&self, offset: u64, size: u64) -> Checked<()> {
         let (mut at, end) = (offset, offset + size);
         for _ in 0..CLEARED_RUNS {
@@ -88,7 +87,7 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Gives the pages of a range back to the operating system, where the file has more than are kept.
+    /// Returns the pages of a range to the operating system if the file has more than the limit.
     pub(super) fn trim(&self, offset: u64, size: u64) -> Checked<()> {
         if system::pages(self.as_fd())? > KEPT_BYTES {
             system::punch(self.as_fd(), offset, size)?;
@@ -112,13 +111,13 @@ impl Drop for MemoryFile {
 }
 
 impl MappedFile {
-    /// Maps a file, which may be closed then.
+    /// Maps a file, which may be closed afterwards.
     pub(super) fn new(file: BorrowedFd<'_>, size: u64) -> Checked<Self> {
         let base = system::map_whole(file, size)?;
         Ok(MappedFile { base, size, process: std::process::id() })
     }
 
-    /// Where the byte at `offset` can be reached.
+    /// Returns the host address of the byte at `offset`.
     pub(super) fn pointer(&self, offset: u64) -> u64 {
         self.base + offset
     }
@@ -137,7 +136,7 @@ impl Drop for MappedFile {
     }
 }
 
-// Another thread may have held the lock when this process was forked, so neither waits for it.
+// Neither function waits for the lock: in a forked child, another thread of the parent may have held it.
 
 fn take_kept(name: &str, size: u64) -> Option<Arc<Named>> {
     let mut kept = KEPT.try_lock()?;
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_file_has_its_pages_and_none_of_its_bytes() {
+    fn a_reused_file_keeps_its_pages_but_not_its_bytes() {
         let file = dirty("kept");
         let (base, pages) = (file.pointer(0), system::pages(file.as_fd()).unwrap());
         assert_eq!(pages, 4 * 4096);
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_here_and_there_are_given_back() {
+    fn scattered_pages_are_freed() {
         let scattered = || {
             let file = MemoryFile::new("scattered", 64 * MIB, false).unwrap();
             for at in (0..64).map(|page| page * MIB) {
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_may_have_is_not_kept() {
+    fn shared_files_are_not_cached() {
         let mut file = dirty("shared");
         let theirs = file.share().unwrap();
         drop(file);
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pages_are_given_back() {
+    fn excess_pages_are_freed() {
         let file = MemoryFile::new("large", 2 * KEPT_BYTES, false).unwrap();
         let fill = |offset: u64, size: u64| {
             // SAFETY: in the file's mapping.

@@ -1,22 +1,21 @@
-//! Copies under way, as a fluid: each takes a fair share of every pipe on its route.
+//! Fluid model of copies in flight: each gets a fair share of every pipe on its route.
 //!
-//! Rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2): the fullest pipe is shared evenly, its
-//! flows are fixed, and so on with what is left. Rates change only when a flow begins or ends.
+//! Rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2): the fullest pipe is shared evenly, its flows are fixed, and so on
+//! with the rest. Rates change only when a flow begins or ends.
 //!
-//! Invariant: `remaining` of every flow is right at time `at`.
+//! Invariant: `remaining` of every flow is exact at time `at`.
 
 use std::sync::Arc;
 
-/// The pipes that a copy goes through, by their numbers in the plumbing, and how much of each a byte takes; ordered,
-/// without doubles.
+/// Pipes of a copy, by index in the plumbing, with the share of each that one byte takes; sorted, without duplicates.
 pub(super) type Route = Arc<[(usize, f64)]>;
 
-/// Bytes that travel a route.
+/// Bytes that travel along a route.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Load {
     pub(super) route: Route,
     pub(super) bytes: u64,
-    /// The most bytes a nanosecond that this copy can do by itself.
+    /// Maximum rate of this copy alone, in bytes per nanosecond.
     pub(super) cap: f64,
 }
 
@@ -36,13 +35,13 @@ struct Flow {
 
 #[derive(Debug)]
 pub(super) struct FlowNet {
-    /// What each pipe carries, in bytes a nanosecond (so in GB/s).
+    /// Capacity of each pipe in bytes per nanosecond (equal to GB/s).
     pipes: Vec<f64>,
     flows: Vec<Flow>,
     at: u64,
 }
 
-/// Less than a byte left is none left: what rounding leaves over.
+/// Bytes below which a flow counts as finished: rounding leaves a remainder.
 const NOTHING: f64 = 0.5;
 
 impl FlowNet {
@@ -50,7 +49,7 @@ impl FlowNet {
         FlowNet { pipes, flows: Vec::new(), at: 0 }
     }
 
-    /// Begins flows at time `now`, which `next` has not passed.
+    /// Begins flows at time `now`, which must not be after `next`.
     pub(super) fn begin(&mut self, now: u64, owner: u64, loads: &[Load]) {
         self.run_to(now);
         self.flows.extend(loads.iter().map(|load| Flow {
@@ -62,18 +61,18 @@ impl FlowNet {
         self.share();
     }
 
-    /// Whether anything goes through a pipe.
+    /// Returns whether any flow uses a pipe.
     pub(super) fn is_in(&self, pipe: usize) -> bool {
         self.flows.iter().any(|flow| flow.load.is_in(pipe))
     }
 
-    /// When the next flow ends.
+    /// Returns the time at which the next flow ends.
     pub(super) fn next(&self) -> Option<u64> {
         let left = |flow: &Flow| (flow.remaining / flow.rate).ceil().max(0.0) as u64;
         self.flows.iter().map(left).min().map(|left| self.at.saturating_add(left))
     }
 
-    /// Moves time on to `now`, which is not past [`FlowNet::next`]; the owners of the flows that ended, one each.
+    /// Advances time to `now`, at most to [`FlowNet::next`]; returns the owner of each flow that ended.
     pub(super) fn end(&mut self, now: u64) -> Vec<u64> {
         self.run_to(now);
         let mut owners = Vec::new();
@@ -120,7 +119,7 @@ impl FlowNet {
                     rest.push(flow);
                     continue;
                 }
-                // A copy always goes on, if slowly, however little a topology gives it.
+                // Every copy makes progress, however little bandwidth the topology gives it.
                 self.flows[flow].rate = least.clamp(1e-6, 1e9);
                 for &(pipe, weight) in &*self.flows[flow].load.route {
                     left[pipe] = (left[pipe] - least * weight).max(0.0);
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_leaves_the_rest_to_others() {
+    fn a_capped_flow_leaves_bandwidth_to_others() {
         let mut net = FlowNet::new(vec![10.0]);
         net.begin(5, 1, &[Load { cap: 1.0, ..load(&[0], 100) }, load(&[0], 900)]);
         assert_eq!(net.flows.iter().map(|flow| flow.rate).collect::<Vec<_>>(), [1.0, 9.0]);

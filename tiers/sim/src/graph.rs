@@ -1,7 +1,7 @@
-//! Graphs: recorded work, launched as often as wanted.
+//! Graphs: recorded work that can be launched repeatedly.
 //!
-//! Invariant: an operation runs in its own context, after those that it was recorded behind and after nothing else of
-//! its graph; a launch takes the place of one piece of work on its stream.
+//! Invariant: an operation runs in its own context, after the operations that it depends on and after nothing else of its graph; a launch
+//! is one piece of work on its stream.
 
 use super::context::ContextId;
 use super::denial::Checked;
@@ -12,34 +12,34 @@ use super::timeline::{Cost, Point};
 use super::world::Work;
 use glake_device::Stream;
 
-/// Recorded work, to be launched as often as wanted.
+/// Recorded work that can be launched repeatedly.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
 }
 
-/// An operation.
+/// One recorded operation of a graph.
 #[derive(Clone, Debug)]
 struct Node {
     context: ContextId,
     request: Request,
-    /// Earlier ones that it comes after.
+    /// Earlier operations that it depends on.
     after: Vec<usize>,
 }
 
 impl Graph {
-    /// How many operations were recorded.
+    /// Returns the number of recorded operations.
     pub fn operations(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Records an operation; its number.
+    /// Records an operation and returns its number.
     pub(super) fn add(&mut self, context: ContextId, request: Request, after: Vec<usize>) -> usize {
         self.nodes.push(Node { context, request, after });
         self.nodes.len() - 1
     }
 
-    /// Whether all of `nodes` are among `tail` or before it.
+    /// Returns whether all of `nodes` are in `tail` or precede it.
     pub(super) fn leads_to(&self, tail: &[usize], nodes: &[usize]) -> bool {
         let mut before = vec![false; self.nodes.len()];
         let mut next = tail.to_vec();
@@ -84,7 +84,7 @@ impl State {
         outcome
     }
 
-    /// What is enqueued on a lane from now on comes after these points, and what is ordered before them.
+    /// Makes work enqueued on a lane from now on follow these points and everything ordered before them.
     pub(super) fn come_after(&mut self, lane: u64, points: Vec<Point>, clock: &VectorClock) {
         let mut order = self.streams.order(lane);
         order.completes(clock);

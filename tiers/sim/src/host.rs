@@ -1,4 +1,4 @@
-//! Host memory that the simulated devices were told of.
+//! Host memory registered with the simulated devices.
 //!
 //! Invariant: registered ranges do not overlap.
 
@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use super::denial::{Checked, refuse};
 use glake_device::{Address, Refusal};
 
-/// The unit of registration.
+/// Page size, the granularity of registrations.
 const PAGE: u64 = 4096;
 
 #[derive(Debug)]
 struct Registered {
     size: u64,
-    /// How much enqueued work uses it.
+    /// Number of enqueued operations that use it.
     users: u32,
 }
 
@@ -47,13 +47,13 @@ impl HostTable {
         }
     }
 
-    /// The registration that holds a byte: where it starts and ends.
+    /// Returns start and end of the registration that contains a byte.
     pub(super) fn find(&self, at: u64) -> Option<(u64, u64)> {
         let (start, range) = self.ranges.range(..=at).next_back()?;
         (at < start + range.size).then_some((*start, start + range.size))
     }
 
-    /// Whether any byte of a range is registered.
+    /// Returns whether any byte of a range is registered.
     pub(super) fn overlaps(&self, start: u64, end: u64) -> bool {
         self.ranges.range(..end).next_back().is_some_and(|(from, range)| from + range.size > start)
     }

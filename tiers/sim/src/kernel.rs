@@ -1,4 +1,4 @@
-//! Modules and kernels: on the simulated device a kernel is a host closure with declared reads and writes.
+//! Modules and kernels. A simulated kernel is a host closure with declared reads and writes.
 
 use std::collections::HashMap;
 
@@ -64,7 +64,7 @@ impl Modules {
         }
     }
 
-    /// How many modules a context has.
+    /// Returns the number of modules loaded in a context.
     pub(super) fn made_in(&self, context: ContextId) -> u64 {
         self.modules.values().filter(|loaded| loaded.context == context).count() as u64
     }
@@ -81,17 +81,17 @@ impl Modules {
     }
 }
 
-/// What a kernel declared, resolved when it was enqueued.
+/// Declared ranges of a kernel, resolved when it is enqueued.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Declared {
     pub(super) reads: Ranges,
     pub(super) writes: Ranges,
 }
 
-/// Resolved ranges by their start; they neither overlap nor touch ([`merged`]).
+/// Resolved ranges by start; they neither overlap nor touch ([`merged`]).
 pub(super) type Ranges = Vec<(u64, Vec<Piece>)>;
 
-/// The ranges, start and end, that touches make together, in order: each touch lies in one.
+/// Merges declared ranges; returns sorted, disjoint starts and ends that contain them.
 pub(super) fn merged(touches: &[Touch]) -> Vec<(u64, u64)> {
     let range = |touch: &Touch| (touch.address.0, touch.address.0.saturating_add(touch.size.get()));
     let mut ranges: Vec<(u64, u64)> = touches.iter().map(range).filter(|(start, end)| start < end).collect();
@@ -106,10 +106,10 @@ pub(super) fn merged(touches: &[Touch]) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// The memory of a running kernel.
+/// Memory visible to a running kernel.
 pub(super) struct DeclaredMemory<'a> {
     pub(super) declared: &'a Declared,
-    /// The first touch outside of it.
+    /// First access outside the declared ranges.
     pub(super) stray: Option<Address>,
 }
 
@@ -148,7 +148,7 @@ impl DeclaredMemory<'_> {
     }
 }
 
-/// The range that holds all of these bytes.
+/// Returns the range that contains all of these bytes.
 fn find(ranges: &Ranges, at: u64, size: u64) -> Option<&(u64, Vec<Piece>)> {
     let range = &ranges[ranges.partition_point(|range| range.0 <= at).checked_sub(1)?];
     let length: u64 = range.1.iter().map(|piece| piece.size).sum();

@@ -1,19 +1,18 @@
-//! What several processes use of one simulated GPU, counted in common.
+//! Shared accounting of one simulated GPU that several processes use.
 //!
 //! ```text
-//!   FOLDER/gpu-0    header: magic, capacity    then one record an owner: pid, start time, bytes, when it was found dead,
-//!                                              whether it is locked or checkpointed, what it had then, its calls
+//!   FOLDER/gpu-0    header: magic, capacity    then one record per owner: pid, start time, bytes, time when found dead,
+//!                                              state (locked, checkpointed), bytes saved by a checkpoint, running calls
 //! ```
 //!
-//! Each process keeps its own bytes, so a dead process's are gone by themselves; only what it counted stays. As a
-//! driver takes a while to give a dead process's memory back, so do the others: its count goes `reclaim` after somebody
-//! has first found it dead. A process is known by its id and by when it started, since ids are used again; one that has
-//! ended and that its parent has not waited for is dead. All who share a folder see each other's process ids. What a
-//! process that is checkpointed had is not counted until it is restored.
+//! Each process keeps its own bytes, so a dead process's memory is gone by itself; only its count remains. A driver takes some time to
+//! return a dead process's memory. So does the ledger: the count disappears `reclaim` after another process first finds the owner dead. A
+//! process is identified by its id and start time, because ids are reused; a zombie counts as dead. All processes that share a folder must
+//! see each other's process ids. A checkpointed process's memory is not counted until it is restored.
 //!
-//! Invariants: what is counted never passes the capacity; only its owner changes a living owner's bytes, or who has
-//! locked it; every change is made under the lock on the file, which the operating system lets go of whatever way a process dies. The file
-//! stays when its last user has gone: it belongs to whoever made the folder.
+//! Invariants: the counted bytes never exceed the capacity. Only the owner, or the process that locked it, changes a living owner's bytes.
+//! Every change is made under the lock on the file, which the operating system releases however a process dies. The file stays when its
+//! last user is gone: it belongs to the creator of the folder.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -21,7 +20,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_units::Bytes;
 
 use super::calls::{self, Calls, Condition, Words};
@@ -29,20 +28,20 @@ use super::system::GRANULE;
 use super::topology::SimGpu;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"glakegp2");
-/// Words of the header, and of a record.
+/// Number of words in the header and in a record.
 const WORDS: usize = 8;
-/// Those of a record that its owner writes; then its condition, what it had when it was checkpointed, its calls.
+/// Number of leading words written by the owner; the state, the saved bytes and the running calls follow.
 const OWNED: usize = 4;
 const USED: usize = 2;
 const CONDITION: usize = OWNED;
 const SAVED: usize = OWNED + 1;
 const CALLS: usize = OWNED + 2;
-/// More owners than a GPU has.
+/// Maximum number of owners, more than a GPU has.
 const RECORDS: usize = 255;
 const WORD: usize = size_of::<u64>();
 const LENGTH: usize = (1 + RECORDS) * WORDS * WORD;
 
-/// One process's part of a GPU that several use.
+/// One process's share of a GPU used by several.
 #[derive(Debug)]
 pub(super) struct Account {
     ledger: Ledger,
@@ -51,7 +50,7 @@ pub(super) struct Account {
     used: u64,
 }
 
-/// The file that the memory of one GPU is counted in.
+/// File with the accounts of one GPU.
 #[derive(Debug)]
 pub(super) struct Ledger {
     file: File,
@@ -60,21 +59,21 @@ pub(super) struct Ledger {
     reclaim: Duration,
 }
 
-/// A record of a process that lives.
+/// Record of a living process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) record: usize,
     pub(super) condition: Condition,
-    /// What it had when it was checkpointed.
+    /// Bytes the process had when it was checkpointed.
     pub(super) saved: u64,
     used: u64,
 }
 
-/// A process, for as long as it lives.
+/// Identity of a process for its whole life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Owner {
     pid: u32,
-    /// Clock ticks from the machine's start to its own.
+    /// Start time of the process, in clock ticks since boot.
     start: u64,
 }
 
@@ -82,12 +81,12 @@ struct Owner {
 struct ProcessRecord {
     owner: Owner,
     used: u64,
-    /// Nanoseconds since the machine's start; zero while nobody has found its owner dead.
+    /// Nanoseconds since boot at which the owner was found dead; zero while it lives.
     found_dead: u64,
 }
 
 impl Ledger {
-    /// Opens, or makes, the file of a GPU.
+    /// Opens the file of a GPU, or creates it.
     pub(super) fn open(folder: &Path, index: usize, gpu: &SimGpu) -> io::Result<Self> {
         let capacity = gpu.memory.get() / GRANULE * GRANULE;
         let reclaim = Duration::from_secs_f64(gpu.reclaim.0.max(0.0) / 1e6);
@@ -117,7 +116,7 @@ impl Ledger {
         Bytes::new(self.capacity)
     }
 
-    /// What is used by all, and by each living process: its id and its bytes.
+    /// Returns the bytes used in total, and the id and bytes of each living process.
     pub(super) fn read(&self) -> io::Result<(u64, Vec<(u32, u64)>)> {
         let _locked = Locked::new(&self.file)?;
         let records = self.reclaimed()?;
@@ -125,7 +124,7 @@ impl Ledger {
         Ok((sum(&records), living.map(|record| (record.owner.pid, record.used)).collect()))
     }
 
-    /// All records, those of the dead marked and, after a while, cleared. Under the lock.
+    /// Returns all records after marking dead owners and clearing expired ones. The lock must be held.
     fn reclaimed(&self) -> io::Result<Vec<ProcessRecord>> {
         let mut bytes = vec![0; LENGTH];
         self.file.read_exact_at(&mut bytes, 0)?;
@@ -150,7 +149,7 @@ impl Ledger {
         Ok(records)
     }
 
-    /// Writes a record anew, as of somebody else.
+    /// Overwrites a record for a new owner.
     fn begin(&self, record: usize, value: ProcessRecord) -> io::Result<()> {
         put(&self.file, word(record, OWNED), &[0; WORDS - OWNED])?;
         self.write(record, value)
@@ -161,12 +160,12 @@ impl Ledger {
         put(&self.file, word(record, 0), &owned)
     }
 
-    /// Nobody else changes anything until this is dropped.
+    /// Locks the ledger against changes until the guard is dropped.
     pub(super) fn lock(&self) -> io::Result<Locked> {
         Locked::new(&self.file)
     }
 
-    /// The records of a process. Under the lock.
+    /// Returns the records of a process. The lock must be held.
     pub(super) fn places(&self, pid: u32) -> io::Result<Vec<Place>> {
         let records = self.reclaimed()?.into_iter().enumerate();
         let own = records.filter(|(_, record)| record.owner.pid == pid && pid != 0 && record.found_dead == 0);
@@ -183,37 +182,37 @@ impl Ledger {
         self.words.set_condition(at(record), condition);
     }
 
-    /// Waits until no call of the record's owner runs; false: one does at that time.
+    /// Waits until no call of the record's owner runs; returns false if one still does at `until`.
     pub(super) fn wait_for_calls(&self, record: usize, until: Instant) -> bool {
         self.words.wait_for_calls(at(record), until)
     }
 
-    /// What a record has counts no more. Under the lock.
+    /// Excludes a record's bytes from the count. The lock must be held.
     pub(super) fn save(&self, place: Place) -> io::Result<()> {
-        // What was saved before, by who did not come to the end, is added to nothing.
+        // Adding keeps the bytes saved by an earlier caller that was killed before it finished.
         put(&self.file, word(place.record, SAVED), &[place.saved + place.used])?;
         put(&self.file, word(place.record, USED), &[0])
     }
 
-    /// It counts again. Under the lock.
+    /// Includes a record's saved bytes in the count again. The lock must be held.
     pub(super) fn load(&self, place: Place) -> io::Result<()> {
         put(&self.file, word(place.record, USED), &[place.used + place.saved])?;
         put(&self.file, word(place.record, SAVED), &[0])
     }
 
-    /// Whether so much more fits. Under the lock.
+    /// Returns whether `size` more bytes fit. The lock must be held.
     pub(super) fn has_room(&self, size: u64) -> io::Result<bool> {
         let used = sum(&self.reclaimed()?);
         Ok(used.checked_add(size).is_some_and(|all| all <= self.capacity))
     }
 }
 
-/// The offset of a word of a record.
+/// Returns the offset of a word of a record.
 fn word(record: usize, word: usize) -> u64 {
     (((1 + record) * WORDS + word) * WORD) as u64
 }
 
-/// Where those words of a record lie that are not changed under the lock alone.
+/// Returns the offsets of the record's words that change without the lock.
 fn at(record: usize) -> calls::RecordWords {
     calls::RecordWords { condition: word(record, CONDITION), calls: word(record, CALLS) }
 }
@@ -242,7 +241,7 @@ impl Account {
         Ok(Account { ledger, record, owner, used: 0 })
     }
 
-    /// Takes memory; false where all processes together have too much.
+    /// Takes memory; returns false if all processes together would exceed the capacity.
     pub(super) fn take(&mut self, size: u64) -> io::Result<bool> {
         let _locked = Locked::new(&self.ledger.file)?;
         let used = sum(&self.ledger.reclaimed()?);
@@ -253,20 +252,20 @@ impl Account {
         Ok(fits)
     }
 
-    /// Gives memory back.
+    /// Returns memory to the account.
     pub(super) fn give(&mut self, size: u64) {
-        // Where that fails others see too much, never too little.
+        // If this fails, other processes see too much memory used, never too little.
         if let Ok(_locked) = Locked::new(&self.ledger.file) {
             let _ = self.set(self.used.saturating_sub(size));
         }
     }
 
-    /// The calls of this process, which wait while it is locked.
+    /// Returns the calls of this process, which block while it is locked.
     pub(super) fn calls(&self) -> io::Result<Calls> {
         Ok(Calls::new(Words::new(&self.ledger.file, LENGTH as u64)?, at(self.record)))
     }
 
-    /// What all processes use.
+    /// Returns the bytes used by all processes.
     pub(super) fn used_by_all(&self) -> io::Result<u64> {
         self.ledger.read().map(|(used, _)| used)
     }
@@ -279,7 +278,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        // A forked child has the account of its parent, which goes on.
+        // A forked child only has a copy of its parent's account, which stays open.
         if self.owner.pid == std::process::id()
             && let Ok(_locked) = Locked::new(&self.ledger.file)
         {
@@ -306,17 +305,17 @@ impl From<[u64; WORDS]> for ProcessRecord {
     }
 }
 
-/// Whether a process lives.
+/// Returns whether a process is alive.
 pub(super) fn is_alive(pid: u32) -> bool {
     running(pid).is_some()
 }
 
-/// A process that has not ended.
+/// Returns the status of a process that has not ended.
 fn running(pid: u32) -> Option<ProcessStat> {
     ProcessStat::of(pid).ok().filter(|process| !process.has_ended())
 }
 
-/// Nanoseconds since the machine's start, the same for every process; never zero.
+/// Returns the nanoseconds since boot, the same for every process; never zero.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: an out-parameter of this frame.
@@ -328,7 +327,7 @@ fn sum(records: &[ProcessRecord]) -> u64 {
     records.iter().fold(0, |sum, record| sum.saturating_add(record.used))
 }
 
-/// The lock on a ledger's file, while it lives.
+/// Guard of the lock on a ledger's file.
 #[derive(Debug)]
 pub(super) struct Locked(File);
 
@@ -379,10 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_dead_comes_back_after_a_while() {
+    fn memory_of_dead_processes_is_reclaimed() {
         let folder = tempfile::tempdir().unwrap();
         let mut one = account(folder.path());
-        // As a process that died: its id may be used again, but it started at another time.
+        // Looks like a dead process: its id may be reused, but the start time differs.
         let dead = Owner { start: one.owner.start + 1, ..one.owner };
         one.ledger.write(7, ProcessRecord { owner: dead, used: 70 * MIB, found_dead: 0 }).unwrap();
         assert!(!one.take(60 * MIB).unwrap(), "it is not back yet");

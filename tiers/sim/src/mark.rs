@@ -1,7 +1,7 @@
-//! Recording, waiting for and asking after events.
+//! Recording of events, waits for them and queries.
 //!
-//! An event of a whole context is a lane of its own, with one piece of work that waits for all others: so work that
-//! is enqueued later does not delay it, and nothing waits for it.
+//! An event of a whole context is a lane of its own, with one piece of work that waits for all other lanes: so work enqueued later does not
+//! delay it, and nothing waits for it.
 
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
@@ -36,7 +36,7 @@ impl State {
         Ok(())
     }
 
-    /// Marks the end of all work of a context so far, by a lane of its own that waits for all others.
+    /// Marks the end of all work of a context so far, on a new lane that waits for all others.
     pub(super) fn record_context(&mut self, context: ContextId, event: Event) -> Checked<()> {
         self.world.events.of(context, event)?;
         self.no_capture(context)?;
@@ -74,7 +74,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether an event has passed. The host has then seen it.
+    /// Returns whether an event has completed, which the host has then observed.
     pub(super) fn query(&mut self, context: ContextId, event: Event) -> Checked<bool> {
         let (points, clock) = self.event_points(context, event)?;
         let passed = points.iter().all(|point| self.timeline.passed(*point));
@@ -84,7 +84,7 @@ impl State {
         Ok(passed)
     }
 
-    /// What an event waits for, and what is ordered before it.
+    /// Returns the points that an event waits for and the work ordered before it.
     pub(super) fn event_points(
         &mut self,
         context: ContextId,
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// Microseconds between two passed events.
+    /// Returns the microseconds between two completed events.
     pub(super) fn elapsed(&self, context: ContextId, from: Event, to: Event) -> Checked<f64> {
         let time = |event| {
             let marked = self.world.events.of(context, event)?;

@@ -1,7 +1,7 @@
-//! All memory of a simulated server: extents, where they are mapped, and what addresses mean.
+//! Memory of a simulated server: extents, their mappings and the resolution of addresses.
 //!
-//! Invariants: an extent lives while its handle or a mapping does; what an address resolves to stays so while
-//! anything holds it (`hold`), since unmapping and unregistering are refused until then.
+//! Invariants: an extent lives while its handle or a mapping does. The resolution of an address is stable while it is held (`hold`),
+//! because unmapping and unregistering are refused until then.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ use glake_device::{
     Access, Address, DeviceId, DriverError, ExtentProperties, Handle, Place, PointerKind, Protection, Refusal,
 };
 
-/// What memory of a device can be made for.
+/// Capabilities of a device's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Can {
     pub(super) export: bool,
@@ -30,7 +30,7 @@ pub(super) struct Can {
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    // Before the arenas: mappings go before what they map.
+    // Declared before the arenas, so that mappings are dropped before the memory they map.
     pub(super) space: AddressSpace,
     pub(super) host_table: HostTable,
     /// Last uses of host memory, by address.
@@ -39,9 +39,9 @@ pub(super) struct Memory {
     gpus: Vec<Arena>,
     host: Arena,
     sockets: u32,
-    /// For each device, what its memory can be made for.
+    /// Capabilities of each device's memory.
     can: Vec<Can>,
-    /// For each device, which others may touch its plain memory.
+    /// Devices that may access each device's plain memory, as bits.
     guests: Vec<u64>,
     next: u64,
 }
@@ -63,7 +63,7 @@ impl Memory {
         }
     }
 
-    /// Free and total memory of a device.
+    /// Returns free and total memory of a device.
     pub(super) fn info(&mut self, device: DeviceId) -> Checked<(Bytes, Bytes)> {
         self.device(device)?;
         let arena = &mut self.gpus[device.0 as usize];
@@ -71,7 +71,7 @@ impl Memory {
         Ok((total.saturating_sub(used), total))
     }
 
-    /// Counts a context on a device.
+    /// Accounts for a context on a device.
     pub(super) fn charge_context(&mut self, device: DeviceId) -> Checked<()> {
         let index = self.device(device)?;
         self.gpus[index].charge_context()
@@ -83,7 +83,7 @@ impl Memory {
         }
     }
 
-    /// The index of a device that exists.
+    /// Returns the index of an existing device.
     pub(super) fn device(&self, device: DeviceId) -> Checked<usize> {
         let index = device.0 as usize;
         if index < self.gpus.len() {
@@ -121,7 +121,7 @@ impl Memory {
         Ok(self.add(Extent { gpu_direct: properties.gpu_direct, ..extent }))
     }
 
-    /// Whether the mapped memory at an address was made for RDMA; `None` where there is none.
+    /// Returns whether the mapped memory at an address was created for RDMA; `None` if nothing is mapped there.
     pub(super) fn is_gpu_direct(&self, address: Address) -> Option<bool> {
         let (_, mapping) = self.space.find(address.0)?;
         Some(self.extent(mapping.extent)?.gpu_direct)
@@ -169,7 +169,7 @@ impl Memory {
         self.space.set_access(start, size, access)
     }
 
-    /// Memory that is not mapped by the caller: mapped whole, and its owner's.
+    /// Allocates memory without a handle: mapped as a whole and owned by its device.
     pub(super) fn alloc(&mut self, kind: Kind, device: DeviceId, size: u64) -> Checked<Address> {
         self.device(device)?;
         let size = size.max(1).next_multiple_of(GRANULE);
@@ -212,7 +212,7 @@ impl Memory {
 
     pub(super) fn import(&mut self, shared: BorrowedFd<'_>) -> Checked<Handle> {
         let wrong = || Denial::Refused(Address(0), Refusal::InvalidValue);
-        // The driver opens files of its own for a moment.
+        // The driver opens files temporarily, which fails without a free descriptor.
         let _own = shared.try_clone_to_owned().map_err(|error| descriptor_denied(error.into()))?;
         let name = std::fs::read_link(format!("/proc/self/fd/{}", shared.as_raw_fd()))?;
         let place = name.to_str().and_then(place_of).ok_or_else(wrong)?;
@@ -222,7 +222,7 @@ impl Memory {
         Ok(self.add(Extent::new(place, size, Backing::Imported(own))))
     }
 
-    /// Opens a peer's plain memory to a context; that is none of it where the context is one of our own.
+    /// Gives a context access to a peer's plain memory; no effect for private contexts.
     pub(super) fn enable_peer_access(&mut self, context: ContextId, peer: DeviceId) -> Checked<()> {
         let (guest, owner) = (self.device(context.device)?, self.device(peer)?);
         if guest == owner {
@@ -234,26 +234,26 @@ impl Memory {
         Ok(())
     }
 
-    /// The context of a device has gone: it may touch no peer's plain memory any more, nor they its own.
+    /// Removes peer access in both directions after a device's primary context was released.
     pub(super) fn forget_peers(&mut self, device: DeviceId) {
         for (owner, guests) in (0_u32..).zip(&mut self.guests) {
             *guests &= if owner == device.0 { 0 } else { !(1 << (device.0 % 64)) };
         }
     }
 
-    /// Notes in which context an extent was created.
+    /// Records the context in which an extent was created.
     pub(super) fn note_made(&mut self, handle: Handle, context: ContextId) {
         if let Some(extent) = self.extents.get_mut(&handle) {
             extent.made_in = Some(context);
         }
     }
 
-    /// How many extents were created in a context.
+    /// Returns the number of extents created in a context.
     pub(super) fn made_in(&self, context: ContextId) -> u64 {
         self.of(context.device).filter(|extent| extent.made_in == Some(context)).count() as u64
     }
 
-    /// Whether a device has memory that the program allocated without a handle.
+    /// Returns whether the program has memory on a device that was allocated without a handle.
     pub(super) fn has_plain(&self, device: DeviceId) -> bool {
         self.of(device).any(|extent| extent.kind != Kind::Mapped)
     }
@@ -274,7 +274,7 @@ impl Memory {
         }
     }
 
-    /// The device whose memory an address lies in.
+    /// Returns the device whose memory an address lies in.
     pub(super) fn owner(&self, address: Address) -> Option<DeviceId> {
         let (_, mapping) = self.space.find(address.0)?;
         match self.extents.get(&mapping.extent)?.place {
@@ -283,14 +283,14 @@ impl Memory {
         }
     }
 
-    /// The mapping or the registration that an address lies in.
+    /// Returns the mapping or registration that an address lies in.
     pub(super) fn range(&self, address: Address) -> Option<(Address, Bytes)> {
         let mapped = self.space.find(address.0).map(|(start, mapping)| (start, start + mapping.size));
         let (start, end) = mapped.or_else(|| self.host_table.find(address.0))?;
         Some((Address(start), Bytes::new(end - start)))
     }
 
-    /// How many reservations, mappings and extents are alive.
+    /// Returns the numbers of live reservations, mappings and extents.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         let (reservations, mappings) = self.space.counts();
         (reservations, mappings, self.extents.len())
@@ -304,13 +304,13 @@ impl Memory {
         self.extents.get_mut(&handle)
     }
 
-    /// Where a byte of an extent can be reached.
+    /// Returns the host address of a byte of an extent.
     pub(super) fn pointer(&self, extent: &Extent, offset: u64) -> u64 {
         extent.pointer(arena(&self.gpus, &self.host, extent.place), offset)
     }
 
-    /// Whether work in a context reaches memory of `owner` that was made in such a way, access to mappings aside. Peers
-    /// are opened to each other's primary contexts only.
+    /// Returns whether work in a context can access memory of `owner` of this kind, apart from access to mappings. Peers are enabled for
+    /// each other's primary contexts only.
     pub(super) fn reaches(&self, context: ContextId, kind: Kind, owner: DeviceId) -> bool {
         let primary = context.kind == ContextKind::Primary;
         match kind {
@@ -320,13 +320,13 @@ impl Memory {
         }
     }
 
-    /// Whether a device was let into a peer's plain memory.
+    /// Returns whether a device has access to a peer's plain memory.
     pub(super) fn is_enabled(&self, device: DeviceId, peer: DeviceId) -> bool {
         let guests = self.guests.get(peer.0 as usize).copied().unwrap_or_default();
         guests & (1 << (device.0 % 64)) != 0
     }
 
-    /// Takes a device out of a peer's plain memory.
+    /// Revokes a device's access to a peer's plain memory.
     pub(super) fn disable_peer_access(&mut self, device: DeviceId, peer: DeviceId) {
         if let Some(guests) = self.guests.get_mut(peer.0 as usize) {
             *guests &= !(1 << (device.0 % 64));
@@ -368,7 +368,7 @@ impl Memory {
     }
 }
 
-/// As CUDA has it: a system call failed.
+/// Maps a denial to CUDA's error for a failed system call.
 fn descriptor_denied(denial: Denial) -> Denial {
     match denial {
         Denial::Os(_) | Denial::OutOfMemory(_) => Denial::Failed(DriverError::OPERATING_SYSTEM),

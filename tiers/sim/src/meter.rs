@@ -1,4 +1,4 @@
-//! The memory of simulated GPUs that processes share, asked without a simulator.
+//! Memory meter for simulated GPUs that processes share; needs no simulator.
 
 use std::path::Path;
 
@@ -9,18 +9,17 @@ use super::ledger::Ledger;
 use super::topology::SimTopology;
 use glake_device::{DriverError, Result, Verb};
 
-/// What all processes use of the GPUs that share a folder ([`crate::SimOptions::shared`]). GPUs are named by their
-/// numbers: "0", "1".
+/// Meter of the GPUs that share a folder ([`crate::SimOptions::shared`]), for all processes. GPUs are named by their numbers: "0", "1".
 #[derive(Debug)]
 pub struct SimMeter {
     ledgers: Vec<Ledger>,
 }
 
 impl SimMeter {
-    /// Opens the GPUs of a folder, which is made where it is not there.
+    /// Opens the GPUs of a folder; creates it if it does not exist.
     ///
     /// # Errors
-    /// [`DriverError::Os`]: the folder cannot be written, or holds GPUs of other sizes.
+    /// [`DriverError::Os`] if the folder cannot be written or holds GPUs of other sizes.
     pub fn open(folder: &Path, topology: &SimTopology) -> Result<SimMeter> {
         let ledgers = topology.gpus.iter().enumerate().map(|(index, gpu)| Ledger::open(folder, index, gpu));
         let ledgers = ledgers.collect::<std::io::Result<_>>();

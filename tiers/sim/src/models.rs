@@ -1,4 +1,4 @@
-//! Models of servers, built in and in files.
+//! Models of servers, built in and from files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use glake_configs::TOPOLOGIES;
 
 use crate::{Bandwidth, SimLink, SimTopology, TopologyError};
 
-/// More GPUs than a server has.
+/// Maximum number of GPUs, more than a server has.
 const MOST_GPUS: usize = 64;
 
-/// A model by the name of a preset, or by the path of a file (anything with a slash, or that ends in `.toml`).
+/// Loads a model by the name of a preset or the path of a file (contains a slash, or ends in `.toml`).
 pub fn load(name: &str) -> Result<SimTopology, TopologyError> {
     if let Some((name, text)) = TOPOLOGIES.iter().find(|(preset, _)| *preset == name) {
         return parse(&PathBuf::from(format!("{name}.toml")), text);
@@ -25,7 +25,7 @@ pub fn load(name: &str) -> Result<SimTopology, TopologyError> {
     parse(path, &text)
 }
 
-/// A model from text; `path` is for errors only.
+/// Parses a model; `path` is used in errors only.
 fn parse(path: &Path, text: &str) -> Result<SimTopology, TopologyError> {
     let model: SimTopology = toml::from_str(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
@@ -41,7 +41,7 @@ fn parse(path: &Path, text: &str) -> Result<SimTopology, TopologyError> {
     Ok(model)
 }
 
-/// Refuses values that no server has.
+/// Rejects values that no server has.
 fn check(path: &Path, model: &SimTopology) -> Result<(), TopologyError> {
     let refused = |key: String, found: &dyn Display, allowed: &str| TopologyError::Refused {
         path: path.to_owned(),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_what_they_say() {
+    fn presets_match_their_names() {
         for (name, _) in TOPOLOGIES {
             assert_eq!(&load(name).unwrap().name, name);
         }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn says_which_names_there_are() {
+    fn an_unknown_name_lists_the_presets() {
         assert_eq!(
             load("h300x4").unwrap_err().to_string(),
             "topology \"h300x4\" does not exist: allowed is h200x4, h20x8, a100x8, h200x4-direct, pcie4x4, or the path of a .toml file"
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn names_file_line_and_key() {
+    fn errors_name_file_line_and_key() {
         let message = error(&text("write = 160.0\n", ""));
         assert!(message.starts_with("my.toml:15: [host]: missing field `write`"), "{message}");
         let message = error(&text("read = 213.0", "reed = 213.0"));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_servers_that_cannot_be() {
+    fn impossible_servers_are_refused() {
         assert_eq!(
             error(&text("read = 213.0", "read = -1")),
             "my.toml: host.read = -1: allowed is GB/s above 0"

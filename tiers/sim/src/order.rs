@@ -1,53 +1,52 @@
-//! Which work is ordered before which: vector clocks over streams, and the last uses of every byte.
+//! Ordering of work: vector clocks over streams, and the last uses of every byte.
 //!
-//! Work is ordered before what is enqueued later on its stream, before what waits for an event recorded after it,
-//! and, once the host has seen it done, before everything enqueued from then on. That it happened to be done in time
-//! is no order. (Clocks: Mattern, Virtual time and global states of distributed systems, 1989; the shadow is that of
-//! FastTrack, Flanagan and Freund, 2009, by ranges.)
+//! Work is ordered before later work on its stream, before work that waits for an event recorded after it, and, once the host has seen it
+//! done, before everything enqueued from then on. Completion in time by chance is no order. (Clocks: Mattern, Virtual time and global
+//! states of distributed systems, 1989; the shadow is that of FastTrack, Flanagan and Freund, 2009, by ranges.)
 //!
-//! One memory at two addresses is coherent only once the work that wrote it is done. So what was last used at another
-//! address needs more than the order of its own stream: an event recorded after it and waited for, on the same stream
-//! too. The *edges* of a stream are what it is ordered after in that way.
+//! Memory mapped at two addresses is coherent only once the work that wrote it is done. So memory last used at another address needs more
+//! than stream order: an event recorded after that use and waited for, on the same stream too. The *edges* of a stream are the work that it
+//! is ordered after in that way.
 //!
-//! A wait for a value whose write is not enqueued yet makes a clock *loose*: what it is ordered after is not known,
-//! so nothing is held against it until the host has waited for it.
+//! A wait for a value whose write is not enqueued yet makes a clock *loose*: the work ordered before it is unknown, so no conflict is
+//! reported until the host has waited for it.
 
 use std::collections::BTreeMap;
 
 use glake_device::Refusal;
 
-/// Work on a stream, by its number there.
+/// Position of work on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) lane: u64,
     pub(super) n: u64,
 }
 
-/// A use of memory: whose, and at which address the memory was mapped for it.
+/// A use of memory: its position, and the address at which the memory was mapped for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) position: Position,
     pub(super) via: u64,
 }
 
-/// What work is ordered after.
+/// Work that precedes a piece of work.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
-    /// In any way.
+    /// Preceding work, by any kind of order.
     pub(super) clock: VectorClock,
-    /// By the completion of what was before.
+    /// Preceding work, by its completion.
     pub(super) edges: VectorClock,
 }
 
 impl Order {
-    /// Adds what is done before the work begins.
+    /// Adds work that completes before this work begins.
     pub(super) fn completes(&mut self, clock: &VectorClock) {
         self.clock.join(clock);
         self.edges.join(clock);
     }
 
-    /// The rule that a use at an address breaks, if an earlier one conflicts with it; `seen` is what the host has
-    /// seen done.
+    /// Returns the rule that a use at an address breaks if it conflicts with an earlier one. `seen` is the work that the host has observed
+    /// to be done.
     pub(super) fn breach(&self, seen: &VectorClock, earlier: Stamp, via: u64) -> Option<Refusal> {
         if seen.covers(earlier.position) || self.edges.covers(earlier.position) {
             None
@@ -61,16 +60,16 @@ impl Order {
     }
 }
 
-/// For each stream, up to which of its work something is ordered after.
+/// For each stream, the last position that is ordered before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VectorClock {
-    /// Ordered by stream.
+    /// Positions in order of their streams.
     seen: Vec<(u64, u64)>,
     pub(super) loose: bool,
 }
 
 impl VectorClock {
-    /// After something, but what is not known.
+    /// Returns a loose clock: ordered after unknown work.
     pub(super) fn unknown() -> Self {
         VectorClock { seen: Vec::new(), loose: true }
     }
@@ -93,12 +92,12 @@ impl VectorClock {
         }
     }
 
-    /// Drops what `other` says too.
+    /// Removes the entries that `other` covers.
     pub(super) fn forget(&mut self, other: &VectorClock) {
         self.seen.retain(|&(lane, n)| !other.covers_surely(Position { lane, n }));
     }
 
-    /// Becomes ordered after all that `other` is ordered after.
+    /// Adds everything that `other` is ordered after.
     pub(super) fn join(&mut self, other: &VectorClock) {
         let mut at = 0;
         for &(lane, n) in &other.seen {
@@ -116,23 +115,23 @@ impl VectorClock {
 struct Cell {
     end: u64,
     write: Option<Stamp>,
-    /// Since the write; one a stream and address.
+    /// Reads since the last write; one per stream and address.
     reads: Vec<Stamp>,
 }
 
-/// The last uses of a range of bytes. Invariant: cells do not overlap.
+/// Last uses of byte ranges. Invariant: cells do not overlap.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     cells: BTreeMap<u64, Cell>,
-    /// How many cells it takes to look for those that can go.
+    /// Number of cells at which the next pruning is due.
     crowded: usize,
 }
 
-/// Fewer cells are not worth pruning.
+/// Number of cells below which pruning is not worthwhile.
 const FEW: usize = 256;
 
 impl Shadow {
-    /// Where a use conflicts with an earlier one, and which rule it breaks by that.
+    /// Returns the first conflict with an earlier use, and the rule broken.
     pub(super) fn conflict(
         &self,
         start: u64,
@@ -148,7 +147,7 @@ impl Shadow {
         })
     }
 
-    /// Notes a use that conflicts with nothing.
+    /// Records a use that conflicts with nothing.
     pub(super) fn note(&mut self, start: u64, end: u64, write: bool, stamp: Stamp) {
         if start >= end {
             return;
@@ -180,7 +179,7 @@ impl Shadow {
         }
     }
 
-    /// Forgets uses that the host has seen done, once there are many.
+    /// Forgets uses observed as done by the host, once there are many.
     pub(super) fn prune(&mut self, seen: &VectorClock) {
         if self.cells.len() <= self.crowded.max(FEW) {
             return;
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_are_with_what_is_not_ordered_before() {
+    fn unordered_uses_conflict() {
         let mut shadow = Shadow::default();
         shadow.note(0, 100, true, stamp(1, 1));
         shadow.note(20, 40, false, stamp(2, 1));
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_has_seen_is_forgotten() {
+    fn uses_observed_by_the_host_are_pruned() {
         let mut shadow = Shadow::default();
         for n in 0..1000 {
             shadow.note(n * 10, n * 10 + 5, true, stamp(1, n));

@@ -1,7 +1,7 @@
-//! Bytes that tell their place and who wrote them: what lies elsewhere, or is another's, is told apart. Tests, demo and benches write and
+//! Byte patterns that encode their position and writer, so that misplaced or foreign bytes are detected. Tests, demo and benches write and
 //! compare them by the gigabyte: this crate is optimized in tests too (`profile.dev` of the workspace).
 
-/// Fills bytes that lie at `from` of what `seed` names; `from` is a multiple of 8.
+/// Fills bytes with the pattern of `seed`, beginning at position `from`, a multiple of 8.
 pub fn fill(bytes: &mut [u8], from: u64, seed: u64) {
     let (words, rest) = bytes.as_chunks_mut();
     let end = from / 8 + words.len() as u64;
@@ -11,7 +11,7 @@ pub fn fill(bytes: &mut [u8], from: u64, seed: u64) {
     rest.copy_from_slice(&word(end, seed)[..rest.len()]);
 }
 
-/// How many bytes are as [`fill`] wrote them, up to the first word that is not.
+/// Returns the number of leading bytes that match the pattern written by [`fill`], up to the first wrong word.
 #[must_use]
 pub fn matching(bytes: &[u8], from: u64, seed: u64) -> u64 {
     let (words, rest) = bytes.as_chunks();
@@ -21,14 +21,14 @@ pub fn matching(bytes: &[u8], from: u64, seed: u64) -> u64 {
     wrong.map_or(all, |words| words * 8) as u64
 }
 
-/// Whether all bytes are as [`fill`] wrote them from their begin on.
+/// Returns whether all bytes match the pattern of `seed` from position 0 on.
 #[must_use]
 pub fn matches(bytes: &[u8], seed: u64) -> bool {
     matching(bytes, 0, seed) == bytes.len() as u64
 }
 
 fn word(place: u64, seed: u64) -> [u8; 8] {
-    // Odd numbers without a pattern: words of near places, and of near seeds, have nothing in common.
+    // Odd multipliers without a pattern, so that words at nearby positions or of nearby seeds are unrelated.
     let writer = seed.wrapping_mul(0xd134_2543_de82_ef95);
     (place ^ writer).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }

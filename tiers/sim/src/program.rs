@@ -1,4 +1,4 @@
-//! What a program does besides GLake's verbs: its contexts, the memory that it allocates, its peers, its graphs.
+//! Actions of the program besides GLake's verbs: its contexts, allocations, peers and graphs.
 
 use glake_units::Bytes;
 
@@ -9,63 +9,63 @@ use super::simulator::Simulator;
 use glake_device::{Address, DeviceId, Driver, Priority, Result, Stream, Verb};
 
 impl Simulator {
-    /// The program makes a context besides the primary one.
+    /// Creates a context for the program besides the primary one.
     pub fn make_context(&self, device: DeviceId) -> Result<SimContext> {
         self.ask(Verb::HasContext, |state| state.make_context(device))
     }
 
-    /// The same server through a context that the program made: for its own calls, which name that context's device.
+    /// Returns the same server through a context that the program created, for calls that name that context's device.
     pub fn within(&self, context: SimContext) -> Simulator {
         Simulator { server: self.server.clone(), kind: context.kind() }
     }
 
-    /// A stream of a context that the program made; its verbs are those of [`Simulator::within`].
+    /// Creates a stream in a context that the program created; its verbs are those of [`Simulator::within`].
     pub fn stream_create_in(&self, context: SimContext) -> Result<Stream> {
         self.within(context).stream_create(context.device(), Priority::Normal)
     }
 
-    /// A stream that the legacy default stream waits for, and that waits for it.
+    /// Creates a blocking stream: it and the legacy default stream wait for each other.
     pub fn stream_create_blocking(&self, device: DeviceId) -> Result<Stream> {
         let context = self.context(device);
         self.ask(Verb::StreamCreate, |state| state.add_stream(context, true))
     }
 
-    /// The calling thread enters a context, as `cuCtxSetCurrent` does, or leaves it. In none it is as in the first
-    /// device's primary one.
+    /// Sets the calling thread's current context, like `cuCtxSetCurrent`, or clears it. Without one, the first device's primary context is
+    /// used.
     pub fn set_current(&self, current: Option<Current>) -> Result<()> {
         self.ask(Verb::PrimaryOf, |state| state.set_current(current.map(Current::context)))
     }
 
-    /// The program holds a device's context besides: it stays, whatever the driver gives up.
+    /// Gives the program its own hold on a device's context, which then survives a release by the driver.
     pub fn hold_context(&self, device: DeviceId) -> Result<()> {
         self.ask(Verb::HasContext, |state| state.hold_context(device))
     }
 
-    /// The program lets a device into plain memory of a peer, as `cudaDeviceEnablePeerAccess` does. CUDA's number: 0,
-    /// or 704 where it was enabled before, by whomever.
+    /// Gives a device access to plain memory of a peer, like `cudaDeviceEnablePeerAccess`. Returns CUDA's number: 0, or 704 if it was
+    /// enabled already, by anyone.
     pub fn program_enable_peer(&self, device: DeviceId, peer: DeviceId) -> u32 {
         self.locked().program_enable_peer(device, peer)
     }
 
-    /// The program takes a device out of plain memory of a peer, as `cudaDeviceDisablePeerAccess` does, whoever let it
-    /// in. CUDA's number: 0, or 705 where it was not enabled.
+    /// Revokes a device's access to plain memory of a peer, like `cudaDeviceDisablePeerAccess`, whoever granted it. Returns CUDA's number:
+    /// 0, or 705 if it was not enabled.
     pub fn program_disable_peer(&self, device: DeviceId, peer: DeviceId) -> u32 {
         self.locked().program_disable_peer(device, peer)
     }
 
-    /// Plain memory, as `cuMemAlloc` makes it: the owner has access, peers once they were enabled, and copies by
-    /// other devices go over the owner's link.
+    /// Allocates plain memory, like `cuMemAlloc`: accessible to its owner and to enabled peers. Copies by other devices go over the owner's
+    /// link.
     pub fn plain_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
         self.alloc(Kind::Plain, device, size)
     }
 
-    /// Memory of a pool, as `cudaMallocAsync` makes it: its own GPU has access, in every context, and no peer gets it
-    /// by being enabled. Copies by other devices go over the owner's link.
+    /// Allocates pool memory, like `cudaMallocAsync`: accessible to its own GPU in every context, never to peers. Copies by other devices
+    /// go over the owner's link.
     pub fn async_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
         self.alloc(Kind::Pool, device, size)
     }
 
-    /// Managed memory, as `cudaMallocManaged` makes it: every context has access. It lies on a device, and stays there.
+    /// Allocates managed memory, like `cudaMallocManaged`: accessible in every context. It stays on one device.
     pub fn managed_alloc(&self, device: DeviceId, size: Bytes) -> Result<Address> {
         self.alloc(Kind::Managed, device, size)
     }
@@ -78,8 +78,7 @@ impl Simulator {
         })
     }
 
-    /// Gives plain memory, a pool's or managed memory back. It waits for the primary context of its device first, as
-    /// CUDA does.
+    /// Frees plain, pool or managed memory. Like CUDA, waits for the primary context of its device first.
     pub fn plain_free(&self, start: Address) -> Result<()> {
         let owner = self.locked().world.memory.owner(start);
         if let Some(device) = owner {
@@ -89,25 +88,25 @@ impl Simulator {
         self.ask(Verb::Release, |state| state.world.memory.free(start))
     }
 
-    /// Whether memory can be registered for RDMA, as `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE` tells of memory that was mapped
-    /// by handle; `None` where nothing is mapped.
+    /// Returns whether memory can be registered for RDMA, as `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE` reports of memory mapped by
+    /// handle; `None` if nothing is mapped.
     pub fn is_gpu_direct(&self, address: Address) -> Option<bool> {
         self.locked().world.memory.is_gpu_direct(address)
     }
 
-    /// Begins to record a stream's work instead of running it, in relaxed mode.
+    /// Begins to capture a stream in relaxed mode.
     pub fn begin_capture(&self, device: DeviceId, stream: Stream) -> Result<()> {
         let context = self.context(device);
         self.ask(Verb::CaptureState, |state| state.begin_capture(context, stream))
     }
 
-    /// Ends a capture on the stream that it began on. [`glake_device::DriverError::Failed`] with CUDA's number where it was broken.
+    /// Ends a capture on the stream that it began on. [`glake_device::DriverError::Failed`] with CUDA's number if it was invalidated.
     pub fn end_capture(&self, device: DeviceId, stream: Stream) -> Result<Graph> {
         let context = self.context(device);
         self.ask(Verb::CaptureState, |state| state.end_capture(context, stream))
     }
 
-    /// Enqueues what a capture recorded.
+    /// Enqueues the work of a captured graph.
     pub fn launch_graph(&self, graph: &Graph, device: DeviceId, stream: Stream) -> Result<()> {
         let context = self.context(device);
         self.ask_on(Verb::Launch, context, stream, |state| state.launch_graph(graph, context, stream))?;

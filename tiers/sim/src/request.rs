@@ -1,4 +1,4 @@
-//! What can be enqueued on a stream, by address: also what a capture records.
+//! Operations that can be enqueued on a stream or captured, by address.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use glake_device::{Address, Compare, CopyDevices, CopyRequest, KernelMemory, Touch};
 use glake_units::Bytes;
 
-/// What a simulated kernel does.
+/// Body of a simulated kernel.
 pub(super) type Body = Arc<dyn Fn(&mut dyn KernelMemory) + Send + Sync>;
 
-/// Work before it is resolved.
+/// Work before its addresses are resolved.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Copy(Vec<CopyRequest>),
@@ -21,12 +21,12 @@ pub(super) enum Request {
     Kernel(KernelRequest),
 }
 
-/// A kernel before it is resolved.
+/// A kernel before its addresses are resolved.
 #[derive(Clone)]
 pub(super) struct KernelRequest {
     pub(super) reads: Vec<Touch>,
     pub(super) writes: Vec<Touch>,
-    /// How long it runs; as long as its memory takes if not said.
+    /// Run time; `None` means as long as its memory traffic takes.
     pub(super) duration: Option<Duration>,
     pub(super) body: Body,
 }

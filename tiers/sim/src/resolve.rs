@@ -1,4 +1,4 @@
-//! What a range of addresses means to work in a context: where its bytes are, and whether it may touch them.
+//! Resolution of address ranges for work in a context: location of the bytes and access rights.
 
 use super::context::ContextId;
 use super::denial::{Checked, Denial, refuse};
@@ -8,13 +8,13 @@ use super::order::{Order, Position, Stamp, VectorClock};
 use super::route::End;
 use glake_device::{Address, Handle, Place, Refusal};
 
-/// A range that lies in one piece.
+/// A contiguous part of a range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Where the simulator reaches it.
+    /// Host address of the bytes in the simulator.
     pub(super) pointer: u64,
     pub(super) size: u64,
-    /// What it is to a route.
+    /// Kind of memory, for the choice of a route.
     pub(super) end: End,
     home: Home,
 }
@@ -26,7 +26,7 @@ enum Home {
     Pageable,
 }
 
-/// What enqueued work keeps from being taken away.
+/// Object that enqueued work keeps from being unmapped or unregistered.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hold {
     Mapping(u64),
@@ -42,7 +42,7 @@ impl Piece {
         }
     }
 
-    /// The address that its memory is mapped at; zero for host memory, which is where it is.
+    /// Returns the address that the memory is mapped at; zero for host memory, which has only one.
     fn via(&self) -> u64 {
         match self.home {
             Home::Extent { mapping, .. } => mapping,
@@ -50,7 +50,7 @@ impl Piece {
         }
     }
 
-    /// Where it starts in the shadow of its extent, or of the host.
+    /// Returns the start in the shadow of its extent or of the host.
     fn shadow_start(&self) -> u64 {
         match self.home {
             Home::Extent { offset, .. } => offset,
@@ -58,7 +58,7 @@ impl Piece {
         }
     }
 
-    /// The first `size` bytes, and the rest.
+    /// Splits the piece into its first `size` bytes and the rest.
     pub(super) fn split(mut self, size: u64) -> (Piece, Piece) {
         let first = Piece { size, ..self };
         self.pointer += size;
@@ -70,18 +70,18 @@ impl Piece {
     }
 }
 
-/// What work does to a range.
+/// Kind of access by enqueued work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Read,
     Write,
-    /// Streams signal each other by it: that makes order instead of needing it.
+    /// Signal between streams: establishes order instead of requiring it.
     Signal,
 }
 
 impl Memory {
-    /// The pieces of a range that a copy in a context may use so: memory that the program allocated of any
-    /// GPU, mapped memory by its access.
+    /// Resolves a range for a copy in a context: any GPU's memory that the program allocated, and mapped memory according to its access
+    /// rights.
     pub(super) fn resolve(
         &self,
         context: ContextId,
@@ -107,8 +107,8 @@ impl Memory {
         Ok(pieces)
     }
 
-    /// Host memory is what its first byte is: CUDA refuses a range that leaves the registration it begins in, and
-    /// takes one that begins outside of any for pageable memory.
+    /// Resolves host memory, whose kind is that of its first byte: CUDA refuses a range that leaves the registration it begins in, and
+    /// treats a range that begins outside of any as pageable memory.
     fn resolve_host(&self, start: u64, end: u64) -> Checked<Vec<Piece>> {
         let size = end - start;
         let piece = |end, home| Ok(vec![Piece { pointer: start, size, end, home }]);
@@ -149,7 +149,7 @@ impl Memory {
         })
     }
 
-    /// Refuses a use that is not ordered after an earlier one that it conflicts with.
+    /// Refuses a use that is not ordered after an earlier conflicting one.
     pub(super) fn check_order(
         &self,
         piece: &Piece,
@@ -170,7 +170,7 @@ impl Memory {
         conflict.map_or(Ok(()), |(at, rule)| refuse(Address(piece.via() + at), rule))
     }
 
-    /// Notes a use.
+    /// Records a use of a piece.
     pub(super) fn note_use(&mut self, piece: &Piece, usage: Use, position: Position, seen: &VectorClock) {
         if usage == Use::Signal {
             return;

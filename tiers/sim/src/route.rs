@@ -1,12 +1,12 @@
-//! Which pipes a copy goes through.
+//! Routes of copies: the pipes that each copy goes through.
 //!
-//! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link
-//!   and then over NVLink, with no staging, unless the topology says that it does not. This is the relay that makes a
-//!   transfer use every link at once. *k* has one copy engine for such copies of both ways, which gives as much as one link.
+//! - Between pinned host memory and *mapped* memory of GPU *o*, enqueued on a stream of GPU *k*: over *k*'s own link and then over NVLink,
+//! without staging, unless the topology disables it. This is the relay that lets a transfer use every link at once. *k* has one copy engine
+//! for such copies in both directions, as fast as one link.
 //! - Plain memory, or *k* = *o*: over *o*'s link.
-//! - Between GPUs: over NVLink where both have it; else over both links. Plain memory that *k* was given no access to:
-//!   through host memory, over both links.
-//! - Over a link of another socket than the owner's: shares what the owner can get from there.
+//! - Between GPUs: over NVLink if both have it; else over both links. Plain memory that *k* has no access to: through host memory, over
+//! both links.
+//! - Over a link of another socket than the owner's: shares the owner's limit for that.
 
 use super::flow::Route;
 use super::topology::{Bandwidth, SimLink, SimTopology};
@@ -16,16 +16,16 @@ use super::topology::{Bandwidth, SimLink, SimTopology};
 pub(super) enum End {
     /// Memory of a GPU; `mapped` unless it is plain.
     Gpu { index: usize, mapped: bool },
-    /// Memory of a GPU that the one which copies has no access to: the driver copies it.
+    /// GPU memory that the copying GPU cannot access: the driver copies it.
     Foreign { index: usize },
-    /// Host memory that a GPU reaches by itself.
+    /// Host memory that a GPU can access directly.
     Pinned,
-    /// Host memory that the driver copies from and to in pieces of its own.
+    /// Host memory that the driver copies through its own staging buffers.
     Pageable,
 }
 
 impl End {
-    /// The GPU that it is memory of.
+    /// Returns the GPU that owns the memory.
     pub(super) fn gpu(self) -> Option<usize> {
         match self {
             End::Gpu { index, .. } | End::Foreign { index } => Some(index),
@@ -34,7 +34,7 @@ impl End {
     }
 }
 
-/// The pipes of a server, numbered.
+/// Pipes of a server, by index.
 #[derive(Debug)]
 pub(super) struct Plumbing {
     capacity: Vec<f64>,
@@ -54,7 +54,7 @@ struct Duplex {
     both: Option<Both>,
 }
 
-/// A pipe of capacity one that both ways share, and what a GB/s of each takes of it.
+/// A pipe of capacity 1 shared by both directions, and the share that one GB/s of each takes.
 #[derive(Clone, Copy, Debug)]
 struct Both {
     pipe: usize,
@@ -68,13 +68,13 @@ struct Pipes {
     nvlink: Option<Duplex>,
     far: Option<Duplex>,
     local: usize,
-    /// The engine that copies between host memory and other GPUs' memory.
+    /// Engine for copies between host memory and other GPUs' memory.
     crossing: usize,
     socket: u32,
     switch: Option<usize>,
 }
 
-/// A direction through a [`Duplex`].
+/// Direction through a [`Duplex`].
 #[derive(Clone, Copy)]
 enum Direction {
     ToGpu,
@@ -91,7 +91,7 @@ impl Plumbing {
         let mut duplex = |to_gpu: Bandwidth, from_gpu: Bandwidth, both: Option<Bandwidth>| Duplex {
             to_gpu: pipe(to_gpu),
             from_gpu: pipe(from_gpu),
-            // An even mix fills the pipe at `both`; the narrower way takes more of it for a byte.
+            // An even mix fills the pipe at `both`; the slower direction takes more of it per byte.
             both: both.map(|both| {
                 let scale = 2.0 / (both.0 * (1.0 / to_gpu.0 + 1.0 / from_gpu.0));
                 let (to_gpu, from_gpu) = (scale / to_gpu.0, scale / from_gpu.0);
@@ -125,17 +125,17 @@ impl Plumbing {
         }
     }
 
-    /// What each pipe carries, by number.
+    /// Returns the capacity of each pipe, by index.
     pub(super) fn capacity(&self) -> Vec<f64> {
         self.capacity.clone()
     }
 
-    /// The pipe of what leaves a GPU over its link.
+    /// Returns the pipe of data leaving a GPU over its link.
     pub(super) fn link_from(&self, gpu: usize) -> Option<usize> {
         self.gpus.get(gpu).map(|pipes| pipes.link.from_gpu)
     }
 
-    /// The route of a copy enqueued on a stream of GPU `by`, and the most that it can do by itself.
+    /// Returns the route of a copy enqueued on a stream of GPU `by`, and its maximum rate alone.
     pub(super) fn route(&self, from: End, to: End, by: usize) -> (Route, f64) {
         let mut pipes = Vec::with_capacity(6);
         let mut cap = f64::INFINITY;
@@ -180,7 +180,7 @@ impl Plumbing {
         (pipes.into(), cap)
     }
 
-    /// The route of a kernel's or fill's bytes inside GPU `by`.
+    /// Returns the route of bytes moved by a kernel or fill inside GPU `by`.
     pub(super) fn local(&self, by: usize) -> Route {
         [(self.gpus[by].local, 1.0)].into()
     }
@@ -234,7 +234,7 @@ impl Plumbing {
     }
 }
 
-/// What a link gives the way that it gives more.
+/// Returns the rate of a link in its faster direction.
 fn wider(link: SimLink) -> Bandwidth {
     if link.to_gpu < link.from_gpu { link.from_gpu } else { link.to_gpu }
 }
@@ -253,7 +253,7 @@ mod tests {
     use super::super::flow::{FlowNet, Load};
     use super::*;
 
-    /// GB/s of `bytes` split evenly over copies enqueued on each GPU, to memory of GPU 0.
+    /// Returns the GB/s of `bytes` split evenly over copies enqueued on each GPU, to memory of GPU 0.
     fn speed(topology: &SimTopology, mapped: bool, to_gpu: bool, by: usize) -> f64 {
         let plumbing = Plumbing::new(topology);
         let mut net = FlowNet::new(plumbing.capacity());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_at_once_reach_what_was_measured() {
+    fn both_directions_reach_measured_rates() {
         let plumbing = Plumbing::new(&crate::load("h200x4").unwrap());
         let ways = |gpu| {
             let device = End::Gpu { index: gpu, mapped: true };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn relays_reach_what_was_measured() {
+    fn relays_reach_measured_rates() {
         let model = |name| crate::load(name).unwrap();
         let h200 = model("h200x4");
         for (mapped, to_gpu, by, expected) in [
@@ -324,7 +324,7 @@ mod tests {
             assert!((got - expected).abs() < 0.1, "{mapped} {to_gpu} {by}: {got}");
         }
         assert!((speed(&model("a100x8"), true, true, 8) - 97.2).abs() < 0.1);
-        // Four near links, and what the far socket lets through, at the pace of the slowest slice.
+        // Four near links plus the far socket's limit, at the pace of the slowest slice.
         assert!((speed(&model("h20x8"), true, true, 8) - 8.0 * 15.0).abs() < 0.1);
     }
 }

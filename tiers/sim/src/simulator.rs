@@ -1,4 +1,4 @@
-//! The simulated device as a driver: one lock around the state, and what tests ask besides the verbs.
+//! The simulated device as a driver: one lock around the state, and extra operations for tests.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -31,37 +31,35 @@ use glake_device::{
     Address, Compare, DeviceId, DeviceInfo, Driver, DriverError, KernelMemory, Result, Stream, Touch, Verb,
 };
 
-/// What to simulate, and how.
+/// Options of a simulation.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// The server.
+    /// Description of the server.
     pub topology: SimTopology,
-    /// What time is.
+    /// Clock by which work completes.
     pub clock: Clock,
-    /// Whether conflicting uses of memory must be ordered by streams and events, or are refused.
+    /// Whether conflicting uses of memory that are not ordered by streams and events are refused.
     pub strict_ordering: bool,
-    /// Whether a kernel that touches memory which its context does not reach is accepted, and its context lost when its
-    /// stream comes to it, as on CUDA: every later call in that context answers [`DriverError::Sticky`] with 700, other
-    /// contexts go on. Else such a kernel is refused when it is enqueued.
+    /// Whether a kernel that accesses memory out of its context's reach is accepted and its context lost when the stream reaches it, as on
+    /// CUDA: every later call in that context returns [`DriverError::Sticky`] with 700, other contexts go on. If false, such a kernel is
+    /// refused when it is enqueued.
     pub faults_kill: bool,
-    /// How many pieces of work that have not run a stream holds at most: enqueuing more blocks the caller until one
-    /// has, and is a [`DriverError::Deadlock`] where none ever will. A copy from pageable memory takes two places.
-    /// None: as many as wanted.
+    /// Capacity of a stream in pending operations: at the limit, enqueuing blocks the caller until one has run, and fails with
+    /// [`DriverError::Deadlock`] if none ever will. A copy from pageable memory takes two places. `None`: unlimited.
     pub queue: Option<usize>,
-    /// Onto how many queues of the hardware the streams of each context are dealt in turn
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): work whose stream waits holds up what is issued later on the same queue, of
-    /// other streams. None: each stream has its own.
+    /// Number of hardware queues per context, assigned to its streams round robin (`CUDA_DEVICE_MAX_CONNECTIONS`): work of a waiting stream
+    /// delays work issued later to the same queue by other streams. `None`: one queue per stream.
     pub hardware_queues: Option<u32>,
-    /// A folder through which processes share these GPUs: what they use is counted there in common, and a context costs
-    /// memory too ([`crate::SimGpu::context`]). None: each has its own, and contexts cost nothing.
+    /// Folder through which processes share these GPUs: their use is counted there, and a context takes memory
+    /// ([`crate::SimGpu::context`]). `None`: not shared, and contexts take no memory.
     pub shared: Option<PathBuf>,
-    /// Whether copies, fills and kernels take their time and leave memory as it is: GiBs that are copied then need no
-    /// memory of this machine. What streams write and wait for (values, events) is as ever.
+    /// Whether copies, fills and kernels only take time and leave memory unchanged, so that copies of GiBs need no memory of this machine.
+    /// Values and events work as usual.
     pub times_only: bool,
 }
 
 impl Default for SimOptions {
-    /// One GPU of 1 GiB in virtual time, strict.
+    /// Returns the default: one GPU of 1 GiB in virtual time, with strict ordering.
     fn default() -> Self {
         SimOptions {
             topology: SimTopology::uniform(1, Bytes::gib(1)),
@@ -76,49 +74,49 @@ impl Default for SimOptions {
     }
 }
 
-/// How much of everything is alive: all zero when nothing leaks.
+/// Numbers of live objects; all zero when nothing leaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Address reservations.
+    /// Number of address reservations.
     pub reservations: usize,
-    /// Mappings.
+    /// Number of live mappings.
     pub mappings: usize,
-    /// Physical allocations, also those that only mappings keep.
+    /// Physical allocations, including those kept alive by mappings only.
     pub extents: usize,
-    /// Streams that were made.
+    /// Number of created streams, without default streams.
     pub streams: usize,
-    /// Events.
+    /// Number of live events.
     pub events: usize,
-    /// Modules.
+    /// Number of loaded modules.
     pub modules: usize,
 }
 
-/// A simulated server of GPUs: a [`glake_device::Driver`] whose memory is real and whose time is simulated. Its calls run in
-/// the primary contexts, but for one that [`Simulator::own`] gave.
+/// A simulated server of GPUs: a [`glake_device::Driver`] whose memory is real and whose time is simulated. Calls run in the primary
+/// contexts, except on a driver returned by [`Simulator::own`].
 #[derive(Debug)]
 pub struct Simulator {
     pub(super) server: Arc<Server>,
-    /// In which contexts its calls run.
+    /// Kind of the contexts that calls run in.
     pub(super) kind: ContextKind,
 }
 
-/// What all drivers of a simulated server share.
+/// State shared by all drivers of a simulated server.
 #[derive(Debug)]
 pub(super) struct Server {
     state: Mutex<State>,
-    /// Work was enqueued, so a wait may be over sooner than thought.
+    /// Notified when work was enqueued, which may end a wait early.
     pub(super) wake: Condvar,
     infos: Vec<DeviceInfo>,
-    /// How much work a stream holds at most.
+    /// Capacity of a stream in pending operations.
     queue: Option<usize>,
-    /// Where processes share the GPUs: its calls wait while it is locked.
+    /// Call gate of this process; `None` unless processes share the GPUs.
     calls: Option<Calls>,
 }
 
-/// The state, for one call of this process.
+/// Locked state, for one call of this process.
 pub(super) struct Held<'a> {
     state: MutexGuard<'a, State>,
-    /// Ends after the state is let go of.
+    /// Declared last, so that the call ends after the state is unlocked.
     _call: Option<Call<'a>>,
 }
 
@@ -136,13 +134,13 @@ impl DerefMut for Held<'_> {
     }
 }
 
-/// A wait in wall time looks at values in memory, which the host may write, at least so often.
+/// Polling interval of a wall-clock wait: the host may write the values in memory that it waits for.
 const GLANCE: Duration = Duration::from_micros(200);
-/// A shorter sleep than this is not worth the wake-up.
+/// Shortest sleep that is worth a wake-up.
 const SHORT: Duration = Duration::from_micros(80);
 
 impl Simulator {
-    /// Makes the devices. [`DriverError::Os`] where the operating system has no memory for them.
+    /// Creates the simulated devices. [`DriverError::Os`] if the operating system has no memory for them.
     pub fn new(options: SimOptions) -> Result<Self> {
         Self::build(options).map_err(|denial| denial.of(Verb::Devices))
     }
@@ -158,7 +156,7 @@ impl Simulator {
             shared,
             times_only,
         } = options;
-        // Devices are bits of a word in the access of a mapping.
+        // The access rights of a mapping have one bit per device.
         if topology.gpus.len() > 64 {
             return Err(Denial::OutOfMemory(Bytes::ZERO));
         }
@@ -214,15 +212,15 @@ impl Simulator {
         Ok(Simulator { server: Arc::new(server), kind: ContextKind::Primary })
     }
 
-    /// The same server through contexts of our own, one for each device: [`Driver::own_contexts`], with what tests ask
-    /// besides. Memory, time and the census are those of the whole server; each call gives further contexts.
+    /// Returns the same server through private contexts, one per device: [`Driver::own_contexts`] with the operations for tests. Memory,
+    /// time and census are those of the whole server; each call returns new contexts.
     pub fn own(&self) -> Simulator {
         let kind = self.locked().contexts.add_own();
         Simulator { server: self.server.clone(), kind }
     }
 
-    /// Lets time pass to where the next piece of work is done; false where nothing enqueued ever will be. In wall
-    /// time it sleeps until then.
+    /// Advances time to the completion of the next piece of work; returns false if nothing enqueued will ever complete. In wall time it
+    /// sleeps until then.
     pub fn step(&self) -> bool {
         let mut state = self.server.begin();
         if let (Some(now), Some(next)) = (state.clock.read(), state.timeline.next()) {
@@ -232,7 +230,7 @@ impl Simulator {
         timeline.step(world)
     }
 
-    /// Lets time pass; in wall time it sleeps.
+    /// Advances time; in wall time it sleeps.
     pub fn advance(&self, time: Duration) {
         let mut state = self.server.begin();
         if state.clock.read().is_some() {
@@ -245,12 +243,12 @@ impl Simulator {
         timeline.advance(timeline.now().saturating_add(nanos), world);
     }
 
-    /// How much time has passed since the simulator was made.
+    /// Returns the time since the simulator was created.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.locked().timeline.now())
     }
 
-    /// What is alive.
+    /// Returns the numbers of live objects.
     pub fn census(&self) -> Census {
         let state = self.locked();
         let (reservations, mappings, extents) = state.world.memory.counts();
@@ -264,8 +262,8 @@ impl Simulator {
         }
     }
 
-    /// Enqueues a kernel given as a closure, which takes `duration` and runs at its end. It reaches device memory
-    /// and registered memory only, by what it declares; it must not call the simulator.
+    /// Enqueues a kernel given as a closure, which takes `duration` and runs at its end. It accesses device memory and registered memory
+    /// only through its declared ranges, and must not call the simulator.
     pub fn enqueue_kernel(
         &self,
         device: DeviceId,
@@ -284,21 +282,22 @@ impl Simulator {
         self.enqueue(Verb::Launch, device, stream, Request::Kernel(kernel))
     }
 
-    /// Memory for asynchronous work: what would be undefined is refused when the work is enqueued. The devices of
-    /// `reach` may touch it; what it is, is asked of its first byte.
+    /// Returns memory for asynchronous work, accessible to the devices of `reach`. Its first byte determines its kind; undefined uses are
+    /// refused when work is enqueued.
     pub fn span(&self, start: Address, size: Bytes, reach: DeviceSet) -> Result<Span> {
         let kind = self.pointer_attributes(start)?.kind;
         // SAFETY: the simulator refuses work on memory that is not there.
         Ok(unsafe { Span::lent(start, size, kind, reach) })
     }
 
-    /// As [`glake_device::Driver::stream_wait_value`] for equality: what would be undefined is refused here.
+    /// Makes a stream wait for a value, like [`glake_device::Driver::stream_wait_value`] with equality. Safe, because undefined uses are
+    /// refused.
     pub fn enqueue_wait(&self, device: DeviceId, stream: Stream, address: Address, value: u32) -> Result<()> {
         let request = Request::WaitValue { address, value, compare: Compare::Equal };
         self.enqueue(Verb::StreamWaitValue, device, stream, request)
     }
 
-    /// As [`glake_device::Driver::stream_write_value`]: what would be undefined is refused here.
+    /// Writes a value on a stream, like [`glake_device::Driver::stream_write_value`]. Safe, because undefined uses are refused.
     pub fn enqueue_signal(
         &self,
         device: DeviceId,
@@ -309,33 +308,33 @@ impl Simulator {
         self.enqueue(Verb::StreamWriteValue, device, stream, Request::WriteValue { address, value })
     }
 
-    /// The most pieces of work that were on one stream behind a wait that had not passed, since the last reset.
+    /// Returns the largest number of operations that were queued on one stream behind an unfinished wait, since the last reset.
     pub fn deepest_queue(&self) -> u64 {
         self.locked().timeline.deepest()
     }
 
-    /// Counts [`Simulator::deepest_queue`] anew.
+    /// Resets [`Simulator::deepest_queue`] to zero.
     pub fn reset_deepest_queue(&self) {
         self.locked().timeline.forget_deepest();
     }
 
-    // What the verbs are made of.
+    // Building blocks of the verbs.
 
     pub(super) fn infos(&self) -> &[DeviceInfo] {
         &self.server.infos
     }
 
-    /// The context of a device that this driver's calls run in.
+    /// Returns the context in which this driver's calls on a device run.
     pub(super) fn context(&self, device: DeviceId) -> ContextId {
         ContextId { device, kind: self.kind }
     }
 
-    /// The context whose stream a handle is.
+    /// Returns the context of a stream handle.
     pub(super) fn context_of(&self, verb: Verb, stream: Stream) -> Result<ContextId> {
         self.ask(verb, |state| state.streams.context(stream, state.current()))
     }
 
-    /// Runs a verb in a context that is not lost, and that waits for nothing.
+    /// Runs a non-blocking verb in a context that is not lost.
     pub(super) fn ask_in<T>(
         &self,
         verb: Verb,
@@ -364,19 +363,19 @@ impl Simulator {
         ask(&mut state).map_err(|denial| denial.of(verb))
     }
 
-    /// The state, with all done that is due.
+    /// Locks the state after running all due work.
     pub(super) fn locked(&self) -> Held<'_> {
         let mut state = self.server.begin();
         state.catch_up();
         state
     }
 
-    /// Runs a verb that waits for nothing.
+    /// Runs a non-blocking verb.
     pub(super) fn ask<T>(&self, verb: Verb, ask: impl FnOnce(&mut State) -> Checked<T>) -> Result<T> {
         ask(&mut self.locked()).map_err(|denial| denial.of(verb))
     }
 
-    /// Enqueues work, and waits for it where the caller must.
+    /// Enqueues work, and waits for it if the caller must.
     pub(super) fn enqueue(
         &self,
         verb: Verb,
@@ -388,7 +387,7 @@ impl Simulator {
         self.enqueue_in(verb, context, stream, request)
     }
 
-    /// As above, in this context.
+    /// Enqueues work like [`Simulator::enqueue`], in the given context.
     pub(super) fn enqueue_in(
         &self,
         verb: Verb,
@@ -408,7 +407,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// Waits until points that are found now have passed.
+    /// Waits until the points found at the start have passed.
     pub(super) fn wait_for(
         &self,
         verb: Verb,
@@ -419,7 +418,7 @@ impl Simulator {
         self.wait_until(verb, &mut state, |state| points.iter().all(|point| state.timeline.passed(*point)))
     }
 
-    /// Waits until something holds; the lock is given up meanwhile.
+    /// Waits until a condition holds, with the lock released meanwhile.
     fn wait_until(
         &self,
         verb: Verb,
@@ -451,12 +450,12 @@ impl Simulator {
 }
 
 impl Server {
-    /// A call begins.
+    /// Begins a call: passes the call gate and locks the state.
     fn begin(&self) -> Held<'_> {
         let call = self.calls.as_ref().map(Calls::begin);
         Held { state: self.state.lock(), _call: call }
     }
 }
 
-/// How much memory a simulated host node gives.
+/// Memory of a simulated host node.
 const HOST_MEMORY: Bytes = Bytes::gib(256);

@@ -1,13 +1,12 @@
-//! The addresses of the simulated devices: what is reserved, what is mapped where, and who may touch it.
+//! Addresses of the simulated devices: reservations, mappings and access rights.
 //!
 //! ```text
 //!   reservation  ├──────────────────────────────────────────┤
 //!   mappings     │ ext 3 │ ext 7 │   (blank)  │    ext 3     │     ext 3 twice: an alias
 //! ```
 //!
-//! Invariants: reservations do not overlap; a mapping lies in one reservation and mappings do not overlap; what is
-//! not mapped is `PROT_NONE` in the process; the process's mappings are within the budget. Every verb takes the
-//! logarithm of the number of mappings, for each mapping that it is about.
+//! Invariants: reservations do not overlap; a mapping lies in one reservation and mappings do not overlap; unmapped addresses are
+//! `PROT_NONE` in the process; the process's mappings are within the budget. Every verb takes logarithmic time per affected mapping.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +16,7 @@ use super::system::{self, GRANULE, Source};
 use glake_device::{Access, Address, DeviceId, Handle, Protection, Refusal};
 use glake_units::Bytes;
 
-/// Which devices may read and write, a bit each.
+/// Devices that may read and write, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reach {
     read: u64,
@@ -39,7 +38,7 @@ impl Reach {
         }
     }
 
-    /// The rule that a use by `device` breaks.
+    /// Returns the rule that an access by `device` breaks.
     pub(super) fn breach(self, device: DeviceId, write: bool) -> Option<Refusal> {
         let bit = 1_u64 << (device.0 % 64);
         match (self.read & bit != 0, self.write & bit != 0) {
@@ -64,13 +63,13 @@ impl Reach {
     }
 }
 
-/// One extent at one address.
+/// One extent mapped at one address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping {
     pub(super) size: u64,
     pub(super) extent: Handle,
     pub(super) reach: Reach,
-    /// How much enqueued work uses it.
+    /// Number of enqueued operations that use the mapping.
     pub(super) users: u32,
 }
 
@@ -84,7 +83,7 @@ struct Reservation {
 pub(super) struct AddressSpace {
     reservations: BTreeMap<u64, Reservation>,
     mappings: BTreeMap<u64, Mapping>,
-    /// What this space holds of the budget.
+    /// Mappings taken from the budget by this space.
     share: u64,
 }
 
@@ -112,7 +111,7 @@ impl AddressSpace {
         }
     }
 
-    /// Maps memory; nobody has access yet.
+    /// Maps memory, without access for any device.
     pub(super) fn map(&mut self, start: u64, size: u64, extent: Handle, source: Source<'_>) -> Checked<()> {
         aligned(start, size)?;
         let end = start.checked_add(size).ok_or(Denial::Refused(Address(start), Refusal::InvalidValue))?;
@@ -134,7 +133,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Takes whole mappings out; says whose they were.
+    /// Unmaps whole mappings; returns their extents.
     pub(super) fn unmap(&mut self, start: u64, size: u64) -> Checked<Vec<Handle>> {
         let starts = self.tiles(start, size)?;
         self.idle(&starts)?;
@@ -144,7 +143,7 @@ impl AddressSpace {
         for at in &starts {
             extents.extend(self.mappings.remove(at).map(|mapping| mapping.extent));
         }
-        // A cut goes with each mapping, and the two ends may be left as ends of neighbours.
+        // Each boundary between the mappings goes; the outer ends may remain as boundaries of neighbours.
         let between = starts.len() as u64 - 1;
         self.give(between + self.cuts(start, start + size));
         let count = u32::try_from(starts.len()).unwrap_or(u32::MAX);
@@ -156,7 +155,7 @@ impl AddressSpace {
         Ok(extents)
     }
 
-    /// Says who may touch whole mappings; how many these are.
+    /// Sets the access rights of whole mappings; returns their number.
     pub(super) fn set_access(&mut self, start: u64, size: u64, access: &[Access]) -> Checked<usize> {
         let starts = self.tiles(start, size)?;
         let count = starts.len();
@@ -176,8 +175,8 @@ impl AddressSpace {
         for run in changes.chunk_by(|a, b| a.2.on_host() == b.2.on_host()) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
             let (from, to) = (first.0, last.0 + last.1);
-            // SAFETY: whole mappings in a reservation of ours; enqueued work keeps what it uses, and the simulator
-            // itself moves bytes elsewhere.
+            // SAFETY: whole mappings in a reservation of ours; enqueued work keeps the memory it uses, and the simulator
+            // moves bytes through its own mapping.
             unsafe { system::protect(from, to - from, first.2.on_host()) }?;
             for (at, _, reach) in run {
                 if let Some(mapping) = self.mappings.get_mut(at) {
@@ -188,7 +187,7 @@ impl AddressSpace {
         Ok(count)
     }
 
-    /// The mapping that an address lies in, and where that starts.
+    /// Returns start and description of the mapping that contains an address.
     pub(super) fn find(&self, at: u64) -> Option<(u64, &Mapping)> {
         let (start, mapping) = self.mappings.range(..=at).next_back()?;
         (at < start + mapping.size).then_some((*start, mapping))
@@ -202,7 +201,7 @@ impl AddressSpace {
         self.reservation(at).is_some()
     }
 
-    /// How many reservations and mappings there are.
+    /// Returns the numbers of reservations and mappings.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.reservations.len(), self.mappings.len())
     }
@@ -229,7 +228,7 @@ impl AddressSpace {
         self.mappings.range(..end).next_back().is_some_and(|(at, mapping)| at + mapping.size > start)
     }
 
-    /// How many of a blank range's two ends are not yet ends of something that the kernel keeps apart.
+    /// Returns how many ends of a blank range are not yet a boundary of a kernel mapping.
     fn cuts(&self, start: u64, end: u64) -> u64 {
         let ends = |at: u64| {
             self.mappings.range(..at).next_back().is_some_and(|(from, mapping)| from + mapping.size == at)
@@ -240,7 +239,7 @@ impl AddressSpace {
         u64::from(!ends(start)) + u64::from(!ends(end))
     }
 
-    /// The starts of the mappings that make up a range exactly.
+    /// Returns the starts of the mappings that make up a range exactly.
     fn tiles(&self, start: u64, size: u64) -> Checked<Vec<u64>> {
         aligned(start, size)?;
         let wrong = Denial::Refused(Address(start), Refusal::NotMapped);
@@ -292,7 +291,7 @@ mod tests {
 
     const SLOTS: u64 = 12;
 
-    /// How many mappings the kernel counts in a range.
+    /// Returns the number of kernel mappings in a range.
     fn kernel_counts(start: u64, end: u64) -> u64 {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let range = |line: &str| {
@@ -305,8 +304,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
-        /// Against a list of slots: who is mapped where, what is refused, and the count of mappings is never less than
-        /// the kernel's.
+        /// Compares with a list of slots: mappings, refusals, and a count of mappings that is never below the kernel's.
         #[test]
         fn agrees_with_a_list_of_slots(steps in prop::collection::vec((any::<bool>(), 0..SLOTS, 1..4_u64), 1..60)) {
             let file = system::memory_file("test", SLOTS * GRANULE, false).unwrap();

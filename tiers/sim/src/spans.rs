@@ -1,4 +1,4 @@
-//! Which ranges of a file are free: best fit, lowest address first, neighbours merged.
+//! Free ranges of a file: best fit, lowest address first, neighbours merged.
 //!
 //! Invariant: free ranges neither overlap nor touch, and both indexes hold the same ones.
 
@@ -11,14 +11,14 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    /// All of `0..total` is free.
+    /// Creates the list with `0..total` free.
     pub(super) fn new(total: u64) -> Self {
         let mut spans = Spans { by_start: BTreeMap::new(), by_size: BTreeSet::new() };
         spans.insert(0, total);
         spans
     }
 
-    /// Takes `size` out of the smallest free range that holds it.
+    /// Takes `size` bytes out of the smallest free range that is large enough.
     pub(super) fn take(&mut self, size: u64) -> Option<u64> {
         let &(found, start) = self.by_size.range((size, 0)..).next()?;
         self.remove(start, found);
@@ -28,7 +28,7 @@ impl Spans {
         Some(start)
     }
 
-    /// Gives a range back that was taken.
+    /// Returns a range that was taken.
     pub(super) fn give(&mut self, start: u64, size: u64) {
         let (mut start, mut size) = (start, size);
         if let Some((&before, &length)) = self.by_start.range(..start).next_back()

@@ -21,17 +21,17 @@ pub(super) struct State {
     pub(super) contexts: Contexts,
     pub(super) modules: Modules,
     pub(super) plumbing: Plumbing,
-    /// What every operation of a device takes besides its bytes, in nanoseconds.
+    /// Fixed latency of every operation, per device, in nanoseconds.
     pub(super) latencies: Vec<u64>,
     pub(super) strict: bool,
-    /// Whether a kernel that touches what its context does not reach is accepted, and its context then lost.
+    /// Whether a kernel that accesses memory out of its context's reach is accepted and its context then lost.
     pub(super) faults_kill: bool,
-    /// How many queues of the hardware the streams of a context are dealt onto; each has its own where none is said.
+    /// Number of hardware queues shared by the streams of a context; `None`: one per stream.
     pub(super) hardware_queues: Option<u32>,
 }
 
 impl State {
-    /// Does what is due by now.
+    /// Runs the work that is due by now.
     pub(super) fn catch_up(&mut self) {
         match self.clock.read() {
             Some(now) => self.timeline.advance(now, &mut self.world),
@@ -39,13 +39,13 @@ impl State {
         }
     }
 
-    /// Whether a copy leaves one of these GPUs over its link.
+    /// Returns whether a copy is leaving one of these GPUs over its link.
     pub(super) fn is_any_leaving(&self, access: &[Access]) -> bool {
         let link = |one: &Access| self.plumbing.link_from(one.device.0 as usize);
         access.iter().filter_map(link).any(|pipe| self.timeline.is_in(pipe))
     }
 
-    /// The lane of a stream.
+    /// Returns the lane of a stream.
     pub(super) fn lane(&mut self, context: ContextId, stream: Stream) -> Checked<u64> {
         self.use_context(context)?;
         if let Some(lane) = self.streams.lane(context, stream)? {
@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    /// A stream of a graph, which shares no queue.
+    /// Adds a stream for a branch of a graph, which shares no hardware queue.
     pub(super) fn add_branch(&mut self, context: ContextId) -> Checked<Stream> {
         self.use_context(context)?;
         let lane = self.streams.add(context, false);
@@ -79,7 +79,7 @@ impl State {
         Ok(Stream(lane))
     }
 
-    /// Whether a stream takes another piece of work where it holds so many at most.
+    /// Returns whether a stream with this capacity has room for another piece of work.
     pub(super) fn has_room(&self, lane: u64, bound: usize) -> bool {
         let recorded = self.streams.get(lane).is_some_and(|state| state.capture.is_some());
         recorded || self.timeline.queued(lane) < bound
@@ -92,17 +92,17 @@ impl State {
         self.timeline.close(lane);
         self.streams.retire(lane);
         self.streams.sweep(|lane| self.timeline.passed(self.timeline.last(lane)));
-        // What is lost is destroyed all the same.
+        // The object is destroyed even if the context is lost.
         self.alive(context)
     }
 
-    /// Where the lanes that this one waits for without being told to stand.
+    /// Returns the unfinished ends of the lanes that this one waits for implicitly.
     pub(super) fn implied_points(&self, lane: u64) -> Vec<Point> {
         let points = self.streams.implied(lane).into_iter().map(|other| self.timeline.last(other));
         points.filter(|point| !self.timeline.passed(*point)).collect()
     }
 
-    /// Where the lanes of a context that are not idle stand.
+    /// Returns the unfinished ends of a context's lanes.
     pub(super) fn points_of(&self, context: ContextId) -> Vec<Point> {
         let points = self.streams.of(context).map(|(lane, _)| self.timeline.last(lane));
         points.filter(|point| !self.timeline.passed(*point)).collect()

@@ -1,10 +1,10 @@
-//! The streams of the simulated devices, and what is ordered before what they do next.
+//! Streams of the simulated devices, and the order of their next work.
 //!
-//! A stream is a lane of the timeline. The legacy default stream waits for all work of its context's *blocking*
-//! streams, and they wait for it; those made through the trait are not blocking, the per-thread default streams are.
-//! Each context has default streams of its own, made when they are first used.
+//! A stream is a lane of the timeline. The legacy default stream waits for all work of its context's *blocking* streams, and they wait for
+//! it. Streams created through the trait are not blocking, per-thread default streams are. Each context has default streams of its own,
+//! created at first use.
 //!
-//! Invariant: ids are unique for the life of the process, over all simulators.
+//! Invariant: ids are unique for the life of the process, across all simulators.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,32 +15,32 @@ use super::denial::{Checked, refuse};
 use super::order::{Order, Position, VectorClock};
 use glake_device::{Address, Refusal, Stream};
 
-/// One stream.
+/// State of a stream.
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) context: ContextId,
-    /// Whether it and the legacy stream wait for each other.
+    /// Whether the stream and the legacy stream wait for each other.
     pub(super) blocking: bool,
-    /// What its next work is ordered after.
+    /// Work that its next operation is ordered after.
     pub(super) clock: VectorClock,
-    /// What of that it is ordered after by completion, and not only by its own order.
+    /// The part of `clock` that is ordered by completion, not only by stream order.
     pub(super) edges: VectorClock,
-    /// The capture that records it.
+    /// Capture that records the stream, if any.
     pub(super) capture: Option<u64>,
     /// Whether it is a default stream, which the program may not destroy.
     default: bool,
-    /// Whether it was destroyed, and only its work is left.
+    /// Whether it was destroyed, so that only its work remains.
     retired: bool,
 }
 
-/// What the streams of a context have in common.
+/// State common to the streams of a context.
 #[derive(Debug, Default)]
 struct Common {
-    /// The legacy default stream.
+    /// Lane of the legacy default stream, if used.
     legacy: Option<u64>,
-    /// What destroyed streams had.
+    /// Work of destroyed streams.
     past: VectorClock,
-    /// The first of its hardware queues, and how many streams were dealt onto them.
+    /// First of its hardware queues, and the number of streams assigned to them.
     queues: Option<u64>,
     dealt: u64,
 }
@@ -50,24 +50,24 @@ pub(super) struct Streams {
     table: HashMap<u64, StreamState>,
     contexts: HashMap<ContextId, Common>,
     per_thread: HashMap<(ContextId, ThreadId), u64>,
-    /// How many hardware queues there are.
+    /// Number of hardware queues in total.
     queues: u64,
-    /// What the host has seen done.
+    /// Work that the host has observed to be done.
     pub(super) seen: VectorClock,
-    /// What is ordered before the values that streams wrote, by address.
+    /// Work ordered before the values that streams wrote, by address.
     flags: HashMap<u64, VectorClock>,
 }
 
-/// After [`Stream::LEGACY`] and [`Stream::PER_THREAD`].
+/// First number after [`Stream::LEGACY`] and [`Stream::PER_THREAD`].
 static NEXT: AtomicU64 = AtomicU64::new(16);
 
-/// A number that no other lane of the process has.
+/// Returns a lane number unique in the process.
 pub(super) fn fresh_lane() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
 
 impl Streams {
-    /// Adds a stream; the lane is the caller's to open.
+    /// Adds a stream; the caller must open its lane.
     pub(super) fn add(&mut self, context: ContextId, blocking: bool) -> u64 {
         let lane = fresh_lane();
         let (clock, edges) = Default::default();
@@ -77,8 +77,7 @@ impl Streams {
         lane
     }
 
-    /// Adds a default stream that was not used before: the legacy one, or the calling thread's own. The lane is the
-    /// caller's to open.
+    /// Adds a default stream at its first use: the legacy one or the calling thread's own. The caller must open its lane.
     pub(super) fn add_default(&mut self, context: ContextId, stream: Stream) -> u64 {
         let own = stream == Stream::PER_THREAD;
         let lane = self.add(context, own);
@@ -93,7 +92,7 @@ impl Streams {
         lane
     }
 
-    /// Deals a stream of a context onto one of its `count` hardware queues: the queue.
+    /// Assigns a stream of a context to one of its `count` hardware queues, and returns the queue.
     pub(super) fn deal(&mut self, context: ContextId, count: u32) -> u64 {
         let (count, fresh) = (u64::from(count), self.queues);
         let common = self.contexts.entry(context).or_default();
@@ -105,7 +104,7 @@ impl Streams {
         first + (common.dealt - 1) % count
     }
 
-    /// Forgets a context with its default streams, whose work is done: their lanes.
+    /// Forgets a context with its default streams, whose work is done; returns their lanes.
     pub(super) fn forget(&mut self, context: ContextId) -> Vec<u64> {
         self.contexts.remove(&context);
         self.per_thread.retain(|(of, _), _| *of != context);
@@ -114,14 +113,14 @@ impl Streams {
         lanes
     }
 
-    /// Takes a stream from the program; its work is still its context's.
+    /// Marks a stream as destroyed; its work still belongs to its context.
     pub(super) fn retire(&mut self, lane: u64) {
         if let Some(state) = self.table.get_mut(&lane) {
             state.retired = true;
         }
     }
 
-    /// Forgets retired streams whose work is done.
+    /// Forgets destroyed streams whose work is done.
     pub(super) fn sweep(&mut self, done: impl Fn(u64) -> bool) {
         let contexts = &mut self.contexts;
         self.table.retain(|lane, state| {
@@ -133,7 +132,7 @@ impl Streams {
         });
     }
 
-    /// The lane of a stream of a context; `None` for a default stream not used before.
+    /// Returns the lane of a stream of a context; `None` for a default stream that was never used.
     pub(super) fn lane(&self, context: ContextId, stream: Stream) -> Checked<Option<u64>> {
         match stream {
             Stream(0) | Stream::LEGACY => Ok(self.legacy(context)),
@@ -145,7 +144,7 @@ impl Streams {
         }
     }
 
-    /// The context whose stream a handle is; the default ones are `current`'s.
+    /// Returns the context of a stream handle; default handles belong to `current`.
     pub(super) fn context(&self, stream: Stream, current: ContextId) -> Checked<ContextId> {
         match stream {
             Stream(0) | Stream::LEGACY | Stream::PER_THREAD => Ok(current),
@@ -156,7 +155,7 @@ impl Streams {
         }
     }
 
-    /// Whether the program may not destroy it.
+    /// Returns whether it is a default stream, which the program may not destroy.
     pub(super) fn is_default(&self, lane: u64) -> bool {
         self.table.get(&lane).is_some_and(|state| state.default)
     }
@@ -173,7 +172,7 @@ impl Streams {
         self.table.get_mut(&lane)
     }
 
-    /// All lanes of a context that may have work.
+    /// Returns all lanes of a context that may have work.
     pub(super) fn of(&self, context: ContextId) -> impl Iterator<Item = (u64, &StreamState)> {
         self.table
             .iter()
@@ -181,7 +180,7 @@ impl Streams {
             .map(|(lane, state)| (*lane, state))
     }
 
-    /// How many streams of a context were made and not destroyed.
+    /// Returns the number of streams created in a context and not destroyed.
     pub(super) fn made_in(&self, context: ContextId) -> u64 {
         self.of(context).filter(|(_, state)| !state.retired && !state.default).count() as u64
     }
@@ -190,7 +189,7 @@ impl Streams {
         self.table.values().filter(|state| !state.retired && !state.default).count()
     }
 
-    /// The lanes that work on this one waits for without being told to.
+    /// Returns the lanes that work on this one waits for implicitly.
     pub(super) fn implied(&self, lane: u64) -> Vec<u64> {
         let Some(state) = self.table.get(&lane) else { return Vec::new() };
         let legacy = self.legacy(state.context);
@@ -204,7 +203,7 @@ impl Streams {
         legacy.into_iter().filter(|_| state.blocking).collect()
     }
 
-    /// What work enqueued now on a lane is ordered after, the host's knowledge aside.
+    /// Returns the order of work enqueued now on a lane, without the host's knowledge.
     pub(super) fn order(&self, lane: u64) -> Order {
         let Some(state) = self.table.get(&lane) else { return Order::default() };
         let mut order = Order { clock: state.clock.clone(), edges: state.edges.clone() };
@@ -219,8 +218,8 @@ impl Streams {
         order
     }
 
-    /// Notes that work was enqueued: what comes next on the lane is after it. What the host has seen done goes without
-    /// saying, so that clocks stay as short as the work under way is wide.
+    /// Records enqueued work, which precedes later work on the lane. Work that the host has observed is left out, so that clocks grow only
+    /// with the concurrency of unfinished work.
     pub(super) fn enqueued(&mut self, position: Position, mut order: Order) {
         order.clock.forget(&self.seen);
         order.edges.forget(&self.seen);
@@ -231,7 +230,7 @@ impl Streams {
         }
     }
 
-    /// What the streams of a context have in all.
+    /// Returns the joined clock of all streams of a context.
     pub(super) fn clock_of(&self, context: ContextId) -> VectorClock {
         let mut clock = self.contexts.get(&context).map(|common| common.past.clone()).unwrap_or_default();
         for (_, state) in self.of(context) {
@@ -240,11 +239,11 @@ impl Streams {
         clock
     }
 
-    /// Notes that the host has seen all of this done.
+    /// Records that the host has observed all of this work as done.
     pub(super) fn observe(&mut self, clock: &VectorClock) {
         self.seen.join(clock);
         if self.seen.loose {
-            // It waited for a value, and so for whatever was before the writing of some value.
+            // The wait was for a value, so everything before the write of some value is done.
             for flag in self.flags.values() {
                 self.seen.join(flag);
             }
@@ -255,13 +254,13 @@ impl Streams {
         }
     }
 
-    /// Notes that the host has seen all work of a stream done.
+    /// Records that the host has observed all work of a stream as done.
     pub(super) fn observe_lane(&mut self, lane: u64) {
         let clock = self.order(lane).clock;
         self.observe_on(lane, &clock);
     }
 
-    /// Notes that the host has waited for a stream, and has seen this done.
+    /// Records that the host has waited for a stream and observed this work as done.
     pub(super) fn observe_on(&mut self, lane: u64, clock: &VectorClock) {
         self.observe(clock);
         if let Some(state) = self.table.get_mut(&lane) {
@@ -270,7 +269,7 @@ impl Streams {
         }
     }
 
-    /// What is ordered before a value at this address, as far as is known.
+    /// Returns the work ordered before the value at this address, as far as known.
     pub(super) fn flag(&self, address: u64) -> VectorClock {
         self.flags.get(&address).cloned().unwrap_or_else(VectorClock::unknown)
     }

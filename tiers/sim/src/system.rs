@@ -1,7 +1,7 @@
-//! The system calls that simulated memory is made of, each in one place.
+//! System calls behind simulated memory, each in one place.
 //!
-//! Addresses are integers here as everywhere in the simulator; they become pointers only in this file. Everything
-//! mapped is `MAP_SHARED` file memory or `PROT_NONE`, so no Rust reference ever points into it.
+//! Addresses are integers throughout the simulator; they become pointers only in this file. Everything mapped is `MAP_SHARED` file memory
+//! or `PROT_NONE`, so no Rust reference ever points into it.
 
 use std::ffi::CString;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use glake_device::Protection;
 
-/// The unit of memory and of addresses.
+/// Granularity of memory and addresses.
 pub(super) const GRANULE: u64 = 2 << 20;
 
 fn pointer<T>(at: u64) -> *mut T {
@@ -33,14 +33,14 @@ fn mapped(result: *mut libc::c_void) -> io::Result<u64> {
 
 const BLANK: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-/// Sets `size` bytes of addresses aside, aligned to [`GRANULE`]; touching them faults.
+/// Reserves `size` bytes of addresses, aligned to [`GRANULE`]; touching them faults.
 pub(super) fn reserve(size: u64) -> io::Result<u64> {
     let wide = size.checked_add(GRANULE).ok_or(io::Error::from_raw_os_error(libc::ENOMEM))?;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let raw = mapped(unsafe { libc::mmap(ptr::null_mut(), wide as usize, libc::PROT_NONE, BLANK, -1, 0) })?;
     let start = raw.next_multiple_of(GRANULE);
     let (before, after) = (start - raw, raw + wide - (start + size));
-    // SAFETY: both ends belong to the mapping just made, and nobody knows of them yet.
+    // SAFETY: both ends belong to the mapping just made, and are not shared yet.
     unsafe {
         if before > 0 {
             unreserve(raw, before)?;
@@ -52,7 +52,7 @@ pub(super) fn reserve(size: u64) -> io::Result<u64> {
     Ok(start)
 }
 
-/// Gives addresses back.
+/// Releases reserved or mapped addresses.
 ///
 /// # Safety
 /// The range was given by [`reserve`], [`map_whole`] or [`map_shared`], and nothing uses it any more.
@@ -61,16 +61,16 @@ pub(super) unsafe fn unreserve(start: u64, size: u64) -> io::Result<()> {
     check(unsafe { libc::munmap(pointer(start), size as usize) })
 }
 
-/// What memory is mapped from.
+/// Source that memory is mapped from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source<'a> {
-    /// A file, from an offset on.
+    /// A file, from this offset on.
     File(BorrowedFd<'a>, u64),
-    /// A file that was mapped whole at an address, and closed.
+    /// A file that was mapped whole at this address, and closed.
     Mapped(u64),
 }
 
-/// Puts memory at reserved addresses, with no access.
+/// Maps memory at reserved addresses, without access.
 ///
 /// # Safety
 /// The range lies in a reservation, and nothing uses it.
@@ -80,12 +80,12 @@ pub(super) unsafe fn map(start: u64, size: u64, source: Source<'_>) -> io::Resul
         Source::File(file, offset) => {
             let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
             let (fd, offset) = (file.as_raw_fd(), offset as libc::off_t);
-            // SAFETY: the caller's promise: what MAP_FIXED replaces is our own blank reservation.
+            // SAFETY: the caller's promise: MAP_FIXED replaces our own blank reservation.
             mapped(unsafe { libc::mmap(at, size, libc::PROT_NONE, flags, fd, offset) })?;
         }
         Source::Mapped(from) => {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // SAFETY: as above. Of no bytes of a shared mapping, a second one is made, and the first stays.
+            // SAFETY: as above. With a length of zero, `mremap` duplicates a shared mapping.
             mapped(unsafe { libc::mremap(pointer(from), 0, size, flags, at) })?;
             // SAFETY: the mapping just made, which nothing uses yet.
             check(unsafe { libc::mprotect(at, size, libc::PROT_NONE) })?;
@@ -100,14 +100,14 @@ pub(super) unsafe fn map(start: u64, size: u64, source: Source<'_>) -> io::Resul
 /// The range lies in a reservation, and nothing uses it.
 pub(super) unsafe fn blank(start: u64, size: u64) -> io::Result<()> {
     let flags = BLANK | libc::MAP_FIXED;
-    // SAFETY: the caller's promise: what MAP_FIXED replaces is memory that we mapped there.
+    // SAFETY: the caller's promise: MAP_FIXED replaces memory that we mapped there.
     mapped(unsafe { libc::mmap(pointer(start), size as usize, libc::PROT_NONE, flags, -1, 0) }).map(drop)
 }
 
-/// Says what the host may do with mapped addresses.
+/// Sets the host's access to mapped addresses.
 ///
 /// # Safety
-/// The range lies in a reservation, and nothing uses it in a way that this takes away.
+/// The range lies in a reservation, and nothing needs the access that this removes.
 pub(super) unsafe fn protect(start: u64, size: u64, protection: Protection) -> io::Result<()> {
     let bits = match protection {
         Protection::None => libc::PROT_NONE,
@@ -118,8 +118,8 @@ pub(super) unsafe fn protect(start: u64, size: u64, protection: Protection) -> i
     check(unsafe { libc::mprotect(pointer(start), size as usize, bits) })
 }
 
-/// A file of memory, sparse and all zeroes. A sealed one keeps its size for ever, so that who maps it need not
-/// fear for it; its name tells an importer what it is.
+/// Creates a sparse, zeroed memory file. A sealed one never changes its size, so that it is safe to map in other processes; its name tells
+/// an importer where the memory lies.
 pub(super) fn memory_file(name: &str, size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let name = CString::new(name)?;
     // SAFETY: the name is a C string that outlives the call.
@@ -127,7 +127,7 @@ pub(super) fn memory_file(name: &str, size: u64, sealed: bool) -> io::Result<Own
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and belongs to nobody else.
+    // SAFETY: the descriptor was just created and has no other owner.
     let file = unsafe { OwnedFd::from_raw_fd(raw) };
     // SAFETY: only changes the size of our own file.
     check(unsafe { libc::ftruncate(file.as_raw_fd(), size as libc::off_t) })?;
@@ -139,7 +139,7 @@ pub(super) fn memory_file(name: &str, size: u64, sealed: bool) -> io::Result<Own
     Ok(file)
 }
 
-/// The size of a file, if it is memory that is sealed against changing it.
+/// Returns the size of a file if it is sealed memory.
 pub(super) fn sealed_size(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     // SAFETY: asks only.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -152,20 +152,20 @@ pub(super) fn sealed_size(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     if size < 0 { Err(io::Error::last_os_error()) } else { Ok(Some(size as u64)) }
 }
 
-/// Maps a file from its start, readable and writable, at an address of the kernel's choice.
+/// Maps a file from its start, readable and writable, at an address chosen by the kernel.
 pub(super) fn map_whole(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let fd = file.as_raw_fd();
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let start = mapped(unsafe { libc::mmap(ptr::null_mut(), size as usize, protection, flags, fd, 0) })?;
-    // A wish: a forked child uses nothing of its parent.
+    // Best effort: a forked child uses nothing of its parent.
     // SAFETY: the mapping just made, of which no one else knows yet.
     let _ = unsafe { libc::madvise(pointer(start), size as usize, libc::MADV_DONTFORK) };
     Ok(start)
 }
 
-/// Maps a file from its start, which other processes have mapped too; a forked child has it as well.
+/// Maps a file from its start for sharing with other processes; a forked child inherits the mapping.
 pub(super) fn map_shared(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let fd = file.as_raw_fd();
@@ -173,17 +173,17 @@ pub(super) fn map_shared(file: BorrowedFd<'_>, size: u64) -> io::Result<u64> {
     mapped(unsafe { libc::mmap(ptr::null_mut(), size as usize, protection, libc::MAP_SHARED, fd, 0) })
 }
 
-/// Gives the memory behind a range of a file back; it reads as zeroes again.
+/// Frees the memory behind a range of a file; it reads as zeroes afterwards.
 pub(super) fn punch(file: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: changes bytes of our own file only.
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, size as libc::off_t) })
 }
 
-/// The first range of a file from `offset` on that has pages, and where it ends.
+/// Returns start and end of the first range with pages at or after `offset`.
 pub(super) fn next_data(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |offset: u64, whence| {
-        // SAFETY: moves the position of our own file, which nothing reads by.
+        // SAFETY: moves the position of our own file, which no code depends on.
         let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) };
         if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
     };
@@ -194,7 +194,7 @@ pub(super) fn next_data(file: BorrowedFd<'_>, offset: u64) -> io::Result<Option<
     }
 }
 
-/// The bytes of the pages that a file has.
+/// Returns the bytes of the pages that a file has.
 pub(super) fn pages(file: BorrowedFd<'_>) -> io::Result<u64> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: an out-parameter of this frame.
@@ -212,7 +212,7 @@ pub(super) unsafe fn move_bytes(to: u64, from: u64, size: u64) {
     unsafe { ptr::copy(pointer::<u8>(from).cast_const(), pointer::<u8>(to), size as usize) }
 }
 
-/// Fills bytes.
+/// Fills a range with one byte.
 ///
 /// # Safety
 /// The range is writable; no Rust reference to it is alive.
@@ -239,25 +239,25 @@ pub(super) unsafe fn write_bytes(to: u64, bytes: &[u8]) {
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer::<u8>(to), bytes.len()) }
 }
 
-/// Reads a word that streams and the host signal by.
+/// Reads a word used for signals between streams and the host.
 ///
 /// # Safety
 /// The address is readable and a multiple of four.
 pub(super) unsafe fn load_word(at: u64) -> u32 {
-    // SAFETY: the caller's promise; atomic, since the host may write it meanwhile.
+    // SAFETY: the caller's promise; atomic, because the host may write it concurrently.
     unsafe { AtomicU32::from_ptr(pointer(at)) }.load(Ordering::Acquire)
 }
 
-/// Writes a word that streams and the host signal by.
+/// Writes a word used for signals between streams and the host.
 ///
 /// # Safety
 /// The address is writable and a multiple of four.
 pub(super) unsafe fn store_word(at: u64, value: u32) {
-    // SAFETY: the caller's promise; atomic, since the host may read it meanwhile.
+    // SAFETY: the caller's promise; atomic, because the host may read it concurrently.
     unsafe { AtomicU32::from_ptr(pointer(at)) }.store(value, Ordering::Release);
 }
 
-/// A word that several processes have.
+/// Returns a word shared by several processes.
 ///
 /// # Safety
 /// The address is readable and writable for as long as the reference lives, and a multiple of eight.

@@ -1,45 +1,45 @@
-//! Streams as queues of work, and the time at which each piece of it is done.
+//! Streams as queues of work, and the completion time of each piece.
 //!
-//! Pure: it knows neither memory nor clocks. Work runs in the order of its lane; it begins when what it waits for has
-//! passed, takes its cost, and is then given to [`Effects`], which moves the bytes. A [`Point`] is the end of one
-//! piece of work: an event is a list of points.
+//! Pure: independent of memory and clocks. Work runs in the order of its lane. It begins once everything it waits for has passed, takes its
+//! cost, and is then given to [`Effects`], which moves the bytes. A [`Point`] is the end of one piece of work: an event is a list of
+//! points.
 //!
-//! Lanes may share a *queue* of the hardware: their work begins in the order in which it was issued, so that a piece of
-//! work that waits holds up what was issued later on other lanes.
+//! Lanes may share a hardware *queue*: their work begins in the order of issue, so that waiting work delays later work on other lanes of
+//! the queue.
 //!
-//! Invariant: between calls, every lane that could go on at `now` has (but for waits for a value, which the host may
-//! have written since: [`Timeline::settle`] looks again).
+//! Invariant: between calls, every lane that can proceed at `now` has done so (except for waits for a value, which the host may have
+//! written since: [`Timeline::settle`] checks again).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use super::flow::{FlowNet, Load};
 
-/// The end of the `n`-th piece of work of a lane.
+/// End of the `n`-th piece of work of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) lane: u64,
     pub(super) n: u64,
 }
 
-/// What a piece of work costs, in nanoseconds and bytes.
+/// Cost of a piece of work, in nanoseconds and bytes.
 #[derive(Debug)]
 pub(super) enum Cost<V> {
     None,
     Delay(u64),
     /// A delay, then bytes over links.
     Flow(u64, Vec<Load>),
-    /// Until a value compares true.
+    /// Waiting until a value compares true.
     Value(V),
 }
 
-/// What the timeline asks of the world around it.
+/// Callbacks of the timeline into the simulated world.
 pub(super) trait Effects {
     type Work: std::fmt::Debug;
     type Value: std::fmt::Debug;
-    /// Does a piece of work, which is done at `now`.
+    /// Runs a piece of work that is done at `now`.
     fn run(&mut self, work: Self::Work, now: u64);
-    /// Whether a value compares true.
+    /// Returns whether a value compares true.
     fn holds(&self, value: &Self::Value) -> bool;
 }
 
@@ -54,9 +54,9 @@ struct Item<E: Effects> {
 enum Phase {
     /// The head has not begun.
     Idle,
-    /// The head takes its delay.
+    /// The head is in its delay.
     Delayed,
-    /// So many flows of the head are on their way.
+    /// This number of flows of the head is in flight.
     Flowing(usize),
     /// The head waits for a value.
     Watching,
@@ -68,13 +68,13 @@ struct Lane<E: Effects> {
     issued: u64,
     done: u64,
     phase: Phase,
-    /// Lanes that wait for this one to have done so much, by how much.
+    /// Lanes that wait for this one, by the number of pieces that must be done.
     waiters: BTreeMap<u64, Vec<u64>>,
-    /// Work in the queue that may have to wait for other lanes or for a value, in order.
+    /// Queued work that may have to wait for other lanes or for a value, in order.
     waits: VecDeque<u64>,
-    /// The queue of the hardware that it shares.
+    /// Hardware queue that the lane shares, if any.
     shared: Option<u64>,
-    /// Goes when it is empty.
+    /// Whether the lane is removed once it is empty.
     closing: bool,
 }
 
@@ -82,17 +82,17 @@ struct Lane<E: Effects> {
 pub(super) struct Timeline<E: Effects> {
     now: u64,
     lanes: HashMap<u64, Lane<E>>,
-    /// When delays end: time, a number that keeps equal times in order, lane.
+    /// Ends of delays: time, a number that keeps equal times in order, lane.
     due: BinaryHeap<Reverse<(u64, u64, u64)>>,
     sequence: u64,
     net: FlowNet,
     watching: Vec<u64>,
     ready: Vec<u64>,
-    /// For each queue of the hardware, the work that has not begun, in the order of its issue.
+    /// Work of each hardware queue that has not begun, in order of issue.
     queues: HashMap<u64, VecDeque<Point>>,
-    /// The most work that was behind a wait of its lane.
+    /// Largest number of pieces queued behind a wait of their lane.
     deepest: u64,
-    /// How much timed work has been done.
+    /// Number of timed pieces of work done so far.
     completed: u64,
 }
 
@@ -120,7 +120,7 @@ impl<E: Effects> Timeline<E> {
         self.add(lane, None);
     }
 
-    /// Opens a lane that shares a queue of the hardware.
+    /// Opens a lane that shares a hardware queue.
     pub(super) fn open_on(&mut self, lane: u64, queue: u64) {
         self.add(lane, Some(queue));
     }
@@ -139,7 +139,7 @@ impl<E: Effects> Timeline<E> {
         self.lanes.insert(lane, new);
     }
 
-    /// Lets a lane go once its work is done.
+    /// Removes a lane once its work is done.
     pub(super) fn close(&mut self, lane: u64) {
         if let Some(open) = self.lanes.get_mut(&lane) {
             open.closing = true;
@@ -149,7 +149,7 @@ impl<E: Effects> Timeline<E> {
         }
     }
 
-    /// Whether anything goes through a pipe now, or is about to: it has begun.
+    /// Returns whether a pipe is in use, or about to be by work that has begun.
     pub(super) fn is_in(&self, pipe: usize) -> bool {
         let begins = |lane: &Lane<E>| match lane.queue.front() {
             Some(Item { cost: Cost::Flow(_, loads), .. }) => {
@@ -160,7 +160,7 @@ impl<E: Effects> Timeline<E> {
         self.net.is_in(pipe) || self.lanes.values().any(begins)
     }
 
-    /// The end of all work of a lane so far.
+    /// Returns the end of all work of a lane so far.
     pub(super) fn last(&self, lane: u64) -> Point {
         Point { lane, n: self.lanes.get(&lane).map_or(0, |lane| lane.issued) }
     }
@@ -169,17 +169,17 @@ impl<E: Effects> Timeline<E> {
         self.lanes.get(&point.lane).is_none_or(|lane| lane.done >= point.n)
     }
 
-    /// How much work of a lane has not been done.
+    /// Returns the number of unfinished pieces of work of a lane.
     pub(super) fn queued(&self, lane: u64) -> usize {
         self.lanes.get(&lane).map_or(0, |lane| lane.queue.len())
     }
 
-    /// The most work that was on one lane behind a wait that had not passed.
+    /// Returns the largest number of pieces queued on one lane behind an unfinished wait.
     pub(super) fn deepest(&self) -> u64 {
         self.deepest
     }
 
-    /// Counts that anew.
+    /// Resets [`Timeline::deepest`] to zero.
     pub(super) fn forget_deepest(&mut self) {
         self.deepest = 0;
     }
@@ -209,12 +209,12 @@ impl<E: Effects> Timeline<E> {
         point
     }
 
-    /// Notes how much work of a lane is behind the first wait that has not passed.
+    /// Measures the work of a lane behind its first unfinished wait.
     fn measure(&mut self, lane: u64) {
         while let Some(open) = self.lanes.get(&lane)
             && let Some(first) = open.waits.front().copied()
         {
-            // Nothing of it is left to do, or it waits for nothing any more.
+            // The piece is done, or everything it waited for has passed.
             let item = first.checked_sub(open.done + 1).and_then(|at| open.queue.get(at as usize));
             let over = item.is_none_or(|item| {
                 !matches!(item.cost, Cost::Value(_)) && item.after.iter().all(|point| self.passed(*point))
@@ -229,7 +229,7 @@ impl<E: Effects> Timeline<E> {
         }
     }
 
-    /// Does all that can be done without time passing.
+    /// Runs everything that is possible without advancing time.
     pub(super) fn settle(&mut self, effects: &mut E) {
         loop {
             while let Some(lane) = self.ready.pop() {
@@ -252,13 +252,13 @@ impl<E: Effects> Timeline<E> {
         }
     }
 
-    /// When the next thing happens by itself.
+    /// Returns the time of the next change that needs no caller.
     pub(super) fn next(&self) -> Option<u64> {
         let due = self.due.peek().map(|Reverse((time, ..))| *time);
         [due, self.net.next()].into_iter().flatten().min()
     }
 
-    /// Lets time pass up to `to`, doing what is due on the way.
+    /// Advances time to `to`, running due work on the way.
     pub(super) fn advance(&mut self, to: u64, effects: &mut E) {
         self.settle(effects);
         while let Some(next) = self.next().filter(|next| *next <= to) {
@@ -267,7 +267,7 @@ impl<E: Effects> Timeline<E> {
         self.now = self.now.max(to);
     }
 
-    /// Lets time pass to where a piece of work is done; false where none ever will be.
+    /// Advances time to the next completion; returns false if no work will ever complete.
     pub(super) fn step(&mut self, effects: &mut E) -> bool {
         self.settle(effects);
         let before = self.completed;
@@ -316,7 +316,7 @@ impl<E: Effects> Timeline<E> {
             let own = Point { lane, n: open.done + 1 };
             let queue = open.shared.and_then(|queue| self.queues.get(&queue));
             if queue.is_some_and(|queue| queue.front() != Some(&own)) {
-                // It is looked at again when it is the first.
+                // The lane is checked again once its work is first in the queue.
                 return;
             }
             if let Some(&point) = item.after.iter().find(|point| !self.passed(**point)) {
@@ -348,14 +348,14 @@ impl<E: Effects> Timeline<E> {
         }
     }
 
-    /// Ends the head of a lane, whose time has come.
+    /// Completes the head of a lane, whose time has come.
     fn finish(&mut self, lane: u64, effects: &mut E) {
         self.completed += 1;
         self.finish_quietly(lane, effects);
         self.ready.push(lane);
     }
 
-    /// The head of a lane holds up nobody any more on the queue that it shares.
+    /// Lets the shared queue proceed past the head of a lane.
     fn pass_on(&mut self, lane: u64) {
         let Some(open) = self.lanes.get(&lane) else { return };
         let own = Point { lane, n: open.done + 1 };

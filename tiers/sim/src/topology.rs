@@ -1,7 +1,6 @@
-//! The server that is simulated: its GPUs and the links between them, as plain data.
+//! Description of the simulated server: its GPUs and links, as plain data.
 //!
-//! Links are full duplex unless a `both` ceiling says otherwise. Models of published servers are read from files by
-//! [`crate::load`].
+//! Links are full duplex unless a `both` limit says otherwise. Models of published servers are read from files by [`crate::load`].
 
 use glake_device::DeviceId;
 use glake_device::topology::{CpuSide, DeviceNode, HostCeilings, HostLink, PeerLink, Switch, Topology};
@@ -13,18 +12,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimTopology {
-    /// What it is called.
+    /// Name of the model.
     pub name: String,
-    /// What the host's memory gives, to all GPUs together.
+    /// Bandwidth limits of host memory, for all GPUs together.
     pub host: SimHost,
-    /// PCIe switches that several GPUs stand behind; empty where each GPU has its own way to the host.
+    /// PCIe switches shared by several GPUs; empty if each GPU has its own link to the host.
     #[serde(default)]
     pub switches: Vec<SimLink>,
-    /// The GPUs, in order of their ids.
+    /// GPUs in order of their ids.
     pub gpus: Vec<SimGpu>,
-    /// Whether a copy between pinned host memory and a GPU's mapped memory, on a stream of another GPU, goes over
-    /// that other GPU's link and NVLink. Where it does not, it goes over the link of the GPU whose memory it is, as
-    /// for plain memory.
+    /// Whether a copy between pinned host memory and a GPU's mapped memory, on a stream of another GPU, goes over that other GPU's link and
+    /// NVLink. If false, it goes over the link of the GPU that owns the memory, as for plain memory.
     #[serde(default = "yes")]
     pub relay: bool,
 }
@@ -33,88 +31,88 @@ fn yes() -> bool {
     true
 }
 
-/// The host's side.
+/// Host side of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimHost {
-    /// Ceiling of all copies out of host memory.
+    /// Limit of all copies from host memory.
     pub read: Bandwidth,
-    /// Ceiling of all copies into host memory.
+    /// Limit of all copies to host memory.
     pub write: Bandwidth,
-    /// Ceiling of both together, in equal parts.
+    /// Limit of both directions together, in equal parts.
     #[serde(default)]
     pub both: Option<Bandwidth>,
-    /// What one GPU can get over links of sockets other than its own, each way.
+    /// Limit of one GPU over links of sockets other than its own, per direction.
     #[serde(default)]
     pub far_socket: Option<Bandwidth>,
-    /// One copy from pageable memory to a GPU.
+    /// Rate of one copy from pageable memory to a GPU.
     pub pageable_to_gpu: Bandwidth,
-    /// One copy from a GPU to pageable memory.
+    /// Rate of one copy from a GPU to pageable memory.
     pub pageable_from_gpu: Bandwidth,
 }
 
-/// One link to the host.
+/// Link of a GPU or switch to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimLink {
-    /// From the host to the GPU.
+    /// Rate from the host to the GPU.
     pub to_gpu: Bandwidth,
-    /// From the GPU to the host.
+    /// Rate from the GPU to the host.
     pub from_gpu: Bandwidth,
-    /// Both ways at once, in equal parts.
+    /// Rate of both directions at once, in equal parts.
     #[serde(default)]
     pub both: Option<Bandwidth>,
 }
 
-/// One GPU.
+/// Description of a simulated GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimGpu {
-    /// Its maker's name for it.
+    /// Product name, as the vendor gives it.
     pub name: String,
-    /// Its memory.
+    /// Total memory in bytes.
     pub memory: Bytes,
-    /// The NUMA node that its link ends at.
+    /// NUMA node that its link ends at.
     #[serde(default)]
     pub socket: u32,
-    /// Its PCIe link.
+    /// PCIe link to the host.
     pub link: SimLink,
-    /// Which of the switches it stands behind.
+    /// Index of its PCIe switch, if it shares one.
     #[serde(default)]
     pub switch: Option<u32>,
-    /// To the other GPUs, each way; without it peers talk over PCIe.
+    /// NVLink rate to the other GPUs, per direction; without it peers communicate over PCIe.
     #[serde(default)]
     pub nvlink: Option<Bandwidth>,
-    /// Copies inside its memory.
+    /// Rate of copies inside its memory.
     pub local: Bandwidth,
-    /// What every operation takes besides its bytes.
+    /// Fixed latency of every operation.
     pub latency: Micros,
-    /// Whether its memory can be exported: not under WSL2.
+    /// Whether its memory can be exported; false under WSL2.
     #[serde(default = "yes")]
     pub exportable: bool,
     /// Whether its mapped memory can be registered for RDMA.
     #[serde(default = "yes")]
     pub gpu_direct: bool,
-    /// What a context costs, where processes share the GPU.
+    /// Memory that a context takes, if processes share the GPU.
     #[serde(default = "context")]
     pub context: Bytes,
-    /// How long memory of a process that has died stays used, where processes share the GPU.
+    /// Time until a dead process's memory is free again, if processes share the GPU.
     #[serde(default = "reclaim")]
     pub reclaim: Micros,
 }
 
-/// As measured on an H200: a context, its modules and cuBLAS.
+/// Measured on an H200: a context, its modules and cuBLAS.
 fn context() -> Bytes {
     Bytes::mib(640)
 }
 
-/// As measured on an H200 with 12 GiB.
+/// Measured on an H200 with 12 GiB.
 fn reclaim() -> Micros {
     Micros(300_000.0)
 }
 
 impl SimTopology {
-    /// `count` equal GPUs, each with the links of an H200 and so much memory; no ceiling is shared. For tests.
+    /// Returns a test topology of `count` equal GPUs of the given memory, each with the links of an H200; no limit is shared.
     pub fn uniform(count: u32, memory: Bytes) -> Self {
         let wide = Bandwidth::NO_CEILING;
         SimTopology {
@@ -151,7 +149,7 @@ fn h200(memory: Bytes) -> SimGpu {
     }
 }
 
-/// A model as a topology.
+/// Converts a model into a topology.
 impl From<&SimTopology> for Topology {
     fn from(model: &SimTopology) -> Topology {
         let link = |link: &SimLink| HostLink { to_gpu: link.to_gpu, from_gpu: link.from_gpu, nominal: false };

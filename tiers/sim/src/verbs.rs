@@ -1,4 +1,4 @@
-//! The verbs of [`Driver`], each in a line or two over the state.
+//! Verbs of [`Driver`], each in a line or two over the state.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use glake_device::{
     ModuleSource, Place, PointerAttributes, Priority, Refusal, Result, Stream, StreamId, Usage, Verb,
 };
 
-/// What opening one mapping takes while copies leave the GPU over its link, whatever the mapping's size: it waits until what they wrote
-/// has arrived. 1.06 ms on an H100, and 0.02 ms where nothing leaves.
+/// Time to set access to one mapping of any size while copies leave the GPU over its link: the call waits until their writes have arrived.
+/// 1.06 ms on an H100, and 0.02 ms without such copies.
 const FLUSH: Duration = Duration::from_micros(1060);
 
 impl Driver for Simulator {
@@ -145,7 +145,7 @@ impl Driver for Simulator {
             let mut rest = into;
             for piece in pieces {
                 let (part, next) = rest.split_at_mut(piece.size as usize);
-                // SAFETY: the piece is device or registered memory, which nothing takes away under the lock.
+                // SAFETY: the piece is device or registered memory, which stays in place under the lock.
                 unsafe { system::read_bytes(piece.pointer, part) };
                 rest = next;
             }
@@ -248,7 +248,7 @@ impl Driver for Simulator {
         let context = self.context(device);
         self.ask(Verb::EventDestroy, |state| {
             state.world.events.destroy(context, event)?;
-            // What is lost is destroyed all the same.
+            // The object is destroyed even if the context is lost.
             state.alive(context)
         })
     }
@@ -403,7 +403,7 @@ impl Driver for Simulator {
 }
 
 impl Simulator {
-    /// What a wait on the host tells: that the context is lost, or a kernel's stray touch, to the first who waits.
+    /// Returns the error of a wait on the host: a lost context, or, to the first waiter, a kernel's stray access.
     fn stray(&self, verb: Verb, context: ContextId) -> Result<()> {
         let mut state = self.locked();
         state.alive(context).map_err(|denial| denial.of(verb))?;
@@ -419,7 +419,7 @@ impl Simulator {
 }
 
 impl State {
-    /// The pieces of memory that the host itself reads or writes now: everything that uses it must be seen done.
+    /// Resolves memory that the host itself reads or writes now: all work that uses it must have been observed as done.
     fn touch_now(&self, context: ContextId, start: Address, size: u64, usage: Use) -> Checked<Vec<Piece>> {
         let pieces = self.reachable(context, start, size, usage)?;
         if self.strict {

@@ -1,4 +1,4 @@
-//! What work does when its time has come: bytes move, values change, events pass, memory is let go of.
+//! Effects of work when it is due: bytes move, values change, events complete, memory is released.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,29 +15,29 @@ use super::system;
 use super::timeline::Effects;
 use glake_device::{Address, Compare, Event};
 
-/// CUDA's number for a kernel that touched what it does not reach.
+/// CUDA's number for a kernel that accessed memory out of its reach.
 const ILLEGAL_ADDRESS: u32 = 700;
 
-/// A piece of work, resolved.
+/// A piece of resolved work.
 pub(super) struct Work {
-    /// The context whose loss keeps it from being done; none for what orders work only.
+    /// Context whose loss prevents the work; `None` for work that only establishes order.
     pub(super) context: Option<ContextId>,
     pub(super) action: Action,
-    /// What it keeps from being taken away until it is done.
+    /// Objects that the work keeps alive until it is done.
     pub(super) holds: Vec<Hold>,
 }
 
-/// What a piece of work does. Pointers were resolved when it was enqueued, and stay right while it holds them.
+/// Effect of a piece of work. Pointers are resolved when it is enqueued and stay valid while the work holds their objects.
 pub(super) enum Action {
     Nothing,
     Copy(Vec<Segment>),
-    /// A copy from pageable memory up to where its source has been read: the last segments wait in a buffer.
+    /// A copy from pageable memory up to the point where its source has been read: the last segments wait in a buffer.
     Stage {
         first: Vec<Segment>,
         last: Vec<Segment>,
         into: Staging,
     },
-    /// The rest of it.
+    /// The remaining part of a staged copy.
     Land {
         last: Vec<Segment>,
         from: Staging,
@@ -48,7 +48,7 @@ pub(super) enum Action {
         pointer: u64,
         value: u32,
     },
-    /// A kernel touches what its context does not reach: the context is lost.
+    /// A kernel accesses memory out of its context's reach: the context is lost.
     Fault(ContextId),
     Kernel {
         context: ContextId,
@@ -62,7 +62,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// Whether it is about memory alone.
+    /// Returns whether the action affects memory only.
     fn moves_bytes(&self) -> bool {
         match self {
             Action::Copy(_)
@@ -75,10 +75,10 @@ impl Action {
     }
 }
 
-/// Bytes between the two halves of a copy, of one segment after the other.
+/// Bytes between the two halves of a staged copy, segment by segment.
 pub(super) type Staging = Arc<Mutex<Vec<u8>>>;
 
-/// Bytes that lie in one piece at both ends.
+/// Bytes that are contiguous at both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) to: u64,
@@ -100,7 +100,7 @@ impl Work {
         Work { context: None, action: Action::Nothing, holds: Vec::new() }
     }
 
-    /// A mark, which passes in a context that is lost too.
+    /// Builds the completion of an event, which happens even in a lost context.
     pub(super) fn record(event: Event, record: u64) -> Self {
         Work { context: None, action: Action::Record { event, record }, holds: Vec::new() }
     }
@@ -112,16 +112,16 @@ impl std::fmt::Debug for Work {
     }
 }
 
-/// Everything that work acts on.
+/// State that work acts on.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) memory: Memory,
     pub(super) events: Events,
-    /// The first stray touch of a kernel, until somebody waits for its context.
+    /// First stray access of a kernel in each context, until a caller waits for the context.
     pub(super) strays: Vec<(ContextId, Address)>,
-    /// Contexts that are lost, and the error number of CUDA: none of their work reaches memory any more.
+    /// Lost contexts with their CUDA error numbers: none of their work reaches memory any more.
     pub(super) lost: HashMap<ContextId, u32>,
-    /// Whether bytes stay where they are.
+    /// Whether copies, fills and kernels leave memory unchanged.
     pub(super) times_only: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The directory, and what processes leave in it that are gone.
+//! The tier's directory, and removal of files left behind by processes that have ended.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -11,12 +11,12 @@ use glake_units::Bytes;
 use super::owner::{Kind, Owner};
 use super::{FileError, FileStep, Result};
 
-/// What was removed of processes that are gone.
+/// Files removed because their processes have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Files with bytes in them.
+    /// Number of removed data files, drafts included.
     pub files: u64,
-    /// How long they were.
+    /// Total length of the removed files.
     pub bytes: Bytes,
 }
 
@@ -24,7 +24,7 @@ pub(super) fn failed(step: FileStep, path: &Path) -> impl FnOnce(io::Error) -> F
     move |source| FileError::Io { step, path: path.to_path_buf(), source }
 }
 
-/// A directory that nobody else may write to.
+/// Opens the directory, creating it if necessary; refuses a directory that other users may write to.
 pub(super) fn directory(path: &Path) -> Result<File> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(failed(FileStep::Open, path))?;
@@ -37,7 +37,7 @@ pub(super) fn directory(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Removes what is left of other processes; and of this one, where all of it is from before.
+/// Removes the files of processes that have ended. With `leftovers`, also this process's files from an earlier tier.
 pub(super) fn collect(directory: &Path, this: Owner, leftovers: bool) -> Result<Collected> {
     let mut owners: BTreeMap<Owner, Vec<PathBuf>> = BTreeMap::new();
     for entry in fs::read_dir(directory).map_err(failed(FileStep::List, directory))? {
@@ -56,7 +56,7 @@ pub(super) fn collect(directory: &Path, this: Owner, leftovers: bool) -> Result<
             remove(&files, &mut collected)?;
         } else if !owner.is_seen() {
             let path = directory.join(owner.name(Kind::Lock));
-            // Held until the lock's own name is gone.
+            // Held until the owner file itself has been removed.
             let Some(_lock) = try_lock(&path)? else { continue };
             remove(&files, &mut collected)?;
             remove(&[path], &mut Collected::default())?;
@@ -65,7 +65,7 @@ pub(super) fn collect(directory: &Path, this: Owner, leftovers: bool) -> Result<
     Ok(collected)
 }
 
-/// The lock of a process that may be gone; `None` where it lives. A lock that is not there is nobody's.
+/// Tries to lock a process's owner file. Returns `None` if the process holds the lock (it is alive), `Some(None)` if there is no such file.
 fn try_lock(path: &Path) -> Result<Option<Option<File>>> {
     let file = match File::open(path) {
         Ok(file) => file,

@@ -1,7 +1,7 @@
 //! A file that is being written.
 //!
-//! Invariant: until it is sealed it has the name of a draft and no header, so nobody takes it for whole. Its name changes after
-//! all its bytes are on the disk.
+//! Invariant: until it is sealed, the file has a draft's name and no header, so that no reader accepts it. The file is renamed after all
+//! its bytes are on the disk.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
@@ -20,7 +20,7 @@ use super::entry::Entry;
 use super::layout::{self, HEADER, PAGE};
 use super::{FileError, FileStep, Result, SealedFile, Shared};
 
-/// A file of a fixed length that is written from its beginning to its end. Dropping it removes it.
+/// File of a fixed length, written sequentially. Dropping a draft removes the file.
 pub struct Draft {
     shared: Arc<Shared>,
     entry: Entry,
@@ -37,7 +37,7 @@ impl Draft {
         let (path, sealed) = names;
         let refused = |limit| FileError::TooLarge { path: path.clone(), wanted: length, limit };
         let size = layout::file_size(length).ok_or_else(|| refused(Bytes::new(i64::MAX.unsigned_abs())))?;
-        // Past this limit the kernel would end the process by a signal.
+        // Beyond this limit the kernel would send SIGXFSZ, which ends the process.
         if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < size) {
             return Err(refused(Bytes::new(limit)));
         }
@@ -52,20 +52,20 @@ impl Draft {
         Ok(Draft { shared, entry, file, sealed, length, written: 0, hasher, table: Vec::new() })
     }
 
-    /// How long it will be.
+    /// Returns the final length of the contents.
     pub fn length(&self) -> Bytes {
         self.length
     }
 
-    /// How much of it is written.
+    /// Returns the number of bytes written so far.
     pub fn written(&self) -> Bytes {
         Bytes::new(self.written)
     }
 
-    /// Writes the next bytes.
+    /// Appends the next bytes.
     ///
     /// # Errors
-    /// [`FileError::NoSuchRange`] past its length; [`FileError::Io`], after which it is worth nothing.
+    /// [`FileError::NoSuchRange`] beyond the file's length; [`FileError::Io`], after which the draft is unusable.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         let size = bytes.len() as u64;
         if size > self.length.get() - self.written {
@@ -88,10 +88,11 @@ impl Draft {
         Ok(())
     }
 
-    /// Brings it to the disk as a whole, under its last name.
+    /// Writes the header, flushes the file to the disk and gives it its final name.
     ///
     /// # Errors
-    /// [`FileError::NoSuchRange`] where it is not written to its end; [`FileError::Closed`]; [`FileError::Io`]. It is removed then.
+    /// [`FileError::NoSuchRange`] unless all bytes were written; [`FileError::Closed`]; [`FileError::Io`]. The file is removed in each
+    /// case.
     pub fn seal(self) -> Result<SealedFile> {
         let Draft { shared, mut entry, file, sealed, length, written, table, .. } = self;
         if written != length.get() {
@@ -104,7 +105,7 @@ impl Draft {
         let done = file.set_permissions(Permissions::from_mode(0o400));
         done.map_err(|source| entry.failed(FileStep::Protect, source))?;
         file.sync_all().map_err(|source| entry.failed(FileStep::Sync, source))?;
-        // Nobody can write to it from here on.
+        // The file is read-only from here on.
         drop(file);
         let _open = shared.open()?;
         entry.rename(sealed)?;
@@ -126,7 +127,7 @@ impl fmt::Debug for Draft {
     }
 }
 
-/// Sets space aside for the whole file.
+/// Allocates disk space for the whole file.
 fn allocate(file: &File, entry: &Entry, size: u64, length: Bytes) -> Result<()> {
     loop {
         let path = || entry.path().to_path_buf();
@@ -142,7 +143,7 @@ fn allocate(file: &File, entry: &Entry, size: u64, length: Bytes) -> Result<()> 
     }
 }
 
-/// What a file system has free for this process.
+/// Returns the free space of the file system for unprivileged processes.
 fn free(path: &Path) -> Bytes {
     statvfs(path).map_or(Bytes::ZERO, |stat| Bytes::new(stat.f_bavail.saturating_mul(stat.f_frsize)))
 }

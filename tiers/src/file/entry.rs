@@ -1,4 +1,4 @@
-//! A file's name in the directory, for as long as somebody needs the file.
+//! A file's name in the directory, kept as long as the file is in use.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{FileError, FileStatistics, FileStep, Result};
 
-/// A file that is removed when this is dropped, and counted until then.
+/// File that is counted in the statistics until it is dropped, and then removed.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: PathBuf,
@@ -19,7 +19,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Of a file that has just been made.
+    /// Counts a newly created file in the statistics.
     pub(super) fn new(path: PathBuf, size: Bytes, statistics: &Arc<Mutex<FileStatistics>>) -> Self {
         let mut counted = statistics.lock();
         counted.files += 1;
@@ -32,7 +32,7 @@ impl Entry {
         &self.path
     }
 
-    /// Gives the file another name in the same directory.
+    /// Renames the file within its directory.
     pub(super) fn rename(&mut self, path: PathBuf) -> Result<()> {
         fs::rename(&self.path, &path).map_err(|source| self.failed(FileStep::Rename, source))?;
         self.path = path;
@@ -46,7 +46,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // It is gone already where its tier was closed.
+        // A closed tier has removed the file already.
         if let Err(error) = fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {

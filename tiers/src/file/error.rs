@@ -1,4 +1,4 @@
-//! Why a file tier does not do what it is asked.
+//! Errors of the file tier.
 
 use std::fmt;
 use std::io;
@@ -6,142 +6,141 @@ use std::path::PathBuf;
 
 use glake_units::Bytes;
 
-/// A refusal of the file tier; a variant is what the caller can do about it.
+/// Error of the file tier. Each variant stands for one possible reaction of the caller.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The file system has not so much space: free some, or choose another directory. No byte was written.
+    /// The file system has too little free space: free some, or choose another directory. No byte was written.
     #[error(
         "{}: {wanted} was to be set aside, and the file system has {free} free; free space there, or choose another directory",
         path.display()
     )]
     DiskFull {
-        /// The file that was to be.
+        /// Path of the intended file.
         path: PathBuf,
-        /// How long it was to be.
+        /// Length of the intended file.
         wanted: Bytes,
-        /// What the file system has.
+        /// Free space of the file system.
         free: Bytes,
     },
-    /// The process may not write so long a file. No byte was written.
+    /// The file would exceed the process's file size limit. No byte was written.
     #[error(
         "{}: {wanted} was to be set aside, and this process may write files of {limit} (RLIMIT_FSIZE); raise it with ulimit -f",
         path.display()
     )]
     TooLarge {
-        /// The file that was to be.
+        /// Path of the intended file.
         path: PathBuf,
-        /// How long it was to be.
+        /// Length of the intended file.
         wanted: Bytes,
-        /// The limit.
+        /// Value of the `RLIMIT_FSIZE` limit.
         limit: Bytes,
     },
-    /// The file system cannot set space aside: choose a directory on another (ext4, xfs, tmpfs can).
+    /// The file system cannot preallocate space: choose a directory on another one (ext4, xfs and tmpfs can).
     #[error(
         "{}: this file system cannot set space aside before it is written; choose a directory on another one",
         path.display()
     )]
     NoAllocation {
-        /// The file that was to be.
+        /// Path of the intended file.
         path: PathBuf,
     },
-    /// The process ends, and its files are gone.
+    /// The tier was closed because the process is ending, and its files were removed.
     #[error("{}: the process ends, and its files with it: nothing is written there any more", path.display())]
     Closed {
-        /// The directory.
+        /// Directory of the tier.
         path: PathBuf,
     },
-    /// The operating system failed. Nothing was given up for what was to be done: it can be done again.
+    /// A system call failed. No data was lost; the operation can be retried.
     #[error("{}: {step}: {source}; {}", path.display(), step.advice())]
     Io {
-        /// What was done.
+        /// Operation that failed.
         step: FileStep,
-        /// With what.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// Its answer.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The disk could not read some of a file. The file stays as it is: try again; if the disk stays broken, load these bytes from
-    /// their source.
+    /// A read from the disk failed. The file is kept: retry; if the disk stays broken, load the bytes from their source.
     #[error(
         "{}: {size} at {offset} could not be read: {source}; the file stays: refill again, and if the disk stays broken load these \
          bytes from their source",
         path.display()
     )]
     Unread {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where it begins in what was written.
+        /// Offset of the failed read in the contents.
         offset: u64,
-        /// How much of it is read at once.
+        /// Number of bytes of the failed read.
         size: Bytes,
-        /// The operating system's answer.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The bytes of a page are not those that were written: the copy is lost, and so is what nothing else holds.
+    /// A page's checksum does not match: this copy of the bytes is lost.
     #[error(
         "{}: page {page} of {pages} is damaged (bytes {offset} to {end}); the disk or somebody changed it, and this copy \
          cannot be used",
         path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which page, from 0.
+        /// Index of the damaged page, from 0.
         page: u64,
-        /// How many there are.
+        /// Number of pages in the file.
         pages: u64,
-        /// Where it begins in what was written.
+        /// Offset of the page in the contents.
         offset: u64,
-        /// Where it ends.
+        /// Offset of the end of the page in the contents.
         end: u64,
     },
-    /// No file that was sealed: cut off, of another version, or its table of checksums is damaged.
+    /// Not a valid sealed file: truncated, of another version, or with a damaged checksum table.
     #[error("{}: this is no whole file of this version: {flaw}; delete it", path.display())]
     NotWhole {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Defect found in the file.
         flaw: Flaw,
     },
-    /// Somebody else could change the files.
+    /// Other users could modify the files.
     #[error(
         "{}: belongs to user {owner} with mode {mode:o}: others could change the files in it; choose a directory of your own \
          that only you may write to",
         path.display()
     )]
     OpenDirectory {
-        /// The directory.
+        /// Directory of the tier.
         path: PathBuf,
-        /// Whose it is.
+        /// User id of its owner.
         owner: u32,
-        /// Its permissions.
+        /// Permission bits of the directory.
         mode: u32,
     },
-    /// This process has a tier there already: use that one.
+    /// This process already has a tier in this directory: use that one.
     #[error("{}: this process has a file tier here already; use that one, or another directory", path.display())]
     InUse {
-        /// The directory.
+        /// Directory of the tier.
         path: PathBuf,
     },
-    /// A range that is not in the file, or not of whole pages: a bug of the caller.
+    /// The range lies outside the file or is not page aligned: a bug in the caller.
     #[error(
         "{size} at {offset} of a file of {length}: pages of {} are written in order and read as a whole",
         super::PAGE
     )]
     NoSuchRange {
-        /// Where it begins.
+        /// Offset of the range.
         offset: u64,
-        /// How long it is.
+        /// Size of the range.
         size: Bytes,
-        /// How long the file is.
+        /// Length of the file's contents.
         length: Bytes,
     },
 }
 
-/// What was being done when the operating system failed.
+/// Operation during which the operating system failed.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -159,7 +158,7 @@ pub enum FileStep {
     Remove,
 }
 
-/// What is wrong with a file.
+/// Defect that makes a file invalid.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
@@ -175,11 +174,11 @@ pub enum Flaw {
 }
 
 impl FileStep {
-    /// What to do when it failed.
+    /// Returns the advice for the user in the error message.
     fn advice(self) -> &'static str {
         match self {
             FileStep::Open | FileStep::List | FileStep::Lock | FileStep::Remove => {
-                "look what is wrong with this directory, or choose another one"
+                "check this directory, or choose another one"
             }
             _ => "what was to go there stays where it is: try again, or choose a directory on another disk",
         }

@@ -1,48 +1,48 @@
-//! What a file looks like.
+//! Layout of a sealed file.
 //!
 //! ```text
 //!  0        4 KiB                                       4 KiB + length
-//!  ├ header ┼ page 0 ┼ page 1 ┼ ─ ─ ─ ┼ the rest of it ┼ table: a checksum of 8 bytes a page ┤
+//!  ├ header ┼ page 0 ┼ page 1 ┼ ─ ─ ─ ┼ last page, may be shorter ┼ table: a checksum of 8 bytes a page ┤
 //! ```
 //!
-//! All numbers are little-endian. A page's checksum is XXH3 (64 bits) seeded with the page's number, so that a page in another's
-//! place is damage too; the header holds the table's, and its own.
+//! All numbers are little-endian. A page's checksum is XXH3 (64 bits) seeded with the page's index, so that swapped pages are detected as
+//! damage. The header holds the table's checksum and its own.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use glake_units::Bytes;
 
-/// What is checked at once.
+/// Page size: the unit of checksums.
 pub const PAGE: Bytes = Bytes::mib(1);
-/// Where the first page begins.
+/// Offset of the first page.
 pub(super) const HEADER: u64 = 4096;
-/// The last digit is the version.
+/// Magic number; the last digit is the version.
 const MAGIC: [u8; 8] = *b"GLAKEF01";
-/// What is used of the header.
+/// Number of header bytes in use.
 pub(super) const FIELDS: usize = 40;
 
-/// How long a page is, for slices.
+/// Page size as a slice length.
 pub(super) const PAGE_LENGTH: usize = 1 << 20;
 const _: () = assert!(PAGE.get() == PAGE_LENGTH as u64);
 
-/// How many pages so many bytes are.
+/// Returns the number of pages of a file with `length` bytes of contents.
 pub(super) fn pages(length: Bytes) -> u64 {
     length.get().div_ceil(PAGE.get())
 }
 
-/// How long the file is; `None` where no file is so long.
+/// Returns the size of the whole file, or `None` if it would exceed the largest file offset.
 pub(super) fn file_size(length: Bytes) -> Option<u64> {
     let table = pages(length).checked_mul(8)?;
     let size = HEADER.checked_add(length.get())?.checked_add(table)?;
     i64::try_from(size).ok().map(|_| size)
 }
 
-/// The checksum of a page.
+/// Returns the checksum of a page.
 pub(super) fn checksum(page: u64, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, page)
 }
 
-/// The header of a file with so many bytes and this table.
+/// Encodes the header of a file with `length` bytes of contents and the given checksum table.
 pub(super) fn header(length: Bytes, table: &[u8]) -> [u8; FIELDS] {
     let mut header = [0; FIELDS];
     let fields = [PAGE.get(), length.get(), xxh3_64(table)];
@@ -55,7 +55,7 @@ pub(super) fn header(length: Bytes, table: &[u8]) -> [u8; FIELDS] {
     header
 }
 
-/// The length that a header says, and the checksum of the table; `None` where it is none of this version.
+/// Decodes a header: the length of the contents and the table's checksum. Returns `None` for an invalid header or another version.
 pub(super) fn parse(header: &[u8; FIELDS]) -> Option<(Bytes, u64)> {
     let (fields, own) = header.split_last_chunk::<8>()?;
     let (magic, numbers) = fields.split_first_chunk::<8>()?;

@@ -1,6 +1,6 @@
-//! The file that says that a process lives.
+//! Owner file of a process, locked while the process is alive.
 //!
-//! Invariant: while a [`Lock`] lives the directory holds its name, and this process the lock.
+//! Invariant: while a [`Lock`] exists, the directory holds its name and this process holds the lock.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -12,20 +12,22 @@ use super::collect::failed;
 use super::owner::{Kind, Owner};
 use super::{FileError, FileStep, Result};
 
-/// A file that this process has locked. Dropping it removes it.
+/// Owner file locked by this process. Dropping the lock removes the file.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
     _file: File,
 }
 
-/// How often a lock that is held is asked for again: a collector elsewhere holds it for a moment. About 100 ms.
+/// Attempts to take a lock that another process holds: a collector holds it only briefly. About 100 ms in total.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(2);
 
 impl Lock {
+    /// Creates and locks the owner file.
+    ///
     /// # Errors
-    /// [`FileError::InUse`]; [`FileError::Io`]: the file is gone then, if nobody had it before.
+    /// [`FileError::InUse`]; [`FileError::Io`], after which the file is removed unless it existed before.
     pub(super) fn take(directory: &Path, owner: Owner) -> Result<Lock> {
         let path = directory.join(owner.name(Kind::Lock));
         for _ in 0..ATTEMPTS {
@@ -43,7 +45,7 @@ impl Lock {
                     return Err(failed(FileStep::Lock, &path)(source));
                 }
             }
-            // A collector may have removed it before it was locked.
+            // A collector may have removed the file before this process locked it.
             let ours = file.metadata().map_err(failed(FileStep::Lock, &path))?.ino();
             if fs::metadata(&path).is_ok_and(|found| found.ino() == ours) {
                 return Ok(Lock { path, _file: file });
@@ -55,12 +57,12 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Still locked: whoever opens it meanwhile sees that the name is gone.
+        // The file is still locked: a process that opens it meanwhile sees that the name is gone.
         remove(&self.path);
     }
 }
 
-/// The file, and whether it was not there before.
+/// Opens the owner file. Returns the file and whether this call created it.
 fn open(path: &Path) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);

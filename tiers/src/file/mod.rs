@@ -1,16 +1,16 @@
-//! Bytes in files, for when the host's memory is short.
+//! A tier of files on disk, used when host memory is short.
 //!
 //! ```text
 //!  create ─► Draft ── write, write … ─► seal ─► SealedFile ─► read      dropped: the file is removed
 //!    │         │                         └ header, fsync, rename, fsync of the directory
 //!    │         └ dropped: removed
-//!    └ all its space is set aside: a full disk is an error before a byte is written
+//!    └ preallocates all space: a full disk is an error before a byte is written
 //! ```
 //!
-//! The files are a process's own and die with it: what a killed one leaves is removed by the next ([`FileTier::open`],
-//! [`FileTier::collect`]). A reader takes no file for whole that is not: it has its last name only when all its bytes are on
-//! the disk, and every page is checked where it was read to. No file is mapped: a disk that cannot read one is an error then, not
-//! the end of the process. At a process's own end it closes its tier, which removes all of them ([`FileTier::close`]).
+//! Files belong to one process and are removed when it ends. The next process removes the files of a killed one ([`FileTier::open`],
+//! [`FileTier::collect`]). A reader accepts only complete files: a file gets its final name once all its bytes are on the disk, and every
+//! read verifies the checksum of each page. Files are not mapped into memory, so that a read failure of the disk is an error instead of a
+//! signal. At its end a process closes its tier, which removes all its files ([`FileTier::close`]).
 
 mod collect;
 mod draft;
@@ -41,46 +41,47 @@ pub use sealed::SealedFile;
 
 type Result<T> = std::result::Result<T, FileError>;
 
-/// What a process has in files.
+/// Files and bytes of this process in a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileStatistics {
-    /// Drafts and sealed files.
+    /// Number of drafts and sealed files.
     pub files: u64,
-    /// The bytes that they are for.
+    /// Total length of their contents.
     pub bytes: Bytes,
 }
 
-/// A directory for this process's bytes.
+/// Directory for the evicted bytes of this process.
 #[derive(Debug)]
 pub struct FileTier {
     shared: Arc<Shared>,
     next: AtomicU64,
-    /// What the directory held at first of processes that were gone.
+    /// Leftovers of ended processes that were removed when the tier was opened.
     collected: Collected,
 }
 
-/// What files need of their tier.
+/// State shared by the tier and its files.
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
     directory: File,
     owner: Owner,
-    /// Locked while the tier or a file of it lives; none once the tier is closed. Whoever gives a file a name reads it meanwhile.
+    /// Lock on the owner file, held while the tier or one of its files exists; `None` once the tier is closed. Creating or renaming a file
+    /// holds the read lock.
     lock: RwLock<Option<Lock>>,
     statistics: Arc<Mutex<FileStatistics>>,
 }
 
 impl FileTier {
-    /// A tier in a directory, which is made if it is not there; removes what processes left that are gone.
+    /// Opens a tier in a directory, creating the directory if necessary, and removes the files of processes that have ended.
     ///
     /// # Errors
-    /// [`FileError::OpenDirectory`] where others may write to it; [`FileError::InUse`]; [`FileError::Io`].
+    /// [`FileError::OpenDirectory`] if other users may write to the directory; [`FileError::InUse`]; [`FileError::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let directory = collect::directory(path)?;
         let this = Owner::of(std::process::id());
         let owner = this.map_err(collect::failed(FileStep::Open, Path::new("/proc/self/stat")))?;
         let lock = Lock::take(path, owner)?;
-        // Whoever locks has made no file yet: those of its name are of a process before the machine was started again.
+        // This process has created no file yet: files with its name belong to a process from before a reboot.
         let collected = collect::collect(path, owner, true)?;
         let statistics = Arc::default();
         let lock = RwLock::new(Some(lock));
@@ -88,11 +89,11 @@ impl FileTier {
         Ok(FileTier { shared, next: AtomicU64::new(0), collected })
     }
 
-    /// A file for so many bytes, with space for all of them.
+    /// Creates a file of the given length and allocates space for all of it.
     ///
     /// # Errors
-    /// [`FileError::DiskFull`], [`FileError::TooLarge`], [`FileError::NoAllocation`], [`FileError::Closed`], [`FileError::Io`];
-    /// nothing is left then.
+    /// [`FileError::DiskFull`], [`FileError::TooLarge`], [`FileError::NoAllocation`], [`FileError::Closed`], [`FileError::Io`]; no file is
+    /// left behind.
     pub fn create(&self, length: Bytes) -> Result<Draft> {
         let _open = self.shared.open()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -100,19 +101,18 @@ impl FileTier {
         Draft::new(&self.shared, (name(Kind::Draft(number)), name(Kind::Sealed(number))), length)
     }
 
-    /// Removes what processes left that are gone since.
+    /// Removes the files of processes that have ended since the tier was opened.
     ///
     /// # Errors
-    /// [`FileError::Io`]; what was removed by then is.
+    /// [`FileError::Io`]; files removed before the failure stay removed.
     pub fn collect(&self) -> Result<Collected> {
         collect::collect(&self.shared.path, self.shared.owner, false)
     }
 
-    /// Removes all files of this process, whoever still has one, and makes none any more: the process ends, and what is in them
-    /// with it.
+    /// Removes all files of this process, those in use included, and refuses to create new ones. Called when the process ends.
     ///
     /// # Errors
-    /// [`FileError::Io`]; what was removed by then is.
+    /// [`FileError::Io`]; files removed before the failure stay removed.
     pub fn close(&self) -> Result<Collected> {
         let mut lock = self.shared.lock.write();
         if lock.is_none() {
@@ -123,24 +123,24 @@ impl FileTier {
         collected
     }
 
-    /// What was removed when this tier was opened.
+    /// Returns the files removed when this tier was opened.
     pub fn collected(&self) -> Collected {
         self.collected
     }
 
-    /// What this process has there now.
+    /// Returns the files and bytes of this process.
     pub fn statistics(&self) -> FileStatistics {
         *self.shared.statistics.lock()
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 }
 
 impl Shared {
-    /// The tier is not closed while this lives.
+    /// Returns a guard that keeps the tier open.
     fn open(&self) -> Result<RwLockReadGuard<'_, Option<Lock>>> {
         let lock = self.lock.read();
         if lock.is_none() {

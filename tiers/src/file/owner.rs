@@ -1,28 +1,28 @@
-//! Whose a file is.
+//! Names of files in the directory, and the processes they belong to.
 //!
 //! ```text
-//!  glake-<pid>-<start>.owner               locked by the process while it lives
-//!  glake-<pid>-<start>-<number>.part       being written
-//!  glake-<pid>-<start>-<number>.extent     sealed
+//!  glake-<pid>-<start>.owner               locked by the process while it is alive
+//!  glake-<pid>-<start>-<number>.part       draft being written
+//!  glake-<pid>-<start>-<number>.extent     sealed file
 //! ```
 //!
-//! Invariant: an owner is gone when no process has its number and start time *and* its lock can be had. The time tells a
-//! process from a later one of the same number; the lock tells of processes that this one cannot see, in another container
-//! with the same directory.
+//! Invariant: an owner counts as ended only if no visible process has its pid and start time *and* its lock can be taken. The start time
+//! distinguishes a process from a later one with the same pid. The lock covers processes that are not visible here, such as those of
+//! another container that shares the directory.
 
 use std::io;
 
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 
-/// A process, and no later one of its number.
+/// Identity of a process: its pid and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
     pid: u32,
-    /// In ticks since the machine started.
+    /// Start time in clock ticks since boot.
     start: u64,
 }
 
-/// What a file in the directory is.
+/// Kind of a file in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Lock,
@@ -31,17 +31,17 @@ pub(super) enum Kind {
 }
 
 impl Owner {
-    /// A process that lives.
+    /// Returns the identity of a running process.
     pub(super) fn of(pid: u32) -> io::Result<Owner> {
         Ok(Owner { pid, start: ProcessStat::of(pid)?.start })
     }
 
-    /// Whether the process lives, as far as this one can see.
+    /// Returns whether the process is running and visible to this one.
     pub(super) fn is_seen(self) -> bool {
         ProcessStat::of(self.pid).is_ok_and(|process| !process.has_ended() && process.start == self.start)
     }
 
-    /// What a file of this process is called.
+    /// Returns the file name for a kind of file of this process.
     pub(super) fn name(self, kind: Kind) -> String {
         let Owner { pid, start } = self;
         match kind {
@@ -51,7 +51,7 @@ impl Owner {
         }
     }
 
-    /// Whose file this is; `None` where it is not of a tier.
+    /// Parses a file name. Returns `None` for a file that is not of a tier.
     pub(super) fn parse(name: &str) -> Option<(Owner, Kind)> {
         let (stem, extension) = name.strip_prefix("glake-")?.rsplit_once('.')?;
         let mut fields = stem.split('-').map(|field| field.parse::<u64>().ok());

@@ -1,4 +1,4 @@
-//! A file that is whole.
+//! A complete file.
 
 use std::fs::File;
 use std::io;
@@ -12,21 +12,21 @@ use super::entry::Entry;
 use super::layout::{self, FIELDS, HEADER, PAGE, PAGE_LENGTH};
 use super::{FileError, FileStep, Flaw, Result};
 
-/// Bytes in a file, every page with a checksum. Dropping it removes the file.
+/// Complete file with a checksum for every page. Dropping it removes the file.
 #[derive(Debug)]
 pub struct SealedFile {
-    /// Before the name: it is of no use without.
+    /// Open file and its checksums. Dropped before the name is removed.
     contents: Contents,
     _entry: Entry,
 }
 
-/// What is in a file that was sealed.
+/// Open file, its length and its checksums.
 #[derive(Debug)]
 pub(super) struct Contents {
     path: PathBuf,
     file: File,
     length: Bytes,
-    /// A checksum a page.
+    /// Checksum of every page.
     table: Vec<u64>,
 }
 
@@ -35,28 +35,28 @@ impl SealedFile {
         Ok(SealedFile { contents: Contents::open(entry.path())?, _entry: entry })
     }
 
-    /// How much was written.
+    /// Returns the length of the contents.
     pub fn length(&self) -> Bytes {
         self.contents.length
     }
 
-    /// Its name.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.contents.path
     }
 
-    /// Reads bytes and checks them: whole pages from one on, the last of which may be the file's shorter one.
+    /// Reads whole pages from `offset` on and verifies them; the last page may be the file's shorter one.
     ///
     /// # Errors
-    /// [`FileError::Unread`] and [`FileError::Damaged`] name the first page that is; [`FileError::NotWhole`] where the file ends
-    /// before; [`FileError::NoSuchRange`].
+    /// [`FileError::Unread`] and [`FileError::Damaged`] name the first bad page; [`FileError::NotWhole`] if the file is truncated;
+    /// [`FileError::NoSuchRange`].
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         self.contents.read(offset, into)
     }
 }
 
 impl Contents {
-    /// A file that nobody else may write to, and that is whole as far as its header and its table say.
+    /// Opens a file that only its owner may write to, and verifies its header, length and checksum table.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let not_whole = |flaw| FileError::NotWhole { path: path.to_path_buf(), flaw };
         let failed = |step| move |source| FileError::Io { step, path: path.to_path_buf(), source };
@@ -117,7 +117,7 @@ impl Contents {
     }
 }
 
-/// `None` where the file ends before.
+/// Reads exactly `into.len()` bytes. Returns `None` if the file ends before.
 fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<Option<()>> {
     match file.read_exact_at(into, offset) {
         Ok(()) => Ok(Some(())),

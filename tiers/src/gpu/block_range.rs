@@ -1,4 +1,4 @@
-//! A range of a live block, and the extents that it lies in.
+//! A byte range of a live block, and the extents that hold it.
 //!
 //! ```text
 //! block     [      range      ]
@@ -13,18 +13,18 @@ use super::core::Core;
 use super::live_ranges::{ByteRange, at_home, without};
 use super::{GpuPool, PoolError, Result};
 
-/// Bytes of a block that is live, or was.
+/// Byte range of a block that is, or was, live.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRange {
     address: Address,
-    /// Where the block begins, from the start of the reservation.
+    /// Offset of the block in the reservation.
     block: Bytes,
-    /// In the block's own bytes.
+    /// Byte range relative to the block's start.
     range: ByteRange,
 }
 
 impl BlockRange {
-    /// `size` bytes from an address on, which lie in one live block of a pool. That it stays live is the caller's to see to.
+    /// Returns the range of `size` bytes from `address`, which must lie in one live block. The caller keeps the block live.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`], [`PoolError::OutsideBlock`].
@@ -47,7 +47,7 @@ impl BlockRange {
         Ok(BlockRange { address, block: block.offset, range: ByteRange { start, end } })
     }
 
-    /// The extents that lie in it wholly, or with any byte.
+    /// Returns the extents that overlap the range; with `wholly`, only those that lie entirely in it.
     pub(crate) fn extents(&self, pool: &GpuPool, wholly: bool) -> Vec<ExtentId> {
         let core = pool.core.lock();
         let parts = self.parts(&core);
@@ -61,19 +61,19 @@ impl BlockRange {
         extents
     }
 
-    /// Whether an extent lies in it wholly, and the block is live.
+    /// Returns whether the block is live and an extent lies entirely in the range.
     pub(super) fn covers(&self, core: &Allocator, extent: ExtentId) -> bool {
         let parts = self.parts(core);
         let mut touched = parts.iter().flat_map(|part| core.extents().touching(*part));
         touched.any(|(own, home)| own == extent && without(&[home], &parts).is_empty())
     }
 
-    /// The block was freed.
+    /// Returns the error for a block that has been freed.
     pub(super) fn unknown(&self, core: &Core) -> PoolError {
         PoolError::UnknownAddress { device: core.device(), address: self.address }
     }
 
-    /// Its bytes at home, in the order of addresses.
+    /// Returns the home ranges of the bytes, in address order.
     fn parts(&self, core: &Allocator) -> Vec<HomeRange> {
         let home = core.blocks().home_of(self.block).unwrap_or_default();
         let mut parts = at_home(&[self.range], &home);

@@ -1,4 +1,4 @@
-//! Blocks handed out and taken back.
+//! Allocation and release of blocks.
 //!
 //! ```text
 //! malloc ─► core.take ──hit───────────────────────────────────────────► block     one short lock, no driver
@@ -7,9 +7,9 @@
 //! free ───► core.free                     └── completion points: recorded, polled, passed to the core
 //! ```
 //!
-//! Invariant: a hit that needs no order of streams takes the allocator's lock and no other, calls no driver and allocates nothing. A
-//! free does as much, but for the first one after a pause, which wakes tickers, where blocks are exported, evicted or recorded on other
-//! streams, and where more pieces of one size are free than there ever were.
+//! Invariant: a hit that needs no ordering between streams takes only the allocator's lock, makes no driver call and allocates no host
+//! memory. The same holds for a free, with these exceptions: the first free after a pause wakes the tickers; exported, evicted or recorded
+//! blocks need more work; and a new maximum of free pieces of one size allocates.
 
 use std::sync::Arc;
 
@@ -26,16 +26,16 @@ use super::order::StreamOrder;
 use super::records::ExtentRecords;
 use super::{PoolError, PoolStream, Result};
 
-/// A block handed out.
+/// Block handed out by a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Where it begins, in the GPU's address space.
+    /// Address of the first byte, in the GPU's address space.
     pub address: Address,
-    /// How long it is: the request rounded up to 512 bytes.
+    /// Size of the block: the request rounded up to 512 bytes.
     pub size: Bytes,
 }
 
-/// The blocks of a pool.
+/// Allocator front end of a pool.
 #[derive(Debug)]
 pub(super) struct Blocks {
     core: Arc<Core>,
@@ -58,12 +58,12 @@ impl Blocks {
         Blocks { core, clock, records, order, growth, budget }
     }
 
-    /// What is to be reserved at most.
+    /// Returns the pool's budget for reserved memory.
     pub(super) fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Hands out a block of a domain.
+    /// Allocates a block in a domain.
     #[inline]
     pub(super) fn malloc(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.core.usable()?;
@@ -74,7 +74,7 @@ impl Blocks {
         }
     }
 
-    /// Hands out a block that is no hit, or one that its stream has to wait for.
+    /// Allocates a block after a miss, or after a hit whose stream first has to wait for other work.
     #[inline(never)]
     fn malloc_in_order(
         &self,
@@ -103,7 +103,7 @@ impl Blocks {
         }
     }
 
-    /// Takes a block back; returns its size.
+    /// Frees a block and returns its size.
     #[inline]
     pub(super) fn free(&self, address: Address) -> Result<Bytes> {
         let offset = self.core.offset(address)?;
@@ -119,7 +119,7 @@ impl Blocks {
         Ok(freed.size)
     }
 
-    /// Work of another stream uses a block.
+    /// Records that work on another stream uses a block.
     pub(super) fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
         let Ok(offset) = self.core.offset(address) else { return false };
         let is_block = self.core.lock().record_stream(offset, stream.key);

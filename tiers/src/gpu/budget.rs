@@ -1,7 +1,7 @@
-//! What a pool is to reserve at most, below the limit that it must not pass.
+//! Soft upper bound of a pool's reserved memory, below its hard limit.
 //!
-//! Up to the budget requests are served as up to a limit: free memory of others goes back, streams wait for copies that still read what
-//! was freed. Only a request that all that does not serve goes above it, up to the limit.
+//! Up to the budget the pool treats it like a limit: it releases free memory of other domains and makes streams wait for copies that still
+//! read freed memory. Only a request that cannot be served in this way may exceed the budget, up to the limit.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::core::Core;
 
-/// The budget of a pool.
+/// Budget and limit of a pool.
 #[derive(Debug)]
 pub(super) struct Budget {
     core: Arc<Core>,
@@ -25,13 +25,13 @@ struct State {
 }
 
 impl Budget {
-    /// None, of a pool whose limit is what its settings say.
+    /// Creates the state of a pool without a budget, with the limit of its settings.
     pub(super) fn new(core: &Arc<Core>) -> Self {
         let limit = core.lock().settings().limit;
         Budget { core: core.clone(), state: Mutex::new(State { limit, budget: None, passed: 0 }) }
     }
 
-    /// Another limit.
+    /// Sets the limit in bytes.
     pub(super) fn set_limit(&self, limit: Bytes) {
         let mut state = self.state.lock();
         state.limit = limit;
@@ -40,12 +40,12 @@ impl Budget {
         core.set_budget(state.most());
     }
 
-    /// The limit.
+    /// Returns the limit in bytes.
     pub(super) fn limit(&self) -> Bytes {
         self.state.lock().limit
     }
 
-    /// Another budget.
+    /// Sets or removes the budget.
     pub(super) fn set(&self, budget: Option<Bytes>) {
         let mut state = self.state.lock();
         if state.budget != budget {
@@ -54,13 +54,14 @@ impl Budget {
         }
     }
 
-    /// The budget, and how many requests it did not serve.
+    /// Returns the budget and the number of requests that exceeded it.
     pub(super) fn told(&self) -> (Option<Bytes>, u64) {
         let state = self.state.lock();
         (state.budget, state.passed)
     }
 
-    /// Serves a request that the budget did not, where the limit allows more; `None`: it does not.
+    /// Retries a request that the budget did not allow, with the hard limit in force. Returns `None` if the limit allows no more than the
+    /// budget.
     pub(super) fn beyond<T>(&self, serve: impl FnOnce() -> T) -> Option<T> {
         {
             let mut state = self.state.lock();

@@ -1,7 +1,7 @@
-//! Which blocks of a private pool are live, and the same blocks live again.
+//! Checkpoints of a private pool: the set of live blocks, and its restoration.
 //!
-//! Programs that record several CUDA graphs into one pool replay some of them and then record another one after those: the
-//! blocks that were live at the end of the last replay have to be live again first, at the addresses that the graphs hold.
+//! Programs that record several CUDA graphs into one pool replay some of them and then record another one after those. The blocks that were
+//! live at the end of the last replay must first become live again, at the addresses that the graphs use.
 
 use glake_device::Address;
 use glake_stitch::{Claim, DomainId, Obstacle, StitchError};
@@ -13,7 +13,7 @@ use super::growth::Growth;
 use super::report::LiveBlock;
 use super::{PoolError, Result};
 
-/// The blocks that were live in a domain.
+/// Set of blocks that were live in a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     base: Address,
@@ -22,22 +22,22 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// In the order of their addresses.
+    /// Returns the blocks in address order.
     pub fn blocks(&self) -> &[LiveBlock] {
         &self.blocks
     }
 }
 
-/// What a restore has done. A block that was live then and is live now stays, and is in both lists.
+/// Changes made by a restore. A block that is live before and after keeps its memory and is in both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Live before the restore.
+    /// Blocks that were live before the restore.
     pub freed: Vec<LiveBlock>,
-    /// Live after it.
+    /// Blocks that are live after the restore.
     pub claimed: Vec<LiveBlock>,
 }
 
-/// Checkpoints of a pool's domains, taken and restored.
+/// Checkpoint operations of a pool.
 #[derive(Debug)]
 pub(super) struct Checkpoints<'a> {
     pub(super) core: &'a Core,
@@ -46,7 +46,7 @@ pub(super) struct Checkpoints<'a> {
 }
 
 impl Checkpoints<'_> {
-    /// The live blocks of a domain.
+    /// Records the live blocks of a domain.
     pub(super) fn take(&self, domain: DomainId) -> Result<Checkpoint> {
         let core = self.core.lock();
         let claims = core.checkpoint(domain).map_err(|source| self.core.refused(source))?;
@@ -54,7 +54,7 @@ impl Checkpoints<'_> {
         Ok(Checkpoint { base: self.core.reservation().start(), blocks, claims })
     }
 
-    /// Makes exactly the blocks of a checkpoint live in a domain. What is pending is waited for once.
+    /// Makes exactly the checkpoint's blocks live in a domain. Waits for pending frees once if necessary.
     pub(super) fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         if checkpoint.base != self.core.reservation().start() {
             return Err(PoolError::UnknownAddress { device: self.core.device(), address: checkpoint.base });
@@ -72,13 +72,13 @@ impl Checkpoints<'_> {
     }
 
     fn try_restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
-        // No plan holds memory of the domain meanwhile.
+        // Prevents plans from holding memory of the domain meanwhile.
         let _quiet = self.growth.lock()?;
         let (restored, uses) = {
             let mut core = self.core.lock();
             let restored = core.restore(domain, &checkpoint.claims);
             if let Ok(glake_stitch::Restored { freed, claimed }) = &restored {
-                // What stays, stays shared.
+                // A block that stays live keeps its exports.
                 let stays: FxHashSet<_> = claimed.iter().map(|block| (block.offset, block.size)).collect();
                 let gone = freed.iter().filter(|block| !stays.contains(&(block.offset, block.size)));
                 gone.for_each(|block| self.core.end_block(block.offset));

@@ -1,10 +1,10 @@
-//! Completion points of the allocator as completions on the device.
+//! Completion points of the allocator, implemented with events on the device.
 //!
-//! A completion point is closed in the allocator and then recorded on the device, so that its event covers every free in it; a failed
-//! recording reopens nothing and loses nothing: the frees are covered by the next event, which covers more.
+//! A completion point is closed in the allocator and then recorded on the device, so that its event covers every free in it. If recording
+//! fails, no free is lost: the next event covers these frees too.
 //!
-//! Whoever waits on the host holds one event's lock and no other, so that everybody else's completion points go on. The clock's lock is taken
-//! before the allocator's, and the driver is called under it to record a completion point and to ask for one.
+//! A thread that waits on the host holds the lock of one event and no other lock, so that completion points of other threads proceed. The
+//! clock's lock is taken before the allocator's. The driver is called under the clock's lock to record and to query completion points.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ struct Recorded {
     at: Instant,
 }
 
-/// What was recorded and has not passed, oldest first.
+/// Recorded completion points that have not passed, oldest first.
 #[derive(Debug, Default)]
 struct State {
     recorded: VecDeque<Recorded>,
@@ -42,18 +42,18 @@ struct State {
     lags: Lags,
 }
 
-/// When what was freed is free on the device too.
+/// Clock of a pool: tracks when freed memory is no longer in use on the device.
 #[derive(Debug)]
 pub struct CompletionClock {
     core: Arc<Core>,
     reach: Arc<Reach>,
     completion_events: Arc<CompletionEvents>,
-    /// Looked at whenever the clock ticks.
+    /// Checked whenever the clock ticks.
     waits: Arc<WaitTimer>,
     state: Mutex<State>,
-    /// Whether something was freed since the clock last looked.
+    /// Whether any memory was freed since the clock last looked.
     freed: AtomicBool,
-    /// Woken by the first free after a pause: the threads of all tickers.
+    /// Threads of all tickers, woken by the first free after a pause.
     sleepers: Mutex<Vec<Thread>>,
 }
 
@@ -68,11 +68,11 @@ impl CompletionClock {
         CompletionClock { core, reach, completion_events, waits, state, freed, sleepers }
     }
 
-    /// Keeps the completion points going: tells the allocator what has passed, and records one if anything was freed since the last.
-    /// To be called every so often ([`crate::Ticker`] does); a miss calls it too.
+    /// Advances the completion points: tells the allocator which have passed, and records one if memory was freed since the last. Must be
+    /// called periodically ([`crate::Ticker`] does); a miss calls it too.
     ///
     /// # Errors
-    /// What the driver answers; nothing is lost.
+    /// The driver's error; no free is lost.
     pub fn tick(&self) -> Result<()> {
         self.core.usable()?;
         let mut state = self.state.lock();
@@ -89,10 +89,10 @@ impl CompletionClock {
         polled.map_err(|error| self.core.failed(error))
     }
 
-    /// Waits until everything that was freed before this call may be taken by anyone.
+    /// Blocks until all memory freed before this call is available to any stream.
     ///
     /// # Errors
-    /// What the driver answers; [`DriverError::Capturing`] while a capture is open and frees wait for its end.
+    /// The driver's error; [`DriverError::Capturing`] while a capture is open and frees wait for its end.
     pub fn settle(&self) -> Result<()> {
         self.core.usable()?;
         let last = {
@@ -103,23 +103,24 @@ impl CompletionClock {
         last.map_or(Ok(()), |point| self.wait(point))
     }
 
-    /// Whether frees wait to be covered or to pass: then [`CompletionClock::tick`] has something to do.
+    /// Returns whether frees are waiting to be covered or to pass, so that [`CompletionClock::tick`] has work to do.
     pub fn is_ticking(&self) -> bool {
         let waiting = self.freed.load(Ordering::Acquire) || !self.state.lock().recorded.is_empty();
         waiting && self.core.usable().is_ok()
     }
 
-    /// While it lives no completion point is recorded: to be held around a capture, which a completion point would break.
+    /// Prevents completion points from being recorded while the returned guard lives. Held around a stream capture, which a recorded event
+    /// would break.
     pub fn hold(&self) -> CaptureHold {
         self.completion_events.hold()
     }
 
-    /// How far the GPU was behind the host when memory was asked for that was no hit.
+    /// Returns the statistics of the GPU's lag behind the host at misses.
     pub fn lag(&self) -> CompletionLag {
         self.state.lock().lags.told()
     }
 
-    /// A miss: notes how long ago the oldest completion point was recorded that has not passed.
+    /// Records the GPU's lag at a miss: the age of the oldest completion point that has not passed.
     pub(super) fn note_lag(&self) {
         let mut state = self.state.lock();
         let age = state.recorded.front().map_or(Duration::ZERO, |oldest| oldest.at.elapsed());
@@ -134,12 +135,12 @@ impl CompletionClock {
         &self.completion_events
     }
 
-    /// Work is enqueued on a stream, which every completion point of its device covers from now on.
+    /// Registers a stream with work: every later completion point of its device covers it.
     pub(super) fn know(&self, stream: Stream) {
         self.completion_events.know(self.core.device(), stream);
     }
 
-    /// There is something for a completion point to cover: wakes who records it.
+    /// Notes that a free needs a completion point, and wakes the tickers.
     #[inline]
     pub(super) fn note_freed(&self) {
         if !self.freed.load(Ordering::Relaxed) {
@@ -166,25 +167,25 @@ impl CompletionClock {
         }
     }
 
-    /// The latest completion: what the allocator says has passed was enqueued before it was recorded. Before the first one
-    /// the allocator gives back only what was never handed out.
+    /// Returns the latest completion, for memory that the allocator reports as passed. Before the first one, the allocator only gives back
+    /// memory that was never handed out.
     pub(super) fn proof(&self) -> CompletionProof {
         self.state.lock().passed.unwrap_or_else(|| self.completion_events.start())
     }
 
-    /// A completion of all work up to now, waited for.
+    /// Waits for all work enqueued up to now and returns the proof of its completion.
     pub(super) fn passed_now(&self) -> std::result::Result<CompletionProof, DriverError> {
         let mut point = retry(|| self.completion_events.record(self.reach.watched()))?;
         retry(|| point.wait())
     }
 
-    /// Does something while no completion point is recorded: those from before have not seen it, those from after have.
+    /// Runs `change` while no completion point is recorded: earlier points do not cover its effect, later ones do.
     pub(super) fn between_points(&self, change: impl FnOnce()) {
         let _state = self.state.lock();
         change();
     }
 
-    /// Marks now: nothing uses what was copied by now.
+    /// Records a point after which nothing uses the memory copied so far.
     pub(crate) fn completion_point(&self) -> Result<CompletionPoint> {
         self.core.usable()?;
         let mark = self.completion_events.mark();
@@ -192,12 +193,12 @@ impl CompletionClock {
         Ok(CompletionPoint::new(mark, point.map_err(|error| self.core.failed(error))?))
     }
 
-    /// Waits until all work from before a mark is done.
+    /// Waits until all work enqueued before a point has completed.
     pub(crate) fn passed(&self, point: CompletionPoint) -> Result<Done> {
         point.wait().map_err(|error| self.core.failed(error))
     }
 
-    /// Records an event for all work of one device, which covers nothing of the allocator's.
+    /// Records an event for all work of another device; it covers no frees of the allocator.
     pub(super) fn record_other(
         &self,
         devices: DeviceSet,
@@ -205,17 +206,17 @@ impl CompletionClock {
         retry(|| self.completion_events.record(devices))
     }
 
-    /// A thread to wake when there is something to do again.
+    /// Registers a thread to wake when the clock has work again.
     pub(crate) fn wakes(&self, thread: Thread) {
         self.sleepers.lock().push(thread);
     }
 
-    /// A thread that is woken no more.
+    /// Removes a thread from those to wake.
     pub(crate) fn wakes_no_more(&self, thread: ThreadId) {
         self.sleepers.lock().retain(|sleeper| sleeper.id() != thread);
     }
 
-    /// Records a completion point; while a capture is open that is refused.
+    /// Records a completion point; refused while a capture is open.
     fn record(&self, state: &mut State) -> std::result::Result<(), DriverError> {
         let closed = self.core.lock().close_point();
         match retry(|| self.completion_events.record(self.reach.watched())) {
@@ -232,13 +233,13 @@ impl CompletionClock {
         }
     }
 
-    /// As [`CompletionClock::record`], if anything was freed since the last one.
+    /// Records a completion point if memory was freed since the last one.
     fn cover(&self, state: &mut State) -> std::result::Result<(), DriverError> {
         let uncovered = self.core.lock().uncovered();
         uncovered.map_or(Ok(()), |_| self.record(state))
     }
 
-    /// Tells the allocator what has passed. An event that somebody waits for is theirs to tell of.
+    /// Tells the allocator which points have passed. Skips an event that another thread waits for; that thread reports it.
     fn poll(&self, state: &mut State) -> std::result::Result<(), DriverError> {
         while let Some(Recorded { point, event, .. }) = state.recorded.front() {
             let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
@@ -268,7 +269,7 @@ mod tests {
     use super::super::fixture::Parts;
     use super::*;
 
-    /// A clock with an allocator of which something is free, and no pool: no memory is made.
+    /// Creates a clock and an allocator with one freed block, without a pool or device memory.
     fn freed() -> (Parts, CompletionClock) {
         let parts = Parts::new();
         let clock = parts.clock();

@@ -1,7 +1,7 @@
-//! What all parts of a pool stand on: the pure allocator under its lock, the addresses, the driver, and whether the pool is of use.
+//! Core of a pool: the pure allocator under its lock, the address reservation, the driver, and the poisoned state.
 //!
-//! Invariants: the allocator's lock is held for pure work only, and is the last to be taken but for those of owed edges, of
-//! exported blocks' lives, of live ranges and of holds, which change under it. A pool that is out of use stays so, with the first cause.
+//! Invariants: the allocator's lock is held for pure work only. It is the last lock taken, except for the locks of owed edges, block lives,
+//! live ranges and holds, which change under it. A poisoned pool stays poisoned, with the first cause.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,17 +21,17 @@ use super::owed::OwedEdges;
 use super::uses::UseEvents;
 use super::{PoolError, Result};
 
-/// A block that was taken back.
+/// Result of a free.
 #[derive(Debug)]
 pub(super) struct Freed {
     pub(super) size: Bytes,
-    /// The evicted extents that lost their last live block.
+    /// Evicted extents that lost their last live block.
     pub(super) emptied: Vec<ExtentId>,
-    /// The uses of other streams that may go on.
+    /// Uses by other streams whose tracking ends.
     pub(super) uses: Vec<StreamUse>,
 }
 
-/// The core of one GPU's pool.
+/// State shared by all parts of one GPU's pool.
 #[derive(Debug)]
 pub(crate) struct Core {
     device: DeviceId,
@@ -43,13 +43,13 @@ pub(crate) struct Core {
     live_ranges: LiveRanges,
     holds: HoldEvents,
     uses: UseEvents,
-    /// Taken for each plan's driver calls, and for each read of an extent that stays.
+    /// Held during each plan's driver calls, and during each read of a resident extent.
     layout: Mutex<()>,
     poison: OnceLock<String>,
 }
 
 impl Core {
-    /// An allocator that owns nothing yet, and addresses for all that it may own.
+    /// Creates an empty allocator and reserves addresses for its maximum size.
     pub(super) fn new(
         completion_events: &Arc<CompletionEvents>,
         device: DeviceId,
@@ -72,7 +72,7 @@ impl Core {
         })
     }
 
-    /// Whose memory it is.
+    /// Returns the device of the pool.
     pub(crate) fn device(&self) -> DeviceId {
         self.device
     }
@@ -81,7 +81,7 @@ impl Core {
         self.completion_events.driver()
     }
 
-    /// The clock of the driver's completions.
+    /// Returns the source of completion events.
     pub(super) fn completion_events(&self) -> &CompletionEvents {
         &self.completion_events
     }
@@ -90,19 +90,19 @@ impl Core {
         &self.reservation
     }
 
-    /// The allocator. No call of the driver while it is held.
+    /// Locks the allocator. Driver calls are forbidden while it is held.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Allocator> {
         self.allocator.lock()
     }
 
-    /// What is mapped where: while it is held no plan maps or unmaps anything. Taken under the growth lock, if under any.
+    /// Locks the mappings: while it is held, no plan maps or unmaps memory. Taken after the growth lock if both are needed.
     pub(super) fn lock_layout(&self) -> MutexGuard<'_, ()> {
         self.layout.lock()
     }
 
-    /// A free piece that fits. The allocator's part is compiled into it, and a hit's grant is not passed on: a copy reads as a
-    /// whole what was just written in parts, and has to wait for it.
+    /// Takes a free piece that fits the request. The allocator's part is inlined and a hit's grant is returned in place: copying it would
+    /// read whole words that were just written in parts, and stall on store forwarding.
     #[inline]
     pub(super) fn take(&self, request: &Request) -> Option<Grant> {
         let mut allocator = self.allocator.lock();
@@ -110,7 +110,7 @@ impl Core {
         Some(self.owed.owe(grant, request.stream))
     }
 
-    /// What serves a request that is no hit, of a stream that can wait for something or not.
+    /// Plans how to serve a request after a miss; `may_wait` tells whether its stream can wait for other work.
     pub(super) fn plan(
         &self,
         request: &Request,
@@ -128,13 +128,13 @@ impl Core {
         })
     }
 
-    /// A plan was executed.
+    /// Commits an executed plan to the allocator.
     pub(super) fn commit(&self, plan: &Plan, stream: StreamKey) -> Option<Grant> {
         let mut allocator = self.allocator.lock();
         allocator.commit(plan.id).map(|grant| self.owed.owe(grant, stream))
     }
 
-    /// Takes a block back.
+    /// Frees the block at an offset.
     #[inline]
     pub(super) fn free(&self, offset: Bytes) -> std::result::Result<Freed, StitchError> {
         let mut allocator = self.allocator.lock();
@@ -143,51 +143,52 @@ impl Core {
         Ok(Freed { size, emptied: allocator.take_emptied(), uses: allocator.take_uses() })
     }
 
-    /// The edges that grants were promised and that are not made.
+    /// Returns the ordering edges that grants require and that are not recorded yet.
     pub(super) fn owed(&self) -> &OwedEdges {
         &self.owed
     }
 
-    /// The lives of exported blocks: to be changed under the allocator's lock.
+    /// Returns the lives of exported blocks, which change under the allocator's lock.
     pub(super) fn lives(&self) -> &Lives {
         &self.lives
     }
 
-    /// What a program says of blocks' bytes: to be changed under the allocator's lock.
+    /// Returns the live ranges declared by the program, which change under the allocator's lock.
     pub(super) fn live_ranges(&self) -> &LiveRanges {
         &self.live_ranges
     }
 
-    /// The events of holds: to be changed under the allocator's lock.
+    /// Returns the events of read holds, which change under the allocator's lock.
     pub(super) fn holds(&self) -> &HoldEvents {
         &self.holds
     }
 
-    /// The events of uses.
+    /// Returns the events of recorded stream uses.
     pub(super) fn uses(&self) -> &UseEvents {
         &self.uses
     }
 
-    /// A block is live no more: under the allocator's lock.
+    /// Ends the life of a block. Called under the allocator's lock.
     #[inline]
     pub(super) fn end_block(&self, offset: Bytes) {
         self.lives.end(offset);
         self.live_ranges.end(offset);
     }
 
-    /// The bytes of an extent that have to be kept, by what is live in it and what programs say of that; `allocator` is this core's.
+    /// Returns the bytes of an extent that must be preserved, based on its live blocks and their declared live ranges. `allocator` must be
+    /// the locked allocator of this core.
     pub(super) fn kept(&self, allocator: &Allocator, extent: ExtentId) -> Kept {
         let all = allocator.extents().kept_ranges(extent);
         self.live_ranges.narrow(all, |block| allocator.blocks().home_of(block))
     }
 
-    /// The address of an offset.
+    /// Converts an offset to an address.
     #[inline]
     pub(crate) fn address(&self, offset: Bytes) -> Address {
         Address(self.reservation.start().0 + offset.get())
     }
 
-    /// The offset of an address.
+    /// Converts an address to an offset.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`] outside the pool.
@@ -198,27 +199,29 @@ impl Core {
         inside.ok_or(PoolError::UnknownAddress { device: self.device, address })
     }
 
-    /// Memory of the pool for asynchronous work.
+    /// Returns a span of the pool's memory for asynchronous work.
     ///
     /// # Errors
-    /// What the driver's table of mappings answers where not all of it is mapped.
+    /// The error of the driver's mapping table if part of the range is not mapped.
     pub(crate) fn span(&self, range: HomeRange) -> Result<Span> {
         self.reservation.span(range.offset, range.size).map_err(|error| self.failed(error))
     }
 
-    /// Fills mapped memory with one byte, and returns when that is done.
+    /// Fills mapped memory with one byte and waits for completion.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(crate) fn fill(&self, range: HomeRange, byte: u8) -> Result<()> {
         self.reservation.fill(range.offset, range.size, byte).map_err(|error| self.failed(error))
     }
 
-    /// No memory is there.
+    /// Returns the error for an offset without memory.
     pub(crate) fn unknown_offset(&self, offset: Bytes) -> PoolError {
         PoolError::UnknownAddress { device: self.device, address: self.address(offset) }
     }
 
+    /// Returns an error if the pool is poisoned.
+    ///
     /// # Errors
     /// [`PoolError::Poisoned`] once the pool is out of use.
     #[inline]
@@ -229,18 +232,18 @@ impl Core {
         }
     }
 
-    /// The error to report for the driver's answer; a lost context ends the pool.
+    /// Converts a driver error to the error to report; a lost context poisons the pool.
     pub(super) fn failed(&self, error: DriverError) -> PoolError {
         if error.is_sticky() { self.poisoned(error.to_string()) } else { PoolError::Driver(error) }
     }
 
-    /// Puts the pool out of use.
+    /// Poisons the pool with the given cause and returns the error to report.
     pub(super) fn poisoned(&self, cause: String) -> PoolError {
         let cause = self.poison.get_or_init(|| cause).clone();
         PoolError::Poisoned { device: self.device, cause }
     }
 
-    /// The error to report for the allocator's answer.
+    /// Converts an allocator error to the error to report.
     pub(super) fn refused(&self, source: StitchError) -> PoolError {
         PoolError::Refused { device: self.device, source }
     }

@@ -1,4 +1,4 @@
-//! The owners of a pool's extents.
+//! Domains of a pool: the owners of its extents.
 
 use glake_device::ExtentProperties;
 use glake_stitch::{DomainId, DomainOptions};
@@ -9,7 +9,7 @@ use super::core::Core;
 use super::growth::{Growing, Growth};
 use super::records::ExtentRecords;
 
-/// The domains of a pool.
+/// Domain operations of a pool.
 #[derive(Debug)]
 pub(crate) struct Domains<'a> {
     pub(super) core: &'a Core,
@@ -19,13 +19,13 @@ pub(crate) struct Domains<'a> {
 }
 
 impl Domains<'_> {
-    /// A new one, with properties of its own; `None`: those of the default domain.
+    /// Adds a domain with its own extent properties; `None`: those of the default domain.
     pub(super) fn add(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
         let properties = properties.unwrap_or(self.growth.properties());
         self.add_under(&mut self.growth.quiet(), options, properties)
     }
 
-    /// As [`Domains::add`], under the growth lock.
+    /// Adds a domain while the caller holds the growth lock.
     pub(super) fn add_under(
         &self,
         growing: &mut Growing<'_>,
@@ -37,7 +37,7 @@ impl Domains<'_> {
         domain
     }
 
-    /// Gives a domain up.
+    /// Releases a domain: its memory is freed once its blocks are.
     pub(super) fn release(&self, domain: DomainId) -> Result<()> {
         let (released, emptied) = {
             let mut core = self.core.lock();
@@ -51,18 +51,17 @@ impl Domains<'_> {
         Ok(())
     }
 
-    /// Whether there is anything of it.
+    /// Returns whether the domain exists.
     pub(super) fn has(&self, domain: DomainId) -> bool {
         self.core.lock().has_domain(domain)
     }
 
-    /// Its memory keeps its addresses from now on.
+    /// Keeps the domain's memory at its addresses from now on.
     pub(super) fn keep_addresses(&self, domain: DomainId) {
         self.core.lock().keep_addresses(domain);
     }
 
-    /// Whether all memory of a domain counts and stays, though nothing is live in it: it has an owner, whose graph knows its
-    /// addresses.
+    /// Returns whether all memory of a domain must be kept, even without live blocks: a graph's pool, whose graph uses its addresses.
     pub(crate) fn is_held(&self, domain: DomainId) -> bool {
         self.core.lock().extents().is_held(domain)
     }

@@ -1,16 +1,16 @@
-//! All work of the process, waited for before memory leaves its GPU.
+//! Waits for all work of the process before memory leaves its GPU.
 //!
 //! ```text
 //! own device, watched peers ── one completion point, as for every release ──┐
 //! every other device that has a context ── a completion point each ────────┴─► waited for ─► the first extent is unmapped
 //! ```
 //!
-//! Completion points cover whoever the pool let touch its memory. A program can let others touch it without a word to the pool, so what leaves
-//! while blocks live waits once for all of them.
+//! Completion points cover only devices that the pool gave access to its memory. A program can give access to others without telling the
+//! pool. Therefore memory that leaves while its blocks are live waits for all devices once.
 //!
-//! Invariants: no context is made by asking, and all is recorded before anything is waited for: where a capture is open the call is
-//! refused and has waited for nothing but frees. A device that is lost runs nothing any more; one that is not the pool's own, nor
-//! watched, fails nothing of the pool's.
+//! Invariants: querying creates no context, and everything is recorded before the first wait. While a capture is open the call is refused
+//! and has waited for frees at most. A lost device runs no work; if it is neither the pool's own nor a watched peer, its loss is no error
+//! of the pool.
 
 use glake_device::DriverError;
 use glake_device::owned::{DeviceSet, RecordedPoint};
@@ -21,16 +21,16 @@ use super::reach::Reach;
 use super::retry::retry;
 use super::{PoolError, Result};
 
-/// A wait for every device.
+/// Wait for all devices of the process.
 #[derive(Debug)]
 pub(crate) struct Drain<'a> {
     pub(super) clock: &'a CompletionClock,
     pub(super) reach: &'a Reach,
-    /// All that the driver shows.
+    /// Devices visible to the driver.
     pub(super) devices: DeviceSet,
 }
 
-/// All work that was enqueued by some moment on any device of a process.
+/// Work enqueued on any device of the process before a point in time.
 #[derive(Debug)]
 pub struct PendingWork {
     own: CompletionPoint,
@@ -38,10 +38,10 @@ pub struct PendingWork {
 }
 
 impl PendingWork {
-    /// Whether it has ended. Never waits.
+    /// Returns whether the work has completed. Never waits.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn has_ended(&mut self) -> Result<bool> {
         while let Some(other) = self.others.last_mut() {
             if let Some(None) = unless_lost(other.poll())? {
@@ -54,7 +54,7 @@ impl PendingWork {
 }
 
 impl Drain<'_> {
-    /// All work that was enqueued before on any device, in its primary context.
+    /// Records all work enqueued so far on any device, in its primary context.
     pub(crate) fn begin(&self) -> Result<PendingWork> {
         let own = self.clock.completion_point()?;
         let others = self.devices.without(self.reach.watched());
@@ -63,7 +63,7 @@ impl Drain<'_> {
         Ok(PendingWork { own, others: recorded.into_iter().flatten().collect() })
     }
 
-    /// Waits for it.
+    /// Waits for all work enqueued so far on any device.
     pub(crate) fn wait(&self) -> Result<()> {
         self.clock.settle()?;
         let PendingWork { own, others } = self.begin()?;

@@ -1,4 +1,4 @@
-//! Why a pool does not do what it is asked.
+//! Errors of a pool.
 
 use glake_device::{Address, DeviceId, DriverError};
 use glake_stitch::StitchError;
@@ -6,143 +6,142 @@ use glake_stitch::StitchError;
 use super::lease::LeaseShort;
 use crate::place::NotNow;
 
-/// A refusal of a pool; a variant is what the caller can do about it.
+/// Error of a pool. Each variant stands for one possible reaction of the caller.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// There is not enough memory, the request is larger than the device, or what it names does not exist.
+    /// There is too little memory, the request is larger than the device, or its domain does not exist.
     #[error("{device}: {source}")]
     Refused {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// Why.
+        /// Reason given by the allocator.
         #[source]
         source: StitchError,
     },
-    /// The driver has no memory left though the pool may reserve more: other processes hold it.
+    /// The driver has no memory left, although the pool's limit allows more: other processes hold it.
     #[error("{device}: {refusal}; the driver itself has none left, so something else holds the rest")]
     DeviceFull {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// The pool's own account.
+        /// Memory account of the pool.
         refusal: StitchError,
     },
-    /// There is not enough memory without what was freed and may still be in use, and nobody can wait for that while a stream
-    /// capture is open: end it, or free memory before it begins.
-    #[error("{device}: {refusal}; what is pending cannot be waited for while a stream capture is open")]
+    /// Free memory does not suffice, and a stream capture is open, so that the pool cannot wait for freed memory still in use. End the
+    /// capture, or free memory before it begins.
+    #[error("{device}: {refusal}; pending frees cannot be waited for while a stream capture is open")]
     CaptureOpen {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// The pool's own account.
+        /// Memory account of the pool.
         refusal: StitchError,
     },
-    /// The lease of the device's memory allows no more: grant more, or free memory.
+    /// The device's lease allows no more memory: grant more, or free memory.
     #[error("{device}: {short}")]
     Leased {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// How it stood.
+        /// State of the lease.
         #[source]
         short: LeaseShort,
-        /// Whether a stream capture was open, so that what is pending could not be waited for.
+        /// Whether a stream capture was open, so that pending frees could not be waited for.
         in_capture: bool,
     },
-    /// The driver refused; the pool is as it was before the call.
+    /// The driver refused; the pool is unchanged.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The driver failed and could not be brought back to a known state, or the context is lost: this pool serves
-    /// nothing any more. Start the process again.
+    /// The driver failed in an unknown state, or the context is lost: the pool is unusable. Restart the process.
     #[error("{device}: the pool is out of use since the driver failed: {cause}")]
     Poisoned {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// The failure that did it.
+        /// First failure that made the pool unusable.
         cause: String,
     },
-    /// The pool does not own this address.
+    /// The address does not belong to the pool.
     #[error("{device}: no block of this pool begins at {address}: it was freed before, or never handed out")]
     UnknownAddress {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// What was given.
+        /// Address passed by the caller.
         address: Address,
     },
-    /// A range of bytes leaves its block, or ends before it begins.
+    /// A byte range exceeds its block, or ends before it begins.
     #[error("{device}: bytes {start} to {end} of the block at {address} do not lie in it: it has {size}")]
     OutsideBlock {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// Where the block begins.
+        /// Address of the block.
         address: Address,
-        /// How long it is, in bytes.
+        /// Size of the block in bytes.
         size: u64,
-        /// The first byte of the range.
+        /// First byte of the range.
         start: u64,
-        /// The byte behind it.
+        /// End of the range, exclusive.
         end: u64,
     },
-    /// Some of the block's memory is not on its GPU: refill its region first.
+    /// Part of the block's memory is not on its GPU: refill its region first.
     #[error(
-        "{device}: some of the memory at {address} is not on its GPU: refill its region, or commit what was decommitted, first"
+        "{device}: some of the memory at {address} is not on its GPU: refill its region, or commit its decommitted memory, first"
     )]
     Evicted {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// What was given.
+        /// Address passed by the caller.
         address: Address,
     },
-    /// An extent is not where it would have to be for what was asked: two threads move one region, which is a defect.
+    /// An extent is in the wrong state for the operation: two threads move one region, which is a bug.
     #[error("{device}: {source}")]
     NotNow {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// What was asked, and what is allowed.
+        /// Requested and allowed operation.
         #[source]
         source: NotNow,
     },
-    /// The memory was not made for other processes.
+    /// The memory was not created as exportable.
     #[error(
         "{device}: the memory at {address} cannot be shared with another process, because it was not made exportable: \
          start with pool.exportable = true"
     )]
     NotExportable {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// What was given.
+        /// Address passed by the caller.
         address: Address,
     },
-    /// The driver gives no memory of the device to other processes.
+    /// The driver cannot export memory of this device to other processes.
     #[error(
         "{device}: the memory at {address} cannot be shared with another process, because the driver gives no file \
          descriptors of this device's memory (under WSL2 it gives none), so that pool.exportable has no effect: send the \
          bytes, by way of host memory"
     )]
     NoDescriptors {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
-        /// What was given.
+        /// Address passed by the caller.
         address: Address,
     },
-    /// The clock that the pool was to use belongs to another driver: make it of the same one.
+    /// The completion clock passed for the pool belongs to another driver: create it from the pool's own.
     #[error(
         "{device}: the clock of completion points given for its pool belongs to another driver; make it of the pool's own driver"
     )]
     OtherDriver {
-        /// Where.
+        /// Device of the pool.
         device: DeviceId,
     },
     /// The device does not exist.
     #[error("{device} does not exist: the driver shows {count}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// Device passed by the caller.
         device: DeviceId,
-        /// How many there are.
+        /// Number of devices present.
         count: usize,
     },
 }
 
 impl PoolError {
-    /// Whether there was not enough memory.
+    /// Returns whether the cause is a lack of memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             PoolError::DeviceFull { .. } | PoolError::CaptureOpen { .. } | PoolError::Leased { .. } => true,

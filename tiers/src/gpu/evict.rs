@@ -1,12 +1,12 @@
-//! The memory of single extents, given up.
+//! Eviction of single extents.
 //!
 //! ```text
 //! region ─► begin ─► (its bytes are copied) ─► records.finish_copy ─► unmap ─► release             memory is free
 //! ```
 //!
-//! Invariants: where the allocator has an extent as moving, its memory is held, and what is mapped of it is asked of the
-//! reservation, so that a step which failed halfway is taken up where it stopped. One thread at a time moves the extents of a domain;
-//! the growth lock is held for the driver's calls of one extent, never while bytes are copied.
+//! Invariants: while the allocator marks an extent as moving, its memory is held, and the reservation tells which of its addresses are
+//! mapped, so that a failed step is resumed where it stopped. One thread at a time moves the extents of a domain. The growth lock is held
+//! for the driver calls of one extent, never during copies.
 
 use glake_device::owned::{Extent, Mapping};
 use glake_stitch::ExtentId;
@@ -21,7 +21,7 @@ use super::records::{Eviction, ExtentRecords};
 use super::retry::retry;
 use crate::place::{Place, Residency, Step};
 
-/// Extents that leave their GPU.
+/// Eviction operations of a pool.
 #[derive(Debug)]
 pub(crate) struct Evictions<'a> {
     pub(super) core: &'a Core,
@@ -31,7 +31,7 @@ pub(crate) struct Evictions<'a> {
 }
 
 impl Evictions<'_> {
-    /// Begins to evict an extent to `to`, or for where its copy is; with `discard` its bytes are given up.
+    /// Begins to evict an extent to `to`, or to the place of its existing copy. With `discard` its bytes are given up.
     pub(crate) fn begin(&self, extent: ExtentId, to: Place, discard: bool) -> Result<Eviction> {
         let growing = self.growth.lock()?;
         let residency = self.records.residency(extent);
@@ -50,13 +50,13 @@ impl Evictions<'_> {
         self.records.begin_evict(extent, residency, next, discard)
     }
 
-    /// Those of these extents that were exported: they stay.
+    /// Returns those of the given extents that were exported and therefore stay.
     pub(crate) fn exported(&self, extents: impl Iterator<Item = ExtentId>) -> Vec<ExtentId> {
         let growing = self.growth.quiet();
         extents.filter(|extent| growing.extent(*extent).is_some_and(Extent::is_exported)).collect()
     }
 
-    /// Begins to give up the memory of an extent, and its bytes wherever they are: a range of a block holds all of it.
+    /// Begins to give up the memory of an extent and its bytes, wherever they are. The extent must lie entirely in the range of a block.
     pub(crate) fn begin_decommit(&self, extent: ExtentId, range: &BlockRange) -> Result<Eviction> {
         let (begun, _copy) = {
             let growing = self.growth.lock()?;
@@ -72,11 +72,11 @@ impl Evictions<'_> {
         Ok(begun)
     }
 
-    /// Unmaps extents at all their addresses: what used them was done when it was marked. What lies side by side goes in one call:
-    /// beside copies the driver takes as long for one mapping as for several. Returns those whose memory can be released.
+    /// Unmaps extents at all their addresses; `done` proves that nothing uses them. Adjacent extents share one driver call, because beside
+    /// copies the driver takes as long for one mapping as for several. Returns the extents whose memory can be released.
     ///
     /// # Errors
-    /// What the driver answered first; those that are not returned are interrupted then.
+    /// The driver's first error; the extents that are not returned are interrupted.
     pub(crate) fn unmap(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
         let mut unmapped = Vec::with_capacity(extents.len());
         let mut outcome = self.growth.lock().and_then(|growing| {
@@ -94,15 +94,15 @@ impl Evictions<'_> {
         (unmapped, outcome)
     }
 
-    /// Releases the memory of an extent that is unmapped.
+    /// Releases the memory of an unmapped extent.
     ///
     /// # Errors
-    /// What the driver answered; it is interrupted then.
+    /// The driver's error; the extent is interrupted.
     pub(crate) fn release(&self, extent: ExtentId) -> Result<()> {
         let mut growing = self.growth.quiet();
         let released = self.core.usable().and_then(|()| self.release_memory(&mut growing, extent));
         let step = if released.is_ok() { Step::Released } else { Step::Failed };
-        // Before anybody else can find it evicted, and forget it.
+        // Before another thread can see the extent as evicted, and forget it.
         let advanced = self.records.advance(extent, step);
         drop(growing);
         self.growth.lease().tell_returned(false);
@@ -132,12 +132,12 @@ impl Evictions<'_> {
         Err(self.core.failed(error))
     }
 
-    /// Does nothing where it is gone.
+    /// Releases the memory of an extent, if it has any.
     fn release_memory(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
         if self.core.lock().extents().state(extent) != Some(glake_stitch::ExtentState::Moving) {
             return Ok(());
         }
-        // What a program gives up it may have again: it stays leased.
+        // A program may commit the memory again: the lease keeps its size.
         let leased = self.records.residency(extent).authority() == Place::Nowhere;
         if let Some(made) = growing.remove(extent) {
             made.release(leased).map_err(|(made, error)| {

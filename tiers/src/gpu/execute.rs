@@ -1,4 +1,4 @@
-//! A plan's steps on the driver, and their undoing.
+//! Execution of a plan's steps on the driver, with rollback.
 
 use glake_device::owned::{Mapping, Sequence};
 use glake_device::{DriverError, Refusal};
@@ -12,19 +12,19 @@ use super::records::ExtentRecords;
 use super::retry::retry;
 use super::{PoolError, Result};
 
-/// One plan's.
+/// Execution of one plan.
 #[derive(Debug)]
 pub(super) struct Execution<'a, 'g> {
     pub(super) core: &'a Core,
     pub(super) clock: &'a CompletionClock,
     pub(super) records: &'a ExtentRecords,
     pub(super) growing: &'a mut Growing<'g>,
-    /// What its new extents are counted with.
+    /// Lease account of the plan's new extents.
     pub(super) counted: &'a mut Counted,
 }
 
 impl Execution<'_, '_> {
-    /// Does all of a plan's steps, or none: then the driver is as it was, or the pool is poisoned.
+    /// Executes all steps of a plan, or none: on failure the driver's state is restored, or the pool is poisoned.
     pub(super) fn run(&mut self, plan: &Plan) -> Result<()> {
         for (done, step) in plan.steps.iter().enumerate() {
             if let Err(error) = self.step(step) {
@@ -67,12 +67,12 @@ impl Execution<'_, '_> {
                 }
                 unmapped
             }
-            // The last thing to be done, when nothing can fail any more: see `run`.
+            // The last step, which cannot fail: see `run`.
             Step::Release { .. } => Ok(()),
         }
     }
 
-    /// A copy of ours may have read there since the memory became free ([`super::reads`]): that is covered by a later completion point.
+    /// Unmaps memory that a resident read ([`super::reads`]) may have used since it became free; a later completion point covers the read.
     #[cold]
     fn unmap_what_was_read(&self, mappings: &[Mapping]) -> std::result::Result<(), DriverError> {
         let passed = self.clock.passed_now()?;
@@ -80,7 +80,7 @@ impl Execution<'_, '_> {
         retry(|| self.core.reservation().unmap(mappings, &passed))
     }
 
-    /// Undoes the steps that were done, last first; returns the error to report.
+    /// Rolls back the executed steps, last first, and returns the error to report.
     fn undo(&mut self, done: &[Step], error: DriverError) -> PoolError {
         let undone = done.iter().rev().try_for_each(|step| self.undo_step(step));
         match undone {
@@ -95,7 +95,7 @@ impl Execution<'_, '_> {
                 self.growing.remove(*extent);
                 Ok(())
             }
-            // Nobody was told of the address, so no work can use it, and nothing is waited for: a wait for the whole
+            // The address was never handed out, so that no work can use it and no wait is needed: a wait for the whole
             // context would break a capture.
             Step::Map { offset, size, .. } => {
                 let mapping = [Mapping { offset: *offset, size: *size }];
@@ -110,7 +110,7 @@ impl Execution<'_, '_> {
                 let domain = extents.first().map_or_else(Allocator::default_domain, domain_of);
                 self.growing.give_access(domain, *offset, *size)
             }
-            // Access goes with the mappings: it is set after them, so they are undone next.
+            // Access ends with the mappings, which are undone next because they precede it.
             Step::Access { offset, size, .. } => {
                 self.growing.tell_unmapping(*offset, *size);
                 Ok(())

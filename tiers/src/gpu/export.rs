@@ -1,4 +1,4 @@
-//! Blocks for other processes, as the physical memory that they lie in.
+//! Export of blocks to other processes, as the physical memory that holds them.
 //!
 //! ```text
 //! block              ▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀
@@ -6,8 +6,8 @@
 //!             ^────────^ offset
 //! ```
 //!
-//! What is exported ends with its block ([`BlockLife`]). Descriptors are made of a few extents at a time: a process may have few left,
-//! and a block thousands of extents.
+//! An export ends with its block ([`BlockLife`]). Descriptors are created for a few extents at a time: a block may have thousands of
+//! extents, and a process has a limited number of descriptors.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -22,39 +22,39 @@ use super::lives::BlockLife;
 use super::retry::retry;
 use super::{PoolError, Result};
 
-/// What another process needs to map a block.
+/// Data that another process needs to map a block.
 #[derive(Debug)]
 pub struct Exported {
-    /// Where the block begins here.
+    /// Address of the block in this process.
     pub base: Address,
-    /// How long it is.
+    /// Size of the block.
     pub size: Bytes,
-    /// Where it begins, from the start of the first extent.
+    /// Offset of the block from the start of its first extent.
     pub offset: Bytes,
-    /// Sizes of all extents, to be mapped side by side in this order. The driver does not tell an importer.
+    /// Sizes of all extents, which the importer maps side by side in this order. An importer cannot query them from the driver.
     pub sizes: Vec<Bytes>,
-    /// Descriptors of the extents that were asked for, fewer where the process has none left. The memory lives while they are open anywhere,
-    /// whatever the pool does.
+    /// Descriptors of the requested extents, fewer if the process runs out of descriptors. The memory lives while any process holds them
+    /// open, independent of the pool.
     pub descriptors: Vec<OwnedFd>,
-    /// Whether the block is still that one.
+    /// Life of the block: tells whether the address still holds the same block.
     pub life: BlockLife,
 }
 
-/// The memory of a pool, for other processes.
+/// Export operations of a pool.
 #[derive(Debug)]
 pub(super) struct Exports<'a> {
     pub(super) core: &'a Core,
     pub(super) growth: &'a Growth,
-    /// Whether the driver exports memory of the device at all.
+    /// Whether the driver can export memory of this device.
     pub(super) supported: bool,
 }
 
 impl Exports<'_> {
-    /// The physical memory of the live block that an address lies in, with descriptors of a part of its extents. All of them stay on their GPU
-    /// from then on.
+    /// Exports the physical memory of the live block at an address, with descriptors for a part of its extents. All its extents stay on
+    /// their GPU from then on.
     pub(super) fn export(&self, address: Address, part: Range<usize>) -> Result<Exported> {
         let device = self.core.device();
-        // What the block lies in stays while this is held.
+        // The block's extents stay while this lock is held.
         let growing = self.growth.lock()?;
         let unknown = || PoolError::UnknownAddress { device, address };
         let offset = self.core.offset(address)?;

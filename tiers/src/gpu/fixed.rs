@@ -1,7 +1,7 @@
-//! Blocks whose memory stays where it is, because somebody knows it by more than its address.
+//! Blocks whose physical memory must not move, because another component knows it by more than its address.
 //!
-//! Invariant: an extent of a fixed live block is not evicted. An address is fixed: that ends with its block, or goes on with
-//! the next one there. The lock is taken after that of growth, and before that of the extents' records and the allocator's.
+//! Invariant: an extent of a fixed live block is not evicted. Fixing applies to an address: it ends with its block, or applies to the next
+//! block there. The lock is taken after the growth lock and before those of the extent records and the allocator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use rustc_hash::FxHashSet;
 use super::core::Core;
 use super::{PoolError, Result};
 
-/// Where fixed blocks begin, and how often each was fixed.
+/// Addresses of fixed blocks, with the number of times each was fixed.
 type Pins = BTreeMap<Address, usize>;
 
-/// The fixed blocks of a pool.
+/// Fixed blocks of a pool.
 #[derive(Debug)]
 pub(crate) struct FixedBlocks {
     core: Arc<Core>,
     pins: Mutex<Pins>,
 }
 
-/// Which blocks are fixed, while that does not change.
+/// Guard under which the set of fixed blocks does not change.
 #[derive(Debug)]
 pub(super) struct Fixed<'a> {
     core: &'a Core,
@@ -32,15 +32,15 @@ pub(super) struct Fixed<'a> {
 }
 
 impl FixedBlocks {
-    /// None is.
+    /// Creates an empty set.
     pub(super) fn new(core: Arc<Core>) -> Self {
         FixedBlocks { core, pins: Mutex::default() }
     }
 
-    /// The extents of the block of a domain that an address lies in stay, until it is unfixed as often.
+    /// Keeps the extents of the block at `address` on their GPU, until the block is unfixed as many times.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]; [`PoolError::Evicted`] where some of it is not resident.
+    /// [`PoolError::UnknownAddress`]; [`PoolError::Evicted`] if part of the block is not resident.
     pub(crate) fn fix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
         let (base, extents) = block_of(&self.core, domain, address)?;
@@ -52,10 +52,10 @@ impl FixedBlocks {
         Ok(())
     }
 
-    /// Takes one [`FixedBlocks::fix`] back.
+    /// Reverts one [`FixedBlocks::fix`].
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`] where nothing is fixed there.
+    /// [`PoolError::UnknownAddress`] if no block is fixed at the address.
     pub(crate) fn unfix(&self, domain: DomainId, address: Address) -> Result<()> {
         let mut pins = self.pins.lock();
         let base = block_of(&self.core, domain, address).map_or(address, |(base, _)| base);
@@ -69,19 +69,19 @@ impl FixedBlocks {
         Ok(())
     }
 
-    /// The extents of a domain that fixed blocks lie in.
+    /// Returns the extents of a domain that hold fixed blocks.
     pub(crate) fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
         self.lock().extents(domain)
     }
 
-    /// Nothing is fixed or unfixed while it is held.
+    /// Locks the set: no block is fixed or unfixed while the guard is held.
     pub(super) fn lock(&self) -> Fixed<'_> {
         Fixed { core: &self.core, pins: self.pins.lock() }
     }
 }
 
 impl Fixed<'_> {
-    /// Whether a fixed block lies in an extent.
+    /// Returns whether an extent holds a fixed block.
     pub(super) fn holds(&self, extent: ExtentId) -> bool {
         if self.pins.is_empty() {
             return false;
@@ -92,13 +92,13 @@ impl Fixed<'_> {
 
     fn extents(&self, domain: DomainId) -> FxHashSet<ExtentId> {
         let blocks = self.pins.keys().filter_map(|&address| block_of(self.core, domain, address).ok());
-        // One that was freed, and its addresses handed out as a part of another block, is not fixed by that.
+        // A fixed address inside another block does not fix that block.
         let whole = blocks.filter(|(base, _)| self.pins.contains_key(base));
         whole.flat_map(|(_, extents)| extents).collect()
     }
 }
 
-/// Where the live block of a domain begins that an address lies in, and its extents.
+/// Finds the live block of a domain at an address. Returns its start and its extents.
 pub(super) fn block_of(core: &Core, domain: DomainId, address: Address) -> Result<(Address, Vec<ExtentId>)> {
     let unknown = || PoolError::UnknownAddress { device: core.device(), address };
     let offset = core.offset(address)?;

@@ -1,4 +1,4 @@
-//! What the tests of single parts stand on: a simulated GPU, a core, and no pool.
+//! Test support for single parts of a pool: a simulated GPU and a core, without a pool.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use super::waits::WaitTimer;
 
 pub(super) const OWN: DeviceId = DeviceId(0);
 
-/// A core, and what it is made of.
+/// Core of a pool and the objects it is built from.
 pub(super) struct Parts {
     pub(super) sim: Arc<Simulator>,
     pub(super) faults: Arc<Faults>,
     pub(super) driver: Arc<dyn Driver>,
     pub(super) completion_events: Arc<CompletionEvents>,
     pub(super) core: Arc<Core>,
-    /// By which the GPU has a context: without one there is nothing to record.
+    /// Stream that gives the GPU a context; without one there is nothing to record.
     pub(super) stream: OwnedStream,
 }
 
@@ -50,7 +50,7 @@ impl Parts {
         )
     }
 
-    /// A block of an extent that the allocator counts on and nobody has made.
+    /// Creates a block in an extent that exists only in the allocator, without device memory.
     pub(super) fn grow(&self, size: Bytes) -> Bytes {
         let request = Request { size, stream: StreamKey(1), domain: Allocator::default_domain() };
         match self.core.plan(&request, true, true).unwrap() {

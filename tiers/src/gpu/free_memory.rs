@@ -1,4 +1,4 @@
-//! Memory that is free, given back to the driver.
+//! Release of free memory to the driver.
 
 use glake_stitch::{DomainId, Plan, StreamKey};
 use glake_units::Bytes;
@@ -8,7 +8,7 @@ use super::clock::CompletionClock;
 use super::core::Core;
 use super::growth::{Growing, Growth};
 
-/// The free memory of a pool. What is freed but may still be in use is none, and stays.
+/// Free memory of a pool. Freed memory that may still be in use does not count and stays.
 #[derive(Debug)]
 pub(crate) struct FreeMemory<'a> {
     pub(super) core: &'a Core,
@@ -17,7 +17,7 @@ pub(crate) struct FreeMemory<'a> {
 }
 
 impl FreeMemory<'_> {
-    /// Releases it until at most `keep` is reserved, or nothing is left to release. Returns how much went.
+    /// Releases free memory until at most `keep` is reserved. Returns the number of bytes released.
     pub(super) fn trim(&self, keep: Bytes) -> Result<Bytes> {
         self.clock.tick()?;
         let mut growing = self.growth.lock()?;
@@ -26,7 +26,7 @@ impl FreeMemory<'_> {
         self.release(&mut growing, plan, before)
     }
 
-    /// Releases all of one domain. Returns how much went.
+    /// Releases all free memory of one domain. Returns the number of bytes released.
     pub(super) fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
         self.clock.tick()?;
         let mut growing = self.growth.lock()?;
@@ -35,7 +35,7 @@ impl FreeMemory<'_> {
         self.release(&mut growing, plan, before)
     }
 
-    /// As [`FreeMemory::trim_domain`], for a shrink: what it was leased goes back too.
+    /// Releases the free memory of a domain for a shrink, which also lowers the lease by it.
     pub(crate) fn give_back_domain(&self, domain: DomainId) -> Result<Bytes> {
         let released = self.trim_domain(domain)?;
         self.growth.lease().give_back(released);
@@ -43,7 +43,8 @@ impl FreeMemory<'_> {
         Ok(released)
     }
 
-    /// Lowers the lease by what is not made, and by what is free and goes back to the driver for it, `most` at most. Returns by how much.
+    /// Lowers the lease by unused and by free memory, which is released, at most `most` in total. Returns the number of bytes taken from
+    /// the lease.
     pub(super) fn take_lease(&self, most: Bytes) -> Result<Bytes> {
         let lease = self.growth.lease();
         let unused = lease.take_unused(most);
@@ -54,11 +55,11 @@ impl FreeMemory<'_> {
         let keep = self.core.lock().reserved_bytes().saturating_sub(rest);
         let trimmed = self.trim(keep);
         let taken = unused.saturating_add(lease.take_unused(rest));
-        // What was taken is told, whatever the driver answers.
+        // Reports the bytes taken, even if the driver failed.
         trimmed.map(|_| taken).or_else(|error| if taken.is_zero() { Err(error) } else { Ok(taken) })
     }
 
-    /// Forgets the extents of a domain that are evicted and hold nothing live.
+    /// Forgets evicted extents of a domain that hold no live bytes.
     pub(crate) fn forget_emptied(&self, domain: DomainId) -> Result<()> {
         self.clock.tick()?;
         let mut growing = self.growth.lock()?;

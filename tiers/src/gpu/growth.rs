@@ -1,8 +1,8 @@
-//! The physical memory of a pool, and the lock under which it is made, mapped and released.
+//! Physical memory of a pool, and the lock under which it is created, mapped and released.
 //!
-//! Invariants: one plan a device at a time, since the driver serialises these calls anyhow; hits and frees of other threads go on
-//! meanwhile. Between two plans every resident extent of the allocator is a key of `extents`, mapped where the allocator says; one
-//! that is evicted is none, and mapped nowhere. What is made is counted by the lease first, all of a plan at once.
+//! Invariants: a device executes one plan at a time, because the driver serialises these calls anyway; hits and frees of other threads
+//! proceed meanwhile. Between two plans, every resident extent of the allocator is a key of `extents` and is mapped at the addresses in the
+//! allocator; an evicted extent is neither. Memory is counted by the lease before it is created, all of a plan at once.
 
 use std::sync::Arc;
 
@@ -24,32 +24,32 @@ use super::records::ExtentRecords;
 use super::retry::retry;
 use super::{PoolError, Result};
 
-/// What grows and shrinks.
+/// Physical memory of a pool and its lock.
 #[derive(Debug)]
 pub(super) struct Growth {
-    // Before the extents: what is dropped first unmaps them.
+    // Declared before the extents: the fields dropped first unmap them.
     core: Arc<Core>,
     clock: Arc<CompletionClock>,
     records: Arc<ExtentRecords>,
     reach: Arc<Reach>,
     observer: Option<Arc<dyn MappingObserver>>,
     lease: Arc<Lease>,
-    /// What extents are like where their domain does not say.
+    /// Extent properties of domains without their own.
     properties: ExtentProperties,
     held: Mutex<Held>,
 }
 
-/// What only plans touch.
+/// State that only plans touch.
 #[derive(Debug, Default)]
 struct Held {
     extents: FxHashMap<ExtentId, Made>,
     properties: FxHashMap<DomainId, ExtentProperties>,
     streams: FxHashMap<StreamKey, Stream>,
-    /// The domains of owners' peer blocks, made when they are needed: the driver takes longer the more GPUs memory is opened to.
+    /// Domains of peer blocks by owner, created on demand: the driver's access calls take longer the more GPUs they cover.
     owners: FxHashMap<DeviceId, DomainId>,
 }
 
-/// The growth lock, and what may be done under it.
+/// Guard of the growth lock, with the operations allowed under it.
 #[derive(Debug)]
 pub(super) struct Growing<'a> {
     growth: &'a Growth,
@@ -57,7 +57,7 @@ pub(super) struct Growing<'a> {
 }
 
 impl Growth {
-    /// No memory yet.
+    /// Creates the state of a pool without memory.
     pub(super) fn new(
         core: Arc<Core>,
         clock: Arc<CompletionClock>,
@@ -70,28 +70,28 @@ impl Growth {
         Growth { core, clock, records, reach, observer, lease, properties, held: Mutex::default() }
     }
 
-    /// What bounds what is made.
+    /// Returns the lease that bounds the created memory.
     pub(super) fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// The growth lock, if the pool is still of use.
+    /// Takes the growth lock; fails if the pool is poisoned.
     pub(super) fn lock(&self) -> Result<Growing<'_>> {
         let growing = self.quiet();
         self.core.usable().map(|()| growing)
     }
 
-    /// The growth lock, whatever became of the pool.
+    /// Takes the growth lock, even if the pool is poisoned.
     pub(super) fn quiet(&self) -> Growing<'_> {
         Growing { growth: self, held: self.held.lock() }
     }
 
-    /// What extents are like where their domain does not say.
+    /// Returns the extent properties of domains without their own.
     pub(super) fn properties(&self) -> ExtentProperties {
         self.properties
     }
 
-    /// The driver's handle of a stream that asked for memory.
+    /// Returns the driver handles of streams that have allocated memory.
     pub(super) fn streams(&self, keys: &[StreamKey]) -> Vec<Stream> {
         let held = self.held.lock();
         keys.iter().filter_map(|key| held.streams.get(key).copied()).collect()
@@ -99,7 +99,7 @@ impl Growth {
 }
 
 impl Growing<'_> {
-    /// Executes a plan and commits it, or undoes and aborts it.
+    /// Executes a plan and commits it; on failure rolls back and aborts it.
     pub(super) fn carry_out(&mut self, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
         let growth = self.growth;
         let (core, clock, records) = (&growth.core, &growth.clock, &growth.records);
@@ -122,13 +122,13 @@ impl Growing<'_> {
         }
     }
 
-    /// Counts memory that is about to be made.
+    /// Counts memory in the lease before it is created.
     pub(super) fn count(&self, size: Bytes) -> Result<Counted> {
         let device = self.growth.core.device();
         self.growth.lease.count(size).map_err(|short| PoolError::Leased { device, short, in_capture: false })
     }
 
-    /// Makes memory like that of a domain, of what is counted already.
+    /// Creates memory with a domain's properties; its size is already counted.
     pub(super) fn make(
         &self,
         size: Bytes,
@@ -152,7 +152,7 @@ impl Growing<'_> {
         self.held.extents.get(&extent).and_then(Made::memory)
     }
 
-    /// Maps an extent; does nothing where it has no memory.
+    /// Maps an extent; does nothing if the extent has no memory.
     pub(super) fn map(
         &self,
         extent: ExtentId,
@@ -162,7 +162,7 @@ impl Growing<'_> {
         self.extent(extent).map(map).transpose()
     }
 
-    /// Gives access to a range of one domain.
+    /// Grants access to a range of one domain.
     pub(super) fn give_access(
         &self,
         domain: DomainId,
@@ -189,14 +189,14 @@ impl Growing<'_> {
         }
     }
 
-    /// Where an extent that has memory belongs: at home first.
+    /// Returns the mappings of an extent with memory, the home address first.
     pub(super) fn mappings_of(&self, extent: ExtentId) -> Vec<Mapping> {
         let Some(size) = self.extent(extent).map(Extent::size) else { return Vec::new() };
         let addresses = self.growth.core.lock().extents().addresses_of(extent);
         addresses.into_iter().map(|offset| Mapping { offset, size }).collect()
     }
 
-    /// What is mapped of a domain.
+    /// Returns the current mappings of a domain.
     pub(super) fn mappings_in(&self, domain: DomainId) -> Vec<Mapping> {
         let core = &self.growth.core;
         let views = core.lock().extents().of(domain);
@@ -204,7 +204,7 @@ impl Growing<'_> {
         mappings.filter(|mapping| core.reservation().is_mapped(*mapping)).collect()
     }
 
-    /// The mappings of extents that lie side by side from `offset` on.
+    /// Returns the mappings of adjacent extents from `offset` on.
     pub(super) fn mappings_from(&self, offset: Bytes, extents: &[ExtentId]) -> Vec<Mapping> {
         let mut at = offset;
         let sizes = extents.iter().filter_map(|extent| self.extent(*extent)).map(Extent::size);
@@ -217,7 +217,7 @@ impl Growing<'_> {
             .collect()
     }
 
-    /// Opens an extent at home before it is copied: a copy goes over devices that may load and store.
+    /// Makes an extent readable and writable at its home address before a copy: copies need both accesses.
     pub(super) fn open_home(&self, extent: ExtentId) -> Result<()> {
         let core = &self.growth.core;
         let Some(home) = self.mappings_of(extent).first().copied() else { return Ok(()) };
@@ -228,24 +228,24 @@ impl Growing<'_> {
         self.give_access(domain, home.offset, home.size).map_err(|error| core.failed(error))
     }
 
-    /// What the extents of a domain are like.
+    /// Sets the extent properties of a domain.
     pub(super) fn set_properties(&mut self, domain: DomainId, properties: ExtentProperties) {
         if properties != self.growth.properties {
             self.held.properties.insert(domain, properties);
         }
     }
 
-    /// Which handle a stream has that asks for memory.
+    /// Registers the driver handle of a stream that allocates memory.
     pub(super) fn know(&mut self, key: StreamKey, stream: Stream) {
         self.held.streams.insert(key, stream);
     }
 
-    /// The domains of peer blocks, by their owners.
+    /// Returns the domains of peer blocks, by owner.
     pub(super) fn owners(&mut self) -> &mut FxHashMap<DeviceId, DomainId> {
         &mut self.held.owners
     }
 
-    /// Whose peer blocks lie in a domain.
+    /// Returns the owner of the peer blocks in a domain.
     fn owner_of(&self, domain: DomainId) -> Option<DeviceId> {
         self.held.owners.iter().find(|(_, known)| **known == domain).map(|(owner, _)| *owner)
     }

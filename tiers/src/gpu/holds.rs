@@ -1,19 +1,20 @@
-//! Read holds: events on live blocks, up to which something beside the blocks' streams still reads them.
+//! Read holds: events on live blocks, until which another component than the blocks' streams still reads them.
 //!
 //! ```text
-//! stream:  … write ─┬────────────── free ─ malloc, where the limit asks ─ wait for the event ─ write …
+//! stream:  … write ─┬────────────── free ─ malloc, under memory pressure ─ wait for the event ─ write …
 //! queue:            └─ copy out ─ event ─────────────────────────────────────┘
 //! ```
 //!
-//! While a block lives a hold changes nothing. Once the block is freed its bytes are its stream's alone, behind a wait on the GPU for the
-//! event, and only where there is no other memory; they are as any other once the event has passed. Nobody else has them, and nothing is
-//! unmapped, before the completion point that comes after the free: the event was recorded before it, in the same context.
+//! A hold has no effect while its block lives. After the free, only the block's own stream may reuse its bytes before the event, with a
+//! wait on the GPU, and only if there is no other memory; after the event the bytes are ordinary free memory. Other streams get the bytes,
+//! and memory is unmapped, only after the completion point that follows the free. That point also covers the event, which was recorded
+//! before it in the same context.
 //!
-//! Events of one stream pass in the order in which they were recorded. So of many of them few are asked for: the oldest, then one further
-//! and further ahead, then halves of what is left between.
+//! Events of one stream complete in the order in which they were recorded. Therefore few of many are queried: the oldest, then further and
+//! further ahead, then a binary search.
 //!
-//! Invariants: a read hold that the allocator has pending has its event here; both change under the allocator's lock, an event's passing
-//! too.
+//! Invariants: every read hold that is pending in the allocator has its event here. Both change under the allocator's lock, also when an
+//! event completes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,43 +32,43 @@ use super::core::Core;
 use super::retry::retry;
 use super::{PoolError, Result};
 
-/// One life of a block: from when it is handed out until it is freed.
+/// Identity of one allocation of a block, from malloc to free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
-    /// Where the block begins.
+    /// Address of the first byte.
     pub address: Address,
-    /// No other block of the pool ever has the same.
+    /// Generation number, unique among the blocks of the pool.
     pub generation: u64,
-    /// The stream that it goes back to.
+    /// Stream to which the block returns.
     pub stream: StreamKey,
 }
 
-/// So many holds at least are not asked for while nothing is freed.
+/// Minimum number of pending holds before they are queried without a free.
 const LEAST: usize = 32;
 
-/// A hold and the event with which it passes.
+/// Hold and the event that ends it.
 pub(super) type HoldEvent = (HoldId, Arc<OwnedEvent>);
 
-/// Holds of one stream, the oldest first: the event of each covers what those before it are for.
+/// Holds of one stream, oldest first: each event also covers the holds before it.
 type Line = VecDeque<HoldEvent>;
 
-/// The events of holds.
+/// Events of pending holds.
 #[derive(Debug, Default)]
 pub(super) struct HoldEvents {
-    /// By the stream that their events were recorded on.
+    /// Queues by the stream that recorded the events.
     lines: Mutex<FxHashMap<StreamId, Line>>,
-    /// How many had not passed when they were asked for last.
+    /// Number of pending holds after the last query.
     left: AtomicUsize,
 }
 
 impl HoldEvents {
-    /// The event of a hold; `None`: it has passed.
+    /// Returns the event of a hold, or `None` if the hold has ended.
     pub(super) fn event(&self, hold: HoldId) -> Option<Arc<OwnedEvent>> {
         let lines = self.lines.lock();
         lines.values().find_map(|line| Some(line[place_of(line, hold)?].1.clone()))
     }
 
-    /// Returns whether there are twice as many now as when they were asked for last.
+    /// Adds a hold. Returns whether the number of holds has doubled since the last query.
     pub(super) fn add(&self, hold: HoldId, event: &Arc<OwnedEvent>, on: StreamId) -> bool {
         let mut lines = self.lines.lock();
         let line = lines.entry(on).or_default();
@@ -79,7 +80,7 @@ impl HoldEvents {
         self.lines.lock().keys().copied().collect()
     }
 
-    /// The hold of a stream with so many before it.
+    /// Returns the hold of a stream at position `before` in its queue.
     fn after(&self, on: StreamId, before: usize) -> Option<HoldEvent> {
         self.lines.lock().get(&on)?.get(before).cloned()
     }
@@ -94,7 +95,7 @@ impl HoldEvents {
         });
     }
 
-    /// Those of a stream up to one of them, which are no more here.
+    /// Removes and returns a stream's holds up to and including `last`.
     fn take_until(&self, on: StreamId, last: HoldId) -> Vec<HoldEvent> {
         let mut lines = self.lines.lock();
         let Some(line) = lines.get_mut(&on) else { return Vec::new() };
@@ -120,15 +121,15 @@ fn place_of(line: &Line, hold: HoldId) -> Option<usize> {
 }
 
 impl Core {
-    /// Tells the allocator which read holds have passed.
+    /// Tells the allocator which read holds have ended.
     pub(super) fn poll_holds(&self) -> std::result::Result<(), DriverError> {
         self.poll_events(self.holds()).map(|_| ()).map_err(|(_, error)| error)
     }
 
-    /// Tells the allocator which holds have passed; returns them.
+    /// Tells the allocator which holds have ended, and returns them.
     ///
     /// # Errors
-    /// What the driver answers when it is asked for the event of one.
+    /// The driver's error for an event query.
     pub(super) fn poll_events(
         &self,
         events: &HoldEvents,
@@ -148,10 +149,10 @@ impl Core {
 }
 
 impl HoldEvents {
-    /// The last hold of a stream whose event has passed. Others may end holds meanwhile: what is found then is one further behind.
+    /// Returns the last hold of a stream whose event has completed. If other threads end holds meanwhile, the result may be a later one.
     fn last_passed(&self, on: StreamId) -> std::result::Result<Option<HoldId>, (HoldId, DriverError)> {
         let mut last = None;
-        // How many are known to have passed; where one has not; how much further the next one is.
+        // Number known to have completed; position of one that has not; distance to the next probe.
         let (mut passed, mut not, mut ahead) = (0, usize::MAX, 1);
         while passed < not {
             let next = if not == usize::MAX { passed + ahead - 1 } else { usize::midpoint(passed, not) };
@@ -160,7 +161,7 @@ impl HoldEvents {
                     (last, passed, ahead) = (last.max(Some(hold)), next + 1, ahead * 2);
                 }
                 Some(_) => not = next,
-                // There are not so many.
+                // The queue is shorter.
                 None if ahead == 1 => break,
                 None => ahead = 1.max(ahead / 2),
             }
@@ -169,17 +170,17 @@ impl HoldEvents {
     }
 }
 
-/// The read holds of a pool.
+/// Read hold operations of a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadHolds<'a> {
     pub(super) core: &'a Core,
 }
 
 impl ReadHolds<'_> {
-    /// The life of the live block that a range of bytes lies in.
+    /// Returns the identity of the live block that holds a byte range.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`] where no live block has the first byte; [`PoolError::OutsideBlock`] where the range leaves it.
+    /// [`PoolError::UnknownAddress`] if no live block holds the first byte; [`PoolError::OutsideBlock`] if the range exceeds the block.
     pub fn identify(&self, address: Address, size: Bytes) -> Result<BlockId> {
         let offset = self.core.offset(address)?;
         let mut allocator = self.core.lock();
@@ -196,11 +197,11 @@ impl ReadHolds<'_> {
         Ok(BlockId { address: begins, generation, stream: block.stream })
     }
 
-    /// Holds a block until an event that was recorded on a stream in the context of its device, for work that was enqueued before on
-    /// whatever stream. Holds of one stream are asked for in the order in which their events were recorded.
+    /// Holds a block until an event completes. The event must have been recorded on `on`, in the context of the block's device, after the
+    /// work that reads the block. Holds of one stream must be added in the order in which their events were recorded.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]: that block lives no more.
+    /// [`PoolError::UnknownAddress`] if the block has been freed.
     pub fn hold(&self, block: BlockId, event: &Arc<OwnedEvent>, on: StreamId) -> Result<HoldId> {
         let offset = self.core.offset(block.address)?;
         let mut allocator = self.core.lock();
@@ -209,35 +210,35 @@ impl ReadHolds<'_> {
         let hold = hold.ok_or(PoolError::UnknownAddress { device, address })?;
         let are_many = self.core.holds().add(hold, event, on);
         drop(allocator);
-        // Completion points ask for them where something is freed. Where nothing is, somebody has to.
+        // Completion points query holds when memory is freed; without frees, this call must.
         if are_many && let Err(error) = self.core.poll_holds() {
-            // Whoever waits for one of them hears of it.
+            // A thread that waits for one of them sees the error.
             tracing::debug!(target: "glake::completion", %error, "read holds were not asked for");
         }
         Ok(hold)
     }
 
-    /// Ends a hold before its event has passed: the block's own stream waits for the event now. A hold that has ended is no error.
+    /// Ends a hold before its event completes: the block's own stream waits for the event instead. Ending a hold twice is no error.
     pub fn end(&self, hold: HoldId) {
         let mut allocator = self.core.lock();
         allocator.pass_hold(hold);
         self.core.holds().remove(hold);
     }
 
-    /// Bytes of live blocks, for asynchronous work.
+    /// Returns a span of live blocks for asynchronous work.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`] outside of the pool; what the driver's table of mappings answers where not all of it is mapped.
+    /// [`PoolError::UnknownAddress`] outside the pool; the error of the driver's mapping table if part of the range is not mapped.
     pub fn span(&self, address: Address, size: Bytes) -> Result<Span> {
         self.core.span(HomeRange { offset: self.core.offset(address)?, size })
     }
 
-    /// Freed bytes that holds keep from everybody but their stream.
+    /// Returns the freed bytes that holds reserve for the stream of their block.
     pub fn freed_bytes(&self) -> Bytes {
         self.core.lock().held_bytes()
     }
 
-    /// How many holds are not known to have passed.
+    /// Returns the number of holds not known to have ended.
     pub fn count(&self) -> usize {
         self.core.holds().count()
     }

@@ -1,33 +1,33 @@
-//! How far the GPU was behind the host when memory was asked for.
+//! Histogram of the GPU's lag behind the host at misses.
 //!
 //! ```text
 //! age of the oldest completion point not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
 //! ```
 //!
-//! A bucket ends a quarter above where it begins, so that is how exact a quantile is; the maximum is exact.
+//! Each bucket ends a quarter above its beginning, which bounds the error of a quantile; the maximum is exact.
 
 use std::time::Duration;
 
-/// Buckets a power of two.
+/// Buckets per power of two.
 const SPLIT: u32 = 4;
 const POWERS: u32 = 40;
 const BUCKETS: usize = 2 + (SPLIT * POWERS) as usize;
 
-/// How far the GPU was behind the host, over all misses: the age of the oldest event for frees that had not passed.
-/// What lies between two events is not seen: with nothing freed there is none, and the age is 0.
+/// Lag of the GPU behind the host over all misses: the age of the oldest event for frees that had not passed. The age is 0 if no frees are
+/// pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompletionLag {
-    /// Misses.
+    /// Number of misses so far.
     pub misses: u64,
-    /// Half of them saw at most so much, rounded up by at most a quarter.
+    /// Median of the lag, rounded up by at most a quarter.
     pub p50: Duration,
-    /// Of a hundred, 95 saw at most so much, rounded up by at most a quarter.
+    /// 95th percentile of the lag, rounded up by at most a quarter.
     pub p95: Duration,
-    /// The most.
+    /// Maximum of the lag, exact.
     pub max: Duration,
 }
 
-/// The counts behind it.
+/// Counts of the buckets.
 #[derive(Clone, Debug)]
 pub(super) struct Lags {
     counts: [u64; BUCKETS],
@@ -52,7 +52,7 @@ fn bucket_of(age: Duration) -> usize {
     BUCKETS.min(2 + (SPLIT * log + quarter) as usize) - 1
 }
 
-/// The longest age of a bucket.
+/// Returns the upper bound of a bucket.
 fn longest(bucket: usize) -> Duration {
     let Some(index) = bucket.checked_sub(1) else { return Duration::ZERO };
     let (log, quarter) = (index / SPLIT as usize, (index % SPLIT as usize) as u64);
@@ -61,7 +61,7 @@ fn longest(bucket: usize) -> Duration {
 }
 
 impl Lags {
-    /// One miss.
+    /// Adds one miss to the histogram.
     pub(super) fn note(&mut self, age: Duration) {
         self.counts[bucket_of(age)] += 1;
         self.misses += 1;

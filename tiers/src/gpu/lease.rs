@@ -1,18 +1,18 @@
-//! How much memory of a GPU a pool may have made: a number that somebody above gives, beside the pool's own limit.
+//! Lease: upper bound of a pool's physical memory, granted from outside and independent of the pool's own limit.
 //!
 //! ```text
 //!            set, grant                      take
 //!   agent ───────────────► leased ◄──────────────────
-//!                            │ made memory never passes it
-//!   plan, refill ─► count ─► made ─► (released) ─► uncounted, or returned: leased goes down with it
-//!                     └ too much: "grow" is told, and a grant waited for
+//!                            │ created memory never exceeds it
+//!   plan, refill ─► count ─► made ─► (released) ─► uncounted, or returned: leased is lowered with it
+//!                     └ too much: sends "grow" and waits for a grant
 //! ```
 //!
-//! The allocator knows nothing of it: sizes of extents, and what is stitched, are as without one.
+//! The allocator does not know the lease: extent sizes and stitching are the same without one.
 //!
-//! Invariants: what is counted as made never passes what is leased, but where the lease was set below what is there: then nothing is made
-//! until it fits again. An extent is counted before the driver makes it and until the driver has released it. Whoever is told of
-//! events is told with no lock held here, and hears of each returned byte once.
+//! Invariants: counted memory never exceeds the lease, unless the lease was set below the existing memory; then nothing is created until it
+//! fits again. An extent is counted before the driver creates it and until the driver has released it. Observers are called with no lease
+//! lock held, and every returned byte is reported once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,64 +24,65 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::PoolError;
 
-/// What a shrink gives back is told when it is so much,
+/// Bytes returned by shrinks after which they are reported to the observer.
 const TOLD_BYTES: Bytes = Bytes::mib(512);
-/// or so old.
+/// Age after which smaller returns are reported too.
 const TOLD_AFTER: Duration = Duration::from_millis(10);
-/// How soon somebody looks again who waits: where a lease allows what the driver does not have, memory of others is on its way back.
+/// Polling interval of waiting threads: if the lease allows memory that the driver lacks, other processes are about to release some.
 const STEP: Duration = Duration::from_millis(5);
 
-/// What whoever gives leases is told.
+/// Event reported to the grantor of leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEvent {
-    /// Memory is to come back: so much more has to be granted for it, and for the growth after it.
+    /// Memory is about to be refilled: this many more bytes are needed, for it and for the growth after it.
     Want,
-    /// A request is so much above the lease, and waits.
+    /// A waiting request exceeds the lease by this many bytes.
     Grow,
-    /// A shrink gave so much back: the lease is lower by it.
+    /// A shrink returned this many bytes: the lease was lowered by them.
     Returned,
-    /// Somebody still waits for a grant. Told again and again meanwhile, on the thread that waits: it may let others run.
+    /// A request is still waiting for a grant. Reported repeatedly by the waiting thread, which lets other work run meanwhile.
     Waiting,
 }
 
-/// Who gives leases.
+/// Grantor of leases, usually the node agent's client.
 pub trait LeaseObserver: fmt::Debug + Send + Sync {
-    /// Whether anybody listens. Where nobody does nothing is waited for.
+    /// Returns whether there is a grantor. Without one, requests do not wait.
     fn is_listening(&self) -> bool;
 
-    /// Is told, on the thread at hand and with no lock of the pool held. It may change the lease; it must not move regions.
+    /// Reports an event, on the calling thread and with no lock of the pool held. The observer may change the lease but must not move
+    /// regions.
     fn told(&self, event: LeaseEvent, device: DeviceId, bytes: Bytes);
 
-    /// So much is made now, in the making included. Called where memory is made and released, and once blocks are in what was made, with locks
-    /// held: it must ask nothing of the pool, nor of its lease.
+    /// Reports the amount of physical memory, including memory being created. Called when memory is created or released, and once blocks
+    /// use created memory, with locks held: the observer must not call the pool or its lease.
     fn made(&self, _device: DeviceId, _bytes: Bytes) {}
 }
 
-/// How long is waited for grants, and what is asked for.
+/// Timeouts and amounts of lease requests.
 #[derive(Clone, Debug, Default)]
 pub struct LeaseOptions {
-    /// How long a request waits that is above the lease.
+    /// Timeout for an allocation that exceeds the lease.
     pub grow_timeout: Duration,
-    /// What is asked for beside what comes back, so that growth up to that waits for nobody.
+    /// Extra bytes requested with a refill, so that the growth after it does not wait.
     pub growth: Bytes,
-    /// Who is told; `None`: nobody.
+    /// Observer of lease events; `None`: nobody is notified.
     pub observer: Option<Arc<dyn LeaseObserver>>,
 }
 
-/// How a lease stands.
+/// Snapshot of a lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseView {
-    /// The lease; `None`: there is none.
+    /// Bytes of the lease; `None`: there is no lease.
     pub leased: Option<Bytes>,
-    /// Physical memory that is made, or about to be.
+    /// Physical memory that exists or is being created.
     pub made: Bytes,
-    /// How often a grant was waited for.
+    /// Number of waits for a grant.
     pub waits: u64,
-    /// For how long in all.
+    /// Total duration of these waits.
     pub waited: Duration,
 }
 
-/// Why nothing is made.
+/// Reason why memory was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "its lease of {leased} has no room for {wanted} of new memory, {made} are made{}; grant more (glake.lease.grant, glake_lease_grant), \
@@ -89,19 +90,19 @@ pub struct LeaseView {
     if waited.is_zero() { String::new() } else { format!(", and nobody granted more within {waited:.1?}") }
 )]
 pub struct LeaseShort {
-    /// The lease.
+    /// Bytes of the lease.
     pub leased: Bytes,
-    /// What is made.
+    /// Physical memory that exists.
     pub made: Bytes,
-    /// What was to be made.
+    /// Requested new memory in bytes.
     pub wanted: Bytes,
-    /// How long a grant was waited for.
+    /// Time spent waiting for a grant.
     pub waited: Duration,
-    /// Whether it was said that none would come.
+    /// Whether the grantor denied the request.
     pub denied: bool,
 }
 
-/// The lease of one GPU's pool, and what is made under it.
+/// Lease of one GPU's pool, with the account of its physical memory.
 #[derive(Debug)]
 pub struct Lease {
     device: DeviceId,
@@ -114,24 +115,24 @@ pub struct Lease {
 struct State {
     leased: Option<Bytes>,
     made: Bytes,
-    /// What a shrink gave back and nobody was told of, and since when.
+    /// Bytes returned by shrinks and not reported yet, with the time of the first.
     returned: Bytes,
     returned_since: Option<Instant>,
-    /// Changes to the better so far.
+    /// Number of increases of the lease or decreases of created memory so far.
     grants: u64,
-    /// How often those who wait were told that nothing comes: refills, and requests.
+    /// Number of denials to refills and to requests.
     denials: Denials,
-    /// What is to come back, as it was told, and was not granted yet: who is short meanwhile waits for that.
+    /// Bytes announced for refills and not granted yet; requests that fall short meanwhile wait for these grants.
     wanted: Bytes,
-    /// What requests have asked for, all together, and was not granted yet.
+    /// Bytes asked for by all waiting requests and not granted yet.
     asked: Bytes,
-    /// How many requests have asked and are not over: where there is none, nothing is waited for.
+    /// Number of requests that have asked and still wait; without any, returned memory wakes nobody.
     asking: usize,
-    /// How many of the changes to the better were grants.
+    /// Number of grants, out of `grants`.
     given: u64,
-    /// How many refills had been denied when one was wanted last: what is denied after that is denied to it.
+    /// Refill denials before the last announcement; later denials apply to it.
     denied_before: Option<u64>,
-    /// Nothing is waited for any more.
+    /// Whether waiting has been disabled, because the process ends.
     stopped: bool,
     waits: u64,
     waited: Duration,
@@ -143,40 +144,40 @@ struct Denials {
     growth: u64,
 }
 
-/// Memory that is counted as made, until this is dropped.
+/// Memory counted as created until this guard is dropped.
 #[derive(Debug)]
 pub(super) struct Counted {
     lease: Arc<Lease>,
     bytes: Bytes,
 }
 
-/// One request that may ask for more.
+/// Request that may ask for a larger lease.
 #[derive(Debug)]
 pub(super) struct Asking<'a> {
     lease: &'a Lease,
-    /// When it gives up; `None`: it has not asked yet.
+    /// Deadline of the request; `None`: it has not asked yet.
     until: Option<Instant>,
-    /// What it told last that it is short of.
+    /// Shortfall in bytes that was last reported.
     asked: Bytes,
     short: Option<LeaseShort>,
 }
 
-/// A refill that comes back as grants come.
+/// Wait of a refill for its grants.
 #[derive(Debug)]
 pub struct Credits {
     lease: Arc<Lease>,
     timeout: Duration,
-    /// When it gives up, the grants that it has seen, and the denials before it.
+    /// Deadline, number of grants seen, and number of denials at the start.
     seen: Mutex<(Instant, u64, u64)>,
 }
 
 impl Lease {
-    /// None yet: nothing is bounded.
+    /// Creates an unbounded lease.
     pub fn new(device: DeviceId, options: LeaseOptions) -> Arc<Lease> {
         Arc::new(Lease { device, options, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Sets it, whole; `None`: nothing is bounded any more.
+    /// Sets the lease; `None` removes the bound.
     pub fn set(&self, leased: Option<Bytes>) {
         let mut state = self.state.lock();
         let is_more = match (state.leased, leased) {
@@ -184,14 +185,14 @@ impl Lease {
             (_, leased) => leased.is_none(),
         };
         state.leased = leased;
-        // A lease that is set again to what it was brings nothing: who waits for that would wait for ever.
+        // Setting the same lease again is no increase: waiters must not count on more.
         state.grants += u64::from(is_more);
         (state.wanted, state.asked) = (Bytes::ZERO, Bytes::ZERO);
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Adds to it; a grant of nothing says that there is none to wait for. False where there is no lease.
+    /// Adds to the lease. A grant of 0 tells waiters that no more is available. Returns false if there is no lease.
     pub fn grant(&self, bytes: Bytes) -> bool {
         let mut state = self.state.lock();
         let Some(leased) = &mut state.leased else { return false };
@@ -215,7 +216,7 @@ impl Lease {
         true
     }
 
-    /// Refills that wait for a grant give up; a request waits on.
+    /// Makes refills that wait for a grant give up; requests keep waiting.
     pub fn deny_refills(&self) {
         let mut state = self.state.lock();
         state.denials.refills += 1;
@@ -224,7 +225,7 @@ impl Lease {
         self.changed.notify_all();
     }
 
-    /// Requests that wait for a grant give up; a refill waits on.
+    /// Makes requests that wait for a grant give up; refills keep waiting.
     pub fn deny_growth(&self) {
         let mut state = self.state.lock();
         state.denials.growth += 1;
@@ -233,8 +234,8 @@ impl Lease {
         self.changed.notify_all();
     }
 
-    /// Sets it, whole, where no more is made: somebody else gives it from now on. What went back of the one before is told to nobody.
-    /// Answers what it was before; `Err`: nothing has changed, and so much is made.
+    /// Sets the lease if no more memory exists than that: another grantor takes over. Bytes returned under the previous lease are not
+    /// reported. Returns the previous lease; `Err` holds the amount of existing memory, and nothing has changed.
     pub fn hand_over(&self, leased: Bytes) -> std::result::Result<Option<Bytes>, Bytes> {
         let mut state = self.state.lock();
         if state.made > leased {
@@ -248,15 +249,15 @@ impl Lease {
         Ok(before)
     }
 
-    /// Lowers it by what is not made, `most` at most; returns by how much.
+    /// Lowers the lease by its unused part, at most `most`. Returns the number of bytes taken.
     pub fn take_unused(&self, most: Bytes) -> Bytes {
         self.state.lock().take_unused(most)
     }
 
-    /// Memory is about to come back: tells how much more has to be granted for it and for the growth after it.
+    /// Announces a refill: reports the bytes needed beyond the lease for it and for the growth after it.
     pub fn want(&self, evicted: Bytes) {
         let mut state = self.state.lock();
-        // Before anybody is told, who may deny it before it is waited for.
+        // Before the observer is notified: it may deny the refill before the wait begins.
         state.denied_before = Some(state.denials.refills);
         let is_leased = state.leased.is_some();
         let wanted = evicted.saturating_add(self.options.growth).saturating_sub(state.room());
@@ -267,24 +268,24 @@ impl Lease {
         }
     }
 
-    /// What was wanted is granted, as far as it will be: who is short asks as a request does.
+    /// Ends the announcement of a refill, because no more will be granted for it. Later shortfalls ask like any request.
     pub fn forget_wanted(&self) {
         self.state.lock().wanted = Bytes::ZERO;
     }
 
-    /// A shrink gives back what it has not made too.
+    /// Returns the unused part of the lease after a shrink.
     pub fn give_back_unused(&self) {
         self.give_back(Bytes::MAX);
     }
 
-    /// A shrink has released so much: the lease goes down by it.
+    /// Lowers the lease by bytes that a shrink released.
     pub(super) fn give_back(&self, bytes: Bytes) {
         let mut state = self.state.lock();
         let given = state.take_unused(bytes);
         state.note_returned(given);
     }
 
-    /// Tells what was given back, all of it or what is due.
+    /// Reports returned bytes to the observer: all of them, or only if due.
     pub fn tell_returned(&self, all: bool) {
         let mut state = self.state.lock();
         let Some(since) = state.returned_since else { return };
@@ -297,7 +298,7 @@ impl Lease {
         self.tell(LeaseEvent::Returned, returned);
     }
 
-    /// A refill's wait for grants: it gives up when none has come for so long.
+    /// Creates a refill's wait for grants, which gives up after `timeout` without one.
     pub fn credits(self: &Arc<Self>, timeout: Duration) -> Credits {
         let state = self.state.lock();
         let denials = state.denied_before.unwrap_or(state.denials.refills);
@@ -306,43 +307,43 @@ impl Lease {
         Credits { lease: self.clone(), timeout, seen: Mutex::new(seen) }
     }
 
-    /// What is asked for beside what comes back.
+    /// Returns the extra bytes requested with a refill.
     pub fn growth(&self) -> Bytes {
         self.options.growth
     }
 
-    /// How long a request waits that is above the lease.
+    /// Returns the timeout of an allocation that exceeds the lease.
     pub fn grow_timeout(&self) -> Duration {
         self.options.grow_timeout
     }
 
-    /// How it stands.
+    /// Returns a snapshot of the lease.
     pub fn view(&self) -> LeaseView {
         let State { leased, made, waits, waited, .. } = *self.state.lock();
         LeaseView { leased, made, waits, waited }
     }
 
-    /// Starts what was counted of waits from zero.
+    /// Resets the statistics of waits.
     pub(super) fn reset(&self) {
         let mut state = self.state.lock();
         (state.waits, state.waited) = Default::default();
     }
 
-    /// Nothing is waited for any more: the process ends.
+    /// Disables waiting, because the process ends.
     pub fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
     }
 
-    /// What may still be made; [`Bytes::MAX`] where nothing is bounded.
+    /// Returns the memory that may still be created; [`Bytes::MAX`] without a lease.
     pub(super) fn room(&self) -> Bytes {
         self.state.lock().room()
     }
 
-    /// Counts memory that is about to be made.
+    /// Counts memory before it is created.
     ///
     /// # Errors
-    /// It would pass the lease, and nothing is counted.
+    /// The memory would exceed the lease; nothing is counted.
     pub(super) fn count(self: &Arc<Self>, bytes: Bytes) -> std::result::Result<Counted, LeaseShort> {
         let mut state = self.state.lock();
         match state.leased {
@@ -356,13 +357,13 @@ impl Lease {
         Ok(Counted { lease: self.clone(), bytes })
     }
 
-    /// Tells the observer how much is made, again: blocks are in it now.
+    /// Reports the amount of created memory again, once blocks use it.
     pub(super) fn tell_made(&self) {
         let state = self.state.lock();
         self.note_made(state.made);
     }
 
-    /// What a request asks with.
+    /// Begins a request that may ask for a larger lease.
     pub(super) fn asking(&self) -> Asking<'_> {
         Asking { lease: self, until: None, asked: Bytes::ZERO, short: None }
     }
@@ -371,7 +372,7 @@ impl Lease {
         self.options.observer.as_ref().is_some_and(|observer| observer.is_listening())
     }
 
-    /// Waits for a moment, `until` at most.
+    /// Waits for a change, one polling interval at most and not beyond `until`.
     fn pause(&self, state: &mut MutexGuard<'_, State>, until: Instant) {
         if self.changed.wait_until(state, until.min(Instant::now() + STEP)).timed_out() {
             MutexGuard::unlocked(state, || self.tell(LeaseEvent::Waiting, Bytes::ZERO));
@@ -421,14 +422,14 @@ impl State {
 }
 
 impl Counted {
-    /// A part of it, to be dropped by itself.
+    /// Splits off a part, which can be dropped separately.
     pub(super) fn split(&mut self, bytes: Bytes) -> Counted {
         let bytes = bytes.min(self.bytes);
         self.bytes = self.bytes.saturating_sub(bytes);
         Counted { lease: self.lease.clone(), bytes }
     }
 
-    /// It was released by a shrink: nobody else may make it again under this lease.
+    /// Removes memory that a shrink released, and lowers the lease by it so that no other request can use it.
     pub(super) fn give_back(mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let mut state = self.lease.state.lock();
@@ -438,7 +439,7 @@ impl Counted {
         self.lease.note_made(state.made);
     }
 
-    /// It could not be released, and stays counted for good.
+    /// Keeps memory counted for good, because it could not be released.
     pub(super) fn keep(mut self) {
         self.bytes = Bytes::ZERO;
     }
@@ -451,15 +452,15 @@ impl Drop for Counted {
             state.made = state.made.saturating_sub(self.bytes);
             self.lease.note_made(state.made);
             drop(state);
-            // Who waits for a grant may have this instead.
+            // A waiter may use this memory in place of a grant.
             self.lease.changed.notify_all();
         }
     }
 }
 
 impl Asking<'_> {
-    /// Asks for what is missing and waits for it; returns whether there may be room now. All calls of one request together wait no longer
-    /// than `grow_timeout`.
+    /// Asks for the missing bytes and waits. Returns whether there may be room now. All calls of one request together wait at most
+    /// `grow_timeout`.
     pub(super) fn ask(&mut self, short: LeaseShort) -> bool {
         let begin = Instant::now();
         let lease = self.lease;
@@ -475,9 +476,9 @@ impl Asking<'_> {
             return false;
         }
         let mut state = lease.state.lock();
-        // Before it is told: who is told may grant at once.
+        // Before the notification: the observer may grant at once.
         let (denials, mut given) = (state.denials.growth, state.given);
-        // What it asked for may have gone to another one, and what that one asked for is still to come.
+        // Its grant may have gone to another request, whose own grant is still to come.
         let mut missing = match !self.asked.is_zero() && !state.asked.is_zero() {
             true => Bytes::ZERO,
             false => short.wanted.saturating_sub(state.room()),
@@ -494,7 +495,7 @@ impl Asking<'_> {
                 break true;
             }
             if state.denials.growth != denials || state.stopped {
-                // It is not asked again.
+                // The amount is not requested again.
                 self.until = Some(begin);
                 denied = !state.stopped;
                 break false;
@@ -502,7 +503,7 @@ impl Asking<'_> {
             if Instant::now() >= until {
                 break false;
             }
-            // All that anybody asked for was granted, and others have it.
+            // All requested memory was granted, and other requests have used it.
             if state.given != given && state.asked.is_zero() {
                 given = state.given;
                 missing = short.wanted.saturating_sub(state.room());
@@ -511,7 +512,7 @@ impl Asking<'_> {
             lease.pause(&mut state, until);
         };
         if !granted {
-            // Nobody waits for what is still to come of it.
+            // No request waits for the rest of it any more.
             state.asked = state.asked.saturating_sub(std::mem::take(&mut self.asked));
         }
         state.note_wait(begin);
@@ -520,7 +521,7 @@ impl Asking<'_> {
         granted
     }
 
-    /// What it was refused for.
+    /// Returns the shortfall of the last refusal.
     pub(super) fn short(&self) -> Option<LeaseShort> {
         self.short
     }
@@ -539,9 +540,9 @@ impl Drop for Asking<'_> {
 }
 
 impl Credits {
-    /// Waits for the next grant where the lease is what stops the refill, or a moment where the driver has not got what was leased;
-    /// returns whether it is worth trying again. Where all that was wanted is granted, and others have it, it asks as a request does. The
-    /// refill holds its region's turn meanwhile, and no lock of the pool; `is_over` is asked now and then whether it should wait no more.
+    /// Waits for the next grant if the lease stops the refill, or one polling interval if the driver lacks leased memory. Returns whether
+    /// to retry. If all announced memory was granted but others use it, asks like a request. The refill holds its region's turn during the
+    /// wait, and no lock of the pool. `is_over` is polled: true cancels the wait.
     pub fn wait(&self, refused: &PoolError, is_over: &dyn Fn() -> bool) -> bool {
         let begin = Instant::now();
         let (until, grants, denials) = &mut *self.seen.lock();

@@ -1,8 +1,8 @@
-//! What a program says of its blocks' bytes, and what follows for copies that are there already.
+//! Live byte ranges declared by the program, and their effect on existing copies.
 //!
 //! ```text
-//! set, clear     ─► LiveRanges, under the allocator's lock ─► copies that hold less than what counts now are dropped
-//! ask ─► answer  the same, for who learns the ranges later: of a block that was freed meanwhile nothing is said
+//! set, clear     ─► LiveRanges, under the allocator's lock ─► copies that hold less than the live bytes are dropped
+//! ask ─► answer  the same for ranges that become known later; an answer for a freed block is ignored
 //! ```
 
 use glake_device::Address;
@@ -14,14 +14,14 @@ use super::live_ranges::{self, ByteRange, Saying};
 use super::records::ExtentRecords;
 use super::{PoolError, Result};
 
-/// The blocks of a pool, as their program speaks of them.
+/// Interface for declaring live bytes of a pool's blocks.
 #[derive(Debug)]
 pub struct LiveBytes<'a> {
     pub(super) core: &'a Core,
     pub(super) records: &'a ExtentRecords,
 }
 
-/// A block of which somebody says later which of its bytes count. Until then all do.
+/// Block whose live ranges will be declared later. Until then, all its bytes are live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveAnswer {
     block: Bytes,
@@ -29,12 +29,12 @@ pub struct LiveAnswer {
 }
 
 impl LiveBytes<'_> {
-    /// Of the block that begins at an address these bytes count and no others: rounded out to 512 bytes they are copied when its
-    /// memory leaves, and the others have any value afterwards. Holds until it is said anew, or the block is freed; for memory that has
-    /// left already, from its next way out on.
+    /// Declares the live bytes of the block that begins at an address: only these are preserved when its memory leaves, rounded out to 512
+    /// bytes; the others become undefined. The declaration holds until the next one or the free. For memory that is already evicted, it
+    /// takes effect at the next eviction.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]; [`PoolError::OutsideBlock`]: what was said before holds.
+    /// [`PoolError::UnknownAddress`]; [`PoolError::OutsideBlock`]: the previous declaration holds.
     pub fn set(&self, address: Address, ranges: &[ByteRange]) -> Result<()> {
         let block = {
             let allocator = self.core.lock();
@@ -46,7 +46,7 @@ impl LiveBytes<'_> {
         self.records.drop_outgrown(block)
     }
 
-    /// All bytes of the block that begins at an address count again.
+    /// Declares all bytes of the block that begins at an address live again.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`].
@@ -60,7 +60,7 @@ impl LiveBytes<'_> {
         self.records.drop_outgrown(block)
     }
 
-    /// Somebody says later which bytes of the block that begins at an address count.
+    /// Announces that the live ranges of the block at an address will be declared later.
     ///
     /// # Errors
     /// [`PoolError::UnknownAddress`].
@@ -74,11 +74,11 @@ impl LiveBytes<'_> {
         Ok(answer)
     }
 
-    /// The answer to [`LiveBytes::ask`], as often as there is a new one; with `None` all bytes count. Says nothing of a block that was
-    /// freed meanwhile, nor of one of which something else was said.
+    /// Answers a [`LiveBytes::ask`], any number of times; `None` makes all bytes live. Ignored if the block was freed or declared otherwise
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`PoolError::OutsideBlock`]: all of its bytes count then.
+    /// [`PoolError::OutsideBlock`]: all bytes of the block are live then.
     pub fn answer(&self, answer: LiveAnswer, ranges: Option<&[ByteRange]>) -> Result<()> {
         let said = {
             let allocator = self.core.lock();
@@ -95,7 +95,7 @@ impl LiveBytes<'_> {
         said.map(|_| ())
     }
 
-    /// The domain of the block of [`LiveBytes::ask`]; `None` once it was freed, or something else was said of it.
+    /// Returns the domain of the block of a [`LiveBytes::ask`]; `None` once the block was freed or declared otherwise.
     pub fn asked(&self, answer: LiveAnswer) -> Option<DomainId> {
         let allocator = self.core.lock();
         let still = self.core.live_ranges().is(answer.block, answer.number);

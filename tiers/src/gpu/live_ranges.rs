@@ -1,13 +1,13 @@
-//! Which bytes of blocks count, as their program says: pure.
+//! Live byte ranges of blocks, as declared by the program: pure.
 //!
 //! ```text
-//! block    [ live |   dead   | live ]          what a program says, in the block's own bytes
+//! block    [ live |   dead   | live ]          declared ranges, relative to the block
 //! home     [ live ]    [ de ] [ ad | live ]    the same bytes at home: one run, or the parts of a stitched block
-//! kept     all that blocks hold of an extent, without what is dead: what is copied when it leaves
+//! kept     all bytes that blocks hold of an extent, without dead ones: copied at an eviction
 //! ```
 //!
-//! Invariants: a block of which nothing was said is live as a whole. What was said of a block ends with it, under the allocator's
-//! lock, so that the next block there has nothing of it; each time that something is said has a number which is never used again.
+//! Invariants: a block without a declaration is live as a whole. A declaration ends with its block, under the allocator's lock, so that the
+//! next block at the address does not inherit it. Each declaration has a unique number.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,57 +16,56 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// Ranges begin and end at multiples of this: digests and copies of blocks do.
+/// Alignment of ranges in bytes: the granularity of digests and of block copies.
 const UNIT: u64 = 512;
 
-/// Bytes of a block, counted from its start.
+/// Byte range relative to the start of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteRange {
-    /// The first.
+    /// First byte of the range.
     pub start: Bytes,
-    /// The one behind the last.
+    /// End of the range, exclusive.
     pub end: Bytes,
 }
 
-/// Names what was said of a block: no other time that something is said has the same number.
+/// Unique number of a declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Saying(u64);
 
-/// What has to be kept of an extent.
+/// Bytes of an extent that must be preserved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// In the order of addresses.
+    /// Ranges in address order.
     pub(super) ranges: Vec<HomeRange>,
-    /// Bytes in blocks that do not count.
+    /// Bytes in blocks that were declared dead.
     pub(super) undefined: Bytes,
 }
 
-/// What was said of the blocks of a pool. Changes under the allocator's lock.
+/// Declared live ranges of a pool's blocks. Changes under the allocator's lock.
 #[derive(Debug, Default)]
 pub(super) struct LiveRanges {
-    /// Most pools have none, and ask at every free.
+    /// Number of declarations; 0 in most pools, and read at every free.
     count: AtomicUsize,
     said: Mutex<AllSaid>,
 }
 
 #[derive(Debug, Default)]
 struct AllSaid {
-    /// By where the block begins.
+    /// Declarations by the offset of the block.
     by_block: FxHashMap<Bytes, Said>,
-    /// The number of the next one.
+    /// Number of the next declaration.
     next: u64,
 }
 
 #[derive(Debug)]
 struct Said {
     number: Saying,
-    /// Sorted, and apart from each other; `None`: all of it, until that is known better.
+    /// Sorted, disjoint ranges; `None`: the whole block, until a later answer.
     live: Option<Vec<ByteRange>>,
 }
 
 impl LiveRanges {
-    /// From now on these bytes of a block count and no others, of which [`rounded`] is the answer; with `None` all of them do, until
-    /// [`LiveRanges::change`] says more.
+    /// Declares the live bytes of a block, as returned by [`rounded`]. `None` makes all bytes live until [`LiveRanges::change`].
     pub(super) fn say(&self, block: Bytes, live: Option<Vec<ByteRange>>) -> Saying {
         let mut said = self.said.lock();
         let number = Saying(said.next);
@@ -76,19 +75,19 @@ impl LiveRanges {
         number
     }
 
-    /// Says more of a block of which something was said and is still so; whether it is.
+    /// Changes a declaration that is still in force. Returns whether it is.
     pub(super) fn change(&self, block: Bytes, number: Saying, live: Option<Vec<ByteRange>>) -> bool {
         let mut said = self.said.lock();
         let known = said.by_block.get_mut(&block).filter(|said| said.number == number);
         known.map(|said| said.live = live).is_some()
     }
 
-    /// Whether nothing else was said of the block since, and it lives.
+    /// Returns whether a declaration is still in force: the block lives and has no newer one.
     pub(super) fn is(&self, block: Bytes, number: Saying) -> bool {
         self.said.lock().by_block.get(&block).is_some_and(|said| said.number == number)
     }
 
-    /// All of the block that begins there counts again, or there is none any more.
+    /// Ends the declaration of the block at an offset: all its bytes are live again, or the block is gone.
     #[inline]
     pub(super) fn end(&self, block: Bytes) {
         if self.count.load(Ordering::Relaxed) > 0 {
@@ -103,7 +102,7 @@ impl LiveRanges {
         self.count.store(said.by_block.len(), Ordering::Relaxed);
     }
 
-    /// What is left of the ranges of an extent without the bytes of blocks that do not count; `home_of` tells where a block's bytes are.
+    /// Removes the dead bytes of blocks from the ranges of an extent; `home_of` returns the home ranges of a block.
     pub(super) fn narrow(
         &self,
         all: Vec<HomeRange>,
@@ -129,10 +128,10 @@ impl LiveRanges {
     }
 }
 
-/// Ranges of a block of `size` bytes sorted, rounded out to what is copied, joined where they touch, without empty ones.
+/// Sorts ranges of a block of `size` bytes, rounds them out to the alignment, joins touching ones and drops empty ones.
 ///
 /// # Errors
-/// The first that leaves the block or ends before it begins.
+/// The first range that exceeds the block or ends before it begins.
 pub(super) fn rounded(ranges: &[ByteRange], size: Bytes) -> Result<Vec<ByteRange>, ByteRange> {
     if let Some(wrong) = ranges.iter().find(|range| range.start > range.end || range.end > size) {
         return Err(*wrong);
@@ -154,7 +153,7 @@ pub(super) fn rounded(ranges: &[ByteRange], size: Bytes) -> Result<Vec<ByteRange
     Ok(joined)
 }
 
-/// The bytes of a block of `size` bytes that lie in none of its sorted ranges.
+/// Returns the bytes of a block of `size` bytes outside its sorted ranges.
 fn others(ranges: &[ByteRange], size: Bytes) -> Vec<ByteRange> {
     let ends = ranges.iter().map(|range| range.end);
     let starts = ranges.iter().map(|range| range.start).chain([size]);
@@ -162,7 +161,7 @@ fn others(ranges: &[ByteRange], size: Bytes) -> Vec<ByteRange> {
     between.map(|(start, end)| ByteRange { start, end }).filter(|range| range.start < range.end).collect()
 }
 
-/// Sorted ranges of a block as ranges of home, where `home` are its parts in the order of its bytes.
+/// Translates sorted ranges of a block to home ranges; `home` holds the block's parts in block order.
 pub(super) fn at_home(ranges: &[ByteRange], home: &[HomeRange]) -> Vec<HomeRange> {
     let (mut found, mut at) = (Vec::new(), Bytes::ZERO);
     for part in home {
@@ -177,7 +176,7 @@ pub(super) fn at_home(ranges: &[ByteRange], home: &[HomeRange]) -> Vec<HomeRange
     found
 }
 
-/// What lies in `ranges` and in none of `gone`; both are sorted.
+/// Returns the bytes of `ranges` that are not in `gone`; both must be sorted.
 pub(super) fn without(ranges: &[HomeRange], gone: &[HomeRange]) -> Vec<HomeRange> {
     let mut left = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -196,7 +195,7 @@ pub(super) fn without(ranges: &[HomeRange], gone: &[HomeRange]) -> Vec<HomeRange
     left
 }
 
-/// How many bytes.
+/// Returns the total size of ranges.
 pub(super) fn size_of(ranges: &[HomeRange]) -> Bytes {
     ranges.iter().map(|range| range.size).sum()
 }
@@ -261,7 +260,7 @@ mod tests {
         assert_eq!(narrow(&[home(1 << 20, 4096)]), [home(1 << 20, 4096)], "another extent");
     }
 
-    /// One bool a unit of eight bytes.
+    /// Returns one bool for each unit of eight bytes.
     fn marked(ranges: &[HomeRange]) -> Vec<bool> {
         let inside =
             |at: u64| ranges.iter().any(|range| (range.offset.get()..end_of(range).get()).contains(&at));

@@ -1,6 +1,6 @@
-//! Whether blocks that were exported are still those.
+//! Lives of exported blocks.
 //!
-//! Invariant: a life is ended under the allocator's lock, by a free and by a restore, so that nobody else has the bytes before.
+//! Invariant: a life is ended under the allocator's lock, by a free or a restore, before the bytes can be handed out again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,29 +9,29 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// The life of an exported block: the pool ends it when the block is freed, or goes by a restore.
+/// Life of an exported block, ended by a free or a restore.
 #[derive(Clone, Debug, Default)]
 pub struct BlockLife {
     ended: Arc<AtomicBool>,
 }
 
 impl BlockLife {
-    /// Whether it is over: the bytes are others' now, or may be.
+    /// Returns whether the block is gone: its bytes may belong to another block.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 }
 
-/// The lives of exported blocks, by where they begin. Both change under the allocator's lock.
+/// Lives of exported blocks by offset. Changes under the allocator's lock.
 #[derive(Debug, Default)]
 pub(super) struct Lives {
-    /// Most pools export nothing, and ask at every free.
+    /// Number of lives; 0 in most pools, and read at every free.
     count: AtomicUsize,
     by_block: Mutex<FxHashMap<Bytes, BlockLife>>,
 }
 
 impl Lives {
-    /// The life of the block that begins there.
+    /// Returns the life of the block at an offset, starting it if necessary.
     pub(super) fn of(&self, block: Bytes) -> BlockLife {
         let mut lives = self.by_block.lock();
         let life = lives.entry(block).or_default().clone();
@@ -39,7 +39,7 @@ impl Lives {
         life
     }
 
-    /// The block that begins there is live no more.
+    /// Ends the life of the block at an offset.
     #[inline]
     pub(super) fn end(&self, block: Bytes) {
         if self.count.load(Ordering::Relaxed) > 0 {

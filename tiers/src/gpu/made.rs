@@ -1,11 +1,11 @@
-//! The memory of an extent, which its lease counts as long as the driver has not released it.
+//! Physical memory of an extent, counted by the lease until the driver has released it.
 
 use glake_device::DriverError;
 use glake_device::owned::Extent;
 
 use super::lease::Counted;
 
-/// An extent that was made.
+/// Extent with physical memory.
 #[derive(Debug)]
 pub(super) struct Made(Option<(Extent, Counted)>);
 
@@ -18,10 +18,10 @@ impl Made {
         self.0.as_ref().map(|(memory, _)| memory)
     }
 
-    /// Releases it; a shrink gives what it was leased back too, and it stays `leased` otherwise.
+    /// Releases the memory. A shrink also lowers the lease; with `leased` the lease keeps its size.
     ///
     /// # Errors
-    /// What the driver answers, and the memory itself, still alive.
+    /// The driver's error, and the memory, which still exists.
     pub(super) fn release(mut self, leased: bool) -> std::result::Result<(), (Made, DriverError)> {
         let Some((memory, counted)) = self.0.take() else { return Ok(()) };
         match memory.release() {
@@ -38,7 +38,7 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // What the driver does not release is lost to others too.
+        // Memory that the driver does not release is unavailable to others too.
         if let Some((memory, counted)) = self.0.take()
             && let Err((memory, _)) = memory.release()
         {

@@ -1,4 +1,4 @@
-//! A request that no free list answers: planned, executed, or refused.
+//! Requests that no free list can serve: planned, executed, or refused.
 
 use glake_device::{CaptureState, DriverError};
 use glake_stitch::{Grant, Outcome, Plan, PointNumber, Request, StitchError};
@@ -10,7 +10,7 @@ use super::lease::LeaseShort;
 use super::retry::retry;
 use super::{PoolError, PoolStream, Result};
 
-/// One request.
+/// Allocation request that missed.
 #[derive(Debug)]
 pub(super) struct Miss<'a> {
     pub(super) core: &'a Core,
@@ -21,7 +21,7 @@ pub(super) struct Miss<'a> {
 }
 
 impl Miss<'_> {
-    /// Makes room for it. What is waited for is waited for without the growth lock.
+    /// Finds or makes memory for the request. Waits are made without the growth lock.
     pub(super) fn serve(&self) -> Result<Grant> {
         self.clock.know(self.stream.raw);
         self.clock.tick()?;
@@ -45,7 +45,7 @@ impl Miss<'_> {
                     Err(PoolError::Driver(error)) if error.is_out_of_memory() && grow => {
                         (grow, short) = (false, None);
                     }
-                    // Who grants more may need memory of this process first.
+                    // The grantor may need memory of this process first.
                     Err(PoolError::Leased { short: refused, .. }) if grow => {
                         drop(growing);
                         grow = asking.ask(refused);
@@ -54,7 +54,7 @@ impl Miss<'_> {
                     }
                     Err(error) => return Err(error),
                 },
-                // What is waited for may need memory of another thread first.
+                // The work waited for may need memory that another thread has to allocate first.
                 Outcome::Wait(point) => {
                     drop(growing);
                     match self.wait(point) {
@@ -74,8 +74,8 @@ impl Miss<'_> {
         }
     }
 
-    /// Waits on the host for what a completion point is behind, or only for a use of the stream's own bytes where that will do: the point
-    /// may be behind work that has nothing to do with them.
+    /// Waits on the host for a completion point, or only for one use of the stream's own bytes if that suffices: the point may also cover
+    /// unrelated work.
     fn wait(&self, point: PointNumber) -> Result<()> {
         match self.core.first_use(self.request, point) {
             Some(used) => self.core.wait_use(used).map_err(|error| self.core.failed(error)),
@@ -83,15 +83,15 @@ impl Miss<'_> {
         }
     }
 
-    /// Whether the stream can wait for what holds keep from it: not while it captures. The driver is asked where anything is held.
+    /// Returns whether the stream may wait for bytes withheld by holds: not during its capture. Queries the driver only if there are holds.
     fn can_wait(&self) -> bool {
         let is_any_held = !self.core.lock().held_bytes().is_zero();
         let state = || self.core.driver().capture_state(self.core.device(), self.stream.raw);
         !is_any_held || matches!(retry(state), Ok(CaptureState::None))
     }
 
-    /// Unmaps idle aliases above their limit. The block that made them too many is there all the same: where this fails
-    /// they stay, for the next time.
+    /// Unmaps idle aliases above their limit. A failure does not affect the block that was just allocated; the aliases stay until the next
+    /// attempt.
     fn collect(&self, growing: &mut Growing<'_>) {
         let plan = self.core.lock().plan_due_collection();
         let done = plan.map_or(Ok(None), |plan| growing.carry_out(&plan, self.request.stream));

@@ -1,33 +1,33 @@
-//! The memory of one GPU, handed out in blocks.
+//! Memory of one GPU, allocated in blocks.
 //!
 //! ```text
 //! GpuPool ─► Blocks ─► Core        hits and frees: one short lock
 //!              ├► Miss ─► Growth ─► Execution        plans, one at a time: reserve, execute, commit or abort
-//!              └► StreamOrder ─► WaitTimer, ReadHolds     streams put behind what their new bytes were last used by
-//!              └► UseEvents                           when other streams are done with what was freed
+//!              └► StreamOrder ─► WaitTimer, ReadHolds     make streams wait for the last use of their new bytes
+//!              └► UseEvents                           completion of other streams' uses of freed blocks
 //!         ─► CompletionClock                         completion points, recorded and polled; Drain: every device of the process
 //!         ─► Evictions, Refills ─► ExtentRecords     extents that leave and come back; FixedBlocks stay; Protection
 //!         ─► PeerAccess ─► Reach, PeerBlocks         other GPUs
-//!         ─► LiveBytes ─► LiveRanges                  which bytes of blocks count
+//!         ─► LiveBytes ─► LiveRanges                 live bytes of blocks
 //!         ─► Domains, FreeMemory, Checkpoints, Exports, Report
 //! ```
 //!
-//! A part owns its state, and holds or borrows the parts that it stands on, never the pool. `Core` is the one that all share.
+//! A part owns its state, and holds or borrows the parts that it depends on, never the pool. All parts share `Core`.
 //!
 //! Locks are taken in this order, each by the part that owns it:
 //!
-//! | lock | of | the driver is called under it |
+//! | lock | owner | driver calls under the lock |
 //! |---|---|---|
 //! | growth | `Growth` | yes: to make, map, open, unmap and release memory |
-//! | clock | `CompletionClock` | yes: to record completion points and to ask for them |
+//! | clock | `CompletionClock` | yes: to record and query completion points |
 //! | fixed | `FixedBlocks` | no |
 //! | records | `ExtentRecords` | no |
-//! | layout | `Core` | yes: for a plan's calls, and for a piece of an extent that is copied and stays |
-//! | allocator | `Core` | no: it is held for pure work only |
+//! | layout | `Core` | yes: for a plan's calls, and for a piece of a resident extent that is being copied |
+//! | allocator | `Core` | no: held for pure work only |
 //! | owed edges, lives, live ranges, holds | `Core`, under the allocator's | no |
 //!
-//! Leaves, under which no other is taken: the locks of `Reach`, `Lease` and `UseEvents`; that of the clock's sleepers; those of
-//! `WaitTimer` and of the event in `StreamOrder`, under which the driver is called for events.
+//! Leaf locks, under which no other lock is taken: those of `Reach`, `Lease`, `UseEvents` and the clock's sleepers; those of `WaitTimer`
+//! and of the event in `StreamOrder`, under which the driver is called for events.
 
 mod block_range;
 mod blocks;
@@ -122,7 +122,7 @@ use waits::WaitTimer;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
-/// The memory of one GPU.
+/// Memory pool of one GPU.
 #[derive(Debug)]
 pub struct GpuPool {
     blocks: Blocks,
@@ -132,18 +132,18 @@ pub struct GpuPool {
     waits: Arc<WaitTimer>,
     records: Arc<ExtentRecords>,
     fixed: FixedBlocks,
-    /// All that the driver shows.
+    /// Devices visible to the driver.
     devices: DeviceSet,
-    /// Whether the driver exports memory of the device at all.
+    /// Whether the driver can export memory of this device.
     exports: bool,
     growth: Arc<Growth>,
 }
 
 impl GpuPool {
-    /// A pool that owns nothing but addresses yet.
+    /// Creates a pool that reserves addresses and owns no memory yet.
     ///
     /// # Errors
-    /// [`PoolError::NoSuchDevice`], a knob out of range, or what the driver answers.
+    /// [`PoolError::NoSuchDevice`], a setting out of range, or the driver's error.
     pub fn new(driver: Arc<dyn Driver>, device: DeviceId, options: PoolOptions) -> Result<Self> {
         let devices = driver.devices()?;
         let info = devices.iter().find(|info| info.id == device);
@@ -186,77 +186,77 @@ impl GpuPool {
         Ok(pool)
     }
 
-    /// Whose memory it is.
+    /// Returns the device of the pool.
     pub fn device(&self) -> DeviceId {
         self.core.device()
     }
 
-    /// Hands out a block of the default domain, for work on `stream`.
+    /// Allocates a block of the default domain for work on `stream`.
     ///
     /// # Errors
-    /// [`PoolError::Refused`], [`PoolError::Leased`] or [`PoolError::DeviceFull`] when there is not enough memory, after everything
-    /// that may be taken back was and every pending free was waited for; [`PoolError::CaptureOpen`] where that could not be;
-    /// [`PoolError::Driver`]; [`PoolError::Poisoned`].
+    /// [`PoolError::Refused`], [`PoolError::Leased`] or [`PoolError::DeviceFull`] if there is not enough memory after reclaiming unused
+    /// memory and waiting for pending frees; [`PoolError::CaptureOpen`] if a capture prevents that wait; [`PoolError::Driver`];
+    /// [`PoolError::Poisoned`].
     pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.blocks.malloc(Allocator::default_domain(), size, stream)
     }
 
-    /// Hands out a block of a domain.
+    /// Allocates a block of a domain.
     ///
     /// # Errors
-    /// As [`GpuPool::malloc`].
+    /// The same as [`GpuPool::malloc`].
     pub fn malloc_in(&self, domain: DomainId, size: Bytes, stream: PoolStream) -> Result<Block> {
         self.blocks.malloc(domain, size, stream)
     }
 
-    /// Takes a block back; returns its size. Its stream may have its bytes at once, or when other streams that were recorded are done,
-    /// others when its completion point has passed.
+    /// Frees a block and returns its size. Its own stream may reuse the bytes at once, or after the recorded uses by other streams; other
+    /// streams may once the free's completion point has passed.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]; nothing changes then.
+    /// [`PoolError::UnknownAddress`]; nothing changes.
     pub fn free(&self, address: Address) -> Result<Bytes> {
         self.blocks.free(address)
     }
 
-    /// Says that work of another stream uses a block, up to its free; returns whether a block of this pool begins there. The block's own
-    /// stream has its bytes again when the streams that were recorded have done what was enqueued on them before the free.
+    /// Records that work of another stream uses a block until its free. Returns whether a block of this pool begins at the address. After
+    /// the free, the block's own stream may reuse the bytes once the recorded streams have finished the work enqueued before the free.
     pub fn record_stream(&self, address: Address, stream: PoolStream) -> bool {
         self.blocks.record_stream(address, stream)
     }
 
-    /// Releases free memory until at most `keep` is reserved, or nothing is left to release; what is freed but may still
-    /// be in use stays, and so does what a private pool keeps until it is released. Returns how much went.
+    /// Releases free memory until at most `keep` is reserved. Freed memory that may still be in use stays, and so does the memory that a
+    /// private pool keeps until its release. Returns the number of bytes released.
     ///
     /// # Errors
-    /// [`PoolError::Driver`]: the pool is as it was; [`PoolError::Poisoned`].
+    /// [`PoolError::Driver`]: the pool is unchanged; [`PoolError::Poisoned`].
     pub fn trim(&self, keep: Bytes) -> Result<Bytes> {
         self.free_memory().trim(keep)
     }
 
-    /// Releases all free memory of one domain, also of a private pool that keeps its own from [`GpuPool::trim`]: nothing may
-    /// count on it any more, such as a captured graph that writes to it when it is replayed. Returns how much went.
+    /// Releases all free memory of one domain, including a private pool's, which [`GpuPool::trim`] skips. No captured graph that writes to
+    /// this memory may be replayed afterwards. Returns the number of bytes released.
     ///
     /// # Errors
-    /// As [`GpuPool::trim`].
+    /// The same as [`GpuPool::trim`].
     pub fn trim_domain(&self, domain: DomainId) -> Result<Bytes> {
         self.free_memory().trim_domain(domain)
     }
 
-    /// What bounds how much memory is made, beside the limit.
+    /// Returns the lease, which bounds physical memory in addition to the limit.
     pub fn lease(&self) -> &Arc<Lease> {
         self.growth.lease()
     }
 
-    /// Lowers the lease by what is not made, and by free memory that goes back to the driver for it, `most` at most; what is freed but
-    /// may still be in use stays. Returns by how much.
+    /// Lowers the lease by its unused part and by free memory, which is released, at most `most` in total. Freed memory that may still be
+    /// in use stays. Returns the number of bytes taken from the lease.
     ///
     /// # Errors
-    /// As [`GpuPool::trim`], where nothing was taken.
+    /// The same as [`GpuPool::trim`], if nothing was taken.
     pub fn take_lease(&self, most: Bytes) -> Result<Bytes> {
         self.free_memory().take_lease(most)
     }
 
-    /// Changes the most that may be reserved, as a part of the device's memory.
+    /// Sets the limit of reserved memory as a fraction of the device's memory.
     pub fn set_memory_fraction(&self, fraction: f64) {
         let memory = self.core.lock().settings().memory;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
@@ -264,124 +264,123 @@ impl GpuPool {
         self.blocks.budget().set_limit(Bytes::new(limit));
     }
 
-    /// The most that may be reserved, as a part of the device's memory.
+    /// Returns the limit of reserved memory as a fraction of the device's memory.
     #[allow(clippy::cast_precision_loss)]
     pub fn memory_fraction(&self) -> f64 {
         let memory = self.core.lock().settings().memory;
         self.blocks.budget().limit().get() as f64 / memory.get() as f64
     }
 
-    /// What is to be reserved at most, if requests can be served within it, with waits of streams where that helps; `None`: as much as
-    /// the limit allows. A request that cannot is served all the same, and counted.
+    /// Sets the budget: a soft limit of reserved memory, kept by making streams wait if that helps; `None`: the limit alone applies. A
+    /// request that cannot be served within the budget exceeds it and is counted.
     pub fn set_budget(&self, budget: Option<Bytes>) {
         self.blocks.budget().set(budget);
     }
 
-    /// What is to be reserved at most, and how many requests could not be served within it.
+    /// Returns the budget and the number of requests that exceeded it.
     pub fn budget(&self) -> (Option<Bytes>, u64) {
         self.blocks.budget().told()
     }
 
-    /// Bytes of live blocks and of those that other streams still use.
+    /// Returns the bytes of live blocks and of freed blocks that other streams still use.
     pub fn active(&self) -> Bytes {
         self.core.lock().active_bytes()
     }
 
-    /// Bytes of live blocks and of those that other streams still use, and the most that they were since this was asked last.
+    /// Returns [`GpuPool::active`] and its maximum since the last call.
     pub fn take_most(&self) -> (Bytes, Bytes) {
         self.core.lock().take_most()
     }
 
-    /// The clock of the driver's completions.
+    /// Returns the source of completion events.
     pub fn completion_events(&self) -> &Arc<CompletionEvents> {
         self.clock.completion_events()
     }
 
-    /// As [`CompletionClock::tick`].
+    /// Calls [`CompletionClock::tick`] of the pool's clock.
     ///
     /// # Errors
-    /// What the driver answers; nothing is lost.
+    /// The driver's error; no free is lost.
     pub fn tick(&self) -> Result<()> {
         self.clock.tick()
     }
 
-    /// As [`CompletionClock::settle`].
+    /// Calls [`CompletionClock::settle`] of the pool's clock.
     ///
     /// # Errors
-    /// What the driver answers; [`glake_device::DriverError::Capturing`] while a capture is open and frees wait for its end.
+    /// The driver's error; [`glake_device::DriverError::Capturing`] while a capture is open and frees wait for its end.
     pub fn settle(&self) -> Result<()> {
         self.clock.settle()
     }
 
-    /// A new owner of extents, with properties of its own; `None`: those of the default domain.
+    /// Adds a domain with its own extent properties; `None`: those of the default domain.
     pub fn add_domain(&self, options: DomainOptions, properties: Option<ExtentProperties>) -> DomainId {
         self.domains().add(options, properties)
     }
 
-    /// A CUDA graph is captured in a domain: its memory keeps its addresses from now on, nothing of it is stitched or lent.
+    /// Prepares a domain for the capture of a CUDA graph: from now on its memory keeps its addresses and is neither stitched nor lent.
     pub fn keep_addresses(&self, domain: DomainId) {
         self.domains().keep_addresses(domain);
     }
 
-    /// Gives a domain up: its memory goes back once its blocks are freed and all work enqueued before is done.
+    /// Releases a domain: its memory is freed once its blocks are freed and all work enqueued before has completed.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where there is no such domain.
+    /// [`PoolError::Refused`] if there is no such domain.
     pub fn release_domain(&self, domain: DomainId) -> Result<()> {
         self.domains().release(domain)
     }
 
-    /// Whether there is anything of a domain: a released one goes with the last of its memory.
+    /// Returns whether a domain exists: a released one disappears with the last of its memory.
     pub fn has_domain(&self, domain: DomainId) -> bool {
         self.domains().has(domain)
     }
 
-    /// The live blocks of a domain, for [`GpuPool::restore`].
+    /// Records the live blocks of a domain for [`GpuPool::restore`].
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where a block is stitched; in private pools none is.
+    /// [`PoolError::Refused`] if a block is stitched, which never happens in private pools.
     pub fn checkpoint(&self, domain: DomainId) -> Result<Checkpoint> {
         self.checkpoints().take(domain)
     }
 
-    /// Makes exactly the blocks of a checkpoint live in a domain, at their addresses: what is live now is freed, what was
-    /// live then is claimed. No stream is made to wait and no byte is written: the program knows what is in them.
+    /// Makes exactly the blocks of a checkpoint live in a domain, at their addresses: frees the current blocks and claims the recorded
+    /// ones. No stream waits and no byte is written: the program knows the contents.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where the domain was released and a block would be new in it, or where memory has gone since to the driver
-    /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The same blocks as
-    /// before are live then.
+    /// [`PoolError::Refused`] if the domain was released and a block would be new in it, or if its memory has been released to the driver
+    /// ([`GpuPool::trim_domain`]); [`PoolError::UnknownAddress`] for the checkpoint of another pool. The live blocks are unchanged then.
     pub fn restore(&self, domain: DomainId, checkpoint: &Checkpoint) -> Result<Restored> {
         self.checkpoints().restore(domain, checkpoint)
     }
 
-    /// The physical memory of the live block that an address lies in, for another process, with descriptors of a part of its extents. It
-    /// stays on its GPU from then on.
+    /// Exports the physical memory of the live block at an address to another process, with descriptors for a part of its extents. The
+    /// memory stays on its GPU from then on.
     ///
-    /// The caller keeps the block until the other process is done with it; descriptors keep the memory, but not the bytes.
+    /// The caller keeps the block until the other process has finished with it; descriptors keep the memory, but not the bytes.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] where the domain was not made for it
-    /// ([`PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while some of it is elsewhere; what
-    /// the driver answers.
+    /// [`PoolError::UnknownAddress`]; [`PoolError::NotExportable`] if the domain was not created as exportable
+    /// ([`PoolOptions::exportable`]); [`PoolError::NoDescriptors`]; [`PoolError::Evicted`] while part of the block is evicted; the driver's
+    /// error.
     pub fn export(&self, address: Address, part: Range<usize>) -> Result<Exported> {
         Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address, part)
     }
 
-    /// Lets work of the program on `peer` touch this pool's memory: what is mapped now, at all its addresses, and what will be. Plain
-    /// memory of this device is opened to the peer as well, which the program sees. From then on memory is lent, unmapped and
-    /// released only after the peer's work, too, is done, so the peer's context is made if there is none. Twice is no error, and a
-    /// device need not be let to its own memory.
+    /// Gives the program's work on `peer` access to this pool's memory: all current mappings at all their addresses, and later ones. Also
+    /// enables the driver's peer access to plain memory of this device, which the program can observe. From then on memory is lent,
+    /// unmapped and released only after the peer's work, too, has completed; therefore the peer's context is created if there is none.
+    /// Repeated calls and the pool's own device are no errors.
     ///
     /// # Errors
-    /// [`PoolError::NoSuchDevice`], or what the driver answers, above all where the two devices cannot reach each other;
-    /// the peer may touch no more of the pool than before, then; plain memory may be open to it.
+    /// [`PoolError::NoSuchDevice`], or the driver's error, above all if the two devices cannot reach each other; the peer's access to the
+    /// pool is unchanged, its access to plain memory may be enabled.
     pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
         self.peer_access().enable(peer)
     }
 
-    /// Work of the program on `peer` uses this pool's memory: from now on memory is lent, unmapped and released only after that
-    /// device's work, too, is done. The device is given no access that it has not.
+    /// Covers the program's work on `peer`, which uses this pool's memory: from now on memory is lent, unmapped and released only after
+    /// that device's work, too, has completed. Gives the device no further access.
     ///
     /// # Errors
     /// [`PoolError::Poisoned`].
@@ -389,48 +388,48 @@ impl GpuPool {
         self.peer_access().watch(peer)
     }
 
-    /// Opens this pool's memory to work of ours on another device: what is mapped now, at all its addresses, and what will be. Whoever
-    /// enqueues such work joins it into this device's context, or tells the clock of it
-    /// ([`glake_device::owned::CompletionEvents::outside`]): no completion point waits for anything else there, and nothing that the program could see
-    /// changes. Twice is no error.
+    /// Gives the runtime's own work on another device access to this pool's memory: all current mappings at all their addresses, and later
+    /// ones. Such work must be joined into this device's context or registered with the clock
+    /// ([`glake_device::owned::CompletionEvents::outside`]): completion points wait for no other work there, and the program observes no
+    /// change. Repeated calls are no error.
     ///
     /// # Errors
-    /// As [`GpuPool::enable_peer`].
+    /// The same as [`GpuPool::enable_peer`].
     pub fn lend_to(&self, relay: DeviceId) -> Result<()> {
         self.peer_access().lend_to(relay)
     }
 
-    /// Closes a domain that has no memory yet to whom the pool is lent: relays' parts of its copies go through memory of their own. What comes
-    /// and goes often is opened and unmapped the faster, the fewer GPUs may touch it. Who is let in by [`GpuPool::enable_peer`] may touch it.
+    /// Closes a domain without memory to the devices that the pool is lent to: relays copy its data through their own memory. Frequently
+    /// mapped memory is opened and unmapped faster the fewer GPUs have access. Devices added by [`GpuPool::enable_peer`] keep access.
     pub fn close_domain(&self, domain: DomainId) {
         self.peer_access().close_domain(domain);
     }
 
-    /// Opens a domain again that was closed: what is mapped of it, and what will be. Of another one it does nothing.
+    /// Opens a closed domain again, its current and its later mappings. Does nothing if the domain is not closed.
     ///
     /// # Errors
-    /// What the driver answers: it is closed as before.
+    /// The driver's error: the domain stays closed.
     pub fn open_domain(&self, domain: DomainId) -> Result<()> {
         self.peer_access().open_domain(domain)
     }
 
-    /// The domain of the block that an address lies in, where it is closed to others to whom the pool is lent.
+    /// Returns the domain of the block at an address if the domain is closed to devices that the pool is lent to.
     pub fn closed_at(&self, address: Address) -> Option<DomainId> {
         let domain = self.reach.is_any_closed().then(|| self.find(address)).flatten()?.domain;
         (self.reach.of_domain(domain) != self.reach.given()).then_some(domain)
     }
 
-    /// The devices, besides its own, whose work may touch memory of the pool that is not closed.
+    /// Returns the other devices whose work may access the pool's open memory.
     pub fn peers(&self) -> DeviceSet {
         self.reach.given()
     }
 
-    /// The devices, besides its own, whose work may touch memory of a domain.
+    /// Returns the other devices whose work may access the memory of a domain.
     pub fn peers_of(&self, domain: DomainId) -> DeviceSet {
         self.reach.of_domain(domain)
     }
 
-    /// The devices whose work may touch a range of the pool, and a range around it of which the same is so. Asks no driver.
+    /// Returns the devices whose work may access a range of the pool, and a range around it with the same devices. Makes no driver call.
     pub fn reach_of(&self, start: Address, size: Bytes) -> (DeviceSet, (Address, Bytes)) {
         let own = DeviceSet::of(self.device());
         if !self.reach.is_any_closed() {
@@ -440,36 +439,36 @@ impl GpuPool {
         let holds = start.0.saturating_add(size.get()) <= block.address.0.saturating_add(block.size.get());
         match holds {
             true => (own.union(self.reach.of_domain(block.domain)), (block.address, block.size)),
-            // Neighbours may be of other domains.
+            // Adjacent extents may belong to other domains.
             false => (own.union(self.reach.let_in()), (start, size)),
         }
     }
 
-    /// The address of offset 0.
+    /// Returns the address of offset 0.
     pub fn base(&self) -> Address {
         self.core.reservation().start()
     }
 
-    /// The pool's addresses, at home and in aliases, mapped or not: where they begin, and how many they are.
+    /// Returns the pool's address range, home and aliases, mapped or not: its start and its size.
     #[inline]
     pub fn range(&self) -> (Address, Bytes) {
         (self.core.reservation().start(), self.core.reservation().size())
     }
 
-    /// The block that begins at an address: its size and what was asked for.
+    /// Returns the size and the requested size of the block that begins at an address.
     pub fn block(&self, address: Address) -> Option<(Bytes, Bytes)> {
         self.core.lock().blocks().at(self.core.offset(address).ok()?)
     }
 
-    /// The live block that an address lies in, at its start or anywhere else: large ones, small ones and stitched ones.
-    /// Slower than [`GpuPool::block`], which knows starts alone.
+    /// Finds the live block that contains an address, of any kind: large, small or stitched. Slower than [`GpuPool::block`], which only
+    /// knows the starts of blocks.
     pub fn find(&self, address: Address) -> Option<LiveBlock> {
         let offset = self.core.offset(address).ok()?;
         let found = self.core.lock().blocks().find(offset);
         found.map(|block| LiveBlock::of(&self.core, block))
     }
 
-    /// Whether any of these bytes of live blocks was decommitted ([`crate::Region::decommit`]), or is about to be.
+    /// Returns whether any of these bytes of live blocks is decommitted ([`crate::Region::decommit`]), or about to be.
     pub fn is_decommitted(&self, address: Address, size: Bytes) -> bool {
         let (mut at, end) = (address, Address(address.0.saturating_add(size.get())));
         while at < end && self.records.are_any_decommitted() {
@@ -484,134 +483,133 @@ impl GpuPool {
         false
     }
 
-    /// The live blocks of a domain, in the order of their addresses.
+    /// Returns the live blocks of a domain in address order.
     pub fn blocks_of(&self, domain: DomainId) -> Vec<LiveBlock> {
         let blocks = self.core.lock().blocks().of(domain);
         blocks.into_iter().map(|block| LiveBlock::of(&self.core, block)).collect()
     }
 
-    /// Copies bytes of a block to the host and returns when they are there. The caller orders it after the work that
-    /// wrote them.
+    /// Copies bytes of a block to the host and waits for completion. The caller orders the copy after the work that wrote the bytes.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`] outside the pool; the driver's answer where nothing is mapped.
+    /// [`PoolError::UnknownAddress`] outside the pool; the driver's error if the bytes are not mapped.
     pub fn read(&self, from: Address, into: &mut [u8]) -> Result<()> {
         self.core.usable()?;
         let read = self.core.reservation().read(self.core.offset(from)?, into);
         read.map_err(|error| self.core.failed(error))
     }
 
-    /// Copies bytes of the host into a block and returns when they are there.
+    /// Copies bytes of the host into a block and waits for completion.
     ///
     /// # Errors
-    /// As [`GpuPool::read`].
+    /// The same as [`GpuPool::read`].
     pub fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
         self.core.usable()?;
         let written = self.core.reservation().write(self.core.offset(to)?, bytes);
         written.map_err(|error| self.core.failed(error))
     }
 
-    /// Everything that is counted; walks the free pieces.
+    /// Returns all statistics; walks the free pieces.
     pub fn stats(&self) -> Stats {
         self.core.lock().report().stats()
     }
 
-    /// What was done, without walking anything.
+    /// Returns the counters, without walking any list.
     pub fn counters(&self) -> Counters {
         self.core.lock().counters()
     }
 
-    /// Physical memory held.
+    /// Returns the physical memory of the pool.
     pub fn reserved(&self) -> Bytes {
         self.core.lock().reserved_bytes()
     }
 
-    /// Checks the core's invariants: slow, for tests and suspicion.
+    /// Checks the allocator's invariants. Slow: meant for tests and debugging.
     ///
     /// # Errors
-    /// The first that is broken.
+    /// The first broken invariant.
     pub fn check(&self) -> std::result::Result<(), Broken> {
         let _quiet = self.growth.quiet();
         self.core.lock().check()
     }
 
-    /// When what was freed is free on the device too.
+    /// Returns the clock, which tracks when freed memory is no longer in use on the device.
     pub fn clock(&self) -> &CompletionClock {
         &self.clock
     }
 
-    /// Which bytes of single blocks count when they leave, as a program says.
+    /// Returns the interface for declaring live bytes of blocks.
     pub fn live_bytes(&self) -> LiveBytes<'_> {
         LiveBytes { core: &self.core, records: &self.records }
     }
 
-    /// Events on live blocks, up to which something beside their streams reads them.
+    /// Returns the interface for read holds: events until which other components read live blocks.
     pub fn read_holds(&self) -> ReadHolds<'_> {
         ReadHolds { core: &self.core }
     }
 
-    /// What else the pool tells about itself.
+    /// Returns further statistics of the pool.
     pub fn report(&self) -> Report<'_> {
         Report { core: &self.core, clock: &self.clock, waits: &self.waits, lease: self.growth.lease() }
     }
 
-    /// Its addresses.
+    /// Returns the core of the pool.
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }
 
-    /// The owners of its extents.
+    /// Returns the operations on domains.
     pub(crate) fn domains(&self) -> Domains<'_> {
         Domains { core: &self.core, clock: &self.clock, growth: &self.growth, records: &self.records }
     }
 
-    /// What can go back to the driver.
+    /// Returns the operations on free memory.
     pub(crate) fn free_memory(&self) -> FreeMemory<'_> {
         FreeMemory { core: &self.core, clock: &self.clock, growth: &self.growth }
     }
 
-    /// Where the bytes of its extents are.
+    /// Returns the records of where extents' bytes are.
     pub(crate) fn records(&self) -> &ExtentRecords {
         &self.records
     }
 
-    /// Extents on their way out.
+    /// Returns the operations that evict extents.
     pub(crate) fn evictions(&self) -> Evictions<'_> {
         let GpuPool { core, growth, fixed, records, .. } = self;
         Evictions { core, growth, fixed, records }
     }
 
-    /// Extents on their way in.
+    /// Returns the operations that refill extents.
     pub(crate) fn refills(&self) -> Refills<'_> {
         Refills { core: &self.core, growth: &self.growth, records: &self.records }
     }
 
-    /// What stays.
+    /// Returns the set of fixed blocks.
     pub(crate) fn fixed(&self) -> &FixedBlocks {
         &self.fixed
     }
 
-    /// Memory for other GPUs' copies.
+    /// Returns the memory for other GPUs' copies.
     pub(crate) fn peer_blocks(&self) -> PeerBlocks<'_> {
         let GpuPool { core, growth, blocks, .. } = self;
         let (domains, access, free_memory) = (self.domains(), self.peer_access(), self.free_memory());
         PeerBlocks { core, growth, blocks, domains, access, free_memory }
     }
 
-    /// What may be written to.
+    /// Returns the operations on write access.
     pub(crate) fn protection(&self) -> Protection<'_> {
         Protection { core: &self.core, growth: &self.growth, reach: &self.reach, drain: self.drain() }
     }
 
-    /// Every device of the process.
+    /// Returns the wait for all devices of the process.
     pub(crate) fn drain(&self) -> Drain<'_> {
         Drain { clock: &self.clock, reach: &self.reach, devices: self.devices }
     }
 
-    /// All work that was enqueued before on any device of the process.
+    /// Records all work enqueued so far on any device of the process.
     ///
     /// # Errors
-    /// What the driver answers; [`glake_device::DriverError::Capturing`] while a capture is open.
+    /// The driver's error; [`glake_device::DriverError::Capturing`] while a capture is open.
     pub fn pending_work(&self) -> Result<PendingWork> {
         self.drain().begin()
     }

@@ -1,20 +1,20 @@
-//! Who wants to know where memory is mapped.
+//! Observer of a pool's mappings.
 
 use std::fmt;
 
 use glake_device::{Address, DeviceId};
 use glake_units::Bytes;
 
-/// Told of every range of addresses that gets memory or loses it, at home and in aliases: for registrations with network
-/// cards and collective libraries, for traces.
+/// Observer of every address range that is mapped or unmapped, at home and in aliases: for registration with network cards and collective
+/// libraries, and for traces.
 ///
-/// An unmapped range may be a part of a mapped one, or several side by side. What was undone, because a later step failed,
-/// is told as the opposite. What a pool still has mapped when it is dropped is not told.
+/// An unmapped range may be a part of a mapped one, or several adjacent ones. A mapping that is rolled back because a later step failed is
+/// reported as unmapped, and vice versa. Mappings that exist when a pool is dropped are not reported.
 ///
-/// The calls come with the lock of the pool's growth held: they must not call the pool.
+/// The methods are called with the pool's growth lock held and must not call the pool.
 pub trait MappingObserver: fmt::Debug + Send + Sync {
-    /// A range can be used from now on.
+    /// Reports that a range is mapped and usable.
     fn mapped(&self, device: DeviceId, address: Address, size: Bytes);
-    /// A range is about to lose its memory; nothing enqueued uses it any more.
+    /// Reports that a range is about to be unmapped; no enqueued work uses it any more.
     fn unmapping(&self, device: DeviceId, address: Address, size: Bytes);
 }

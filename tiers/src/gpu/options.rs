@@ -1,4 +1,4 @@
-//! How a pool is made.
+//! Options of a pool.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use glake_stitch::Settings;
 
 use super::{Lease, MappingObserver};
 
-/// How a pool is made.
+/// Options of a pool at its creation.
 #[derive(Clone, Debug, Default)]
 pub struct PoolOptions {
-    /// The core's knobs; `None`: the defaults for the device's memory.
+    /// Settings of the allocator; `None`: the defaults for the device's memory.
     pub settings: Option<Settings>,
-    /// The clock of the driver's completions; `None`: one of its own. Pools of one process share one: a pool whose memory
-    /// peers may touch records events in their contexts too, so a `CaptureHold` of any pool must stop them all.
+    /// Source of completion events; `None`: the pool creates its own. The pools of one process should share one: a pool that peers access
+    /// records events in their contexts too, so that a `CaptureHold` must stop all pools.
     pub completion_events: Option<Arc<CompletionEvents>>,
-    /// Devices whose work may touch the pool's memory from the start: see [`super::GpuPool::enable_peer`].
+    /// Devices whose work may access the pool's memory from the start: see [`super::GpuPool::enable_peer`].
     pub peers: Vec<DeviceId>,
-    /// Whether other processes may be given the memory of the default domain, and of domains that name no properties: see
-    /// [`super::GpuPool::export`]. Without effect where the driver exports no memory of the device.
+    /// Whether memory of the default domain, and of domains without their own properties, can be exported to other processes: see
+    /// [`super::GpuPool::export`]. Without effect if the driver cannot export memory of the device.
     pub exportable: bool,
-    /// Told of every range that is mapped and unmapped.
+    /// Observer of mappings; `None`: there is none.
     pub observer: Option<Arc<dyn MappingObserver>>,
-    /// What bounds how much memory is made; `None`: nothing but the limit.
+    /// Lease that bounds physical memory; `None`: only the limit applies.
     pub lease: Option<Arc<Lease>>,
 }

@@ -1,7 +1,8 @@
-//! A stream put behind what its new bytes were last used by: by its own work, where they change their address, by that of
-//! lenders, and by what holds them.
+//! Ordering of a stream after the last use of its new bytes: its own earlier work if the address changes, the work of lending streams, and
+//! read holds.
 //!
-//! Invariant: a block whose stream could not be put behind that work is withheld until its completion point has passed, from its stream too.
+//! Invariant: a block whose stream could not be ordered is withheld from all streams, its own included, until its completion point has
+//! passed.
 
 use std::sync::Arc;
 
@@ -25,14 +26,14 @@ fn hold(wait: &Wait) -> Option<HoldId> {
     if let Wait::Hold(hold) = wait { Some(*hold) } else { None }
 }
 
-/// Makes streams wait on their GPU.
+/// Makes streams wait for other work on their GPU.
 #[derive(Debug)]
 pub(super) struct StreamOrder {
     core: Arc<Core>,
     clock: Arc<CompletionClock>,
     growth: Arc<Growth>,
     waits: Arc<WaitTimer>,
-    /// Recorded and waited for in one go.
+    /// Event that is recorded and waited for in one critical section.
     event: Mutex<OwnedEvent>,
 }
 
@@ -47,8 +48,8 @@ impl StreamOrder {
         Ok(StreamOrder { core, clock, growth, waits, event })
     }
 
-    /// Makes a stream wait, on the device, for what its new block's bytes were last used by. Capturing streams neither
-    /// lend nor borrow: then the answer is false, and the block is withheld until its completion point, so that another is found.
+    /// Makes a stream wait, on the device, for the last use of its new block's bytes. Capturing streams neither lend nor borrow: for these
+    /// it returns false, and the block is withheld until its completion point, so that another is found.
     pub(super) fn order(&self, grant: &Grant, stream: PoolStream) -> Result<bool> {
         let ordered = self.wait_for_all(grant, stream);
         if !matches!(ordered, Ok(true)) {
@@ -70,7 +71,7 @@ impl StreamOrder {
         let lenders = self.growth.streams(&keys);
         for &party in lenders.iter().chain([&stream.raw]) {
             match retry(|| self.core.driver().capture_state(self.core.device(), party)) {
-                // Its work may still run, and only a completion point tells when it is done.
+                // Its work may still be running; only a completion point tells when it has completed.
                 Err(error) if error.is_gone() && party != stream.raw => return Ok(false),
                 state => {
                     if state? != CaptureState::None {
@@ -99,7 +100,7 @@ impl StreamOrder {
         retry(|| self.core.driver().stream_wait_event(self.core.device(), stream.raw, event.id()))
     }
 
-    /// Takes a block back that is not ordered: nobody may have its bytes before their completion point, its stream neither.
+    /// Frees a block that could not be ordered: no stream, its own included, may reuse the bytes before their completion point.
     fn withhold(&self, grant: &Grant) {
         let mut core = self.core.lock();
         core.record_stream(grant.offset, StreamKey::UNKNOWN);

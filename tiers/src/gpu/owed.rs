@@ -1,7 +1,7 @@
-//! The edges that streams were promised: each puts a stream behind what its new bytes were last used by.
+//! Ordering edges that grants require: each makes a stream wait for the last use of its new bytes.
 //!
-//! Invariant: the allocator counts an edge as made from the grant on. Until it is on the device (another thread is at it, or
-//! it failed) every other grant to the stream makes one as well.
+//! Invariant: the allocator counts an edge as recorded from the grant on. Until it is on the device (another thread is recording it, or
+//! recording failed), every other grant to the stream records one as well.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,16 +9,16 @@ use glake_stitch::{Grant, StreamKey};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// How many edges streams were promised that are not made. Changed under the allocator's lock when one is promised.
+/// Number of required edges not recorded yet, by stream. Increased under the allocator's lock.
 #[derive(Debug, Default)]
 pub(super) struct OwedEdges {
     owed: Mutex<FxHashMap<StreamKey, usize>>,
-    /// Over all streams; changed under the lock of `owed`.
+    /// Total over all streams; changes under the lock of `owed`.
     count: AtomicUsize,
 }
 
 impl OwedEdges {
-    /// Notes the edge of a grant, or that it needs one since another is owed. To be called under the allocator's lock.
+    /// Notes that a grant needs an edge, by itself or because its stream has an unrecorded one. Must be called under the allocator's lock.
     #[inline]
     pub(super) fn owe(&self, mut grant: Grant, stream: StreamKey) -> Grant {
         if grant.edge || self.count.load(Ordering::Relaxed) > 0 {
@@ -27,7 +27,7 @@ impl OwedEdges {
         grant
     }
 
-    /// Notes an edge that a grant needs by itself, or because another is owed to its stream; tells whether it does.
+    /// Notes an edge if the grant needs one or the stream has an unrecorded one. Returns whether it does.
     #[cold]
     fn note(&self, needs: bool, stream: StreamKey) -> bool {
         let mut owed = self.owed.lock();
@@ -39,7 +39,7 @@ impl OwedEdges {
         edge
     }
 
-    /// One edge of a stream is on the device.
+    /// Notes that one edge of a stream has been recorded on the device.
     pub(super) fn made(&self, stream: StreamKey) {
         let mut owed = self.owed.lock();
         if let Some(left) = owed.get_mut(&stream) {

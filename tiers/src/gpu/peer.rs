@@ -1,19 +1,19 @@
-//! Other GPUs that touch the pool's memory: work of the program, where it asked for that, and work of ours.
+//! Access of other GPUs to the pool's memory, for the program's work and for the runtime's own.
 //!
 //! ```text
-//! enable_peer   the program asked   watched: every completion point waits for all of that GPU's work        access to all memory
-//! watch         the program recorded a stream of that GPU       watched                                      none beside what it has
-//! lend_to       relays of copies    not watched: such work is joined, or told of to the clock    access to what is not closed
+//! enable_peer   at the program's request   watched: every completion point waits for all of that GPU's work    access to all memory
+//! watch         the program recorded a stream of that GPU       watched                                      no further access
+//! lend_to       relays of copies    not watched: work is joined, or registered with the clock     access to open domains
 //! peer blocks   their owners        not watched, as above                                        access to their domains
 //! ```
 //!
 //! Invariants:
-//! - A device that the program let touch memory is watched before it is given access and for ever after, so every completion point that is
-//!   recorded meanwhile waits for its work too. Completion points from before do not, and need not: what was freed in them its work could not
-//!   touch, and what it has been given since belongs to later ones. That is decided under the clock's lock, so that no completion point is in
-//!   between.
-//! - No completion point waits for the work of a device that the program did not ask for: of what is ours there the clock is told
-//!   ([`glake_device::owned::CompletionEvents::outside`]).
+//! - A device that the program gave access is watched before it gets the access, and for ever after, so that every completion point
+//! recorded meanwhile waits for its work too. Earlier completion points need not: the device could not access the memory freed in them, and
+//! memory it has been given since belongs to later ones. The change is made under the clock's lock, so that no completion point is recorded
+//! in between.
+//! - Completion points do not wait for devices that the program did not name: the runtime registers its own work there with the clock
+//! ([`glake_device::owned::CompletionEvents::outside`]).
 
 use glake_device::owned::{DeviceSet, Mapping};
 use glake_device::{Access, DeviceId, DriverError, Protection, Refusal, Verb};
@@ -27,7 +27,7 @@ use super::reach::Reach;
 use super::retry::retry;
 use super::{PoolError, Result};
 
-/// Who else may touch a pool's memory.
+/// Operations on the access of other devices to a pool's memory.
 #[derive(Debug)]
 pub(super) struct PeerAccess<'a> {
     pub(super) core: &'a Core,
@@ -37,9 +37,9 @@ pub(super) struct PeerAccess<'a> {
 }
 
 impl PeerAccess<'_> {
-    /// Lets work of the program on `peer` touch the pool's memory.
+    /// Gives the program's work on `peer` access to the pool's memory.
     pub(super) fn enable(&self, peer: DeviceId) -> Result<()> {
-        // Nothing is mapped or unmapped meanwhile.
+        // Prevents mapping and unmapping meanwhile.
         let growing = self.growth.lock()?;
         let own = self.core.device();
         if peer == own || self.reach.watched().contains(peer) && self.reach.let_in().contains(peer) {
@@ -60,7 +60,7 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    /// Work of the program on `peer` uses the pool's memory, by whatever way it reaches it.
+    /// Covers the program's work on `peer`, which already accesses the pool's memory.
     pub(super) fn watch(&self, peer: DeviceId) -> Result<()> {
         if peer != self.core.device() && !self.reach.watched().contains(peer) {
             self.watch_under(&self.growth.lock()?, peer);
@@ -75,9 +75,9 @@ impl PeerAccess<'_> {
         });
     }
 
-    /// Opens the pool's memory to work of ours on another device, but for closed domains.
+    /// Gives the runtime's work on another device access to the pool's memory, except closed domains.
     pub(super) fn lend_to(&self, relay: DeviceId) -> Result<()> {
-        // Nothing is mapped or unmapped meanwhile.
+        // Prevents mapping and unmapping meanwhile.
         let growing = self.growth.lock()?;
         if relay == self.core.device() {
             return Ok(());
@@ -92,12 +92,12 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    /// Closes a domain that has no memory yet: it is opened to nobody but its own device and those that the program lets in.
+    /// Closes a domain without memory: only its own device and those that the program named get access.
     pub(super) fn close_domain(&self, domain: DomainId) {
         self.reach.close(domain);
     }
 
-    /// A domain is closed no more: all that the pool's other memory is lent to may touch it, now and from now on.
+    /// Opens a closed domain to all devices that the pool is lent to, for current and later mappings.
     pub(super) fn open_domain(&self, domain: DomainId) -> Result<()> {
         let growing = self.growth.lock()?;
         let others = self.reach.given().without(self.reach.of_domain(domain));
@@ -107,7 +107,8 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    /// Work of ours for an owner will touch peer blocks; its GPU is given no further access. To be called under the growth lock.
+    /// Prepares for the runtime's work on an owner's GPU, which will access peer blocks; gives it no further access. Must be called under
+    /// the growth lock.
     pub(super) fn admit(&self, owner: DeviceId) -> Result<()> {
         if owner != self.core.device() {
             self.check_reach(owner)?;
@@ -116,7 +117,7 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    /// Says whether a device reaches this one at all: with nothing mapped yet, nothing else would. Changes nothing.
+    /// Checks whether a device can access this one, which no other call would tell while nothing is mapped. Changes nothing.
     fn check_reach(&self, peer: DeviceId) -> Result<()> {
         let driver = self.core.driver();
         let devices = driver.devices().map_err(|error| self.core.failed(error))?;
@@ -133,17 +134,17 @@ impl PeerAccess<'_> {
         }
     }
 
-    /// What is mapped of closed domains.
+    /// Returns the mappings of closed domains.
     fn closed(&self, growing: &Growing<'_>) -> Vec<Mapping> {
         self.reach.closed().into_iter().flat_map(|domain| growing.mappings_in(domain)).collect()
     }
 
-    /// What else is mapped, in runs.
+    /// Returns all other mappings, in runs.
     fn open(&self, growing: &Growing<'_>) -> Vec<Mapping> {
         without(self.core.reservation().mapped(), self.closed(growing))
     }
 
-    /// Gives devices access to mappings of closed domains. What is sealed against writes they may read: unsealed it is opened to all.
+    /// Gives devices access to mappings of closed domains: read access if they are sealed against writes, full access on unsealing.
     fn open_closed(&self, peers: DeviceSet, mappings: Vec<Mapping>) -> std::result::Result<(), DriverError> {
         let (own, reservation) = (self.core.device(), self.core.reservation());
         let is_written = |mapping: &Mapping| reservation.writers(*mapping).contains(own);
@@ -152,7 +153,7 @@ impl PeerAccess<'_> {
         self.open_to(peers, Protection::Read, &sealed)
     }
 
-    /// Gives devices access to mappings, or to none of them.
+    /// Gives devices access to all of the mappings, or to none on failure.
     fn open_to(
         &self,
         peers: DeviceSet,
@@ -170,7 +171,7 @@ impl PeerAccess<'_> {
             let none: Vec<Access> =
                 peers.iter().map(|device| Access { device, protection: Protection::None }).collect();
             for run in &runs[..done] {
-                // Nobody was told of the access: one that is left is harmless.
+                // The program was not told of the access, so that a remaining one is harmless.
                 if let Err(error) = retry(|| reservation.protect(run.offset, run.size, &none)) {
                     tracing::warn!(target: "glake::peers", ?peers, %error, "access could not be taken back");
                 }
@@ -181,7 +182,7 @@ impl PeerAccess<'_> {
     }
 }
 
-/// What is left of runs without some of their mappings.
+/// Subtracts mappings from runs.
 fn without(runs: Vec<(Bytes, Bytes)>, mut mappings: Vec<Mapping>) -> Vec<Mapping> {
     mappings.sort_unstable_by_key(|mapping| mapping.offset);
     let mut left = Vec::with_capacity(runs.len());
@@ -220,7 +221,7 @@ mod tests {
         sim: Arc<Simulator>,
         faults: Arc<Faults>,
         pool: GpuPool,
-        /// A stream of the peer.
+        /// Stream on the peer device.
         stream: OwnedStream,
         here: PoolStream,
     }
@@ -244,7 +245,7 @@ mod tests {
             self.pool.malloc(size, self.here).unwrap()
         }
 
-        /// Blocks that fill the pool, of which every other one is free.
+        /// Fills the pool with blocks and frees every other one.
         fn fragments(&self) -> Vec<Block> {
             let blocks: Vec<Block> = (0..8).map(|_| self.malloc(FOUR)).collect();
             for block in blocks.iter().step_by(2) {
@@ -253,7 +254,7 @@ mod tests {
             blocks.into_iter().skip(1).step_by(2).collect()
         }
 
-        /// The peer writes one byte all over a block, in a kernel that takes a millisecond.
+        /// Enqueues a kernel on the peer that fills a block with one byte and takes a millisecond.
         fn write(&self, block: Block, byte: u8) -> std::result::Result<(), DriverError> {
             let Block { address, size } = block;
             let bytes = vec![byte; usize::try_from(size.get()).unwrap()];
@@ -362,7 +363,7 @@ mod tests {
             fixture.pool.lend_to(PEER).unwrap();
             let kept = if stitched { fixture.fragments() } else { Vec::new() };
             let block = fixture.malloc(Bytes::mib(8));
-            // What else is free goes first.
+            // Other free memory is taken first.
             fixture.pool.settle().unwrap();
             fixture.pool.trim(Bytes::ZERO).unwrap();
             fixture.write(block, 7).unwrap();
@@ -449,7 +450,7 @@ mod tests {
             own,
             "what lies behind is another's"
         );
-        // Nothing is open where one of its mappings could not be opened.
+        // A domain counts as open only if all its mappings could be opened.
         let fail = Fault { verb: Some(Verb::SetAccess), when: When::Nth(2), error: Injected::Failed(1) };
         fixture.faults.set(&[fail]);
         fixture.pool.open_domain(domain).unwrap_err();

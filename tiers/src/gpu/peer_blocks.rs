@@ -1,7 +1,7 @@
-//! Peer blocks: memory for what was evicted from other GPUs, their owners.
+//! Peer blocks: memory for data evicted from other GPUs, their owners.
 //!
-//! Invariant: they lie in domains of their own, one owner's in each, whose blocks no program has. What was freed there is handed out again
-//! only after all work that was enqueued before, of its own GPU and of what the clock was told of ([`super::peer`]).
+//! Invariant: peer blocks lie in domains of their own, one for each owner, and no program uses them. Freed bytes are handed out again only
+//! after all work enqueued before, on the pool's GPU and as registered with the clock ([`super::peer`]).
 
 use glake_device::{Address, DeviceId, Stream};
 use glake_stitch::{DomainId, DomainOptions, StreamKey};
@@ -15,12 +15,12 @@ use super::growth::{Growing, Growth};
 use super::peer::PeerAccess;
 use super::{PoolStream, Result};
 
-/// An extent for peer blocks. Copies are made while the next one is opened; larger ones are opened in less time and hide less of it.
+/// Extent size of peer blocks. Copies overlap with opening the next extent; larger extents open in less time but hide less of it.
 const EXTENT: Bytes = Bytes::mib(256);
-/// At most such a part of the device's memory.
+/// Divisor: peer extents are at most this part of the device's memory.
 const PART: u64 = 4;
 
-/// The peer blocks in one pool.
+/// Operations on the peer blocks of one pool.
 #[derive(Debug)]
 pub(crate) struct PeerBlocks<'a> {
     pub(super) core: &'a Core,
@@ -32,14 +32,14 @@ pub(crate) struct PeerBlocks<'a> {
 }
 
 impl PeerBlocks<'_> {
-    /// Memory that the work of one other device may touch, and that of devices which are let to all of the pool's later.
+    /// Allocates a block that the owner's work may access, and later the devices that get access to all of the pool.
     pub(crate) fn alloc(&self, owner: DeviceId, size: Bytes) -> Result<Block> {
         let domain = self.domain_of(&mut self.growth.lock()?, owner)?;
         let stream = PoolStream::of(&**self.core.driver(), self.core.device(), Stream::LEGACY)?;
         self.blocks.malloc(domain, size, stream)
     }
 
-    /// How much may alloc together.
+    /// Returns the extent size that small allocations share.
     pub(crate) fn shared(&self) -> Bytes {
         let core = self.core.lock();
         let (unit, memory) = (core.settings().granularity, core.settings().memory);
@@ -47,13 +47,13 @@ impl PeerBlocks<'_> {
         EXTENT.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
     }
 
-    /// Takes it back.
+    /// Frees a peer block and returns its size.
     pub(crate) fn free(&self, address: Address) -> Result<Bytes> {
         self.core.lock().record_stream(self.core.offset(address)?, StreamKey::UNKNOWN);
         self.blocks.free(address)
     }
 
-    /// Gives back to the driver what no owner has any more and no work touches. Never waits.
+    /// Releases free, unused memory of peer blocks to the driver. Never waits.
     pub(crate) fn sweep(&self) -> Result<Bytes> {
         let domains: Vec<DomainId> = self.growth.lock()?.owners().values().copied().collect();
         domains.into_iter().map(|domain| self.free_memory.trim_domain(domain)).sum()
@@ -106,12 +106,12 @@ mod tests {
     }
 
     impl Fixture {
-        /// A peer writes all of a block, in a kernel that takes a millisecond.
+        /// Enqueues a kernel on a peer that writes all of a block and takes a millisecond.
         fn write(&self, peer: usize, block: Block) -> std::result::Result<(), DriverError> {
             let writes = [Touch { address: block.address, size: block.size }];
             let time = Duration::from_millis(1);
             self.sim.enqueue_kernel(PEERS[peer], self.streams[peer].id(), &[], &writes, time, |_| {})?;
-            // As whoever copies for an owner does.
+            // Registers the work, as copies for an owner do.
             let driver = self.pool.completion_events().driver();
             let done = OwnedEvent::new(driver, PEERS[peer], EventKind::Plain)?;
             done.record(self.streams[peer].id())?;
@@ -148,7 +148,7 @@ mod tests {
             for (peer, block) in [(1, one), (2, one), (0, other), (2, other)] {
                 fixture.assert_refused(peer, block);
             }
-            // What was one's does not become another's.
+            // Memory of one owner is not given to another.
             fixture.pool.peer_blocks().free(one.address).unwrap();
             fixture.pool.settle().unwrap();
             let again = fixture.pool.peer_blocks().alloc(PEERS[1], SIZE).unwrap();

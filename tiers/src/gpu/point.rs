@@ -1,17 +1,17 @@
-//! A moment, and how it is known that all work from before it is done.
+//! Points in time, and the proof that all earlier work has completed.
 
 use glake_device::owned::{CompletionProof, RecordedPoint, Sequence};
 
 use super::retry::retry;
 
-/// A moment, and the completion that tells that all work from before it is done.
+/// Point in time, with the event that tells when all earlier work has completed.
 #[derive(Debug)]
 pub(crate) struct CompletionPoint {
     mark: Sequence,
     point: RecordedPoint,
 }
 
-/// A moment from before which all work is done.
+/// Proof that all work enqueued before a point has completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub(super) mark: Sequence,
@@ -19,17 +19,17 @@ pub(crate) struct Done {
 }
 
 impl CompletionPoint {
-    /// The mark comes before the completion point was recorded.
+    /// Creates a point; the mark must have been taken before the event was recorded.
     pub(super) fn new(mark: Sequence, point: RecordedPoint) -> Self {
         CompletionPoint { mark, point }
     }
 
-    /// Whether that work is done. Never waits.
+    /// Returns whether the work has completed. Never waits.
     pub(crate) fn has_passed(&mut self) -> glake_device::Result<bool> {
         Ok(self.point.poll()?.is_some())
     }
 
-    /// Waits until it is.
+    /// Waits for the completion of the work.
     pub(super) fn wait(mut self) -> glake_device::Result<Done> {
         let passed = retry(|| self.point.wait())?;
         Ok(Done { mark: self.mark, passed })

@@ -1,6 +1,6 @@
-//! Memory that work may read and not write.
+//! Write protection of sealed memory.
 //!
-//! Invariant: what a device may do with a mapping is asked of the reservation, so that what was interrupted is taken up there.
+//! Invariant: the current access rights are queried from the reservation, so that an interrupted change is resumed where it stopped.
 
 use glake_device::owned::{DeviceSet, Mapping};
 use glake_device::{Access, Protection as Rights};
@@ -14,7 +14,7 @@ use super::growth::{Growing, Growth};
 use super::reach::Reach;
 use super::retry::retry;
 
-/// The right to write, taken and given back.
+/// Operations that revoke and restore write access.
 #[derive(Debug)]
 pub(crate) struct Protection<'a> {
     pub(super) core: &'a Core,
@@ -24,16 +24,16 @@ pub(crate) struct Protection<'a> {
 }
 
 impl Protection<'_> {
-    /// Takes from every device the right to write to what is here of a domain, at all its addresses; waits for their work.
+    /// Revokes write access of all devices to a domain's resident memory, at all its addresses; waits for their work.
     ///
     /// # Errors
-    /// What the driver answers; some may be protected then.
+    /// The driver's error; part of the memory may be protected.
     pub(crate) fn protect(&self, domain: DomainId) -> Result<()> {
         let is_open = |writers: DeviceSet| !writers.is_empty();
         if self.runs_of(&self.growth.lock()?, domain, is_open)?.is_empty() {
             return Ok(());
         }
-        // What is waited for may need memory of another thread first.
+        // The work waited for may need memory that another thread has to allocate first.
         self.drain.wait()?;
         let growing = self.growth.lock()?;
         for (run, writers) in self.runs_of(&growing, domain, is_open)? {
@@ -45,10 +45,10 @@ impl Protection<'_> {
         Ok(())
     }
 
-    /// Gives it back.
+    /// Restores write access to a domain's memory.
     ///
     /// # Errors
-    /// What the driver answers; some may be given back then.
+    /// The driver's error; part of the access may be restored.
     pub(crate) fn open(&self, domain: DomainId) -> Result<()> {
         let growing = self.growth.lock()?;
         for (run, _) in
@@ -60,7 +60,7 @@ impl Protection<'_> {
         Ok(())
     }
 
-    /// The mappings of a domain's extents that are resident and of whose writers this is so, joined where they touch and have the same.
+    /// Returns the mappings of a domain's resident extents whose writers satisfy `so`; adjacent mappings with the same writers are joined.
     fn runs_of(
         &self,
         growing: &Growing<'_>,
@@ -78,7 +78,7 @@ impl Protection<'_> {
     }
 }
 
-/// Mappings in the order of their offsets, as one where they touch and have the same writers.
+/// Joins adjacent mappings with the same writers, in offset order.
 fn joined(found: &[(Mapping, DeviceSet)]) -> Vec<(Mapping, DeviceSet)> {
     let end = |mapping: &Mapping| mapping.offset.saturating_add(mapping.size);
     let runs = found.chunk_by(|(one, by), (next, also)| end(one) == next.offset && by == also);

@@ -1,16 +1,16 @@
-//! Which devices' work may touch a pool's memory.
+//! Devices whose work may access a pool's memory.
 //!
 //! ```text
-//!                    own device   devices that the program let in   relays of copies
-//! memory of a domain     x                       x                         x
-//! of a closed one        x                       x
-//! of an owner's          x                                                            and the owner
+//!                        own device   devices named by the program   relays of copies
+//! memory of a domain         x                       x                         x
+//! of a closed domain         x                       x
+//! of an owner's domain       x                                                          and the owner
 //! ```
 //!
-//! The driver takes as long to open and to unmap memory as it is open to GPUs. So what comes and goes often is closed: relays' parts of
-//! its copies go through memory of their own.
+//! The driver's time to open and to unmap memory grows with the number of GPUs that have access. Therefore frequently mapped domains are
+//! closed: relays copy their data through memory of their own.
 //!
-//! Invariant: a device that was added stays. All of it has a lock of its own, under which nothing else is taken.
+//! Invariant: an added device stays. The state has one lock, under which no other lock is taken.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,22 +20,22 @@ use glake_stitch::DomainId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
-/// The devices of a pool.
+/// Devices with access to a pool.
 #[derive(Debug)]
 pub(super) struct Reach {
     own: DeviceId,
     peers: Mutex<Peers>,
-    /// Whether a domain was ever closed: what copies look at.
+    /// Whether a domain was ever closed: lets copies skip the lookup.
     is_any_closed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Peers {
-    /// May touch what is mapped, and will be given what is mapped next.
+    /// Devices with access to current and later mappings of open domains.
     given: DeviceSet,
-    /// Of these, those that may touch closed domains too.
+    /// Subset of `given` that may also access closed domains.
     let_in: DeviceSet,
-    /// Completion points wait for these.
+    /// Devices whose work completion points wait for.
     watched: DeviceSet,
     closed: FxHashSet<DomainId>,
 }
@@ -45,45 +45,45 @@ impl Reach {
         Reach { own, peers: Mutex::default(), is_any_closed: AtomicBool::new(false) }
     }
 
-    /// Whose work a completion point has to cover.
+    /// Returns the devices whose work a completion point has to cover.
     pub(super) fn watched(&self) -> DeviceSet {
         self.peers.lock().watched.union(DeviceSet::of(self.own))
     }
 
-    /// What new mappings of a domain are given; with an owner, those of its peer blocks.
+    /// Returns the access rights of a domain's new mappings; with an owner, those of its peer blocks.
     pub(super) fn access(&self, domain: DomainId, owner: Option<DeviceId>) -> Vec<Access> {
         let others = owner.map_or_else(|| self.of_domain(domain), DeviceSet::of);
         [self.own].into_iter().chain(others.iter()).map(read_write).collect()
     }
 
-    /// The devices, besides its own, that may touch memory that is not closed.
+    /// Returns the other devices that may access open memory.
     pub(super) fn given(&self) -> DeviceSet {
         self.peers.lock().given
     }
 
-    /// The devices, besides its own, that the program let in: they may touch closed memory too.
+    /// Returns the other devices named by the program, which may access closed memory too.
     pub(super) fn let_in(&self) -> DeviceSet {
         self.peers.lock().let_in
     }
 
-    /// The devices, besides its own, that may touch a domain's memory.
+    /// Returns the other devices that may access a domain's memory.
     pub(super) fn of_domain(&self, domain: DomainId) -> DeviceSet {
         let peers = self.peers.lock();
         if peers.closed.contains(&domain) { peers.let_in } else { peers.given }
     }
 
-    /// Whether all who may write to a domain's memory are among these.
+    /// Returns whether `writers` contains all devices that may write to a domain's memory.
     pub(super) fn may_all_write(&self, domain: DomainId, writers: DeviceSet) -> bool {
         self.of_domain(domain).union(DeviceSet::of(self.own)).is_subset(writers)
     }
 
-    /// A device may touch what is not closed.
+    /// Gives a device access to open memory.
     pub(super) fn give(&self, peer: DeviceId) {
         let given = &mut self.peers.lock().given;
         *given = given.union(DeviceSet::of(peer));
     }
 
-    /// A device may touch all memory.
+    /// Gives a device access to all memory, and watches its work.
     pub(super) fn let_in_all(&self, peer: DeviceId) {
         self.give(peer);
         let let_in = &mut self.peers.lock().let_in;
@@ -96,17 +96,17 @@ impl Reach {
         self.is_any_closed.store(true, Ordering::Release);
     }
 
-    /// A domain is closed no more.
+    /// Opens a closed domain again.
     pub(super) fn open(&self, domain: DomainId) {
         self.peers.lock().closed.remove(&domain);
     }
 
-    /// The domains that are closed.
+    /// Returns all closed domains.
     pub(super) fn closed(&self) -> Vec<DomainId> {
         self.peers.lock().closed.iter().copied().collect()
     }
 
-    /// Whether a domain may be closed.
+    /// Returns whether any domain was ever closed.
     #[inline]
     pub(super) fn is_any_closed(&self) -> bool {
         self.is_any_closed.load(Ordering::Acquire)
@@ -118,7 +118,7 @@ impl Reach {
     }
 }
 
-/// All that a device can be given.
+/// Returns read and write access for a device.
 pub(super) fn read_write(device: DeviceId) -> Access {
     Access { device, protection: Protection::ReadWrite }
 }

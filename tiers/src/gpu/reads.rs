@@ -1,13 +1,13 @@
-//! Copies of extents that stay on their GPU and in use.
+//! Reads of resident extents that stay in use.
 //!
 //! ```text
-//! cleaner   ├ enqueued ┤ waits   ├ enqueued ┤ waits        the layout's lock is held while a piece is enqueued
-//! plans                   ▲                     ▲          memory is mapped and unmapped; what was read once that is done
+//! cleaner   ├ enqueued ┤ waits   ├ enqueued ┤ waits        the layout lock is held while a piece is enqueued
+//! plans                   ▲                     ▲          memory is mapped and unmapped; read memory only after the read
 //! ```
 //!
-//! Invariant: what is read is mapped while it is read: a plan that unmaps it waits for all work, evictions take the region's turn, which
-//! the reader holds. No plan is refused because of it, and none of other memory waits for it. Nobody keeps a program from writing
-//! meanwhile: what was read counts for nothing before its digest has been compared.
+//! Invariant: memory stays mapped while it is read: a plan that unmaps it waits for all work, and evictions take the region's turn, which
+//! the reader holds. No plan is refused because of a read, and plans for other memory do not wait. Programs may write meanwhile: the bytes
+//! read are used only after their digest has been compared.
 
 use glake_device::Address;
 use glake_device::owned::{Extent, Span};
@@ -21,7 +21,7 @@ use super::{GpuPool, Result};
 use crate::place::Residency;
 use crate::store::packed_home;
 
-/// What is read of extents that stay.
+/// Operations that read resident extents.
 #[derive(Debug)]
 pub(crate) struct ResidentReads<'a> {
     pool: &'a GpuPool,
@@ -35,7 +35,7 @@ impl<'a> ResidentReads<'a> {
         ResidentReads { pool, core: &pool.core, growth: &pool.growth, fixed: &pool.fixed }
     }
 
-    /// What would be copied of an extent now; nothing of one that cannot leave, or that was moved, or has a copy already.
+    /// Returns the bytes of an extent that an eviction would copy now; none if the extent cannot leave, has moved, or has a copy already.
     ///
     /// # Errors
     /// [`super::PoolError::Poisoned`].
@@ -50,8 +50,8 @@ impl<'a> ResidentReads<'a> {
         Ok(self.kept_here(extent))
     }
 
-    /// Has `enqueue` enqueue what reads a part of the ranges, at home; `None`: the extent is not as it was when they were asked for. What it
-    /// returns holds no span.
+    /// Calls `enqueue` to enqueue reads of a part of the ranges, at home; returns `None` if the extent has changed since the ranges were
+    /// queried. The result of `enqueue` must hold no span.
     pub(crate) fn with<R>(
         &self,
         extent: ExtentId,
@@ -64,17 +64,17 @@ impl<'a> ResidentReads<'a> {
             return Ok(None);
         }
         let done = packed_home(self.core, part).map(enqueue);
-        // Who waits for the lock goes first.
+        // Lets a waiting thread take the lock first.
         MutexGuard::unlock_fair(layout);
         done.map(Some)
     }
 
-    /// The extents of the live block of a domain that an address lies in; none: there is no such block.
+    /// Returns the extents of the live block of a domain at an address; empty if there is no such block.
     pub(crate) fn extents_of(&self, domain: DomainId, address: Address) -> Vec<ExtentId> {
         block_of(self.core, domain, address).map_or_else(|_| Vec::new(), |(_, extents)| extents)
     }
 
-    /// What of an extent that is resident has to be kept.
+    /// Returns the bytes of a resident extent that must be preserved.
     pub(crate) fn kept_here(&self, extent: ExtentId) -> Vec<HomeRange> {
         let core = self.core.lock();
         match core.extents().state(extent) {

@@ -1,13 +1,13 @@
-//! Where the bytes of single extents are: the pool's record, beside the allocator's of which extents have memory.
+//! Location of extents' bytes: the pool's record, in addition to the allocator's record of which extents have memory.
 //!
 //! ```text
 //! begin_evict ─► (its bytes are copied) ─► finish_copy ─► Released                  memory is free
 //! begin_refill ─► (made, mapped, copied back) ─► finish_refill                      as before
 //! ```
 //!
-//! Invariants: how it stands with an extent is its [`Residency`] here, where there is no entry it is new; each step changes it
-//! before another can begin. The lock is taken before the allocator's, and neither with the driver at work. Copies are dropped
-//! behind the locks: one may be a file, or a block of another pool.
+//! Invariants: the state of an extent is its [`Residency`] here; an extent without an entry is new. Each step changes the state before
+//! another can begin. The lock is taken before the allocator's, and the driver is called under neither. Copies are dropped after the locks
+//! are released: a copy may be a file, or a block of another pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,68 +25,68 @@ use crate::place::{NotNow, Place, Residency, Step};
 use crate::store::{Return, StoredCopy};
 use crate::{HostBlock, HostPool, SealedFile};
 
-/// Where an extent's bytes are, and their copy where there is one.
+/// Residency of an extent, and its copy if there is one.
 #[derive(Debug)]
 struct ExtentRecord {
     residency: Residency,
-    /// None: there is nothing in it that counts.
+    /// Copy of the bytes; `None`: the extent holds no live bytes.
     copy: Option<StoredCopy>,
 }
 
 impl ExtentRecord {
-    /// What lies in blocks of its extent and not in its copy.
+    /// Returns the bytes in the extent's blocks that its copy lacks.
     fn uncopied(&self, core: &Core, extent: ExtentId) -> Vec<HomeRange> {
         let all = core.lock().extents().kept_ranges(extent);
         without(&all, self.copy.as_ref().map_or(&[], StoredCopy::ranges))
     }
 }
 
-/// Whether a copy has all that counts.
+/// Returns whether a copy holds all bytes to be preserved.
 fn covers(copy: &[HomeRange], kept: &[HomeRange]) -> bool {
     without(kept, copy).is_empty()
 }
 
-/// Of extents whose bytes are elsewhere, or somewhere else too.
+/// Records of extents whose bytes are, or also are, somewhere else.
 #[derive(Debug)]
 pub(crate) struct ExtentRecords {
     core: Arc<Core>,
     moved: Mutex<FxHashMap<ExtentId, ExtentRecord>>,
-    /// How many of them have bytes that were given up: copies look at it first.
+    /// Number of extents whose bytes were given up: lets copies skip the lookup.
     decommitted: AtomicUsize,
 }
 
-/// What has to be done to evict an extent.
+/// Work required to evict an extent.
 #[derive(Debug)]
 pub(crate) enum Eviction {
-    /// These bytes are to be copied first.
+    /// Bytes must be copied first.
     Copy {
-        /// At home, in the order of addresses.
+        /// Home ranges in address order.
         ranges: Vec<HomeRange>,
-        /// Bytes in blocks that are not copied, because they do not count.
+        /// Bytes in blocks that are not copied, because they were declared dead.
         undefined: Bytes,
     },
-    /// A whole copy is there already, or nothing has to be kept.
+    /// No copy is required: a complete one exists, or no bytes must be preserved.
     Release {
-        /// Bytes in blocks of which there is no copy, because they do not count.
+        /// Bytes in blocks without a copy, because they were declared dead.
         undefined: Bytes,
     },
-    /// It stays: other processes have it.
+    /// Not possible: other processes use the extent.
     Exported,
-    /// It stays: a block in it is fixed.
+    /// Not possible: the extent holds a fixed block.
     Fixed,
-    /// It stays: blocks in it were freed that other streams may still use.
+    /// Not possible now: other streams may still use freed blocks in it.
     Withheld,
-    /// It is evicted already, and what there was of a copy is gone.
+    /// Complete already: the extent was evicted, and its copy is dropped.
     Decommitted,
 }
 
 impl ExtentRecords {
-    /// Nothing was moved yet.
+    /// Creates records in which no extent has moved.
     pub(super) fn new(core: Arc<Core>) -> Self {
         ExtentRecords { core, moved: Mutex::default(), decommitted: AtomicUsize::new(0) }
     }
 
-    /// The extents of a domain with how it stands with each.
+    /// Returns the extents of a domain with their residency.
     pub(crate) fn standing(&self, domain: DomainId) -> Vec<(ExtentView, Residency)> {
         let moved = self.moved.lock();
         let views = self.core.lock().extents().of(domain);
@@ -95,7 +95,7 @@ impl ExtentRecords {
         views.into_iter().map(|view| (view, residency(&view))).collect()
     }
 
-    /// Whether it stands so with any extent of a domain: asked of those only that were moved.
+    /// Returns whether any moved extent of a domain satisfies `so`.
     pub(crate) fn has_any(&self, domain: DomainId, so: impl Fn(Residency) -> bool) -> bool {
         let moved = self.moved.lock();
         let core = self.core.lock();
@@ -103,22 +103,22 @@ impl ExtentRecords {
         own.any(|(_, record)| so(record.residency))
     }
 
-    /// Whether the bytes of any extent are given up, or about to be.
+    /// Returns whether the bytes of any extent are given up, or about to be.
     pub(super) fn are_any_decommitted(&self) -> bool {
         self.decommitted.load(Ordering::Acquire) > 0
     }
 
-    /// Whether an extent's bytes are given up, or about to be.
+    /// Returns whether an extent's bytes are given up, or about to be.
     pub(crate) fn is_decommitted(&self, extent: ExtentId) -> bool {
         self.residency(extent).authority() == Place::Nowhere
     }
 
-    /// How it stands with an extent.
+    /// Returns the residency of an extent.
     pub(super) fn residency(&self, extent: ExtentId) -> Residency {
         self.moved.lock().get(&extent).map_or(Residency::NEW, |record| record.residency)
     }
 
-    /// What a residency is after a step.
+    /// Returns the residency after a step.
     ///
     /// # Errors
     /// [`PoolError::NotNow`].
@@ -127,7 +127,7 @@ impl ExtentRecords {
         residency.after(step).map_err(wrong)
     }
 
-    /// An extent stands as `next` from now on, after `residency`; with `discard` its bytes are given up.
+    /// Changes an extent's state from `residency` to `next`; with `discard` its bytes are given up.
     pub(super) fn begin_evict(
         &self,
         extent: ExtentId,
@@ -163,11 +163,11 @@ impl ExtentRecords {
         Ok(Eviction::Release { undefined })
     }
 
-    /// The bytes of an extent are given up, and its memory is to go where it has any; refused where a range of a block does not hold all
-    /// of it any more. Also returns what there was of a copy, to be dropped behind the locks.
+    /// Begins to give up an extent's bytes and its memory, if any; refused unless the block range still holds all of the extent. Also
+    /// returns the previous copy, to be dropped after the locks are released.
     ///
     /// # Errors
-    /// [`PoolError::UnknownAddress`]: the block was freed, and its addresses may be others'. Nothing has changed then.
+    /// [`PoolError::UnknownAddress`]: the block was freed, and its addresses may be reused. Nothing has changed.
     pub(super) fn begin_decommit(
         &self,
         extent: ExtentId,
@@ -198,12 +198,12 @@ impl ExtentRecords {
         Ok((begun, known.and_then(|record| record.copy)))
     }
 
-    /// How many bytes of an extent would be copied if it left now.
+    /// Returns the number of bytes that an eviction of the extent would copy now.
     pub(crate) fn size_to_copy(&self, extent: ExtentId) -> Bytes {
         size_of(&self.core.kept(&self.core.lock(), extent).ranges)
     }
 
-    /// Host memory that the copies of a domain's extents take.
+    /// Returns the host memory of the copies of a domain's extents.
     pub(crate) fn hosted(&self, domain: DomainId) -> Bytes {
         let moved = self.moved.lock();
         let core = self.core.lock();
@@ -212,7 +212,7 @@ impl ExtentRecords {
         copies.filter(|copy| copy.host_block().is_some()).map(StoredCopy::size).sum()
     }
 
-    /// The copy of an extent, where that is evicted and its copy takes memory of the host.
+    /// Returns the copy of an evicted extent if it is in host memory.
     pub(crate) fn evicted_to_host(&self, extent: ExtentId) -> Option<Arc<HostBlock>> {
         let moved = self.moved.lock();
         let record = moved.get(&extent)?;
@@ -220,7 +220,8 @@ impl ExtentRecords {
         record.copy.as_ref().filter(|_| is_evicted)?.host_block().cloned()
     }
 
-    /// The copy of an extent is in a file, too, and counts there from now on. False: it is on its way back, or gone, and the file nobody's.
+    /// Makes a file the valid copy of an extent, in place of host memory. Returns false if the extent is being refilled or gone; the file
+    /// is dropped then.
     pub(crate) fn demote(
         &self,
         extent: ExtentId,
@@ -242,7 +243,7 @@ impl ExtentRecords {
         Ok(true)
     }
 
-    /// The bytes in blocks of an extent that is being refilled which its copy does not have.
+    /// Returns the bytes in blocks of an extent being refilled that its copy lacks.
     pub(crate) fn undefined(&self, extent: ExtentId) -> Vec<HomeRange> {
         let moved = self.moved.lock();
         let refilling = |record: &&ExtentRecord| matches!(record.residency, Residency::Refilling { .. });
@@ -250,7 +251,7 @@ impl ExtentRecords {
         record.map(|record| record.uncopied(&self.core, extent)).unwrap_or_default()
     }
 
-    /// What counts of a block has changed: copies of its extents that were retained and do not have all of it are dropped.
+    /// Drops retained copies of a block's extents that lack bytes which are live now.
     pub(super) fn drop_outgrown(&self, block: Bytes) -> Result<()> {
         let mut gone = Vec::new();
         let mut moved = self.moved.lock();
@@ -273,7 +274,7 @@ impl ExtentRecords {
         Ok(())
     }
 
-    /// All bytes of an extent are in its copy.
+    /// Records that a copy with all bytes of an extent is complete.
     pub(crate) fn finish_copy(&self, extent: ExtentId, copy: StoredCopy) -> Result<()> {
         let mut moved = self.moved.lock();
         let needed = !self.core.lock().extents().kept_ranges(extent).is_empty();
@@ -286,7 +287,7 @@ impl ExtentRecords {
         Ok(())
     }
 
-    /// The copy out failed: the extent stays, as it was.
+    /// Records that the copy out failed: the extent stays resident.
     pub(crate) fn cancel_evict(&self, extent: ExtentId) -> Result<()> {
         let mut moved = self.moved.lock();
         if let Some(record) = moved.get(&extent) {
@@ -296,7 +297,7 @@ impl ExtentRecords {
         self.core.lock().evictions().finish_refill(extent).map_err(|source| self.core.refused(source))
     }
 
-    /// An extent's bytes are to come back; false where they were never elsewhere.
+    /// Begins to refill an extent. Returns false if its bytes were never elsewhere.
     pub(super) fn begin_refill(&self, extent: ExtentId) -> Result<bool> {
         let mut moved = self.moved.lock();
         let Some(record) = moved.get_mut(&extent) else { return Ok(false) };
@@ -304,14 +305,14 @@ impl ExtentRecords {
         Ok(true)
     }
 
-    /// What brings the bytes of an extent back that is mapped; `None`: nothing has to be copied into it.
+    /// Returns the source of the bytes of a mapped extent; `None`: there is nothing to copy into it.
     pub(super) fn back(&self, extent: ExtentId) -> Result<Option<Return>> {
         let moved = self.moved.lock();
         let Some(ExtentRecord { residency, copy: Some(copy) }) = moved.get(&extent) else { return Ok(None) };
         copy.back(&self.core, residency.authority()).map(Some)
     }
 
-    /// All bytes of an extent are on its GPU again; `retain` keeps the copy, because nobody writes to them.
+    /// Records that all bytes of an extent are on its GPU again; `retain` keeps the copy, because the bytes will not be written.
     pub(crate) fn finish_refill(&self, extent: ExtentId, retain: bool) -> Result<()> {
         let _gone;
         let mut moved = self.moved.lock();
@@ -335,12 +336,12 @@ impl ExtentRecords {
         self.core.lock().evictions().finish_refill(extent).map_err(|source| self.core.refused(source))
     }
 
-    /// What was begun with an extent that has a whole copy failed.
+    /// Records that a step of an extent with a complete copy failed.
     pub(crate) fn interrupted(&self, extent: ExtentId) -> Result<()> {
         self.advance(extent, Step::Failed)
     }
 
-    /// A step of an extent that was moved.
+    /// Applies a step to a moved extent.
     pub(super) fn advance(&self, extent: ExtentId, step: Step) -> Result<()> {
         let mut moved = self.moved.lock();
         if let Some(record) = moved.get_mut(&extent) {
@@ -349,7 +350,7 @@ impl ExtentRecords {
         Ok(())
     }
 
-    /// Says whether the bytes of a domain stay as they are. Unsealed, its copies are dropped.
+    /// Seals or unseals a domain. Unsealing drops its retained copies.
     pub(crate) fn seal(&self, domain: DomainId, sealed: bool) {
         let mut gone = Vec::new();
         let mut moved = self.moved.lock();
@@ -363,7 +364,7 @@ impl ExtentRecords {
         }
     }
 
-    /// The last live block was freed in these extents while they were elsewhere: what was kept of them goes.
+    /// Drops the copies of evicted extents whose last live block was freed.
     #[cold]
     pub(super) fn drop_emptied(&self, emptied: &[ExtentId]) {
         let mut gone = Vec::new();
@@ -378,7 +379,7 @@ impl ExtentRecords {
         }
     }
 
-    /// The extent is no more.
+    /// Removes the record of an extent that no longer exists.
     pub(super) fn forget(&self, extent: ExtentId) {
         let gone = self.moved.lock().remove(&extent);
         if gone.as_ref().is_some_and(|record| record.residency.authority() == Place::Nowhere) {
@@ -399,7 +400,7 @@ mod tests {
 
     const OUT: Residency = Residency::Evicting { to: Place::Host };
 
-    /// Records, and an extent with a live block in it that nobody has made.
+    /// Creates records and an extent with a live block, without device memory.
     fn records() -> (Parts, ExtentRecords, ExtentId) {
         let parts = Parts::new();
         let block = parts.grow(Bytes::mib(4));

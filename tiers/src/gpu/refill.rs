@@ -1,11 +1,11 @@
-//! The memory of single extents, made again at the addresses that they keep.
+//! Refill of single extents at the addresses that they keep.
 //!
 //! ```text
 //! region ─► begin: made, mapped, access ─► (copied back) ─► records.finish_refill                as before the eviction
 //! ```
 //!
-//! Invariant: what is made and mapped already is asked of the allocator and of the reservation, so that a refill goes on from where
-//! a failure stopped an eviction or a refill.
+//! Invariant: existing memory and mappings are queried from the allocator and the reservation, so that a refill resumes where an eviction
+//! or a refill failed.
 
 use glake_stitch::{ExtentId, StreamKey};
 use glake_units::Bytes;
@@ -17,7 +17,7 @@ use super::records::ExtentRecords;
 use crate::place::Step;
 use crate::store::Return;
 
-/// Extents that come back to their GPU.
+/// Operations that refill extents.
 #[derive(Debug)]
 pub(crate) struct Refills<'a> {
     pub(super) core: &'a Core,
@@ -26,13 +26,12 @@ pub(crate) struct Refills<'a> {
 }
 
 impl Refills<'_> {
-    /// Makes an extent's memory again and maps it at all its addresses; returns what brings its bytes back; `None`: nothing
-    /// has to be copied into it.
+    /// Makes an extent's memory again and maps it at all its addresses. Returns the source of its bytes; `None`: there is nothing to copy.
     ///
     /// # Errors
-    /// [`super::PoolError::Refused`], [`super::PoolError::Leased`] or [`super::PoolError::DeviceFull`] where there is no memory for it,
-    /// after what is free in other domains was given back: the extent is evicted as before. What the driver answers: it is interrupted,
-    /// where its memory was made.
+    /// [`super::PoolError::Refused`], [`super::PoolError::Leased`] or [`super::PoolError::DeviceFull`] if there is no memory after
+    /// releasing free memory of other domains: the extent stays evicted. The driver's error: the extent is interrupted if its memory was
+    /// made.
     pub(crate) fn begin(&self, extent: ExtentId) -> Result<Option<Return>> {
         let mut growing = self.growth.lock()?;
         if !self.records.begin_refill(extent)? {
@@ -63,7 +62,7 @@ impl Refills<'_> {
         Ok(())
     }
 
-    /// New memory for an extent; where there is none, what is free elsewhere goes first.
+    /// Makes new memory for an extent; if there is none, releases free memory elsewhere first.
     fn make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
         match self.try_make(growing, extent) {
             Err(error) if error.is_out_of_memory() => {

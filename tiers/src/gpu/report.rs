@@ -1,4 +1,4 @@
-//! What a pool tells about its blocks and its memory.
+//! Statistics and listings of a pool.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use super::core::Core;
 use super::lease::Lease;
 use super::waits::{GpuWaits, WaitTimer};
 
-/// A block that was handed out and not freed.
+/// Block that was allocated and not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Where it begins.
+    /// Address of the first byte.
     pub address: Address,
-    /// How long it is: the request rounded up to 512 bytes.
+    /// Size of the block: the request rounded up to 512 bytes.
     pub size: Bytes,
-    /// What was asked for.
+    /// Size that was requested.
     pub requested: Bytes,
-    /// Whose memory it is.
+    /// Domain of the block.
     pub domain: DomainId,
-    /// The stream that it was asked for on.
+    /// Stream for which the block was allocated.
     pub stream: StreamKey,
 }
 
@@ -35,7 +35,7 @@ impl LiveBlock {
     }
 }
 
-/// What a pool tells about itself besides its blocks.
+/// Statistics of a pool beyond its blocks.
 #[derive(Debug)]
 pub struct Report<'a> {
     pub(super) core: &'a Core,
@@ -45,11 +45,11 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// The largest request of the default domain that would be served now ([`Allocator::largest`]), by the pool's limit, by what
-    /// the driver has left, and by the lease.
+    /// Returns the largest request of the default domain that could be served now ([`Allocator::largest`]), given the pool's limit, the
+    /// driver's free memory and the lease.
     ///
     /// # Errors
-    /// What the driver answers when asked for its free memory.
+    /// The driver's error when queried for its free memory.
     pub fn largest(&self) -> Result<Bytes> {
         self.core.usable()?;
         let info = self.core.driver().memory_info(self.core.device());
@@ -58,28 +58,28 @@ impl Report<'_> {
         largest.map_err(|source| self.core.refused(source))
     }
 
-    /// The GPU time that streams spent in waits for other streams which the program did not ask for, made under
-    /// [`glake_stitch::Borrow::Wait`]. Waits that are not over yet are counted, not timed.
+    /// Returns the GPU time that streams spent waiting for other streams without the program's request, under
+    /// [`glake_stitch::Borrow::Wait`]. Unfinished waits are counted but not timed.
     pub fn gpu_waits(&self) -> GpuWaits {
         self.waits.told()
     }
 
-    /// Starts the peaks from what is now.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         self.core.lock().reset_peaks();
     }
 
-    /// How many such waits there ever were: the number of the next.
+    /// Returns the total number of such waits, which is the number of the next one.
     pub fn gpu_waits_made(&self) -> u64 {
         self.waits.made()
     }
 
-    /// How long a stream stood still in those of these numbers that are over; the last few thousand are known.
+    /// Returns how long a stream stood still in the finished waits with these numbers; only the last few thousand are known.
     pub fn gpu_wait_time(&self, stream: Stream, numbers: &Range<u64>) -> Duration {
         self.waits.time_of(stream, numbers)
     }
 
-    /// Starts the totals and the counters from zero, and what was noted of lags and waits.
+    /// Resets the totals, the counters, and the statistics of lags and waits.
     pub fn reset_totals(&self) {
         self.core.lock().reset_totals();
         self.clock.reset_lag();
@@ -87,12 +87,12 @@ impl Report<'_> {
         self.lease.reset();
     }
 
-    /// How many free ranges there are.
+    /// Returns the number of free ranges.
     pub fn free_ranges(&self) -> usize {
         self.core.lock().report().free_ranges()
     }
 
-    /// Every mapped range and what lies in it; offsets count from [`super::GpuPool::base`].
+    /// Returns every mapped range with its contents; offsets count from [`super::GpuPool::base`].
     pub fn segments(&self) -> Vec<Segment> {
         self.core.lock().report().segments()
     }

@@ -1,12 +1,12 @@
-//! Calls of a driver that is busy.
+//! Retries of driver calls while the device is busy.
 
 use glake_device::DriverError;
 
-/// How often a busy device is asked again before the call is given up: about 100 ms.
+/// Attempts to call a busy device before the call fails: about 100 ms in total.
 const ATTEMPTS: u32 = 1000;
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
 
-/// Asks again while the device is busy.
+/// Repeats a call while the device is busy.
 pub(super) fn retry<T>(
     mut call: impl FnMut() -> std::result::Result<T, DriverError>,
 ) -> std::result::Result<T, DriverError> {

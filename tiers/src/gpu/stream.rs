@@ -1,15 +1,15 @@
-//! Streams as a pool knows them.
+//! Streams, as a pool identifies them.
 
 use glake_device::{DeviceId, Driver, Result, Stream};
 use glake_stitch::StreamKey;
 
-/// A stream: the handle that events are recorded on, and what tells it apart from every other.
+/// Stream of the program: its driver handle and its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PoolStream {
-    /// The driver's handle.
+    /// Handle of the driver.
     pub raw: Stream,
-    /// Its identity: the legacy and the per-thread default streams are told apart, and a handle that is used again
-    /// after its stream was destroyed is another stream.
+    /// Identity of the stream: distinguishes the legacy from the per-thread default streams, and a reused handle from the destroyed stream
+    /// that had it before.
     pub key: StreamKey,
 }
 
@@ -17,10 +17,10 @@ impl PoolStream {
     /// Stream of unknown identity: it owns no blocks, and no events are recorded on it.
     pub const UNKNOWN: PoolStream = PoolStream { raw: Stream(0), key: StreamKey::UNKNOWN };
 
-    /// Asks the driver which stream a handle means.
+    /// Resolves a stream handle with the driver.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn of(driver: &dyn Driver, device: DeviceId, raw: Stream) -> Result<Self> {
         driver.stream_id(device, raw).map(|id| PoolStream { raw, key: StreamKey(id.0) })
     }

@@ -5,11 +5,11 @@
 //! recorded:        └─ read ─────────── event       any other stream, unmapping: once the completion point has passed
 //! ```
 //!
-//! The event is recorded in the free. The host asks for it, in a miss and in a tick. The block's own stream never waits for it on the GPU:
+//! The event is recorded at the free. The host queries it at a miss and at a tick. The block's own stream never waits for it on the GPU:
 //! the recorded stream may itself wait for later work of that one.
 //!
-//! Invariant: a use without an event here is behind its completion point. That is so where the event cannot be recorded (a capture is
-//! open, the stream is gone or another GPU's, the driver refuses), and where the driver does not answer for it later.
+//! Invariant: a use without an event here ends with its completion point. That is the case if the event cannot be recorded (a capture is
+//! open, the stream is gone or belongs to another GPU, the driver refuses), or if a later query fails.
 
 use std::sync::Arc;
 
@@ -24,23 +24,23 @@ use super::core::Core;
 use super::holds::{HoldEvent, HoldEvents};
 use super::retry::retry;
 
-/// The events of uses.
+/// Events of stream uses.
 #[derive(Debug, Default)]
 pub(super) struct UseEvents {
     pending: HoldEvents,
-    /// The handles of streams that blocks were recorded on.
+    /// Driver handles of the streams that blocks were recorded on.
     handles: Mutex<FxHashMap<StreamKey, Stream>>,
-    /// Events that have passed, for the next uses.
+    /// Completed events, for reuse.
     idle: Mutex<Vec<OwnedEvent>>,
 }
 
 impl UseEvents {
-    /// Notes the handle of a stream that a block is recorded on. Returns whether it was not known.
+    /// Registers the handle of a stream that a block is recorded on. Returns whether it is new.
     pub(super) fn know(&self, stream: PoolStream) -> bool {
         self.handles.lock().insert(stream.key, stream.raw) != Some(stream.raw)
     }
 
-    /// Keeps the events of uses that are over, unless a thread still asks for one.
+    /// Keeps the events of finished uses for reuse, unless another thread still queries one.
     fn keep(&self, passed: Vec<HoldEvent>) {
         let events = passed.into_iter().filter_map(|(_, event)| Arc::into_inner(event));
         self.idle.lock().extend(events);
@@ -51,7 +51,7 @@ impl Core {
     /// Records the events of uses that frees have left behind.
     #[cold]
     pub(super) fn mark_uses(&self, uses: &[StreamUse]) {
-        // Of a pool that is out of use nothing is handed out again.
+        // A poisoned pool hands out no memory again.
         for used in uses.iter().filter(|_| self.usable().is_ok()) {
             let handle = self.uses().handles.lock().get(&used.stream).copied();
             let Some(stream) = handle else { continue };
@@ -80,10 +80,10 @@ impl Core {
         }
     }
 
-    /// Tells the allocator which uses are over.
+    /// Tells the allocator which uses have ended.
     ///
     /// # Errors
-    /// That the context is lost.
+    /// The driver's error if the context is lost.
     pub(super) fn poll_uses(&self) -> std::result::Result<(), DriverError> {
         loop {
             match self.poll_events(&self.uses().pending) {
@@ -97,23 +97,23 @@ impl Core {
         }
     }
 
-    /// The first use with an event that keeps bytes from the request's stream which were freed up to a completion point.
+    /// Returns the first use with an event that withholds bytes from the request's stream which were freed up to a completion point.
     pub(super) fn first_use(&self, request: &Request, upto: PointNumber) -> Option<HoldEvent> {
         let mut holds = self.lock().withheld_by(request, upto);
         holds.sort_unstable();
         holds.into_iter().find_map(|hold| Some((hold, self.uses().pending.event(hold)?)))
     }
 
-    /// Waits on the host until a use is over.
+    /// Waits on the host until a use has ended.
     ///
     /// # Errors
-    /// That the context is lost.
+    /// The driver's error if the context is lost.
     pub(super) fn wait_use(&self, (hold, event): HoldEvent) -> std::result::Result<(), DriverError> {
         match retry(|| event.synchronize()) {
             Err(error) if !error.is_sticky() => self.uses().pending.remove(hold),
             waited => waited?,
         }
-        // Another use may have the event once no thread asks for it.
+        // The event can be reused once no thread queries it.
         drop(event);
         self.poll_uses()
     }
@@ -141,7 +141,7 @@ mod tests {
         PoolStream::of(&*parts.driver, device, stream.id()).unwrap()
     }
 
-    /// A block of stream 1 that was recorded on a stream, and freed; how many of its uses have an event.
+    /// Frees a block of stream 1 that was recorded on another stream. Returns how many of its uses have an event.
     fn freed(parts: &Parts, on: PoolStream) -> usize {
         let offset = take(parts).unwrap_or_else(|| parts.grow(SIZE));
         assert!(parts.core.lock().record_stream(offset, on.key));

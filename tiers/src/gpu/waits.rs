@@ -1,11 +1,11 @@
-//! How long streams stood still for lenders and for what holds memory: the GPU time of waits that no program asked for.
+//! Timing of waits that streams make for lenders and holds: GPU time that no program asked for.
 //!
 //! ```text
 //! taker's stream:  … work ─ event ─ wait for these ─ event ─ work …        the time between the two events
 //! ```
 //!
-//! Streams of a capture neither lend nor borrow, so no event of a pair is ever recorded into one. Measuring never fails a
-//! request: a wait that cannot be measured is counted and not timed.
+//! Capturing streams neither lend nor borrow, so no event of a pair is recorded into a capture. Timing never fails a request: a wait that
+//! cannot be timed is counted only.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,23 +18,23 @@ use parking_lot::Mutex;
 
 use super::retry::retry;
 
-/// So many waits are timed at once; beyond, they are counted only.
+/// Maximum number of waits timed concurrently; further waits are counted only.
 const MOST: usize = 256;
-/// So many that are over are known one by one.
+/// Number of finished waits that are logged individually.
 const LOG: usize = 4096;
 
-/// The waits of takers for lenders and holds, until the pool last looked.
+/// Waits of streams for lenders and holds, up to the last poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuWaits {
-    /// How many there were.
+    /// Number of waits, timed or not.
     pub count: u64,
-    /// Of them, over and measured.
+    /// Number of waits finished and timed.
     pub timed: u64,
-    /// How long those took on the GPU.
+    /// Total GPU time of the timed waits.
     pub time: Duration,
 }
 
-/// Two timed events around the waits of one grant.
+/// Pair of timed events around the waits of one grant.
 #[derive(Debug)]
 pub(super) struct Pair {
     number: u64,
@@ -43,20 +43,20 @@ pub(super) struct Pair {
     after: OwnedEvent,
 }
 
-/// What is being timed and what was.
+/// Waits being timed, and results.
 #[derive(Debug, Default)]
 struct WaitTimes {
     idle: Vec<Pair>,
     open: Vec<Pair>,
     told: GpuWaits,
-    /// How many there ever were: the number of the next.
+    /// Total number of waits, which is the number of the next one.
     made: u64,
-    /// Those that are over, with their numbers and streams.
+    /// Finished waits with their numbers and streams.
     log: VecDeque<(u64, Stream, Duration)>,
 }
 
 impl WaitTimes {
-    /// Notes how long the waits took that are over.
+    /// Collects the times of finished waits.
     fn poll(&mut self) {
         for pair in std::mem::take(&mut self.open) {
             match pair.after.is_passed() {
@@ -73,14 +73,14 @@ impl WaitTimes {
                     }
                     self.idle.push(pair);
                 }
-                // The pool hears of a lost context where it matters.
+                // A lost context is reported by the next call that needs it.
                 Err(_) => {}
             }
         }
     }
 }
 
-/// Times the waits of one pool's streams.
+/// Timer of the waits of one pool's streams.
 #[derive(Debug)]
 pub(super) struct WaitTimer {
     driver: Arc<dyn Driver>,
@@ -93,7 +93,7 @@ impl WaitTimer {
         WaitTimer { driver, device, times: Mutex::default() }
     }
 
-    /// What was counted and timed by now.
+    /// Returns the counts and times up to now.
     pub(super) fn told(&self) -> GpuWaits {
         let mut times = self.times.lock();
         times.poll();
@@ -104,12 +104,12 @@ impl WaitTimer {
         self.times.lock().poll();
     }
 
-    /// How many there ever were.
+    /// Returns the total number of waits.
     pub(super) fn made(&self) -> u64 {
         self.times.lock().made
     }
 
-    /// How long a stream stood still in those of these numbers that are over and known.
+    /// Returns how long a stream stood still in the logged waits with these numbers.
     pub(super) fn time_of(&self, stream: Stream, numbers: &Range<u64>) -> Duration {
         let mut times = self.times.lock();
         times.poll();
@@ -121,7 +121,7 @@ impl WaitTimer {
         self.times.lock().told = GpuWaits::default();
     }
 
-    /// Counts a wait that `stream` is about to make, and begins to time it.
+    /// Counts a wait that `stream` is about to make, and starts timing it.
     pub(super) fn begin(&self, stream: Stream) -> Option<Pair> {
         let (idle, number) = {
             let mut times = self.times.lock();
@@ -144,7 +144,7 @@ impl WaitTimer {
         retry(|| pair.before.record(stream)).ok().map(|()| pair)
     }
 
-    /// The wait is enqueued.
+    /// Stops timing a wait that has been enqueued.
     pub(super) fn end(&self, pair: Option<Pair>, stream: Stream) {
         let Some(pair) = pair else { return };
         if retry(|| pair.after.record(stream)).is_ok() {

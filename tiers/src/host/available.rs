@@ -1,32 +1,31 @@
-//! How much memory the host can give before something else has to give it up.
+//! Available memory of the host, before reclaim affects other processes.
 
 use std::fs;
 use std::path::Path;
 
 use glake_units::Bytes;
 
-/// What the host can give; `None` where nothing is known, or nothing limits it.
+/// Available host memory; a field is `None` if unknown or unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AvailableMemory {
-    /// What the machine still has.
+    /// Available memory of the machine.
     pub machine: Option<Bytes>,
-    /// What the control groups that this process is in still leave it. Both versions of control groups count, each where it is
-    /// mounted: a machine may have both.
+    /// Memory left by the control groups of this process. Both versions of control groups count if mounted: a machine may have both.
     pub groups: Option<Bytes>,
 }
 
 impl AvailableMemory {
-    /// Of the host that this process runs on.
+    /// Returns the available memory of the host of this process.
     pub fn of_host() -> Self {
         Self::at(Path::new("/"))
     }
 
-    /// What can be taken: the less of both.
+    /// Returns the smaller of the two limits.
     pub fn least(self) -> Option<Bytes> {
         self.machine.into_iter().chain(self.groups).min()
     }
 
-    /// `root` is the root of the file system.
+    /// Reads the limits below `root`, the root of the file system.
     fn at(root: &Path) -> Self {
         let machine = read(&root.join("proc/meminfo"))
             .lines()
@@ -38,13 +37,13 @@ impl AvailableMemory {
     }
 }
 
-/// How a version of control groups names things.
+/// File names of one version of control groups.
 struct Names {
-    /// Where its groups are mounted.
+    /// Mount point of the groups.
     tree: &'static str,
     limit: &'static str,
     taken: &'static str,
-    /// In `memory.stat`: file pages that nobody uses, of a group and all below it, as `taken` is.
+    /// Keys of reclaimable file pages in `memory.stat`, for a group and its descendants, like `taken`.
     idle: &'static [&'static str],
 }
 
@@ -52,14 +51,14 @@ const VERSION_1: Names = Names {
     tree: "sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     taken: "memory.usage_in_bytes",
-    // The second where groups do not count what is below them.
+    // The second key exists if groups do not count their descendants.
     idle: &["total_inactive_file ", "inactive_file "],
 };
 const VERSION_2: Names =
     Names { tree: "sys/fs/cgroup", limit: "memory.max", taken: "memory.current", idle: &["inactive_file "] };
 
-/// What a line of `/proc/self/cgroup` (`number:controllers:/path`) leaves: the least of its group and of all above. In a container the
-/// path may be the machine's, of which only the last group is mounted, as the root: the others are not there, and no limit.
+/// Returns the least memory left by the group on a line of `/proc/self/cgroup` (`number:controllers:/path`) and by its ancestors. In a
+/// container the path may be the machine's, while only the last group is mounted, as the root: missing groups are no limit.
 fn least(root: &Path, line: &str) -> Option<Bytes> {
     let mut fields = line.trim_end().splitn(3, ':');
     let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?.strip_prefix('/')?);
@@ -73,7 +72,7 @@ fn least(root: &Path, line: &str) -> Option<Bytes> {
     own.ancestors().take_while(|dir| dir.starts_with(&tree)).filter_map(|dir| left(dir, &names)).min()
 }
 
-/// What a control group may still take. File pages that nobody uses are given up by themselves.
+/// Returns the memory a control group may still use. Reclaimable file pages do not count as used.
 fn left(group: &Path, names: &Names) -> Option<Bytes> {
     let number = |name| read(&group.join(name)).trim().parse().ok().map(Bytes::new);
     let limit: Bytes = number(names.limit)?;
@@ -125,7 +124,7 @@ mod tests {
         assert_eq!(of(&[&[meminfo, member], &outer[..], &inner[..]].concat()), Some(Bytes::ZERO));
     }
 
-    /// Version 1 says which group holds the memory on a line of its own; inside a container only the container's own is mounted.
+    /// Version 1 names the memory group on its own line; inside a container only the container's own group is mounted.
     #[test]
     fn groups_of_version_1_count_too() {
         let meminfo = ("proc/meminfo", "MemAvailable:    4096 kB\n");

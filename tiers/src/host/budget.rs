@@ -1,4 +1,4 @@
-//! The most that the host pools of a process pin together.
+//! Common limit of the pinned memory of several host pools.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::HostPool;
 
-/// One budget for as many pools as are made under it.
+/// Budget shared by all pools created with it.
 #[derive(Debug)]
 pub struct Budget {
     most: Bytes,
@@ -16,7 +16,7 @@ pub struct Budget {
     pools: Mutex<Vec<Weak<HostPool>>>,
 }
 
-/// A part of a budget that was taken for memory that is about to be pinned; what is left of it goes back.
+/// Part of a budget reserved for memory about to be pinned; the unused rest is returned on drop.
 #[derive(Debug)]
 pub(super) struct Taken<'a> {
     budget: &'a Budget,
@@ -24,29 +24,29 @@ pub(super) struct Taken<'a> {
 }
 
 impl Budget {
-    /// So much. Zero: nothing; [`Bytes::MAX`]: what the host has.
+    /// Creates a budget in bytes. Zero: no memory may be pinned; [`Bytes::MAX`]: all of the host's memory.
     pub fn new(most: Bytes) -> Arc<Budget> {
         Arc::new(Budget { most, pinned: AtomicU64::new(0), pools: Mutex::default() })
     }
 
-    /// All of it.
+    /// Returns the total of the budget.
     pub fn most(&self) -> Bytes {
         self.most
     }
 
-    /// What may still be pinned.
+    /// Returns the bytes that may still be pinned.
     pub fn room(&self) -> Bytes {
         self.most.saturating_sub(Bytes::new(self.pinned.load(Ordering::Acquire)))
     }
 
-    /// Takes so much; `None`: there is not so much.
+    /// Reserves bytes of the budget; `None` if too few are left.
     pub(super) fn take(&self, size: Bytes) -> Option<Taken<'_>> {
         let taken = |pinned: u64| pinned.checked_add(size.get()).filter(|pinned| *pinned <= self.most.get());
         self.pinned.try_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
         Some(Taken { budget: self, left: Mutex::new(size) })
     }
 
-    /// So much is pinned no more.
+    /// Returns bytes that were unpinned to the budget.
     pub(super) fn give_back(&self, size: Bytes) {
         self.pinned.fetch_sub(size.get(), Ordering::AcqRel);
     }
@@ -57,7 +57,7 @@ impl Budget {
         pools.push(Arc::downgrade(pool));
     }
 
-    /// The pools but one.
+    /// Returns all pools of the budget except one.
     pub(super) fn others(&self, but: &HostPool) -> Vec<Arc<HostPool>> {
         let pools = self.pools.lock();
         pools.iter().filter_map(Weak::upgrade).filter(|pool| !std::ptr::eq(&raw const **pool, but)).collect()
@@ -65,7 +65,7 @@ impl Budget {
 }
 
 impl Taken<'_> {
-    /// So much of it is pinned.
+    /// Notes that reserved bytes have been pinned.
     pub(super) fn arrived(&self, size: Bytes) {
         let left = &mut *self.left.lock();
         *left = left.saturating_sub(size);

@@ -1,4 +1,4 @@
-//! When memory that was given back may be handed out again: once a completion point has passed that was recorded after it came back.
+//! Completion points of returned memory: it may be handed out again once a completion point recorded after its return has passed.
 
 use glake_device::DriverError;
 use glake_device::owned::{CompletionProof, DeviceSet, RecordedPoint};
@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 use super::{HostPool, Result};
 
 impl HostPool {
-    /// Looks whether more may be handed out than before. Never waits.
+    /// Checks whether more memory may be handed out than before. Never waits.
     pub(super) fn poll(&self) -> Result<bool> {
         match self.clock.try_lock() {
             Some(clock) => self.pass(clock, |point| point.poll()),
@@ -15,12 +15,12 @@ impl HostPool {
         }
     }
 
-    /// Waits until all that is free may be handed out; while a capture is open nothing is waited for.
+    /// Waits until all free memory may be handed out; does not wait while a capture is open.
     pub(super) fn wait(&self) -> Result<bool> {
         self.pass(self.clock.lock(), |point| point.wait().map(Some))
     }
 
-    /// Whether any completion point has passed.
+    /// Returns whether any completion point has passed.
     fn pass(
         &self,
         mut clock: MutexGuard<'_, Option<RecordedPoint>>,
@@ -47,7 +47,7 @@ impl HostPool {
         Ok(moved)
     }
 
-    /// Whether a capture is open, which a wait for a whole context would break.
+    /// Returns whether a capture is open, which waiting for a whole context would break.
     pub(super) fn is_capturing(&self) -> bool {
         matches!(self.completion_events.record(DeviceSet::EMPTY), Err(DriverError::Capturing { .. }))
     }

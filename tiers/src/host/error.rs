@@ -1,9 +1,9 @@
-//! Why there is no pinned host memory.
+//! Errors of the host pool.
 
 use glake_device::DriverError;
 use glake_units::Bytes;
 
-/// A refusal of the host pool; a variant is what the caller can do about it. The pool is as it was before the call.
+/// Error of the host pool. Each variant stands for one possible reaction of the caller. The pool is unchanged.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -14,71 +14,71 @@ pub enum HostError {
          or stream through a ring"
     )]
     OverBudget {
-        /// What was asked.
+        /// Requested size in bytes.
         wanted: Bytes,
-        /// The most that may be pinned.
+        /// Maximum of pinned memory.
         budget: Bytes,
-        /// What callers have, retained copies not counted.
+        /// Memory in use by callers, without retained copies.
         in_use: Bytes,
-        /// What retained copies take.
+        /// Memory in retained copies.
         retained: Bytes,
-        /// The most that one block could have.
+        /// Largest block that could be had.
         largest: Bytes,
     },
-    /// The host has not so much: end something else, lower the budget, or use the file tier.
+    /// The host has too little memory: end other programs, lower the budget, or use the file tier.
     #[error(
         "{wanted} of host memory was to be pinned, and the host has {available} available, of which {spare} stays for others; \
          free host memory, raise the container's memory limit, or move to a file"
     )]
     Exhausted {
-        /// What was to be pinned.
+        /// Size of the memory to be pinned.
         wanted: Bytes,
-        /// What the host has.
+        /// Available memory of the host.
         available: Bytes,
-        /// What is left to others.
+        /// Memory kept available for other programs.
         spare: Bytes,
     },
-    /// The driver does not pin it: mostly a limit of the process.
+    /// The driver cannot pin the memory, usually because of a limit of the process.
     #[error(
         "{wanted} of host memory could not be pinned: {source}; this process may lock {} (RLIMIT_MEMLOCK): raise it with \
          ulimit -l, LimitMEMLOCK= or docker run --ulimit memlock=-1, or lower the budget",
         memlock.map_or_else(|| "any amount".to_owned(), |limit| limit.to_string())
     )]
     PinRefused {
-        /// What was to be pinned.
+        /// Size of the memory to be pinned.
         wanted: Bytes,
-        /// The limit of the process; `None`: there is none.
+        /// Limit of locked memory of the process; `None`: unlimited.
         memlock: Option<Bytes>,
-        /// What the driver answered.
+        /// Error of the driver.
         #[source]
         source: DriverError,
     },
-    /// The driver failed otherwise.
+    /// Another error of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Copies through all slots of a ring failed before.
+    /// Every slot of a ring was given up after failed copies.
     #[error(
         "copies through all slots of {slot} failed, and none is left to copy through; go on once the cause is gone"
     )]
     Spent {
-        /// How long a slot was.
+        /// Size of a slot.
         slot: Bytes,
     },
-    /// The operating system gives no threads to touch memory with.
+    /// The operating system cannot start threads that touch the memory.
     #[error(
         "{wanted} threads were to touch host memory before it is pinned: {source}; raise the limit of tasks, or ask for fewer"
     )]
     NoThreads {
-        /// How many.
+        /// Number of threads requested.
         wanted: usize,
-        /// Why not.
+        /// Error of the thread pool.
         #[source]
         source: rayon::ThreadPoolBuildError,
     },
 }
 
 impl HostError {
-    /// Whether less may be had: by streaming, or of another tier.
+    /// Returns whether less memory may be available: by streaming, or in another tier.
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,

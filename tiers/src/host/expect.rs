@@ -1,4 +1,4 @@
-//! Memory pinned ahead of those who will take it, by a thread beside theirs.
+//! Memory pinned ahead of its use, by a thread of its own.
 //!
 //! ```text
 //!  expect   ├ arena 1 ┼ arena 2 ┼ arena 3 ┤
@@ -10,7 +10,7 @@ use glake_units::Bytes;
 use super::grow::Turn;
 use super::{HUGE, HostPool, PAGE};
 
-/// Arenas that will be pinned: until then nobody else pins, and who takes memory waits for the next.
+/// Arenas about to be pinned: until then other threads do not pin, and callers that take memory wait for the next arena.
 #[derive(Debug)]
 pub(crate) struct Expected<'a> {
     turn: Turn<'a>,
@@ -18,8 +18,8 @@ pub(crate) struct Expected<'a> {
 }
 
 impl HostPool {
-    /// Pins what is missing so that blocks of these sizes can be had, arena by arena, as far as the budget goes and while it is wanted.
-    /// Nobody gives up memory for it. False: another thread pins.
+    /// Pins the memory missing for blocks of these sizes, arena by arena, within the budget and while `wanted` returns true. Reclaims no
+    /// memory for it. Returns false if another thread pins.
     pub fn prepare_while(&self, blocks: &[Bytes], wanted: impl Fn() -> bool + Sync) -> bool {
         let Some(turn) = self.try_turn() else { return false };
         if let Some(expected) = self.expect_in(turn, blocks) {
@@ -28,7 +28,7 @@ impl HostPool {
         true
     }
 
-    /// What has to be pinned so that blocks of these sizes can be had, as far as the budget goes. `None`: nothing, or another thread pins.
+    /// Reserves the arenas missing for blocks of these sizes, within the budget. `None` if none is missing, or another thread pins.
     pub(crate) fn expect(&self, blocks: &[Bytes]) -> Option<Expected<'_>> {
         self.expect_in(self.try_turn()?, blocks)
     }
@@ -42,7 +42,7 @@ impl HostPool {
 }
 
 impl Expected<'_> {
-    /// Pins the arenas, while somebody wants them. Where one cannot be pinned it ends: who takes memory is told why.
+    /// Pins the arenas while `wanted` returns true. Ends at the first failure, which callers that take memory will see.
     pub(crate) fn pin(self, wanted: impl Fn() -> bool + Sync) {
         if let Err(error) = self.turn.pool().pin(&self.arenas, wanted) {
             tracing::debug!(target: "glake::host", %error, "no memory is pinned ahead");
@@ -50,7 +50,7 @@ impl Expected<'_> {
     }
 }
 
-/// The arenas that hold blocks which are taken in this order, beside what is free. A block lies in one arena.
+/// Returns the sizes of arenas for blocks taken in this order, in addition to the free memory. A block lies in one arena.
 fn arenas(blocks: &[Bytes], free: Bytes, arena: Bytes, room: Bytes) -> Vec<Bytes> {
     let (mut free, mut room, mut left) = (free, room, Bytes::ZERO);
     let mut found = Vec::new();

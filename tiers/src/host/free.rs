@@ -1,7 +1,7 @@
-//! The free pinned memory of a pool.
+//! Free pinned memory of a pool.
 //!
-//! Invariant: neighbours of one registration are one range. A range may be handed out again once a completion point of its sequence has
-//! passed; ranges that are joined wait for the later one.
+//! Invariant: adjacent ranges of one registration are joined. A range may be handed out again once a completion point of its sequence has
+//! passed; joined ranges take the later sequence.
 
 use std::collections::BTreeMap;
 
@@ -24,12 +24,12 @@ impl Free {
     }
 }
 
-/// By address.
+/// Free ranges by address.
 #[derive(Debug, Default)]
 pub(super) struct FreeRanges(BTreeMap<u64, Free>);
 
 impl FreeRanges {
-    /// Takes a range back, that work marked before `since` may still touch.
+    /// Adds a range that work marked before `since` may still access.
     pub(super) fn put(&mut self, range: PinnedRange, since: Sequence) {
         let mut free = Free { range, since };
         let before = self.0.range(..free.start()).next_back();
@@ -44,7 +44,7 @@ impl FreeRanges {
         self.0.insert(free.start(), free);
     }
 
-    /// Neighbours, as one.
+    /// Joins two adjacent ranges if they belong to one registration.
     fn joined(&mut self, first: Free, second: Free) -> Free {
         let since = first.since.max(second.since);
         match first.range.join(second.range) {
@@ -56,8 +56,8 @@ impl FreeRanges {
         }
     }
 
-    /// The first bytes of the least range that is large enough and that nothing touches any more: a walk over all of them,
-    /// which are few, for what is handed out are extents.
+    /// Takes the first bytes of the smallest range that is large enough and no longer in use. A linear search: free ranges are few, because
+    /// blocks are as large as extents.
     pub(super) fn take(&mut self, size: Bytes, passed: Sequence) -> Option<PinnedRange> {
         let fits = |free: &&Free| free.range.size() >= size && free.since <= passed;
         let best = self.0.values().filter(fits).min_by_key(|free| free.range.size()).map(Free::start)?;
@@ -71,13 +71,13 @@ impl FreeRanges {
         }
     }
 
-    /// A range that is all that was pinned at once.
+    /// Takes a range that covers a whole registration.
     pub(super) fn take_whole(&mut self) -> Option<PinnedRange> {
         let start = self.0.iter().find(|(_, free)| free.range.is_whole()).map(|(start, _)| *start)?;
         self.0.remove(&start).map(|free| free.range)
     }
 
-    /// How much [`FreeRanges::take_whole`] would give in all.
+    /// Returns the total that [`FreeRanges::take_whole`] could take.
     pub(super) fn whole(&self) -> Bytes {
         sum(self.0.values().filter(|free| free.range.is_whole()))
     }
@@ -90,7 +90,7 @@ impl FreeRanges {
         self.0.values().map(|free| free.range.size()).max().unwrap_or(Bytes::ZERO)
     }
 
-    /// Whether work may still touch some of it.
+    /// Returns whether work may still access some of the free memory.
     pub(super) fn is_pending(&self, passed: Sequence) -> bool {
         self.0.values().any(|free| free.since > passed)
     }

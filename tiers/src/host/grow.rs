@@ -1,4 +1,4 @@
-//! More memory pinned, and free memory unpinned, by one thread at a time.
+//! Pinning and unpinning of memory, by one thread at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,22 +8,22 @@ use glake_units::Bytes;
 
 use super::{HUGE, HostPool, Result, pin};
 
-/// How long work on memory that was given back is waited for before more is pinned: many times what pinning an arena takes, because
-/// pinned memory stays, and one wait is for all that was given back.
+/// Timeout of the wait for work on returned memory before more is pinned. Many times the duration of pinning an arena, because pinned
+/// memory stays, and one wait covers all returned memory.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// How soon it is looked again whether work is done.
+/// Polling interval of that wait.
 const STEP: Duration = Duration::from_micros(50);
 
-/// The right to pin and unpin, until it is dropped.
+/// Exclusive right to pin and unpin, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a>(&'a HostPool);
 
-/// What there is for who asks for memory.
+/// Result of looking for free memory.
 #[derive(Debug)]
 pub(super) enum Chance<'a> {
-    /// It.
+    /// Free range that fits.
     Free(PinnedRange),
-    /// Nothing that fits, and nobody who pins.
+    /// Turn to pin, because no free range fits and no other thread pins.
     Turn(Turn<'a>),
 }
 
@@ -41,7 +41,7 @@ impl Drop for Turn<'_> {
 }
 
 impl HostPool {
-    /// Memory that is free, or becomes so while another thread pins; else the turn to pin more.
+    /// Returns memory that is free, or becomes free while another thread pins; else the turn to pin more.
     pub(super) fn hit_or_turn(&self, size: Bytes) -> Result<Chance<'_>> {
         loop {
             let arrivals = self.core.lock().arrivals;
@@ -60,7 +60,7 @@ impl HostPool {
         }
     }
 
-    /// The turn to pin and unpin; waits for it.
+    /// Waits for the turn to pin and unpin.
     pub(super) fn turn(&self) -> Turn<'_> {
         let mut core = self.core.lock();
         while core.growing {
@@ -70,13 +70,13 @@ impl HostPool {
         Turn(self)
     }
 
-    /// The turn to pin and unpin, if it is nobody's.
+    /// Returns the turn to pin and unpin, unless another thread has it.
     pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
         let taken = std::mem::replace(&mut self.core.lock().growing, true);
         if taken { None } else { Some(Turn(self)) }
     }
 
-    /// In one's turn, when nothing that is free fits: waits a little, pins, or waits, or unpins.
+    /// Finds memory when no free range fits: waits briefly, pins, waits for returned memory, or unpins. The caller must hold the turn.
     pub(super) fn grow_or_wait(&self, size: Bytes) -> Result<PinnedRange> {
         if let Some(range) = self.hit_soon(size)? {
             return Ok(range);
@@ -94,7 +94,7 @@ impl HostPool {
         if let Some(range) = self.hit(size)? {
             return Ok(range);
         }
-        // Free memory in pieces that are too small makes room for one that is not. Unpinning waits for contexts.
+        // Unpinning too small free pieces makes room for a larger one. Unpinning waits for all contexts.
         if self.is_capturing() {
             return Err(refused);
         }
@@ -112,7 +112,7 @@ impl HostPool {
         }
     }
 
-    /// What was given back and fits once its work is done, if that is soon.
+    /// Returns returned memory that fits once its work is done, if that is soon.
     pub(super) fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
         let begun = Instant::now();
         while self.core.lock().free.largest() >= size && begun.elapsed() < TIMEOUT {
@@ -131,16 +131,16 @@ impl HostPool {
         let needed = needed.ok_or_else(|| self.over_budget(size))?;
         let arena = self.options.arena.align_up(HUGE).filter(|arena| *arena <= room).unwrap_or(needed);
         self.pin(&[arena.max(needed)], || true)?;
-        // Another thread may have taken of it meanwhile, as it may of all that is free.
+        // Another thread may have taken part of it meanwhile, as with any free memory.
         let hit = self.hit(size)?;
         hit.map_or_else(|| self.grow(size), Ok)
     }
 
-    /// In one's turn: pins arenas of these sizes while they are wanted.
+    /// Pins arenas of these sizes while `wanted` returns true. The caller must hold the turn.
     pub(super) fn pin(&self, sizes: &[Bytes], wanted: impl Fn() -> bool + Sync) -> Result<()> {
         let _under_way = self.options.pinning.begin();
         let total: Bytes = sizes.iter().copied().sum();
-        // Another pool may have taken the room since it was looked for.
+        // Another pool may have used the room in the budget meanwhile.
         let taken = self.options.budget.take(total).ok_or_else(|| self.over_budget(total))?;
         pin::pin(&self.completion_events, &self.options, sizes, wanted, |range, time| {
             taken.arrived(range.size());
@@ -167,7 +167,7 @@ impl HostPool {
         true
     }
 
-    /// Unpins one arena that is free as a whole of another pool under the budget. Waits for nobody who pins.
+    /// Unpins one entirely free arena of another pool under the budget. Skips pools that are pinning.
     pub(super) fn unpin_of_others(&self) -> bool {
         let unpin = |pool: Arc<HostPool>| {
             pool.absorb();

@@ -1,21 +1,22 @@
-//! Pinned memory of the host, pinned once and used again.
+//! Pinned memory of the host, pinned once and reused.
 //!
 //! ```text
 //!  take ─► free range ─► HostBlock ─► Span, for copies        prepare: pins ahead
 //!    │        ▲              │
 //!    │        │ completion point passed └─ dropped, and no span lives
-//!    │      given back ◄─────┘
-//!    └─► nothing fits: pin more ─► take spare copies back ─► wait for what was given back ─► unpin free memory for larger ─► HostError
+//!    │      returned ◄───────┘
+//!    └─► nothing fits: pin more ─► reclaim spare copies ─► wait for returned memory ─► unpin free memory for larger ─► HostError
 //!                                                                                 or a Ring (stage)
 //! ```
 //!
-//! Who knows what will be taken has it pinned by a thread of its own, arena by arena, while the first blocks are in use already.
+//! A caller that knows its future requests has the memory pinned by a thread of its own, arena by arena, while the first blocks are in use
+//! already.
 //!
-//! Memory is pinned in arenas: on huge pages, spread over NUMA nodes, touched by several threads, registered for every
-//! context, not inherited by a forked child. A range lies in one arena, because a copy over two registrations is none.
+//! Memory is pinned in arenas: on huge pages, spread over NUMA nodes, touched by several threads, registered for every context, not
+//! inherited by a forked child. A range lies in one arena, because the driver does not copy across two registrations.
 //!
-//! Invariants: what is pinned is at most the budget. A range that work may still touch is handed out to nobody. One thread
-//! at a time pins and unpins (its [`Turn`](grow::Turn)); the lock of `core` is held for bookkeeping only.
+//! Invariants: pinned memory never exceeds the budget. Memory that work may still access is not handed out. One thread at a time pins and
+//! unpins (its [`Turn`](grow::Turn)); the lock of `core` is held for bookkeeping only.
 
 mod available;
 mod block;
@@ -57,20 +58,20 @@ pub use statistics::HostStatistics;
 
 type Result<T> = std::result::Result<T, HostError>;
 
-/// What sizes of blocks are rounded up to, and their addresses multiples of.
+/// Alignment of block sizes and addresses.
 const PAGE: Bytes = Bytes::kib(4);
-/// What arenas are made of.
+/// Alignment of arena sizes, a huge page.
 const HUGE: Bytes = Bytes::mib(2);
 
-/// The pinned host memory of a process.
+/// Pool of pinned host memory.
 #[derive(Debug)]
 pub struct HostPool {
     completion_events: Arc<CompletionEvents>,
     options: HostOptions,
     core: Mutex<Core>,
-    /// Memory has arrived, or the thread that pinned has ended.
+    /// Signalled when memory has arrived, or the pinning thread has ended.
     arrived: Condvar,
-    /// A completion point that was recorded and has not passed.
+    /// Completion point that was recorded and has not passed.
     clock: Mutex<Option<RecordedPoint>>,
     reclaimers: Reclaimers,
 }
@@ -78,23 +79,23 @@ pub struct HostPool {
 #[derive(Debug)]
 struct Core {
     free: FreeRanges,
-    /// One thread pins or unpins; others go on.
+    /// Whether a thread pins or unpins; other threads proceed.
     growing: bool,
-    /// How often memory was pinned: who saw one number less looks again.
+    /// Number of times memory was pinned: a waiter that saw a smaller number looks again.
     arrivals: u64,
-    /// Given back, but for spans that live.
+    /// Returned ranges, some with live spans.
     returned: Vec<Arc<PinnedRange>>,
-    /// What was marked by then is done.
+    /// Sequence before which all work has completed.
     passed: Sequence,
     statistics: HostStatistics,
 }
 
-/// Memory for bytes that pass through the host.
+/// Host memory for bytes in transit.
 #[derive(Debug)]
 pub enum Staging {
-    /// For all of them at once.
+    /// Single block for all bytes at once.
     Whole(HostBlock),
-    /// For a few at a time.
+    /// Ring of slots for a few bytes at a time.
     Ring(Ring),
 }
 
@@ -105,10 +106,10 @@ impl Drop for HostPool {
 }
 
 impl HostPool {
-    /// A pool that has pinned nothing yet.
+    /// Creates a pool without pinned memory.
     ///
     /// # Errors
-    /// What the driver answers when it is asked for its devices.
+    /// The driver's error when queried for its devices.
     pub fn new(completion_events: &Arc<CompletionEvents>, mut options: HostOptions) -> Result<Arc<Self>> {
         let devices: DeviceSet =
             completion_events.driver().devices()?.into_iter().map(|device| device.id).collect();
@@ -129,11 +130,11 @@ impl HostPool {
         Ok(pool)
     }
 
-    /// Hands out pinned memory; pins more where none is free.
+    /// Allocates pinned memory; pins more if none is free.
     ///
     /// # Errors
-    /// [`HostError::OverBudget`], [`HostError::Exhausted`], [`HostError::PinRefused`], after what was given back was waited
-    /// for; what the driver answers.
+    /// [`HostError::OverBudget`], [`HostError::Exhausted`], [`HostError::PinRefused`], after waiting for returned memory; the driver's
+    /// error.
     pub fn take(self: &Arc<Self>, size: Bytes) -> Result<HostBlock> {
         let rounded = size.max(PAGE).align_up(PAGE);
         let rounded = rounded.ok_or_else(|| self.over_budget(size))?;
@@ -144,11 +145,10 @@ impl HostPool {
         Ok(HostBlock::new(self, range, size))
     }
 
-    /// Pins so much that `size` is free, in arenas, so that [`HostPool::take`] need not. Another thread may take each arena as
-    /// soon as it is pinned.
+    /// Pins arenas until `size` is free, so that [`HostPool::take`] need not. Another thread may take each arena as soon as it is pinned.
     ///
     /// # Errors
-    /// As [`HostPool::take`]; what was pinned by then stays.
+    /// The same as [`HostPool::take`]; memory pinned before the failure stays.
     pub fn prepare(&self, size: Bytes) -> Result<()> {
         let _turn = self.turn();
         self.absorb();
@@ -173,10 +173,10 @@ impl HostPool {
         self.pin(&sizes, || true)
     }
 
-    /// Whether so much can be had beside what is in use, with nothing given up for it. Nothing is pinned.
+    /// Checks whether `size` is available in addition to memory in use, without reclaiming anything. Pins nothing.
     ///
     /// # Errors
-    /// [`HostError::OverBudget`], [`HostError::Exhausted`]: it cannot.
+    /// [`HostError::OverBudget`], [`HostError::Exhausted`]: it is not.
     pub fn has_room(&self, size: Bytes) -> Result<()> {
         self.absorb();
         let missing = size.saturating_sub(self.core.lock().free.total());
@@ -186,10 +186,10 @@ impl HostPool {
         pin::has_room(&self.options, missing)
     }
 
-    /// Slots for more bytes than may be pinned: `slots` of them, or as many as can be had, but two at least.
+    /// Creates a ring for more bytes than may be pinned, with `slots` slots or as many as are available, at least two.
     ///
     /// # Errors
-    /// As [`HostPool::take`], for the second slot.
+    /// The same as [`HostPool::take`], for the second slot.
     pub fn ring(self: &Arc<Self>, slot: Bytes, slots: usize) -> Result<Ring> {
         let mut blocks = Vec::new();
         while blocks.len() < slots.max(2) {
@@ -202,10 +202,10 @@ impl HostPool {
         Ok(Ring::new(blocks, slot))
     }
 
-    /// Memory for `size` bytes at once; where there is not so much, a ring.
+    /// Returns a block of `size` bytes, or a ring if there is too little memory.
     ///
     /// # Errors
-    /// As [`HostPool::ring`].
+    /// The same as [`HostPool::ring`].
     pub fn stage(self: &Arc<Self>, size: Bytes, slot: Bytes, slots: usize) -> Result<Staging> {
         match self.take(size) {
             Ok(block) => Ok(Staging::Whole(block)),
@@ -214,8 +214,8 @@ impl HostPool {
         }
     }
 
-    /// Unpins arenas that are free as a whole until at most `keep` is pinned, or none is left; waits for all work of all
-    /// devices, and so does nothing while a capture is open. Returns how much went.
+    /// Unpins entirely free arenas until at most `keep` is pinned. Waits for all work of all devices, and therefore does nothing while a
+    /// capture is open. Returns the number of bytes unpinned.
     pub fn trim(&self, keep: Bytes) -> Bytes {
         let _turn = self.turn();
         if self.is_capturing() {
@@ -227,7 +227,7 @@ impl HostPool {
         before.saturating_sub(self.statistics().pinned)
     }
 
-    /// How it stands.
+    /// Returns the statistics of the pool.
     pub fn statistics(&self) -> HostStatistics {
         self.absorb();
         let core = self.core.lock();
@@ -245,7 +245,7 @@ impl HostPool {
         *total = if retained { total.saturating_add(size) } else { total.saturating_sub(size) };
     }
 
-    /// A free range that nothing touches any more.
+    /// Takes a free range that is no longer in use.
     fn hit(&self, size: Bytes) -> Result<Option<PinnedRange>> {
         self.absorb();
         let hit = {
@@ -261,7 +261,7 @@ impl HostPool {
         Ok(core.free.take(size, passed))
     }
 
-    /// What was given back and has no span any more is free, once work that was enqueued before is done.
+    /// Adds returned ranges without live spans to the free memory, usable after the work enqueued before.
     fn absorb(&self) {
         let mut core = self.core.lock();
         let returned = std::mem::take(&mut core.returned);
@@ -273,7 +273,7 @@ impl HostPool {
         }
     }
 
-    /// Free arenas of the other pools under the same budget.
+    /// Returns the entirely free arenas of the other pools under the same budget.
     fn whole_of_others(&self) -> Bytes {
         let whole = |pool: Arc<HostPool>| {
             pool.absorb();

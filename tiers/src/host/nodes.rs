@@ -1,10 +1,10 @@
-//! Which NUMA nodes pinned memory is spread over.
+//! NUMA nodes that pinned memory is spread over.
 
 use glake_device::owned::DeviceSet;
 use glake_device::topology::Topology;
 
-/// The nodes that the GPUs of a copy's paths are near to, so that each link reads as much of its own node as of others. Empty
-/// where there is nothing to choose: nothing is known of them, or they are one.
+/// Returns the NUMA nodes near the GPUs of a copy's paths, so that each link reads as much from its own node as from others. Empty if the
+/// nodes are unknown, or there is only one.
 pub fn nodes_of(topology: &Topology, paths: DeviceSet) -> Vec<u32> {
     let exists = |id: u32| topology.cpus.nodes.iter().any(|node| node.id == id);
     let near =

@@ -1,4 +1,4 @@
-//! How a host pool is made.
+//! Options of a host pool.
 
 use std::sync::Arc;
 
@@ -7,29 +7,29 @@ use glake_units::Bytes;
 
 use super::{Budget, Pinning};
 
-/// How a host pool is made.
+/// Options of a host pool at its creation.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// The most that it and others of the same budget may pin, retained copies included.
+    /// Common limit of this pool and others with the same budget, retained copies included.
     pub budget: Arc<Budget>,
-    /// How much is pinned at once, where no more is asked for. Large, because each costs driver calls; not larger, because
-    /// copies begin when the first is pinned. Zero: as much as is asked for.
+    /// Minimum size that is pinned at once. Large, because each arena costs driver calls; not larger, because copies begin when the first
+    /// is pinned. Zero: the requested size.
     pub arena: Bytes,
-    /// What is left of the host's memory to others. Zero: nothing, at the risk that the kernel ends a process.
+    /// Host memory left to other programs. Zero: none, at the risk that the kernel kills a process.
     pub spare: Bytes,
-    /// How many threads touch it; 0: one a core.
+    /// Number of threads that touch memory; 0: one for each core.
     pub threads: usize,
-    /// The NUMA nodes that it is spread over ([`nodes_of`](super::nodes_of)); fewer than two: it lies where it is touched from.
+    /// NUMA nodes to spread memory over ([`nodes_of`](super::nodes_of)); with fewer than two, memory is local to the touching thread.
     pub nodes: Vec<u32>,
-    /// The devices whose work touches it: memory that is given back waits for theirs. Those that copies do not use are better
-    /// left out, for asking a device makes a context there.
+    /// Devices whose work uses the memory: returned memory waits for theirs. Leave out devices that no copy uses, because recording creates
+    /// a context there.
     pub devices: DeviceSet,
-    /// Who is told while it is touched and pinned.
+    /// Counter that tells others when memory is being pinned.
     pub pinning: Arc<Pinning>,
 }
 
 impl Default for HostOptions {
-    /// Everything that the host has but 1 GiB, in arenas of 256 MiB, by one thread a core, for all devices; nobody is told.
+    /// Returns a budget of all the host's memory but 1 GiB, arenas of 256 MiB, one thread for each core, and all devices.
     fn default() -> Self {
         HostOptions {
             budget: Budget::new(Bytes::MAX),

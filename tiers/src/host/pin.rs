@@ -1,7 +1,7 @@
-//! Memory made, touched and pinned.
+//! Allocation, touching and pinning of memory.
 //!
 //! ```text
-//!  touch  ├── 1 ──┼── 2 ──┼── 3 ──┤           by several threads: the pages are there when they are pinned
+//!  touch  ├── 1 ──┼── 2 ──┼── 3 ──┤           by several threads: the pages exist when they are pinned
 //!  pin            ├─── 1 ───┼─── 2 ───┼─── 3 ───┤     by one: the driver has a lock
 //! ```
 
@@ -18,11 +18,11 @@ use rustix::process::{Resource, getrlimit};
 use super::available::AvailableMemory;
 use super::{HostError, HostOptions, Result};
 
-/// What one thread touches at a time: a huge page.
+/// Bytes that a thread touches at a time: a huge page.
 const HUGE: usize = 2 << 20;
 
-/// Pins memory of these sizes, the next one while `wanted` says so; each is handed to `done`, with the time since the one before, as
-/// soon as it is pinned.
+/// Pins memory of these sizes while `wanted` returns true. Passes each range to `done` as soon as it is pinned, with the time since the
+/// previous one.
 pub(super) fn pin(
     completion_events: &Arc<CompletionEvents>,
     options: &HostOptions,
@@ -31,7 +31,7 @@ pub(super) fn pin(
     mut done: impl FnMut(PinnedRange, Duration),
 ) -> Result<()> {
     let Some((first, others)) = sizes.split_first().filter(|_| wanted()) else { return Ok(()) };
-    // For this call only: pinning is rare, and idle threads would be in the way of a fork.
+    // Threads for this call only: pinning is rare, and idle threads would disturb a fork.
     let threads = threads(options.threads)?;
     let mut begun = Instant::now();
     let mut touched = threads.install(|| touched(options, *first))?;
@@ -57,7 +57,7 @@ fn threads(wanted: usize) -> Result<ThreadPool> {
     named.build().map_err(|source| HostError::NoThreads { wanted, source })
 }
 
-/// Whether the host has so much.
+/// Checks whether the host has enough available memory.
 pub(super) fn has_room(options: &HostOptions, size: Bytes) -> Result<()> {
     let (spare, has) = (options.spare, AvailableMemory::of_host().least());
     match has.filter(|has| has.checked_sub(spare).is_none_or(|free| free < size)) {
@@ -66,7 +66,7 @@ pub(super) fn has_room(options: &HostOptions, size: Bytes) -> Result<()> {
     }
 }
 
-/// Memory whose pages are there, on the nodes that it shall lie on.
+/// Allocates memory with its pages present on the chosen nodes.
 fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
     has_room(options, size)?;
     let mut pages = Pages::new(size, 0).map_err(|_| {

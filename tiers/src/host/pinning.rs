@@ -1,30 +1,31 @@
-//! When host memory is touched and pinned. That takes the host's memory from copies, so that what these take meanwhile says nothing of links.
+//! Record of when host memory is touched and pinned. Pinning takes host memory bandwidth from copies, so that timings of these copies are
+//! no link measurement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what pins; shared by pools and by those who time copies.
+/// Counter of pinning threads; shared by pools and by components that time copies.
 #[derive(Debug, Default)]
 pub struct Pinning {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
-/// Memory is being touched and pinned, until it is dropped.
+/// Guard while memory is touched and pinned.
 #[derive(Debug)]
 pub struct PinningUnderWay(Arc<Pinning>);
 
 impl Pinning {
-    /// Somebody begins.
+    /// Marks the beginning of pinning.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> PinningUnderWay {
         self.begun.fetch_add(1, Ordering::AcqRel);
         PinningUnderWay(self.clone())
     }
 
-    /// `None` while anybody pins; else a number that is another once anybody has.
+    /// Returns `None` while any thread pins, else a number that changes with each pinning.
     pub fn idle_since(&self) -> Option<u64> {
-        // In this order: what begins in between is seen as under way.
+        // In this order: pinning that begins in between counts as in progress.
         let ended = self.ended.load(Ordering::Acquire);
         (self.begun.load(Ordering::Acquire) == ended).then_some(ended)
     }

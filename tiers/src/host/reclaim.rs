@@ -1,4 +1,4 @@
-//! Memory that its holders can give up without loss: what is taken back first where host memory is short.
+//! Memory that its holders can give up without loss: reclaimed first if host memory is short.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 
 use super::{HostBlock, HostPool, PAGE, Result};
 
-/// Holds memory of a pool that it can give up at any time.
+/// Holder of pool memory that it can give up at any time.
 pub trait Reclaim: Send + Sync + fmt::Debug {
-    /// Gives up so much, or all; returns how much. Takes nothing of any pool.
+    /// Gives up at least `wanted` bytes, or all; returns the number given up. Must not take memory from any pool.
     fn reclaim(&self, wanted: Bytes) -> Bytes;
 }
 
-/// Who is asked, in this order. None is kept alive.
+/// Holders of reclaimable memory, asked in this order. Held weakly.
 #[derive(Debug, Default)]
 pub(super) struct Reclaimers(Mutex<Vec<Weak<dyn Reclaim>>>);
 
 impl HostPool {
-    /// Somebody to ask where memory is short.
+    /// Registers a holder of reclaimable memory.
     pub fn add_reclaimer(&self, holder: &Arc<impl Reclaim + 'static>) {
         let holder: Arc<dyn Reclaim> = holder.clone();
         let mut known = self.reclaimers.0.lock();
@@ -27,11 +27,11 @@ impl HostPool {
         known.push(Arc::downgrade(&holder));
     }
 
-    /// Memory that nobody else wants: what is free, or is so soon, or what the budget has room for. `None`: there is none, or somebody is
-    /// pinning. Waits in nobody's way.
+    /// Takes memory that is free, free soon, or within the budget, without reclaiming any. `None` if there is none, or another thread pins.
+    /// Does not delay other threads.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(crate) fn take_spare(self: &Arc<Self>, size: Bytes) -> Result<Option<HostBlock>> {
         let Some(rounded) = size.max(PAGE).align_up(PAGE) else { return Ok(None) };
         let found = match self.hit(rounded)? {
@@ -52,7 +52,7 @@ impl HostPool {
         Ok(Some(HostBlock::new(self, range, size)))
     }
 
-    /// Whether anybody gave anything up; what was given up can be had once work on it is done.
+    /// Asks the holders for memory. Returns whether any was given up; it is available once the work on it has completed.
     pub(super) fn reclaim(&self, wanted: Bytes) -> bool {
         let holders = self.reclaimers.0.lock().clone();
         let mut given = Bytes::ZERO;

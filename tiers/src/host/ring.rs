@@ -1,4 +1,4 @@
-//! A few blocks that take turns, for more bytes than may be pinned at once.
+//! Blocks used in turn, for more bytes than may be pinned at once.
 //!
 //! ```text
 //!  GPU ──copy──► [ slot ] ──write──► file          while one slot is filled, others are emptied
@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::HostBlock;
 
-/// Slots of one size. A clone is the same ring.
+/// Ring of slots of one size. A clone refers to the same ring.
 #[derive(Clone, Debug)]
 pub struct Ring {
     turns: Arc<Turns>,
@@ -30,16 +30,16 @@ struct Turns {
 #[derive(Debug)]
 struct Slots {
     free: Vec<HostBlock>,
-    /// Free or in somebody's hands.
+    /// Number of slots, free or in use.
     left: usize,
 }
 
-/// A slot in somebody's hands; dropping it lets the next one have it. Work on it is to be done by then: unlike a block's, a
-/// slot's bytes are somebody else's at once. Where that is not sure, [`RingSlot::give_up`] takes it out of the ring.
+/// Slot in use; dropping it makes it available to the next caller. The work on it must have completed by then, because its bytes are reused
+/// at once, unlike a block's. If completion is uncertain, [`RingSlot::give_up`] removes the slot from the ring.
 #[derive(Debug)]
 pub struct RingSlot {
     turns: Arc<Turns>,
-    /// Taken when it is dropped.
+    /// Block of the slot; taken on drop.
     block: Option<HostBlock>,
 }
 
@@ -49,17 +49,17 @@ impl Ring {
         Ring { turns: Arc::new(Turns { slots, returned: Condvar::new() }), slot }
     }
 
-    /// How long a slot is.
+    /// Returns the size of a slot.
     pub fn slot(&self) -> Bytes {
         self.slot
     }
 
-    /// How many there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.turns.slots.lock().left
     }
 
-    /// The next slot that is free; waits for one. Who holds all of them waits for ever. `None`: all were given up.
+    /// Returns the next free slot, waiting for one; a caller that holds all slots waits forever. `None` if all were given up.
     pub fn next(&self) -> Option<RingSlot> {
         let mut slots = self.turns.slots.lock();
         loop {
@@ -73,7 +73,7 @@ impl Ring {
         }
     }
 
-    /// The next slot, if one is free.
+    /// Returns a free slot, if there is one.
     pub fn try_next(&self) -> Option<RingSlot> {
         let block = self.turns.slots.lock().free.pop()?;
         Some(RingSlot { turns: self.turns.clone(), block: Some(block) })
@@ -81,22 +81,22 @@ impl Ring {
 }
 
 impl RingSlot {
-    /// A part of it, for asynchronous work; `None` past its end.
+    /// Returns a span of a part of the slot for asynchronous work; `None` beyond its end.
     pub fn span(&self, offset: Bytes, size: Bytes) -> Option<Span> {
         self.block.as_ref()?.span(offset, size)
     }
 
-    /// Its bytes. Work that a device still does on them is the caller's to wait for.
+    /// Returns the bytes. The caller must wait for device work on them.
     pub fn as_slice(&self) -> &[u8] {
         self.block.as_ref().map_or(&[], HostBlock::as_slice)
     }
 
-    /// Its bytes, to change; `None` while spans of it live.
+    /// Returns the bytes mutably; `None` while spans of the slot live.
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         self.block.as_mut()?.as_mut_slice()
     }
 
-    /// Takes it out of the ring: its memory goes back to the pool, which waits for the work on it.
+    /// Removes the slot from the ring: its memory returns to the pool, which waits for the work on it.
     pub fn give_up(mut self) {
         self.block = None;
         self.turns.slots.lock().left -= 1;

@@ -1,24 +1,24 @@
-//! What a host pool has done.
+//! Statistics of a host pool.
 
 use std::time::Duration;
 
 use glake_units::Bytes;
 
-/// Pinned host memory, and what it took to pin it.
+/// Pinned host memory, and the cost of pinning it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStatistics {
-    /// The most that it and others of the same budget may pin.
+    /// Common limit of this pool and others with the same budget.
     pub budget: Bytes,
-    /// What of it is left.
+    /// Bytes of the budget left.
     pub room: Bytes,
-    /// Pinned now: in use, retained or free.
+    /// Pinned bytes: in use, retained or free.
     pub pinned: Bytes,
-    /// Handed out, or given back while spans of it live.
+    /// Allocated bytes, including returned blocks with live spans.
     pub in_use: Bytes,
-    /// Handed out and marked as a copy of what a GPU has as well.
+    /// Allocated bytes marked as copies of data that is also on a GPU.
     pub retained: Bytes,
-    /// How often memory was pinned.
+    /// Number of times memory was pinned.
     pub pins: u64,
-    /// How long that took in all, touching included.
+    /// Total time of pinning, touching included.
     pub pinning: Duration,
 }

@@ -1,4 +1,4 @@
-//! Which extents go, and which come back: pure.
+//! Selection of the extents to evict and to refill: pure.
 
 use glake_stitch::ExtentView;
 use glake_units::Bytes;
@@ -7,8 +7,8 @@ use crate::place::Residency;
 
 type Standing = (ExtentView, Residency);
 
-/// Extents to shrink, at least `amount` of memory where there is so much: first what was interrupted, then what has a
-/// copy already, then the rest; each in the order of addresses.
+/// Selects extents to evict, at least `amount` bytes if available: first interrupted ones, then those with a copy, then the rest, each in
+/// address order.
 pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),
@@ -19,8 +19,8 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
     chosen(standing, rank, |view| view.state != glake_stitch::ExtentState::Evicted, amount)
 }
 
-/// Extents to refill, at least `amount` of memory where so much is evicted: first what was interrupted; each in the order of
-/// addresses.
+/// Selects extents to refill, at least `amount` bytes if that many are evicted: first interrupted ones, then the rest, each in address
+/// order.
 pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),

@@ -1,16 +1,16 @@
-//! Bytes that are copied to the host while nobody uses them, and stay on their GPU: what a shrink finds copied already.
+//! Copies of resident bytes, made on the host while the region is idle, so that a shrink need not copy them.
 //!
 //! ```text
 //! idle      per extent:  copy out ─► digest of the copy                     the extent is clean
-//! use                    [`Region::void_clean`]: its copies count no more, their bytes are kept to be compared
-//! allocation, copy       [`Region::void_block`]: those of the block's extents
-//! idle      per extent:  digest of the extent: the same ─► clean again      else it is copied anew
-//! shrink    per extent:  digest of the extent: the same ─► released         else it is copied, as if there had been no copy
+//! use                    [`Region::void_clean`]: voids its copies, which are kept for comparison
+//! allocation, copy       [`Region::void_block`]: voids the copies of the block's extents
+//! idle      per extent:  digest of the extent: the same ─► clean again      else it is copied again
+//! shrink    per extent:  digest of the extent: the same ─► released         else it is copied, as if there were no copy
 //! ```
 //!
-//! Invariant: a copy becomes the one that counts only in a shrink, once the extent's digest and its live ranges are the copy's. So
-//! nothing depends on who told of a write: kernels that no use covers are found by the digest. Until then a copy is host memory that
-//! can be given up at any time, and is, where that is short.
+//! Invariant: a copy becomes the valid one only in a shrink, after its digest and its live ranges were compared with the extent's.
+//! Correctness therefore does not depend on reports of writes: the digest detects kernels that no use covers. Until then a copy is host
+//! memory that can be reclaimed at any time, and is when host memory is short.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -30,18 +30,18 @@ use crate::host::Reclaim;
 use crate::store::{ResidentCopies, ResidentCopy, StoredCopy, packed_home};
 use crate::{HostPool, Place, PoolError, Residency, Store};
 
-/// How a region is cleaned.
+/// Parameters for cleaning a region.
 #[derive(Clone, Copy)]
 pub struct Clean<'a> {
-    /// Where copies go.
+    /// Pool for the copies.
     pub host: &'a Arc<HostPool>,
-    /// By what. Pieces of 16 MiB are enqueued, one at a time.
+    /// Mover for the copies. Pieces of 16 MiB are enqueued, one at a time.
     pub mover: &'a dyn Mover,
-    /// Of the region's GPU.
+    /// Digests of the region's GPU.
     pub digests: &'a Arc<Digests>,
-    /// By which use it was used last, in any numbering: copies are good until [`Region::void_clean`] is told of another.
+    /// Number of the last use of the region, in any numbering: copies are valid until [`Region::void_clean`] is called with another one.
     pub after_use: u64,
-    /// Whether it goes on: asked before each piece. May wait until links are free.
+    /// Whether to continue; called before each piece. May block until links are free.
     pub keep_going: &'a dyn Fn() -> bool,
 }
 
@@ -54,43 +54,43 @@ impl fmt::Debug for Clean<'_> {
     }
 }
 
-/// What cleaning has done.
+/// Result of cleaning a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// Bytes that were copied.
+    /// Bytes copied to the host.
     pub copied: Bytes,
-    /// Bytes of which an older copy is the same.
+    /// Bytes whose older copy is still identical.
     pub unchanged: Bytes,
-    /// Whether nothing is left to do.
+    /// Whether the whole region is clean.
     pub whole: bool,
 }
 
-/// What has become of a region's clean copies since it was made.
+/// Statistics of a region's clean copies since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CleanCounts {
     /// Bytes that are clean now.
     pub clean: Bytes,
-    /// Bytes that were copied while nobody used them.
+    /// Bytes copied while the region was idle.
     pub copied: Bytes,
-    /// Bytes of copies that a use, an allocation or a free made void.
+    /// Bytes of copies voided by a use, an allocation or a free.
     pub voided: Bytes,
-    /// Bytes that a shrink released without a copy of its own.
+    /// Bytes that a shrink released without copying them.
     pub released: Bytes,
-    /// Bytes that had changed though nobody told: their digest was another one.
+    /// Bytes that had changed without a report: their digest differed.
     pub refused: Bytes,
-    /// Bytes of copies that were given up because host memory was short.
+    /// Bytes of copies reclaimed because host memory was short.
     pub reclaimed: Bytes,
 }
 
-/// The copies of one region.
+/// Clean copies of one region.
 #[derive(Debug, Default)]
 pub(super) struct CleanCopies {
     copies: Mutex<FxHashMap<ExtentId, CleanCopy>>,
-    /// Made by who cleans first.
+    /// Digests of the region's GPU, set by the first cleaning.
     digests: Mutex<Option<Arc<Digests>>>,
-    /// The pools that know it.
+    /// Host pools that can reclaim the copies.
     hosts: Mutex<Vec<Arc<HostPool>>>,
-    /// How often something was voided: what is read meanwhile is no clean copy.
+    /// Number of times copies were voided: bytes read across a void are not clean.
     voids: AtomicU64,
     counts: Counts,
 }
@@ -98,7 +98,7 @@ pub(super) struct CleanCopies {
 #[derive(Debug)]
 struct CleanCopy {
     copy: StoredCopy,
-    /// `None`: the region was used since.
+    /// Last use covered by the copy; `None`: the copy is void.
     after_use: Option<u64>,
 }
 
@@ -112,13 +112,13 @@ struct Counts {
 }
 
 impl Region {
-    /// Copies what has no copy to the host, extent by extent, while it is to go on and nobody moves the region's extents. What is
-    /// copied stays on its GPU; programs may use it, write to it, and free it meanwhile. Does nothing for what is given up when it leaves,
-    /// or is sealed strictly, and stops where the host has no memory to spare. Who moves extents waits for one piece at most, and nobody
-    /// waits while it waits for host memory.
+    /// Copies resident extents without a copy to the host, one at a time, while `keep_going` returns true and no other thread moves the
+    /// region's extents. The bytes stay on their GPU, and programs may use, write and free them meanwhile. Does nothing for regions that
+    /// discard their bytes or are strictly sealed, and stops if the host has no memory to spare. A thread that moves extents waits for at
+    /// most one piece, and not while this one waits for host memory.
     ///
     /// # Errors
-    /// What the copies meet; what is clean by then stays so.
+    /// The error of a copy; extents cleaned before it stay clean.
     pub fn clean(&self, clean: Clean<'_>) -> Result<Cleaned> {
         let mut cleaned = Cleaned { whole: true, ..Cleaned::default() };
         if self.options.policy == Policy::Discard || self.strict.load(Ordering::Acquire) {
@@ -140,7 +140,7 @@ impl Region {
         Ok(cleaned)
     }
 
-    /// False: cleaning stops here.
+    /// Cleans one extent. Returns false if cleaning stops here.
     fn clean_extent(&self, extent: ExtentId, clean: Clean<'_>, cleaned: &mut Cleaned) -> Result<bool> {
         let voids = self.clean.voids.load(Ordering::Acquire);
         let ranges = ResidentReads::of(&self.pool).ranges(extent)?;
@@ -182,7 +182,7 @@ impl Region {
         }
     }
 
-    /// Whether an extent has the bytes of a copy of it; `None`: somebody moves extents.
+    /// Returns whether an extent still has the bytes of its copy; `None` if another thread is moving extents.
     fn is_unchanged(&self, extent: ExtentId, copy: &StoredCopy, digests: &Digests) -> Result<Option<bool>> {
         let Some(turn) = self.turn.try_lock() else { return Ok(None) };
         let reads = ResidentReads::of(&self.pool);
@@ -195,7 +195,7 @@ impl Region {
         Ok(Some(Some(found) == copy.digest()))
     }
 
-    /// Says after which use the region is now: copies from before it count no more, nor those of extents that have other live bytes now.
+    /// Sets the number of the region's last use: voids copies of earlier uses, and those of extents whose live bytes have changed.
     pub fn void_clean(&self, after_use: u64) {
         let reads = ResidentReads::of(&self.pool);
         self.clean.void(|extent, clean| {
@@ -203,9 +203,9 @@ impl Region {
         });
     }
 
-    /// Something was handed out, or is about to be written to: copies of the extents of the block that an address lies in count no more.
+    /// Voids the copies of the extents of the block at an address, because it was allocated or is about to be written.
     pub fn void_block(&self, address: Address) {
-        // Before it is looked whether there are any: a copy that is on its way is none.
+        // Before the check for copies: a copy in progress must not become clean.
         self.clean.voids.fetch_add(1, Ordering::AcqRel);
         if self.clean.is_empty() {
             return;
@@ -214,17 +214,17 @@ impl Region {
         self.clean.void(|extent, _| extents.contains(&extent));
     }
 
-    /// What is clean if it was used last by that use, and what has become of what was.
+    /// Returns the statistics, with copies of uses other than `after_use` voided first.
     pub fn clean_counts(&self, after_use: u64) -> CleanCounts {
         self.void_clean(after_use);
         self.clean.counts()
     }
 
-    /// Says in a number which memory it has, which of it is live, and what was made void or given up: another one tells that something
-    /// changed. The same is no promise that nothing did.
+    /// Returns a number that changes with the region's memory, live bytes, voided and reclaimed copies. An equal number does not prove that
+    /// nothing changed.
     ///
     /// # Errors
-    /// What the pool answers.
+    /// The error of the pool.
     pub fn state_number(&self) -> Result<u64> {
         let mut hasher = FxHasher::default();
         for (view, residency) in self.pool.records().standing(self.domain) {
@@ -235,7 +235,7 @@ impl Region {
         Ok(hasher.finish())
     }
 
-    /// Whether an extent that begins to leave needs no copy because it is clean: its copy is the one that counts then.
+    /// Returns whether an extent being evicted is clean and needs no copying: its clean copy becomes the valid one.
     pub(super) fn leave_unchanged(
         &self,
         extent: ExtentId,
@@ -279,22 +279,22 @@ impl Region {
     }
 }
 
-/// What is there of the copy of an extent.
+/// State of an extent's clean copy.
 #[derive(Debug)]
 enum Found {
     Clean,
-    /// It is taken out.
+    /// Void copy, removed from the table.
     Void(StoredCopy),
     Nothing,
 }
 
 impl CleanCopies {
-    /// Whether an extent has one that may be good.
+    /// Returns whether an extent has a copy that is not void.
     pub(super) fn has(&self, extent: ExtentId) -> bool {
         self.copies.lock().get(&extent).is_some_and(|copy| copy.after_use.is_some())
     }
 
-    /// Host memory that they take.
+    /// Returns the host memory of all copies.
     pub(super) fn hosted(&self) -> Bytes {
         self.copies.lock().values().map(|clean| clean.copy.size()).sum()
     }
@@ -308,12 +308,12 @@ impl CleanCopies {
         }
     }
 
-    /// Whether there is no copy at all.
+    /// Returns whether there are no copies.
     fn is_empty(&self) -> bool {
         self.copies.lock().is_empty()
     }
 
-    /// A copy of what an extent had after a use, since so many voids: void if there were more. `None`: void.
+    /// Stores a copy made after use `of.0` when the void counter was `of.1`; void if the counter has changed since, or if `of` is `None`.
     fn put(&self, extent: ExtentId, copy: StoredCopy, of: Option<(u64, u64)>) {
         copy.set_retained();
         let mut copies = self.copies.lock();
@@ -342,7 +342,7 @@ impl CleanCopies {
         }
     }
 
-    /// Takes the copy of these ranges out; no other is left.
+    /// Takes the copy of exactly these ranges; drops any other.
     fn take(&self, extent: ExtentId, ranges: &[HomeRange]) -> Option<StoredCopy> {
         let clean = self.copies.lock().remove(&extent)?;
         if clean.copy.ranges() == ranges && clean.after_use.is_some() {
@@ -352,14 +352,14 @@ impl CleanCopies {
         None
     }
 
-    /// Drops the copies of what is gone, or has left.
+    /// Drops the copies of extents that are gone or evicted.
     fn keep_only(&self, extents: &FxHashSet<ExtentId>) {
         let gone: Vec<(ExtentId, CleanCopy)> =
             self.copies.lock().extract_if(|extent, _| !extents.contains(extent)).collect();
         gone.iter().for_each(|(_, clean)| self.count_void(clean));
     }
 
-    /// Those of which `is_void` says so count no more.
+    /// Voids the copies for which `is_void` returns true.
     fn void(&self, is_void: impl Fn(ExtentId, &CleanCopy) -> bool) {
         let mut copies = self.copies.lock();
         for (extent, clean) in copies.iter_mut().filter(|(_, clean)| clean.after_use.is_some()) {
@@ -393,7 +393,7 @@ impl CleanCopies {
 }
 
 impl Reclaim for CleanCopies {
-    /// What is void goes first.
+    /// Gives up void copies first.
     fn reclaim(&self, wanted: Bytes) -> Bytes {
         let mut copies = self.copies.lock();
         let mut order: Vec<(bool, ExtentId)> =

@@ -1,11 +1,11 @@
-//! Parts of live blocks that have no memory: given up by their program, and had again.
+//! Decommit and commit: memory of parts of live blocks, given up by the program and made again.
 //!
 //! ```text
 //! decommit   drain ─► per extent that lies wholly in the range:  its copy goes ─► completion point ─► unmap everywhere, release
-//! commit     per extent of the range without memory:  make ─► map everywhere, access                the bytes have any value
+//! commit     per extent of the range without memory:  make ─► map everywhere, access                contents are undefined
 //! ```
 //!
-//! The block stays live and keeps its addresses. Refills pass over what was decommitted, and a shrink finds nothing there.
+//! The block stays live and keeps its addresses. Refills and shrinks skip decommitted extents.
 
 use glake_device::Address;
 use glake_stitch::ExtentView;
@@ -18,15 +18,15 @@ use crate::gpu::{BlockRange, Eviction};
 use crate::{Place, Residency, TransferContext};
 
 impl Region {
-    /// Gives the memory of the extents back to the driver that lie wholly in these bytes of one of its live blocks. Until they are
-    /// committed again nothing may touch them; their bytes are lost. What is fixed or exported stays. Waits for all work that was enqueued
-    /// on every device of the process, as [`Region::shrink`] does.
+    /// Releases the memory of all extents that lie entirely in a range of one live block. The bytes are lost, and must not be accessed
+    /// until they are committed again. Fixed and exported extents stay. Waits for all work enqueued on every device of the process, as
+    /// [`Region::shrink`] does.
     ///
-    /// The caller promises that no work on these bytes is enqueued from now on until they are committed.
+    /// The caller guarantees that no work on these bytes is enqueued until they are committed.
     ///
     /// # Errors
-    /// [`RegionError::Sealed`], [`RegionError::Captured`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]: nothing
-    /// has changed. While a capture is open that is refused. What the driver answers: the same call goes on from there.
+    /// [`RegionError::Sealed`], [`RegionError::Captured`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]:
+    /// nothing has changed. Refused while a capture is open. The driver's error: the same call resumes the operation.
     pub fn decommit(&self, address: Address, size: Bytes) -> Result<Shrunk> {
         let range = BlockRange::of(&self.pool, address, size)?;
         let _turn = self.turn.lock();
@@ -47,7 +47,7 @@ impl Region {
                     pipeline.report.skipped.push(self.skip(&view, SkipReason::Withheld));
                 }
                 Ok(Eviction::Release { .. }) => pipeline.unused.push(view),
-                // There is nothing to copy.
+                // Neither requires unmapping.
                 Ok(Eviction::Decommitted | Eviction::Copy { .. }) => {}
                 Err(error) => {
                     pipeline.fail(error);
@@ -63,12 +63,11 @@ impl Region {
         Ok(report)
     }
 
-    /// Makes memory for the extents of these bytes of one of its live blocks that were decommitted; returns how much. Their bytes have any
-    /// value.
+    /// Makes memory for the decommitted extents in a range of one live block. Returns its size. The contents are undefined.
     ///
     /// # Errors
-    /// [`RegionError::Sealed`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]. What the driver answers, and where
-    /// there is no memory: what was made by then stays, and the same call goes on.
+    /// [`RegionError::Sealed`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]. The driver's error, or too little
+    /// memory: memory made before stays, and the same call resumes the operation.
     pub fn commit(
         &self,
         address: Address,
@@ -86,7 +85,7 @@ impl Region {
         }
         match self.bring_in(chosen, context, wait_policy, &refilling) {
             Ok(made) => Ok(made.mapped),
-            // No bytes come back: what a refill says of those is not so here.
+            // A commit copies no bytes back: the wrapper about refilled bytes does not apply.
             Err(RegionError::Stopped { source, .. }) => Err(*source),
             Err(error) => Err(error),
         }
@@ -99,19 +98,19 @@ impl Region {
         }
     }
 
-    /// Extents of a range whose bytes were given up, and those that a commit left half made.
+    /// Returns the decommitted extents of a range, and those that a failed commit left incomplete.
     fn to_commit(&self, range: &BlockRange) -> Vec<ExtentView> {
         let standing = self.standing_in(range, false).into_iter();
         let to_commit = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
         to_commit.map(|(view, _)| view).collect()
     }
 
-    /// As often as a shrink, pending frees are waited for.
+    /// Begins to decommit an extent; waits for pending frees as often as a shrink.
     fn begin_decommit(&self, view: &ExtentView, range: &BlockRange) -> Result<Eviction> {
         self.begin_settled(|| Ok(self.pool.evictions().begin_decommit(view.extent, range)?))
     }
 
-    /// Its extents that lie in a range of a block.
+    /// Returns the region's extents in a range of a block.
     fn standing_in(&self, range: &BlockRange, wholly: bool) -> Vec<(ExtentView, Residency)> {
         let extents: FxHashSet<_> = range.extents(&self.pool, wholly).into_iter().collect();
         let mut standing = self.pool.records().standing(self.domain);

@@ -1,10 +1,10 @@
-//! Copies of what is evicted go from the host's memory to files.
+//! Demotion: copies of evicted extents move from host memory to files.
 //!
 //! ```text
-//! per extent   its block written to a file, piece by piece ─► the file is the copy that counts ─► the block is free
+//! per extent   its block written to a file, piece by piece ─► the file becomes the valid copy ─► the block is free
 //! ```
 //!
-//! Nothing waits for it: an extent may come back, and its blocks may be freed meanwhile. The file is dropped then.
+//! No other operation waits for it: an extent may be refilled, and its blocks may be freed meanwhile. The file is dropped then.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use super::{Region, Result};
 use crate::store::write_block;
 use crate::{FileTier, HostPool};
 
-/// How copies go to files.
+/// Parameters of a demotion.
 #[derive(Clone, Copy)]
 pub struct Demotion<'a> {
-    /// Where to.
+    /// Tier for the files.
     pub files: &'a FileTier,
-    /// What bytes pass through on their way back: as [`crate::Store::File`] has it.
+    /// Host pool for bytes in transit when they are read back: see [`crate::Store::File`].
     pub host: &'a Arc<HostPool>,
-    /// Whether it goes on: asked before each piece of 16 MiB, and after the last of a file.
+    /// Whether to continue; called before each piece of 16 MiB, and after the last of a file.
     pub keep_going: &'a dyn Fn() -> bool,
 }
 
@@ -33,17 +33,17 @@ impl std::fmt::Debug for Demotion<'_> {
 }
 
 impl Region {
-    /// Writes copies of what is evicted of the region from the host's memory to files, until at least `amount` of that memory is free;
-    /// returns how much is. Ends early where it is not to go on, and where a refill of the region begins.
+    /// Moves copies of evicted extents from host memory to files, until at least `amount` of host memory is free. Returns the number of
+    /// bytes freed. Ends early if `keep_going` returns false or a refill of the region begins.
     ///
     /// # Errors
-    /// [`crate::RegionError::File`]: the copy that was being written stays in the host's memory, with those that were to follow.
+    /// [`crate::RegionError::File`]: the current copy and the following ones stay in host memory.
     pub fn demote(&self, amount: Bytes, demotion: Demotion<'_>) -> Result<Bytes> {
         let Demotion { files, host, keep_going } = demotion;
         let goes_on = || keep_going() && !self.progress.is_refilling();
         let standing = self.pool.records().standing(self.domain);
         let mut evicted: Vec<ExtentView> = standing.into_iter().map(|(view, _)| view).collect();
-        // A refill begins with the first addresses: they stay where it is fast.
+        // A refill begins with the first addresses, which therefore stay in host memory longest.
         evicted.sort_by_key(|view| std::cmp::Reverse(view.offset));
         let mut freed = Bytes::ZERO;
         for view in evicted {

@@ -1,4 +1,4 @@
-//! Why a region does not do what it is asked.
+//! Errors of a region.
 
 use std::io;
 
@@ -8,157 +8,159 @@ use glake_units::Bytes;
 use super::MoveError;
 use crate::{FileError, HostError, Place, PoolError};
 
-/// A refusal of a region; a variant is what the caller can do about it.
+/// Error of a region. Each variant stands for one possible reaction of the caller.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// The pool or the driver refused.
+    /// Error of the pool or the driver.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// There is no host memory for the bytes.
+    /// There is too little host memory for the bytes.
     #[error(transparent)]
     Host(#[from] HostError),
     /// A file could not be written or read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Another GPU has no memory for the bytes: free some there, shrink less, or shrink to the host or to files.
+    /// Another GPU has too little memory for the bytes: free some there, shrink less, or shrink to the host or to files.
     #[error(
         "{device}: {size} of region '{tag}' were to go to {peer}, which has no memory for them: {source}; free memory there, shrink \
          less, or shrink to the host or to files"
     )]
     Peer {
-        /// Of whose memory.
+        /// GPU of the region.
         device: DeviceId,
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
-        /// Who was to take it.
+        /// GPU that lacks memory.
         peer: DeviceId,
-        /// How much.
+        /// Size of the bytes to be moved.
         size: Bytes,
-        /// Its pool's answer.
+        /// Error of that GPU's pool.
         #[source]
         source: PoolError,
     },
-    /// Its own GPU is no place for copies.
+    /// A region cannot be evicted to the memory of its own GPU.
     #[error("{device}: region '{tag}' was to be shrunk to the memory of its own GPU: name another one")]
     OwnMemory {
-        /// Which.
+        /// GPU of the region.
         device: DeviceId,
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
     },
-    /// What came back is not what was evicted. The extent stays interrupted, with its copy; all others go on.
+    /// Refilled bytes differ from the evicted ones. The extent stays interrupted, with its copy; all others were refilled.
     #[error(
         "{device}: {size} of region '{tag}' at {address} came back from {place} damaged{}; load these bytes from their source again{}",
         because(.source),
         what_else(.place)
     )]
     Damaged {
-        /// Of whose memory.
+        /// GPU of the region.
         device: DeviceId,
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
-        /// Where the extent begins.
+        /// Address of the extent.
         address: Address,
-        /// How long it is.
+        /// Size of the extent.
         size: Bytes,
-        /// Where the copy is.
+        /// Location of the copy.
         place: Place,
-        /// What was found of a file; `None`: its digest is another.
+        /// Defect found in a file; `None`: the digest differs.
         #[source]
         source: Option<FileError>,
     },
-    /// The disk could not read a copy back. Its file stays, and the extent interrupted; all others go on.
+    /// The disk could not read a copy. Its file stays, and the extent stays interrupted; all others were refilled.
     #[error("{device}: {size} of region '{tag}' at {address} did not come back: {source}")]
     Unread {
-        /// Of whose memory.
+        /// GPU of the region.
         device: DeviceId,
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
-        /// Where the extent begins.
+        /// Address of the extent.
         address: Address,
-        /// How long it is.
+        /// Size of the extent.
         size: Bytes,
-        /// What could not be read.
+        /// Error of the file tier.
         #[source]
         source: FileError,
     },
-    /// The operating system gives no thread to write or read files with.
+    /// The operating system cannot start a thread for file access.
     #[error("region '{tag}': no thread could be started for its files: {source}; raise the limit of tasks")]
     NoThread {
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
-        /// Why not.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
     /// The bytes could not be copied.
     #[error("{device}: {size} of region '{tag}' could not be copied: {source}")]
     Move {
-        /// Of whose memory.
+        /// GPU of the region.
         device: DeviceId,
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
-        /// How many of them.
+        /// Size of the failed copy.
         size: Bytes,
-        /// Why not.
+        /// Error of the mover.
         #[source]
         source: MoveError,
     },
-    /// Some of it is evicted, and nobody brings it back.
-    #[error("{device}: some of region '{tag}' is evicted, and nobody brings all of it back: refill it first")]
+    /// Part of the region is evicted, and no refill of all of it is in progress.
+    #[error(
+        "{device}: some of region '{tag}' is evicted, and no refill of all of it is in progress: refill it first"
+    )]
     Evicted {
-        /// From which device.
+        /// GPU of the region.
         device: DeviceId,
-        /// Of which region.
+        /// Tag of the region.
         tag: String,
     },
-    /// A stream could not be made to wait for the copies of a refill.
+    /// A stream could not be ordered after the copies of a refill.
     #[error("{device}: its stream could not be made to wait for region '{tag}': {source}")]
     Unordered {
-        /// Whose stream.
+        /// GPU of the stream.
         device: DeviceId,
-        /// For which region.
+        /// Tag of the region.
         tag: String,
-        /// Why not.
+        /// Error of the mover.
         #[source]
         source: MoveError,
     },
-    /// It was made for bytes that change: make it with the policy sealed.
+    /// The region was not created with the sealed policy.
     #[error("region '{tag}' was not made to be sealed: make it with the policy sealed")]
     NotSealable {
-        /// Which.
+        /// Tag of the region.
         tag: String,
     },
-    /// Its bytes stay as they are until it is unsealed.
+    /// The region is sealed, so that its bytes must not change.
     #[error("region '{tag}' is sealed: unseal it before memory of it is decommitted or committed")]
     Sealed {
-        /// Which.
+        /// Tag of the region.
         tag: String,
     },
-    /// A captured graph may write to all of its memory.
+    /// A captured graph may write to all memory of the region.
     #[error(
         "'{tag}' is the memory of a captured graph, which may write to all of it: none of it is decommitted"
     )]
     Captured {
-        /// Which.
+        /// Tag of the region.
         tag: String,
     },
-    /// It stopped in between. Nothing is lost: every extent has one good copy, and a shrink or a refill goes on from there.
+    /// An eviction or a refill stopped halfway. No bytes are lost: every extent has one valid copy, and a shrink or a refill resumes.
     #[error(
         "region '{tag}' stopped after {moved}, with {copied} copied and {resident} of it on the GPU: {source}; no bytes are lost: shrink or \
          refill it to go on"
     )]
     Stopped {
-        /// Which.
+        /// Tag of the region.
         tag: String,
-        /// How much went, or came back, before.
+        /// Bytes evicted or refilled before the failure.
         moved: Bytes,
-        /// How many bytes were copied by then.
+        /// Bytes copied before the failure.
         copied: Bytes,
-        /// How much of its memory is on the GPU now.
+        /// Bytes of the region on the GPU now.
         resident: Bytes,
-        /// Why.
+        /// Cause of the failure.
         #[source]
         source: Box<RegionError>,
     },
@@ -168,7 +170,7 @@ fn because(source: &Option<FileError>) -> String {
     source.as_ref().map_or_else(String::new, |source| format!(" ({source})"))
 }
 
-/// A file's pages are checked whatever a caller asks for.
+/// Returns further advice for damaged bytes; for files none, because their pages are always checked.
 fn what_else(place: &Place) -> &'static str {
     match place {
         Place::File => "",

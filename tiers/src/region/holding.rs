@@ -1,31 +1,31 @@
-//! What a region holds, as whoever divides a GPU's memory has to know it.
+//! Memory account of a region, as needed for dividing a GPU's memory.
 
 use glake_stitch::ExtentState;
 use glake_units::Bytes;
 
 use super::{Policy, Region};
 
-/// What a region holds of its GPU.
+/// Memory account of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionHolding {
-    /// Its memory on the GPU.
+    /// Bytes on the GPU.
     pub resident: Bytes,
-    /// What is evicted and can come back.
+    /// Evicted bytes that can be refilled.
     pub evicted: Bytes,
-    /// The part of `resident` that a shrink passes over: fixed, and exported.
+    /// Part of `resident` that a shrink skips: fixed and exported extents.
     pub fixed: Bytes,
-    /// The part of `resident` that leaves without a copy and comes back without one: given up by the region's policy, or with nothing live in it.
+    /// Part of `resident` that moves without copying: discarded by the region's policy, or without live bytes.
     pub discardable: Bytes,
-    /// What would have to be copied if all left now.
+    /// Bytes to copy if all of the region left now.
     pub dirty: Bytes,
-    /// The part of `resident` that has no live bytes now and would have to be copied once it has: a hit may put a block there at any time.
+    /// Part of `resident` without live bytes that would have to be copied if it had any: an allocation may use it at any time.
     pub unused: Bytes,
-    /// Pinned host memory that copies take.
+    /// Pinned host memory of the region's copies.
     pub hosted: Bytes,
 }
 
 impl Region {
-    /// What it holds now. Waits for nobody who moves it.
+    /// Returns the current account. Does not wait for threads that move the region.
     pub fn holding(&self) -> RegionHolding {
         let standing = self.pool.records().standing(self.domain);
         let mut stays = self.pool.fixed().extents(self.domain);

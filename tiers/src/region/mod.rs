@@ -1,20 +1,21 @@
-//! Memory of a GPU that leaves it when it is not needed and comes back to the same addresses.
+//! Regions: GPU memory that is evicted when it is not needed and refilled at the same addresses.
 //!
 //! ```text
 //! shrink:  drain ─► per extent:  evict ─► copy out ─► completion point ─► unmap everywhere, release      several at a time
-//! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► here
-//! demote:            per evicted extent:  its copy in host memory written to a file ─► the file counts, host memory is free
-//! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map, with any bytes
+//! refill:            per extent:  make ─► map everywhere, access ─► copy back ─► resident
+//! demote:            per evicted extent:  its copy in host memory written to a file ─► the file is valid, host memory is free
+//! decommit:          per extent of a live block:  completion point ─► unmap everywhere, release       commit: make ─► map, contents
+//! undefined
 //! ```
 //!
-//! A region is a domain of a [`GpuPool`]. While some of it is evicted its blocks stay live and its addresses its own; what is free in
-//! evicted extents is handed out to nobody; a block can be freed, and with the last one of an extent its copy goes.
+//! A region is a domain of a [`GpuPool`]. While parts of it are evicted, its blocks stay live and its addresses reserved. Free memory of
+//! evicted extents is not handed out. A block can be freed while it is evicted; an extent's copy is dropped with its last block.
 //!
-//! Invariant: every extent has one copy that counts ([`crate::Residency`]), whatever fails; one thread at a time moves a region's
-//! extents, and both directions go on from where a failure stopped them.
+//! Invariant: whatever fails, every extent has one valid copy ([`crate::Residency`]). One thread at a time moves a region's extents, and
+//! either direction resumes after a failure.
 //!
-//! Nothing here keeps a program from using what is evicted: that its work is done, and that none is enqueued until the refill is
-//! over, is the promise of who calls [`Region::shrink`].
+//! Regions do not prevent a program from using evicted memory: the caller of [`Region::shrink`] guarantees that the work is done, and that
+//! none is enqueued until the refill has ended.
 
 mod choose;
 mod clean;
@@ -55,35 +56,35 @@ use wait::Progress;
 
 type Result<T> = std::result::Result<T, RegionError>;
 
-/// How many extents are copied at a time: while one is waited for, the others keep the links busy.
+/// Extents copied concurrently: while one is waited for, the others keep the links busy.
 const AT_ONCE: usize = 3;
 
-/// How many extents may be on their way in. So many copies are enqueued before the oldest is waited for: 3 GiB of the usual ones, 15 ms
-/// of eight links. They fit into the driver's queues of some 1,000 operations: through slots one takes 26 of a stream.
+/// Maximum number of extents being refilled at once. With the usual extents these are 3 GiB, or 15 ms on eight links, enqueued before the
+/// first wait. The driver queues about 1,000 operations for each stream; copies through slots take 26 for an extent.
 const AHEAD: usize = 24;
 
-/// A part of a GPU's memory that can be shrunk and refilled. Dropping one with a domain of its own gives that up: its memory goes
-/// back once its blocks are freed, and what is evicted by then stays evicted.
+/// Part of a GPU's memory that can be shrunk and refilled. Dropping a region releases its own domain: the memory is released once its
+/// blocks are freed, and evicted extents stay evicted.
 #[derive(Debug)]
 pub struct Region {
     pool: Arc<GpuPool>,
     domain: DomainId,
-    /// Whether the domain goes with it.
+    /// Whether the region owns its domain and releases it on drop.
     owned: bool,
     options: RegionOptions,
     sealed: AtomicBool,
-    /// Whether a write to what is sealed faults.
+    /// Whether writes to sealed memory fault.
     strict: AtomicBool,
-    /// Who moves its extents.
+    /// Held while the region's extents are moved.
     turn: Mutex<()>,
-    /// Who brings them back.
+    /// Progress of refills, for threads that wait for them.
     progress: Progress,
-    /// Copies of what is on its GPU.
+    /// Clean copies of resident extents.
     clean: Arc<CleanCopies>,
 }
 
 impl Region {
-    /// A region with no memory yet, and a domain of its own.
+    /// Creates a region without memory, in a domain of its own.
     pub fn new(pool: &Arc<GpuPool>, options: RegionOptions) -> Region {
         let domain = pool.add_domain(DomainOptions::region(options.extent), None);
         if options.closed {
@@ -92,8 +93,8 @@ impl Region {
         Self::of(pool, domain, true, options)
     }
 
-    /// A domain that exists as a region: the default one, a graph's pool. Its extents stay as large as its domain makes them, and
-    /// dropping the region releases nothing. A domain has one region at most. Released or gone, it is what is left of it.
+    /// Creates a region over an existing domain: the default one, or a graph's pool. The domain keeps its extent size, and dropping the
+    /// region releases nothing. A domain has one region at most; after the domain's release, the region covers its remaining memory.
     pub fn over(pool: &Arc<GpuPool>, domain: DomainId, options: RegionOptions) -> Region {
         Self::of(pool, domain, false, options)
     }
@@ -103,33 +104,33 @@ impl Region {
         Region { pool: pool.clone(), domain, owned, options, sealed, strict, turn, progress, clean }
     }
 
-    /// What it was made with.
+    /// Returns the options of the region.
     pub fn options(&self) -> &RegionOptions {
         &self.options
     }
 
-    /// The domain of its pool that it is.
+    /// Returns the region's domain in its pool.
     pub fn domain(&self) -> DomainId {
         self.domain
     }
 
-    /// The pool that it is of.
+    /// Returns the pool of the region.
     pub fn pool(&self) -> &Arc<GpuPool> {
         &self.pool
     }
 
-    /// Hands out a block of it: of what is on the GPU, or new memory. [`GpuPool::free`] takes it back.
+    /// Allocates a block of the region, in resident or new memory. [`GpuPool::free`] frees it.
     ///
     /// # Errors
-    /// As [`GpuPool::malloc`]; while it is sealed that is refused.
+    /// The same as [`GpuPool::malloc`]; refused while the region is sealed.
     pub fn malloc(&self, size: Bytes, stream: PoolStream) -> Result<Block> {
         Ok(self.pool.malloc_in(self.domain, size, stream)?)
     }
 
-    /// Pins memory of `host` for all bytes of it that are kept ahead, where its policy says so.
+    /// Pins host memory for all bytes to be preserved, if the copy policy asks for it.
     ///
     /// # Errors
-    /// As [`HostPool::prepare`].
+    /// The same as [`HostPool::prepare`].
     pub fn prepare(&self, host: &Arc<HostPool>) -> Result<()> {
         if self.options.host_copy != CopyPolicy::Prepare || self.options.policy == Policy::Discard {
             return Ok(());
@@ -142,7 +143,7 @@ impl Region {
         Ok(host.prepare(kept)?)
     }
 
-    /// How large copies are that a shrink would make of it, where its policy asks for host memory ahead.
+    /// Returns the sizes of the copies that a shrink would make, if the copy policy asks for host memory ahead; else nothing.
     pub fn sizes_to_prepare(&self) -> Vec<Bytes> {
         if self.options.host_copy != CopyPolicy::Prepare {
             return Vec::new();
@@ -152,7 +153,7 @@ impl Region {
         self.copied_sizes(&standing, &resident)
     }
 
-    /// Its memory on the GPU, and what is evicted and can come back.
+    /// Returns the resident bytes and the evicted bytes that can be refilled.
     pub fn sizes(&self) -> (Bytes, Bytes) {
         let standing = self.pool.records().standing(self.domain);
         let (mut resident, mut evicted) = (Bytes::ZERO, Bytes::ZERO);
@@ -166,7 +167,7 @@ impl Region {
         (resident, evicted)
     }
 
-    /// Where the bytes of what is evicted are, and how much of its memory that stands for; where most is comes first.
+    /// Returns the locations of the evicted bytes with the extents' sizes, the largest first.
     pub fn places(&self) -> Vec<(Place, Bytes)> {
         let mut places: Vec<(Place, Bytes)> = Vec::new();
         let standing = self.pool.records().standing(self.domain);
@@ -184,7 +185,7 @@ impl Region {
         places
     }
 
-    /// Memory that its program gave up within live blocks ([`Region::decommit`]).
+    /// Returns the memory that the program decommitted in live blocks ([`Region::decommit`]).
     pub fn decommitted(&self) -> Bytes {
         let standing = self.pool.records().standing(self.domain);
         let decommitted =
@@ -192,14 +193,14 @@ impl Region {
         decommitted.map(|(view, _)| view.size).sum()
     }
 
-    /// Whether all of its memory is on the GPU, with its bytes: nothing is evicted, and nothing is interrupted.
+    /// Returns whether all of the region's memory is resident with its bytes: none is evicted or interrupted.
     pub fn is_whole(&self) -> bool {
         let standing = self.pool.records().standing(self.domain);
         standing.iter().all(is_here)
     }
 
-    /// Whether all that is anybody's is on the GPU: an evicted extent with nothing live in it is nobody's, unless a graph may
-    /// still write to it. It is forgotten by the next trim or refill.
+    /// Returns whether all memory in use is resident. An evicted extent without live bytes does not count, unless a graph may still write
+    /// to it; the next trim or refill forgets it.
     pub fn is_usable(&self) -> bool {
         let held = self.pool.domains().is_held(self.domain);
         let standing = self.pool.records().standing(self.domain);
@@ -209,7 +210,7 @@ impl Region {
         standing.iter().all(|extent| is_here(extent) || is_nobodys(&extent.0))
     }
 
-    /// The error of a shrink or a refill that has begun.
+    /// Returns the error of a shrink or refill that stopped halfway.
     fn stopped(&self, moved: Bytes, copied: Bytes, source: RegionError) -> RegionError {
         RegionError::Stopped {
             tag: self.options.tag.clone(),
@@ -221,7 +222,7 @@ impl Region {
     }
 }
 
-/// Whether nothing has to come back of it. What is decommitted is here while its block is: a refill forgets it after that.
+/// Returns whether an extent needs no refill. A decommitted extent needs none while its block lives; afterwards a refill forgets it.
 fn is_here((view, residency): &(ExtentView, Residency)) -> bool {
     let is_decommitted = residency.authority() == Place::Nowhere && !view.live.is_zero();
     let is_interrupted = matches!(residency, Residency::Interrupted { .. });

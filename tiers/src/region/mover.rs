@@ -1,4 +1,4 @@
-//! How bytes are moved: by whoever stands above, for this crate knows where they are and not which way they go.
+//! Interface for moving bytes. This crate knows their locations; an implementation, such as the transfer engine, chooses the paths.
 
 use std::error::Error;
 use std::fmt;
@@ -7,39 +7,39 @@ use std::sync::Arc;
 use glake_device::owned::Span;
 use glake_device::{DeviceId, Stream};
 
-/// Why bytes were not moved, in the words of who moves them.
+/// Error of a mover, in its own words.
 pub type MoveError = Box<dyn Error + Send + Sync>;
 
-/// Moves bytes between spans.
+/// Mover of bytes between spans.
 pub trait Mover: fmt::Debug + Send + Sync {
-    /// Enqueues copies between pairs of spans of one size, to and from, in no order among themselves. All work on them that came
-    /// before is done.
+    /// Enqueues copies between pairs of spans of equal size, from source to destination, in no order among themselves. Earlier work on the
+    /// spans has completed.
     ///
     /// # Errors
-    /// Where not all are enqueued. Those that are may run; the spans' memory is kept for them.
+    /// Not all copies were enqueued. Those enqueued may run; they keep the memory of their spans.
     fn enqueue(&self, copies: &[(Span, Span)]) -> Result<Box<dyn Moving>, MoveError>;
 
-    /// The point behind all copies that it has enqueued by now.
+    /// Returns a mark behind all copies enqueued so far.
     ///
     /// # Errors
-    /// Where there is no telling.
+    /// The mover cannot record a mark.
     fn mark(&self) -> Result<Arc<dyn Mark>, MoveError>;
 }
 
-/// A point behind copies, on the GPU.
+/// Point behind copies on a GPU.
 pub trait Mark: fmt::Debug + Send + Sync {
-    /// Makes what is enqueued on a stream of `device` from now on wait for it.
+    /// Makes later work on a stream of `device` wait for the mark.
     ///
     /// # Errors
-    /// Where it cannot.
+    /// The stream cannot be made to wait.
     fn follow(&self, device: DeviceId, stream: Stream) -> Result<(), MoveError>;
 }
 
-/// Copies that are under way.
+/// Copies in progress.
 pub trait Moving: fmt::Debug {
-    /// Waits until all bytes are there. When it returns no span of these copies is held any more: what is held is not unmapped.
+    /// Waits until all bytes have arrived. Afterwards the copies hold no spans, which would prevent unmapping.
     ///
     /// # Errors
-    /// Where some are not, and will not be.
+    /// Some copies failed.
     fn wait(self: Box<Self>) -> Result<(), MoveError>;
 }

@@ -1,51 +1,51 @@
-//! What a region is made for, as data.
+//! Options of a region.
 
 use glake_units::Bytes;
 
-/// What becomes of a region's bytes when it is shrunk.
+/// Treatment of a region's bytes at a shrink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// They are copied, and copied back.
+    /// Copies the bytes out and back.
     #[default]
     Keep,
-    /// As `Keep`, and once the region is sealed nobody writes to them: a copy that was retained is good for the next time.
+    /// Like `Keep`; once the region is sealed, its bytes are not written, so that a retained copy stays valid for the next shrink.
     Sealed,
-    /// They are given up: after a refill blocks have their addresses, and any bytes.
+    /// Gives the bytes up: after a refill, blocks have their addresses but undefined contents.
     Discard,
 }
 
-/// What becomes of the copy, wherever it is.
+/// Treatment of the copy after a refill, wherever it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CopyPolicy {
-    /// It goes when the bytes are back.
+    /// Drops the copy after the refill.
     #[default]
     Drop,
-    /// It stays while the region is sealed. Of one that is not it goes: the program may write to the bytes.
+    /// Keeps the copy while the region is sealed. An unsealed region drops it, because the program may write.
     Retain,
-    /// As `Drop`, and host memory for it is pinned ahead, by [`super::Region::prepare`].
+    /// Like `Drop`, with host memory pinned ahead by [`super::Region::prepare`].
     Prepare,
 }
 
-/// How a region is made.
+/// Options of a region at its creation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionOptions {
-    /// By what the program knows it.
+    /// Name given by the program.
     pub tag: String,
-    /// What becomes of its bytes.
+    /// Treatment of the bytes at a shrink.
     pub policy: Policy,
-    /// What becomes of their copy.
+    /// Treatment of the copy after a refill.
     pub host_copy: CopyPolicy,
-    /// Whether its bytes are copied to the host while nobody uses it ([`super::Region::clean`]).
+    /// Whether the region is copied to the host while it is idle ([`super::Region::clean`]).
     pub clean: bool,
-    /// The size of its extents, a multiple of the granularity: mapping costs by the extent, so they are large; copies of
-    /// one overlap with mappings of the next, so they are not larger.
+    /// Extent size, a multiple of the granularity. Large, because each mapping has a cost; not larger, because copies of one extent overlap
+    /// with mapping the next.
     pub extent: Bytes,
-    /// Whether it is closed to whom its pool is lent ([`crate::GpuPool::close_domain`]), where it has a domain of its own.
+    /// Whether the region's own domain is closed to devices that the pool is lent to ([`crate::GpuPool::close_domain`]).
     pub closed: bool,
 }
 
 impl RegionOptions {
-    /// Bytes are kept, copies dropped, extents of 128 MiB, and it is closed.
+    /// Returns the defaults: bytes kept, copies dropped, extents of 128 MiB, closed.
     pub fn of(tag: impl Into<String>) -> Self {
         let (policy, host_copy) = (Policy::default(), CopyPolicy::default());
         RegionOptions {

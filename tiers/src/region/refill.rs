@@ -1,4 +1,4 @@
-//! A region's extents are refilled.
+//! Refill of a region's extents.
 
 use std::collections::VecDeque;
 use std::thread::Scope;
@@ -12,36 +12,36 @@ use super::{AHEAD, AT_ONCE, CopyPolicy, Policy, Refilled, Region, RegionError, R
 use crate::store::{ExtentTransfer, Refilling, Return};
 use crate::{PoolError, TransferContext};
 
-/// What bytes hold that were not copied, where bytes are checked.
+/// Fill byte for bytes without a copy, if checks are enabled.
 pub(super) const POISON: u8 = 0xab;
 
-/// An extent whose bytes are on their way back.
+/// Extent whose bytes are being copied back.
 #[derive(Debug)]
 struct Copying<'s> {
     view: ExtentView,
-    /// `None`: there is nothing to copy.
+    /// Copy in progress; `None`: there is nothing to copy.
     refilling: Option<Refilling<'s>>,
 }
 
-/// Extents on their way in, in the order in which they began.
+/// Extents being refilled, in the order in which they began.
 #[derive(Debug, Default)]
 struct Pipeline<'s> {
     copying: VecDeque<Copying<'s>>,
     report: Refilled,
-    /// The first failure: nothing new begins after it.
+    /// First failure, after which no further extent begins.
     failed: Option<RegionError>,
-    /// The first extent whose copy could not be read, or is not what was evicted: the others go on.
+    /// First extent with an unreadable or damaged copy; the others continue.
     unusable: Option<RegionError>,
 }
 
 impl Region {
-    /// Makes at least `amount` of memory for what is evicted of the region, for all of it with [`Bytes::MAX`], at the addresses that it
-    /// had, and copies the bytes back. They are there when it returns. Where there is no memory, what is free elsewhere goes back to the
-    /// driver, and `wait_policy` is asked whether more will. It ends early, and well, where `wait_policy` says that nobody wants it any more.
+    /// Refills at least `amount` bytes of evicted memory at the same addresses, or all of it with [`Bytes::MAX`], and waits for the copies.
+    /// If there is no memory, releases free memory elsewhere and asks `wait_policy` whether to wait for more. Ends early without an error
+    /// if `wait_policy` no longer wants the refill.
     ///
     /// # Errors
-    /// [`RegionError::Stopped`]: what came back by then is there, the rest is evicted or interrupted; either direction goes on from
-    /// there. [`RegionError::Damaged`], [`RegionError::Unread`]: all others came back, and this one is interrupted.
+    /// [`RegionError::Stopped`]: extents refilled before stay resident, the rest is evicted or interrupted; either direction resumes.
+    /// [`RegionError::Damaged`], [`RegionError::Unread`]: all other extents were refilled, and this one is interrupted.
     pub fn refill(
         &self,
         amount: Bytes,
@@ -55,7 +55,7 @@ impl Region {
         self.bring_in(choose::to_enter(&standing, amount), context, wait_policy, &refilling)
     }
 
-    /// As [`Region::refill`], of these extents.
+    /// Refills the given extents, as [`Region::refill`] does.
     pub(super) fn bring_in(
         &self,
         chosen: Vec<ExtentView>,
@@ -79,7 +79,7 @@ impl Region {
                     self.finish_refill(&transfer, &mut pipeline);
                 }
             }
-            // Without a mark those who wait do so until the copies are done, and compared.
+            // Without a mark, waiting streams wait until the copies have completed and were verified.
             if transfer.is_enqueued()
                 && context.checks.is_none()
                 && let Ok(mark) = context.mover.mark()
@@ -125,8 +125,8 @@ impl Region {
         }
     }
 
-    /// Makes and maps an extent's memory. Where there is none, it tries again whenever one of the copies under way has ended. Then frees
-    /// that are pending are waited for, and at last others who give memory back: these may need what copies hold of the host's.
+    /// Makes and maps an extent's memory. If there is none, retries each time a copy in progress ends, then waits for pending frees, and at
+    /// last for other holders to release memory: they may need host memory that the copies hold.
     fn refill_next(
         &self,
         view: ExtentView,
@@ -148,7 +148,7 @@ impl Region {
             } else if !settled {
                 settled = true;
                 match self.pool.settle() {
-                    // Who captures frees nothing; who gives memory back may.
+                    // A capturing thread frees no memory; other holders of memory may.
                     Ok(()) | Err(PoolError::Driver(DriverError::Capturing { .. })) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -188,7 +188,7 @@ impl Region {
 }
 
 impl Region {
-    /// Where bytes are checked, what has no copy is filled with [`POISON`]: who counts on it sees that.
+    /// Fills bytes without a copy with [`POISON`] if checks are enabled, so that a program that relies on them fails visibly.
     fn poison(&self, extent: ExtentId, transfer: &ExtentTransfer<'_>) -> Result<()> {
         if !transfer.is_checked() || self.options.policy == Policy::Discard {
             return Ok(());

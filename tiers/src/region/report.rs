@@ -1,58 +1,57 @@
-//! What a shrink and a refill have done.
+//! Results of a shrink and a refill.
 
 use glake_device::Address;
 use glake_units::Bytes;
 
-/// What a shrink has done.
+/// Result of a shrink.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shrunk {
-    /// Memory of the GPU that went back to the driver.
+    /// GPU memory released to the driver.
     pub freed: Bytes,
-    /// Bytes that were copied to the host.
+    /// Bytes copied by this shrink.
     pub copied: Bytes,
-    /// Bytes that had been copied while the region was idle, and were still the same.
+    /// Bytes copied earlier, while the region was idle, and still identical.
     pub clean: Bytes,
-    /// Bytes in blocks that were not copied, because its program says that they do not count: they have any value after a refill.
+    /// Bytes in blocks that were not copied, because the program declared them dead: undefined after a refill.
     pub undefined: Bytes,
-    /// Memory of the region that is on the GPU still.
+    /// Bytes of the region still on the GPU.
     pub resident: Bytes,
-    /// What had to stay of it.
+    /// Extents that could not leave.
     pub skipped: Vec<Skipped>,
 }
 
-/// An extent that had to stay.
+/// Extent that could not leave its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Where it lies at home.
+    /// Home address of the extent.
     pub address: Address,
-    /// How large it is.
+    /// Size of the extent.
     pub size: Bytes,
-    /// Why.
+    /// Reason for the extent to stay.
     pub reason: SkipReason,
 }
 
-/// Why an extent has to stay on its GPU.
+/// Reason for an extent to stay on its GPU.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     /// A block in it is fixed.
     Fixed,
-    /// Other processes may have it: they would not see new memory at the same addresses.
+    /// Other processes may use it, and would not see new memory at the same addresses.
     Exported,
-    /// Another process made it, and only that one can give it back. It lies in no region: whoever knows what was imported lists it.
+    /// Another process made it, and only that process can release it. Such memory is in no region; the owner of the import reports it.
     Imported,
-    /// Other threads went on freeing blocks in it that more than one stream had used, however often they were waited for. The next
-    /// shrink takes it.
+    /// Other threads kept freeing blocks in it that several streams had used, despite repeated waits. The next shrink evicts it.
     Withheld,
 }
 
-/// What a refill has done.
+/// Result of a refill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refilled {
-    /// Memory of the GPU that was made and mapped.
+    /// GPU memory made and mapped.
     pub mapped: Bytes,
-    /// Bytes that were copied to the GPU.
+    /// Bytes copied to the GPU.
     pub copied: Bytes,
-    /// Memory of the region that is evicted still.
+    /// Bytes of the region still evicted.
     pub evicted: Bytes,
 }

@@ -1,4 +1,4 @@
-//! Bytes that nobody writes to for a while.
+//! Sealing: periods in which a region's bytes are not written.
 
 use std::sync::atomic::Ordering;
 
@@ -7,13 +7,13 @@ use glake_device::Address;
 use super::{Policy, Region, RegionError, Result};
 
 impl Region {
-    /// The caller promises that nobody writes to its bytes from now on, until it is unsealed. Nothing new is handed out meanwhile. With
-    /// `strict` a write faults, on every device that has access by then and at all addresses; this waits for their work, and so does
-    /// each refill at its end.
+    /// Seals the region: the caller guarantees that its bytes are not written until it is unsealed. Allocations are refused meanwhile. With
+    /// `strict`, writes fault on every device that has access now, at all addresses; the call waits for the work of these devices, and so
+    /// does each refill at its end.
     ///
     /// # Errors
-    /// [`RegionError::NotSealable`] where its policy is another one. What the driver answers: the region is sealed then, and not
-    /// all of it protected; seal it again, or unseal it.
+    /// [`RegionError::NotSealable`] for a region with another policy. The driver's error: the region is sealed, but only partly protected;
+    /// seal it again, or unseal it.
     pub fn seal(&self, strict: bool) -> Result<()> {
         if self.options.policy != Policy::Sealed {
             return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
@@ -29,10 +29,10 @@ impl Region {
         }
     }
 
-    /// Its bytes may change again: copies that were retained are dropped.
+    /// Unseals the region: its bytes may change again, and retained copies are dropped.
     ///
     /// # Errors
-    /// What the pool answers; it is sealed still.
+    /// The error of the pool; the region stays sealed.
     pub fn unseal(&self) -> Result<()> {
         let _turn = self.turn.lock();
         self.pool.protection().open(self.domain)?;
@@ -42,12 +42,12 @@ impl Region {
         Ok(())
     }
 
-    /// Whether it is sealed.
+    /// Returns whether the region is sealed.
     pub fn is_sealed(&self) -> bool {
         self.sealed.load(Ordering::Acquire)
     }
 
-    /// What is here is as its seal says, after something was mapped or opened for a copy.
+    /// Restores a strict seal's protection after memory was mapped or opened for a copy.
     pub(super) fn protect(&self) -> Result<()> {
         if self.strict.load(Ordering::Acquire) {
             Ok(self.pool.protection().protect(self.domain)?)
@@ -56,20 +56,20 @@ impl Region {
         }
     }
 
-    /// The extents of the live block that an address lies in stay on their GPU until it is let go as often: somebody knows them by
-    /// more than their addresses, as a network card that they were registered with does. That ends with its block, or goes on with the
-    /// next one at its address.
+    /// Keeps the extents of the live block at an address on their GPU until it is unfixed as many times: other components, such as a
+    /// network card that they are registered with, know them by more than their addresses. Ends with the block, or applies to the next
+    /// block at its address.
     ///
     /// # Errors
-    /// [`crate::PoolError::UnknownAddress`] where no block of the region is; [`crate::PoolError::Evicted`] where some of it is evicted.
+    /// [`crate::PoolError::UnknownAddress`] if no block of the region is there; [`crate::PoolError::Evicted`] if part of it is evicted.
     pub fn fix(&self, address: Address) -> Result<()> {
         Ok(self.pool.fixed().fix(self.domain, address)?)
     }
 
-    /// Takes one [`Region::fix`] back.
+    /// Reverts one [`Region::fix`].
     ///
     /// # Errors
-    /// [`crate::PoolError::UnknownAddress`] where nothing is fixed.
+    /// [`crate::PoolError::UnknownAddress`] if nothing is fixed there.
     pub fn unfix(&self, address: Address) -> Result<()> {
         Ok(self.pool.fixed().unfix(self.domain, address)?)
     }

@@ -1,4 +1,4 @@
-//! A region's extents are evicted.
+//! Eviction of a region's extents.
 //!
 //! ```text
 //! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one completion point ]  unmapped  released
@@ -17,22 +17,22 @@ use crate::gpu::{CompletionPoint, Eviction};
 use crate::store::{Evicting, ExtentTransfer};
 use crate::{Place, PoolError, Residency, Store, TransferContext};
 
-/// How often an extent's pending frees are waited for, where other threads go on freeing.
+/// Attempts to wait for an extent's pending frees while other threads keep freeing.
 const DRAINS: usize = 8;
 
-/// How many completion points may be waited for while copies go on: they cover other work too, such as a refill's that was enqueued ahead.
+/// Maximum number of pending completion points while copies run: points cover unrelated work too, such as a refill enqueued ahead.
 const POINTS: usize = 16;
 
-/// How many extents are copied at a time, and when those are unmapped and released whose bytes are.
+/// Concurrency of an eviction: copies in progress, and the timing of unmapping.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// While one is waited for, or memory is made for the next, the others keep the links busy.
+    /// Extents copied concurrently: while one is waited for, or memory is made for the next, the others keep the links busy.
     at_once: usize,
-    /// How many share a completion point: recorded on each device, waited for once.
+    /// Extents per completion point, which is recorded on each device and waited for once.
     batch: usize,
-    /// Whether they are unmapped while no copies run, and released one by one as the next copies begin. The driver unmaps in 0.04 ms on an
-    /// idle H200, in 0.3 to 1 while copies run there, and releases in 0.1 to 0.2: nothing beside the 2.4 ms of an extent over PCIe, and
-    /// 0.7 over NVLink.
+    /// Whether extents are unmapped while no copies run, and released one by one as the next copies begin. On an H200 the driver unmaps in
+    /// 0.04 ms when idle, in 0.3 to 1 ms beside copies, and releases in 0.1 to 0.2 ms. That is negligible beside the 2.4 ms of an extent
+    /// over PCIe, but not beside the 0.7 ms over NVLink.
     apart: bool,
 }
 
@@ -45,7 +45,7 @@ impl Pace {
     }
 }
 
-/// An extent whose bytes are on their way.
+/// Extent whose bytes are being copied out.
 #[derive(Debug)]
 struct Copying<'s> {
     view: ExtentView,
@@ -54,33 +54,32 @@ struct Copying<'s> {
     undefined: Bytes,
 }
 
-/// Extents on their way out, in the order in which they began.
+/// Extents being evicted, in the order in which they began.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline<'s> {
     copying: VecDeque<Copying<'s>>,
-    /// Nothing uses them any more; the next completion point is theirs.
+    /// Extents that are copied and wait for the next completion point.
     pub(super) unused: Vec<ExtentView>,
-    /// Those of one completion point at a time.
+    /// Batches of extents with their completion points.
     marked: VecDeque<(Vec<ExtentView>, CompletionPoint)>,
-    /// Their memory can be released.
+    /// Unmapped extents whose memory can be released.
     unmapped: VecDeque<ExtentView>,
     pub(super) report: Shrunk,
-    /// The first failure: nothing new begins after it.
+    /// First failure, after which no further extent begins.
     pub(super) failed: Option<RegionError>,
 }
 
 impl Region {
-    /// Gives at least `amount` of the region's memory back to the driver, all of it with [`Bytes::MAX`]: free extents, then
-    /// others, their live bytes copied to `to` first (of a graph's pool, all), but for those of which
-    /// [`crate::LiveBytes`] was told that they do not count. What has a whole copy already goes without one and counts
-    /// on that, wherever it is; what is evicted already stays where it is. Blocks keep their addresses. Waits for all work that was
-    /// enqueued on every device of the process, in its primary context; none is made.
+    /// Releases at least `amount` bytes of the region's memory to the driver, or all of it with [`Bytes::MAX`]. Free extents go first.
+    /// Others are copied to `to` first: their live bytes, or all bytes of a graph's pool, except those declared dead with
+    /// [`crate::LiveBytes`]. An extent with a complete copy is not copied again, wherever its copy is; evicted extents stay where they are.
+    /// Blocks keep their addresses. Waits for all work enqueued on every device of the process, in its primary context; creates no context.
     ///
-    /// The caller promises that no work on what leaves is enqueued from now on until the region is refilled.
+    /// The caller guarantees that no work on the evicted memory is enqueued until the region is refilled.
     ///
     /// # Errors
-    /// While a capture is open that is refused, with nothing changed. [`RegionError::Stopped`]: what went by then is gone, the
-    /// rest is where it was or halfway; either direction goes on from there.
+    /// Refused while a capture is open, with nothing changed. [`RegionError::Stopped`]: memory released before is gone, the rest is
+    /// resident or interrupted; either direction resumes.
     pub fn shrink(&self, amount: Bytes, to: &Store, context: TransferContext<'_>) -> Result<Shrunk> {
         let _turn = self.turn.lock();
         self.pool.drain().wait()?;
@@ -105,7 +104,7 @@ impl Region {
             over.store(true, Ordering::Relaxed);
             left
         });
-        // What a copy was opened for and stayed.
+        // Protects extents again that were opened for a copy and stayed.
         if let Err(error) = self.protect() {
             failed.get_or_insert(error);
         }
@@ -118,7 +117,7 @@ impl Region {
         }
     }
 
-    /// How large the copies will be that are to be made, in their order.
+    /// Returns the sizes of the copies to be made, in order.
     pub(super) fn copied_sizes(
         &self,
         standing: &[(ExtentView, Residency)],
@@ -183,7 +182,7 @@ impl Region {
         (pipeline.report, pipeline.failed)
     }
 
-    /// Whatever was begun is unmapped when it returns, or stays.
+    /// Finishes all copies in progress and unmaps the copied extents.
     fn unmap_copied(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
         while !pipeline.copying.is_empty() {
             self.finish_copy(transfer, pipeline);
@@ -191,7 +190,7 @@ impl Region {
         self.unmap_unused(pipeline);
     }
 
-    /// Nothing uses what is unmapped when it returns, or stays.
+    /// Unmaps all extents that are waiting for a completion point.
     pub(super) fn unmap_unused(&self, pipeline: &mut Pipeline<'_>) {
         self.mark(pipeline);
         while !pipeline.marked.is_empty() {
@@ -213,7 +212,7 @@ impl Region {
             Ok(Eviction::Fixed) => pipeline.report.skipped.push(skip(SkipReason::Fixed)),
             Ok(Eviction::Exported) => pipeline.report.skipped.push(skip(SkipReason::Exported)),
             Ok(Eviction::Withheld) => pipeline.report.skipped.push(skip(SkipReason::Withheld)),
-            // Only what a program gives up.
+            // Only a decommit returns this.
             Ok(Eviction::Decommitted) => {}
             Ok(Eviction::Release { undefined }) => {
                 pipeline.report.undefined = pipeline.report.undefined.saturating_add(undefined);
@@ -242,7 +241,7 @@ impl Region {
         self.begin_settled(|| Ok(self.pool.evictions().begin(extent, to, discard)?))
     }
 
-    /// Where blocks were freed meanwhile that other streams used, their work is waited for.
+    /// Begins an eviction; if blocks freed meanwhile are used by other streams, waits for their work and retries.
     pub(super) fn begin_settled(&self, begin: impl Fn() -> Result<Eviction>) -> Result<Eviction> {
         for _ in 0..DRAINS {
             match begin()? {
@@ -269,7 +268,7 @@ impl Region {
         }
     }
 
-    /// The bytes were not copied: the extent stays.
+    /// Cancels the eviction of an extent whose copy failed: it stays resident.
     fn gave_up(&self, extent: ExtentId, error: RegionError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error);
         if let Err(error) = self.pool.records().cancel_evict(extent) {
@@ -277,7 +276,7 @@ impl Region {
         }
     }
 
-    /// Marks the moment from which on nothing uses what was copied by now.
+    /// Records a completion point for the extents copied so far.
     fn mark(&self, pipeline: &mut Pipeline<'_>) {
         let views = std::mem::take(&mut pipeline.unused);
         if views.is_empty() {
@@ -303,7 +302,7 @@ impl Region {
         }
     }
 
-    /// Releases so many at most.
+    /// Releases at most `most` unmapped extents.
     pub(super) fn release(&self, most: usize, pipeline: &mut Pipeline<'_>) {
         let most = most.min(pipeline.unmapped.len());
         for view in pipeline.unmapped.drain(..most).collect::<Vec<_>>() {
@@ -315,7 +314,7 @@ impl Region {
         }
     }
 
-    /// Extents have whole copies, and memory that cannot be given back now.
+    /// Marks extents as interrupted: they have complete copies, but their memory cannot be released now.
     fn interrupted(&self, views: &[ExtentView], error: PoolError, pipeline: &mut Pipeline<'_>) {
         pipeline.fail(error.into());
         for view in views {
@@ -327,7 +326,7 @@ impl Region {
 }
 
 impl Pipeline<'_> {
-    /// Whether extents can be unmapped without waiting, or have to be. An error of the driver's is told by the wait.
+    /// Returns whether a batch can be unmapped without waiting, or too many are pending. Errors of the driver are left to the wait.
     fn is_unmapping_due(&mut self) -> bool {
         self.marked.len() > POINTS
             || self.marked.front_mut().is_some_and(|(_, point)| point.has_passed().unwrap_or(true))

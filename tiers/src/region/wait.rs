@@ -1,7 +1,7 @@
-//! Work that begins before all bytes are back, behind them.
+//! Streams that start work before a refill has completed.
 //!
 //! ```text
-//! refill   made, mapped ─► copies enqueued ─► mark ─► all there
+//! refill   made, mapped ─► copies enqueued ─► mark ─► all bytes arrived
 //! wait     ░░░░░ on the host ░░░░░░░░░░░░░░░│ its stream, on the GPU │ nothing to wait for
 //! ```
 
@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::{Mark, Region, RegionError, Result};
 use crate::{Place, Residency};
 
-/// How far refills of a region are, for those who wait for it.
+/// Progress of a region's refills, for threads that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     state: Mutex<State>,
@@ -22,13 +22,13 @@ pub(super) struct Progress {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Refills that have begun, those that wait for their turn too.
+    /// Number of refills that have begun, including those waiting for their turn.
     refills: usize,
-    /// The point behind all copies of the one whose turn it is, once they are enqueued.
+    /// Mark behind all copies of the current refill, once they are enqueued.
     mark: Option<Arc<dyn Mark>>,
 }
 
-/// A refill that has begun; dropping it ends it.
+/// Guard of a refill in progress; dropping it ends the refill.
 #[derive(Debug)]
 pub(super) struct BegunRefill<'a>(&'a Progress);
 
@@ -38,14 +38,14 @@ impl Progress {
         BegunRefill(self)
     }
 
-    /// Whether a refill has begun.
+    /// Returns whether a refill has begun.
     pub(super) fn is_refilling(&self) -> bool {
         self.state.lock().refills > 0
     }
 }
 
 impl BegunRefill<'_> {
-    /// All its copies are enqueued before this point.
+    /// Publishes a mark behind all copies of the refill.
     pub(super) fn enqueued(&self, mark: Arc<dyn Mark>) {
         self.0.state.lock().mark = Some(mark);
         self.0.changed.notify_all();
@@ -62,18 +62,18 @@ impl Drop for BegunRefill<'_> {
 }
 
 impl Region {
-    /// Whether a refill has begun, or waits for its turn.
+    /// Returns whether a refill is in progress or waits for its turn.
     pub fn is_refilling(&self) -> bool {
         self.progress.is_refilling()
     }
 
-    /// Work that is enqueued on a stream from now on finds the region's bytes at their addresses: waits on the host while a refill
-    /// makes and maps memory, and on the stream for what it copies. Where nothing is evicted it returns at once.
+    /// Orders later work of a stream after the region's refill: waits on the host while the refill makes and maps memory, and on the stream
+    /// for its copies. Returns at once if nothing is evicted.
     ///
-    /// A copy that fails on the GPU after that is told by the refill.
+    /// If a copy fails on the GPU later, the refill reports it.
     ///
     /// # Errors
-    /// [`RegionError::Evicted`] where some of it is evicted, and nobody refills it, or not all of it; [`RegionError::Unordered`].
+    /// [`RegionError::Evicted`] if part of the region is evicted and no refill of all of it is in progress; [`RegionError::Unordered`].
     pub fn wait(&self, device: DeviceId, stream: Stream) -> Result<()> {
         let mut state = self.progress.state.lock();
         loop {
@@ -81,7 +81,7 @@ impl Region {
             let in_order = mark.is_some();
             let is_apart = |residency: Residency| match residency {
                 Residency::Resident { .. } => false,
-                // Nobody finds anything there.
+                // A decommitted extent has no bytes to wait for.
                 _ if residency.authority() == Place::Nowhere => false,
                 Residency::Refilling { .. } => !in_order,
                 _ => true,

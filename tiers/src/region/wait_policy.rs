@@ -1,24 +1,24 @@
-//! Whether it is worth waiting for memory, and going on: who stands above knows who is giving some back, and what was asked since.
+//! Policy of a refill for waiting and for stopping early. The caller knows which processes are releasing memory, and whether the refill is
+//! still wanted.
 
 use std::fmt;
 
 use crate::PoolError;
 
-/// Asked by a refill when there is no memory, after what is free elsewhere was given back.
+/// Policy that a refill asks when there is no memory, after free memory elsewhere has been released.
 pub trait WaitPolicy: fmt::Debug + Sync {
-    /// Waits until there may be more memory than when it was last asked, and says whether there may: then the refill tries again.
-    /// `refused` is what it met.
-    /// The refill holds its region's turn meanwhile, and no lock of the pool.
+    /// Waits until more memory may be available than at the last call. Returns whether to try again. `refused` is the error of the last
+    /// attempt. The refill holds its region's turn during the call, and no lock of the pool.
     fn wait(&self, refused: &PoolError) -> bool;
 
-    /// Whether the refill is still wanted: asked once it has its region's turn, and before each extent. One that is not ends well, with
-    /// what it has brought.
+    /// Returns whether the refill is still wanted. Asked once the refill has its region's turn, and before each extent; if false, the
+    /// refill ends without an error.
     fn goes_on(&self) -> bool {
         true
     }
 }
 
-/// Waits for nothing.
+/// Policy that never waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoWait;
 

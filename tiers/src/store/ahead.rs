@@ -1,4 +1,4 @@
-//! Memory for the copies of a shrink, pinned while the first of them are made.
+//! Host memory for the copies of a shrink, pinned while the first copies are made.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope};
@@ -8,8 +8,8 @@ use glake_units::Bytes;
 use super::Store;
 
 impl Store {
-    /// Has host memory for copies of these sizes pinned by a thread of its own, until it is `over`. Where it cannot, who takes memory
-    /// pins it.
+    /// Starts a thread that pins host memory for copies of these sizes, until `over` is set. If it cannot, callers that take memory pin it
+    /// themselves.
     pub(crate) fn pin_ahead<'s>(&'s self, scope: &'s Scope<'s, '_>, sizes: &[Bytes], over: &'s AtomicBool) {
         let Store::Host(host) = self else { return };
         let Some(expected) = host.expect(sizes) else { return };

@@ -1,11 +1,11 @@
-//! An extent's bytes copied while it stays in use.
+//! Copy of an extent that stays in use.
 //!
 //! ```text
 //! home   [ range ][    range    ]        copy   [ piece ][ piece ][ piece ] ─► digest of the copy
 //! ```
 //!
-//! The digest is of the copy's own bytes, taken by the host: whatever a program wrote meanwhile, an extent that has the same digest
-//! later has the copy's bytes.
+//! The host computes the digest of the copy's own bytes. An extent with the same digest later therefore has the copy's bytes, whatever a
+//! program wrote meanwhile.
 
 use glake_device::owned::{PartialDigest, Span};
 use glake_stitch::{ExtentId, HomeRange};
@@ -17,26 +17,26 @@ use super::copy::packed;
 use crate::gpu::ResidentReads;
 use crate::{GpuPool, HostBlock, MoveError, Mover, RegionError};
 
-/// How much is copied at a time: whoever moves the region's extents waits for it, 0.3 ms over a link of its own.
+/// Bytes copied at a time. Threads that move the region's extents wait for one piece: 0.3 ms on a link of its own.
 const PIECE: Bytes = Bytes::mib(16);
 
-/// How a copy of an extent that stays ended.
+/// Result of copying a resident extent.
 #[derive(Debug)]
 pub(crate) enum ResidentCopy {
     Whole(StoredCopy),
-    /// The extent changed or moves, or nobody wants the copy any more.
+    /// Stopped: the extent changed or moves, or the copy is no longer wanted.
     GivenUp,
 }
 
-/// Whose extents are copied, and by what.
+/// Context for copying resident extents of a region.
 #[derive(Clone, Copy)]
 pub(crate) struct ResidentCopies<'a> {
     pub(crate) pool: &'a GpuPool,
     pub(crate) tag: &'a str,
-    /// Who holds it moves extents.
+    /// Lock held by threads that move extents.
     pub(crate) turn: &'a Mutex<()>,
     pub(crate) mover: &'a dyn Mover,
-    /// Asked before each piece.
+    /// Whether to continue; called before each piece.
     pub(crate) keep_going: &'a dyn Fn() -> bool,
 }
 
@@ -44,7 +44,7 @@ impl ResidentCopies<'_> {
     /// Copies these ranges of an extent to a block that is large enough.
     ///
     /// # Errors
-    /// What the copies meet.
+    /// The error of a copy.
     pub(crate) fn copy(
         &self,
         extent: ExtentId,
@@ -58,14 +58,14 @@ impl ResidentCopies<'_> {
             if !(self.keep_going)() || !self.copy_piece(extent, &ranges, &piece, &block, at, size)? {
                 return Ok(ResidentCopy::GivenUp);
             }
-            // Beside no lock: it takes the host several times as long as the copy.
+            // Computed without a lock: the digest takes the host several times as long as the copy.
             digest.add(part(&block, at, size));
             at = at.saturating_add(size);
         }
         Ok(ResidentCopy::Whole(StoredCopy::of_block(block, ranges, digest.finish())))
     }
 
-    /// False: the extent changed, or moves.
+    /// Copies one piece. Returns false if the extent changed or moves.
     fn copy_piece(
         &self,
         extent: ExtentId,
@@ -90,19 +90,19 @@ impl ResidentCopies<'_> {
         })?;
         let Some(enqueued) = enqueued else { return Ok(false) };
         enqueued.map_err(unmoved)?.wait().map_err(unmoved)?;
-        // A shrink that waits goes first.
+        // Lets a waiting shrink go first.
         MutexGuard::unlock_fair(turn);
         Ok(true)
     }
 }
 
-/// Some bytes of a block: what lies past its end is none.
+/// Returns a part of a block's bytes, clipped to its end.
 fn part(block: &HostBlock, at: Bytes, size: Bytes) -> &[u8] {
     let place = |at: Bytes| usize::try_from(at.get()).unwrap_or(usize::MAX);
     block.as_slice().get(place(at)..place(at.saturating_add(size))).unwrap_or_default()
 }
 
-/// The same ranges in the same order, in lists of [`PIECE`] at most.
+/// Splits ranges, in order, into lists of at most [`PIECE`] bytes.
 fn pieces(ranges: &[HomeRange]) -> Vec<Vec<HomeRange>> {
     let (mut pieces, mut room) = (Vec::<Vec<HomeRange>>::new(), Bytes::ZERO);
     for range in ranges {

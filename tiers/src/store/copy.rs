@@ -1,4 +1,4 @@
-//! A copy of what has to be kept of one extent.
+//! Copy of the bytes to preserve of one extent.
 //!
 //! ```text
 //! extent   [ live ]      [ live ][ live ]     [live]
@@ -15,39 +15,39 @@ use super::peer::PeerPart;
 use crate::gpu::Core;
 use crate::{GpuPool, HostBlock, HostPool, Place, PoolError, SealedFile};
 
-/// A whole copy.
+/// Complete copy of an extent's bytes.
 #[derive(Debug)]
 pub(crate) struct StoredCopy {
     pub(super) stored: Stored,
-    /// In the order of their addresses, and of their bytes in the copy.
+    /// Home ranges of the bytes, in address order and in the order of the copy.
     pub(super) ranges: Vec<HomeRange>,
-    /// Of all its bytes, where it was taken.
+    /// Digest of all bytes, if checks were enabled.
     pub(super) digest: Option<Digest>,
 }
 
-/// Where its bytes are.
+/// Storage of a copy.
 #[derive(Debug)]
 pub(super) enum Stored {
-    /// Whoever writes it to a file has it too.
+    /// Block of pinned host memory, shared with a demotion that writes it to a file.
     Host(Arc<HostBlock>),
     Peer(PeerPart),
-    /// And what they pass through on their way back.
+    /// File, and the host pool for its bytes in transit.
     File(Arc<SealedFile>, Arc<HostPool>),
 }
 
-/// What a way back needs of a copy. The copy may go meanwhile: where nothing of its extent is live any more.
+/// Data for copying an extent's bytes back. The copy itself may be dropped meanwhile, if no live bytes of the extent are left.
 #[derive(Debug)]
 pub(crate) struct Return {
-    /// Where the bytes belong.
+    /// Destination spans at home.
     pub(super) home: Vec<Span>,
     pub(super) origin: Origin,
     pub(super) digest: Option<Digest>,
     pub(super) place: Place,
-    /// Whose memory it is.
+    /// Pool of the peer GPU that holds the copy, if any.
     pub(super) peer: Option<Arc<GpuPool>>,
 }
 
-/// Where the bytes come from.
+/// Source of the bytes.
 #[derive(Debug)]
 pub(super) enum Origin {
     Memory(Vec<Span>),
@@ -55,17 +55,17 @@ pub(super) enum Origin {
 }
 
 impl StoredCopy {
-    /// It is kept though the bytes are on their GPU too.
+    /// Marks the copy as retained: the bytes are on their GPU too.
     pub(crate) fn set_retained(&self) {
         self.count_retained(true);
     }
 
-    /// The bytes are here only.
+    /// Marks the copy as needed: the bytes are nowhere else.
     pub(crate) fn set_needed(&self) {
         self.count_retained(false);
     }
 
-    /// The pinned memory of the host that it takes, if it does.
+    /// Returns the pinned host memory of the copy, if it is there.
     pub(crate) fn host_block(&self) -> Option<&Arc<HostBlock>> {
         match &self.stored {
             Stored::Host(block) => Some(block),
@@ -73,7 +73,7 @@ impl StoredCopy {
         }
     }
 
-    /// Its bytes are those of a file from now on, and pass through memory of this pool on their way back. Returns the memory that had them.
+    /// Moves the copy to a file, read back through memory of `host`. Returns the previous storage.
     pub(crate) fn demote(&mut self, file: SealedFile, host: &Arc<HostPool>) -> impl Sized + use<> {
         std::mem::replace(&mut self.stored, Stored::File(Arc::new(file), host.clone()))
     }
@@ -84,7 +84,8 @@ impl StoredCopy {
         }
     }
 
-    /// What brings the bytes back to a pool in which their extent is mapped; `place` is where the extent's record has them.
+    /// Returns the data for copying the bytes back to a pool in which their extent is mapped; `place` is the location in the extent's
+    /// record.
     pub(crate) fn back(&self, core: &Core, place: Place) -> Result<Return, PoolError> {
         let (origin, peer) = match &self.stored {
             Stored::Host(block) => {
@@ -103,35 +104,35 @@ impl StoredCopy {
 }
 
 impl StoredCopy {
-    /// Bytes in a block of the host's, with their digest.
+    /// Creates a copy from bytes in a host block and their digest.
     pub(super) fn of_block(block: HostBlock, ranges: Vec<HomeRange>, digest: Digest) -> StoredCopy {
         StoredCopy { stored: Stored::Host(Arc::new(block)), ranges, digest: Some(digest) }
     }
 
-    /// What of its extent it holds.
+    /// Returns the home ranges of the copy.
     pub(crate) fn ranges(&self) -> &[HomeRange] {
         &self.ranges
     }
 
-    /// How many bytes.
+    /// Returns the size of the copy.
     pub(crate) fn size(&self) -> Bytes {
         self.ranges.iter().map(|range| range.size).sum()
     }
 
-    /// Of its bytes, where it was taken.
+    /// Returns the digest of the bytes, if one was taken.
     pub(crate) fn digest(&self) -> Option<Digest> {
         self.digest
     }
 }
 
 impl Return {
-    /// How many bytes come back.
+    /// Returns the number of bytes to copy back.
     pub(crate) fn size(&self) -> Bytes {
         self.home.iter().map(Span::size).sum()
     }
 }
 
-/// Each range in the packed copy.
+/// Pairs each home range with its span in the packed copy.
 pub(super) fn packed(
     core: &Core,
     ranges: &[HomeRange],
@@ -146,7 +147,7 @@ pub(super) fn packed(
     ranges.iter().map(each).collect()
 }
 
-/// Each range, at home.
+/// Returns the home span of each range.
 pub(crate) fn home(core: &Core, ranges: &[HomeRange]) -> Result<Vec<Span>, PoolError> {
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
     let end = last.offset.saturating_add(last.size);

@@ -1,4 +1,4 @@
-//! The bytes of extents on their way to a store, and back.
+//! Transfer of extents' bytes to a store and back.
 //!
 //! ```text
 //! evict   digest of home begun ─► copy out ─► both waited for ─► StoredCopy with its digest
@@ -26,20 +26,20 @@ use crate::{
 
 type Result<T> = std::result::Result<T, RegionError>;
 
-/// What the extents of one shrink or one refill have in common.
+/// Shared state of the extents of one shrink or one refill.
 #[derive(Debug)]
 pub(crate) struct ExtentTransfer<'a> {
     pool: &'a GpuPool,
     tag: &'a str,
     context: TransferContext<'a>,
-    /// Made for the first that needs it.
+    /// Ring of slots for files, created on first use.
     ring: Mutex<Option<Ring>>,
     room: Mutex<PeerRoom>,
-    /// Who had copies that came back.
+    /// Pools of peers whose copies were refilled.
     peers: Mutex<Vec<Arc<GpuPool>>>,
 }
 
-/// An extent on its way out.
+/// Extent being copied out.
 #[derive(Debug)]
 pub(crate) struct Evicting<'s> {
     size: Bytes,
@@ -54,7 +54,7 @@ enum EvictWay<'s> {
     Writing(ScopedJoinHandle<'s, std::result::Result<SealedFile, Unwritten>>, Arc<HostPool>),
 }
 
-/// An extent on its way in.
+/// Extent being copied back.
 #[derive(Debug)]
 pub(crate) struct Refilling<'s> {
     view: ExtentView,
@@ -72,7 +72,7 @@ enum RefillWay<'s> {
 }
 
 impl<'a> ExtentTransfer<'a> {
-    /// `expected` are the bytes that are to be evicted.
+    /// Creates the state; `expected` is the total of the bytes to be evicted.
     pub(crate) fn new(
         pool: &'a GpuPool,
         tag: &'a str,
@@ -83,7 +83,7 @@ impl<'a> ExtentTransfer<'a> {
         ExtentTransfer { pool, tag, context, ring: Mutex::default(), room, peers: Mutex::default() }
     }
 
-    /// Begins to copy these ranges, which are not empty and lie in one extent.
+    /// Begins to copy these ranges, which must not be empty and must lie in one extent.
     pub(crate) fn begin_evict<'s, 'e>(
         &'s self,
         scope: &'s Scope<'s, 'e>,
@@ -91,7 +91,7 @@ impl<'a> ExtentTransfer<'a> {
         ranges: Vec<HomeRange>,
     ) -> Result<Evicting<'s>> {
         let size: Bytes = ranges.iter().map(|range| range.size).sum();
-        // What it needs comes first: a digest is begun only for what goes.
+        // Reserve the destination first: a digest is begun only if the extent leaves.
         let (way, digesting, ranges) = match to {
             Store::Host(host) => {
                 let block = host.take(size)?;
@@ -183,10 +183,10 @@ impl<'a> ExtentTransfer<'a> {
         Ok(Refilling { view, size, home, digest, place, way })
     }
 
-    /// Waits until all bytes are there, and compares them.
+    /// Waits until all bytes have arrived, and verifies their digest.
     ///
     /// # Errors
-    /// [`RegionError::Damaged`] where they are not those that were evicted; [`RegionError::Unread`] where a disk could not read them.
+    /// [`RegionError::Damaged`] if they differ from the evicted bytes; [`RegionError::Unread`] if a disk could not read them.
     pub(crate) fn finish_refill(&self, refilling: Refilling<'_>) -> Result<()> {
         let Refilling { view, size, home, digest, place, way } = refilling;
         match way {
@@ -205,17 +205,17 @@ impl<'a> ExtentTransfer<'a> {
         if found == expected { Ok(()) } else { Err(self.damaged(view, place, None)) }
     }
 
-    /// Whether all copies of a refill are enqueued by who began them, and none by a thread that reads a file.
+    /// Returns whether the calling thread has enqueued all copies of a refill, so that none is left to a thread reading a file.
     pub(crate) fn is_enqueued(&self) -> bool {
         self.ring.lock().is_none()
     }
 
-    /// Whether bytes are compared on their way back.
+    /// Returns whether bytes are verified when they are copied back.
     pub(crate) fn is_checked(&self) -> bool {
         self.context.checks.is_some()
     }
 
-    /// Gives the memory of copies that are gone back to the drivers of their GPUs, as far as nothing has to be waited for.
+    /// Releases the memory of dropped peer copies to their drivers, without waiting.
     pub(crate) fn sweep(&self) {
         for peer in self.peers.lock().iter() {
             if let Err(error) = peer.peer_blocks().sweep() {
@@ -230,7 +230,8 @@ impl<'a> ExtentTransfer<'a> {
         self.context.mover.enqueue(&pairs).map_err(|source| self.unmoved(size, source))
     }
 
-    /// All work on the spans is done, and nothing writes to them: the digest needs no order with the copies.
+    /// Begins a digest of home. All work on the spans has completed and none writes to them, so that the digest needs no ordering with the
+    /// copies.
     fn begin_digest(&self, home: &[Span]) -> Result<Option<Digesting>> {
         let Some(digests) = self.context.checks else { return Ok(None) };
         let begun = digests.enqueue(digests.stream(), home).map_err(PoolError::from)?;
@@ -288,14 +289,14 @@ impl<'a> ExtentTransfer<'a> {
 }
 
 impl Evicting<'_> {
-    /// How many bytes are copied.
+    /// Returns the number of bytes copied.
     pub(crate) fn size(&self) -> Bytes {
         self.size
     }
 }
 
 impl Refilling<'_> {
-    /// How many bytes are copied.
+    /// Returns the number of bytes copied.
     pub(crate) fn size(&self) -> Bytes {
         self.size
     }

@@ -1,15 +1,15 @@
-//! Where copies of a GPU's bytes go, and how they get there: places as data.
+//! Destinations of evicted bytes, and the transfer to them.
 //!
 //! ```text
 //!  shrink   extent ──copies──► HostBlock | block of a peer's pool                       StoredCopy: place, ranges, digest
-//!                  ──copies──► slot ──written──► Draft ──seal──► SealedFile             a thread an extent
+//!                  ──copies──► slot ──written──► Draft ──seal──► SealedFile             a thread for each extent
 //!  demote   HostBlock ──written──► Draft ──seal──► SealedFile
-//!  refill   the same way back: from wherever its copy is, pages of files checked
+//!  refill   the reverse, from the location of the copy; pages of files are checked
 //! ```
 //!
 //! Invariants:
-//! - A copy that was not completed is nobody's: its block, its draft and its slots go back, once what was enqueued on them is done.
-//! - A digest is taken of an extent's own memory: before anything of it is given up, and after all of it has come back.
+//! - The block, the draft and the slots of an incomplete copy are returned once the work enqueued on them has completed.
+//! - A digest covers an extent's own memory: before any of it is given up, and after all of it has been refilled.
 
 mod ahead;
 mod clean;
@@ -33,26 +33,26 @@ pub(crate) use write::write_block;
 
 use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 
-/// Where copies go.
+/// Destination of evicted bytes.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub enum Store {
     /// Pinned memory of the host.
     Host(Arc<HostPool>),
-    /// Memory of another GPU, of a domain of its own in that GPU's pool. When a copy goes, its memory is free there: it goes back to
-    /// the driver when the pool needs it for others or is trimmed.
+    /// Memory of another GPU, in a separate domain of that GPU's pool. A dropped copy becomes free memory there, which the pool releases to
+    /// the driver when it needs memory or is trimmed.
     Peer(Arc<GpuPool>),
-    /// Files, one an extent, each brought to the disk before its extent is given up.
+    /// Files, one for each extent, flushed to the disk before the extent is given up.
     File {
-        /// The files' directory.
+        /// Directory of the files.
         files: Arc<FileTier>,
-        /// What bytes pass through: 2 MiB at least, better 96.
+        /// Host pool for bytes in transit: at least 2 MiB, better 96 MiB.
         host: Arc<HostPool>,
     },
 }
 
 impl Store {
-    /// What it is of.
+    /// Returns the place of copies in this store.
     pub fn place(&self) -> Place {
         match self {
             Store::Host(_) => Place::Host,
@@ -62,12 +62,12 @@ impl Store {
     }
 }
 
-/// How bytes are moved, and whether they are checked.
+/// Mover of the bytes, and whether they are verified.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferContext<'a> {
-    /// By whom.
+    /// Mover for the copies.
     pub mover: &'a dyn Mover,
-    /// Digests on the region's own GPU. On the way out one is taken of each extent's bytes and kept with the copy; on the way back
-    /// the bytes are compared with it. A copy that was made without has none, and is not compared.
+    /// Digests on the region's own GPU; `None` disables checks. An eviction takes a digest of each extent's bytes and keeps it with the
+    /// copy; a refill compares the bytes with it. A copy without a digest is not verified.
     pub checks: Option<&'a Digests>,
 }

@@ -1,8 +1,8 @@
-//! Copies' bytes in the memory of another GPU.
+//! Copies in the memory of another GPU.
 //!
 //! ```text
 //! copies   [ copy ][ copy ][  copy  ][ copy ]
-//! blocks   [          |          |          ]      as large as the copies to come, or as may alloc together; a copy may lie in two
+//! blocks   [          |          |          ]      as large as the copies to come, or as the shared size; a copy may span two
 //! ```
 
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use glake_units::Bytes;
 
 use crate::{GpuPool, PoolError};
 
-/// A block of another GPU's pool. It goes back when no copy has any of it and no span of it lives; who gets it then gets it after all
-/// work that was enqueued on it by then.
+/// Block of another GPU's pool, returned when no copy uses it and no span of it lives. The next owner gets it after all work enqueued on it
+/// before.
 #[derive(Debug)]
 pub(super) struct PeerBlock {
     pool: Arc<GpuPool>,
@@ -23,7 +23,7 @@ pub(super) struct PeerBlock {
     size: Bytes,
 }
 
-/// What one copy has of blocks, in the order of its bytes.
+/// Pieces of blocks that hold one copy, in the order of its bytes.
 #[derive(Debug)]
 pub(super) struct PeerPart {
     pool: Arc<GpuPool>,
@@ -33,20 +33,20 @@ pub(super) struct PeerPart {
 #[derive(Debug)]
 struct Piece {
     block: Arc<PeerBlock>,
-    /// In the block.
+    /// Offset in the block.
     offset: Bytes,
     size: Bytes,
 }
 
-/// All of a part, for asynchronous work.
+/// Spans of all pieces of a copy for asynchronous work.
 pub(super) struct PeerSpans(Vec<Span>);
 
-/// The blocks for the copies of one shrink, one after the other.
+/// Allocator of blocks for the copies of one shrink, in order.
 #[derive(Debug)]
 pub(super) struct PeerRoom {
-    /// Bytes of copies that are to come.
+    /// Bytes of copies still to come.
     expected: Bytes,
-    /// The last block, and how much of it copies have.
+    /// Last block, and the bytes of it that copies use.
     last: Option<(Arc<PeerBlock>, Bytes)>,
 }
 
@@ -55,7 +55,7 @@ impl PeerRoom {
         PeerRoom { expected, last: None }
     }
 
-    /// Memory of `pool` for a copy, which the work of `owner` may touch.
+    /// Allocates memory of `pool` for a copy; the work of `owner` may access it.
     pub(super) fn take(
         &mut self,
         pool: &Arc<GpuPool>,
@@ -77,7 +77,7 @@ impl PeerRoom {
         Ok(PeerPart { pool: pool.clone(), pieces })
     }
 
-    /// A block for this copy and for others to come; where there is none, for the rest of this one.
+    /// Allocates a block for this copy and for later ones; if there is too little memory, for the rest of this one only.
     fn next(&self, pool: &Arc<GpuPool>, owner: DeviceId, size: Bytes) -> Result<Arc<PeerBlock>, PoolError> {
         let large = self.expected.min(pool.peer_blocks().shared());
         if large > size {
@@ -102,7 +102,7 @@ impl PeerPart {
         &self.pool
     }
 
-    /// The same ranges, packed in this order, but none that lies in two pieces.
+    /// Splits ranges, packed in this order, at the boundaries of pieces.
     pub(super) fn cut(&self, ranges: &[HomeRange]) -> Vec<HomeRange> {
         let mut cut = Vec::with_capacity(ranges.len() + self.pieces.len());
         let mut pieces = self.pieces.iter().map(|piece| piece.size);
@@ -140,7 +140,7 @@ impl Piece {
 }
 
 impl PeerSpans {
-    /// So many bytes of the copy, which lie in one piece.
+    /// Returns a span of `size` bytes at an offset of the copy; the bytes must lie in one piece.
     pub(super) fn part(&self, mut at: Bytes, size: Bytes) -> Option<Span> {
         for span in &self.0 {
             if at < span.size() {

@@ -1,4 +1,4 @@
-//! An extent's bytes out of a file, every page checked.
+//! Reading of an extent's bytes from a file, with every page checked.
 
 use glake_device::owned::Span;
 use glake_units::Bytes;
@@ -7,7 +7,7 @@ use super::slots::{Halt, Parts, between};
 use super::write::Unwritten;
 use crate::{Mover, Ring, RingSlot, SealedFile};
 
-/// Copies a file's bytes to these spans, which are as many side by side. After a failure the spans hold anything.
+/// Copies a file's bytes to these spans, whose total size must match. After a failure the contents of the spans are undefined.
 pub(super) fn read(
     file: &SealedFile,
     ring: &Ring,
@@ -34,7 +34,7 @@ pub(super) fn read(
 fn fill(file: &SealedFile, slot: &mut RingSlot, from: Bytes, size: Bytes) -> Result<(), Unwritten> {
     let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
     let whole = Bytes::new(slot.as_slice().len() as u64);
-    // A copy that is done holds no span, so the slot is this thread's alone.
+    // A completed copy holds no span, so that only this thread uses the slot.
     let bytes = slot.as_mut_slice().and_then(|bytes| bytes.get_mut(..length));
     let bytes = bytes.ok_or(Halt::Host(crate::HostError::Spent { slot: whole }))?;
     Ok(file.read(from, bytes)?)

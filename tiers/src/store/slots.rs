@@ -1,6 +1,6 @@
-//! Parts of an extent in the slots of a ring, on their way between its GPU and a file.
+//! Parts of an extent in slots of a ring, in transit between its GPU and a file.
 //!
-//! Invariant: a slot goes back to its ring when the copy through it is done. Where that is not sure it leaves the ring.
+//! Invariant: a slot returns to its ring when the copy through it has completed. If that is uncertain, the slot is removed from the ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use glake_units::Bytes;
 
 use crate::{HostError, HostPool, MoveError, Mover, Moving, PAGE, Ring, RingSlot};
 
-/// A slot is as long as this, where there is so much: long enough that copies run at full speed.
+/// Preferred size of a slot: large enough for copies at full speed.
 const SLOT: Bytes = Bytes::mib(16);
-/// Two for each extent that is under way.
+/// Number of slots: two for each extent in transit.
 const SLOTS: usize = 6;
-/// How many parts of an extent are under way: while one is written or read, another is copied.
+/// Parts of an extent in transit: while one is written or read, another is copied.
 const AHEAD: usize = 2;
 
-/// Slots of whole pages, shorter ones where there is not so much.
+/// Creates a ring of slots of whole pages, with smaller slots if there is too little memory.
 pub(super) fn ring(host: &Arc<HostPool>) -> Result<Ring, HostError> {
     let mut slot = SLOT;
     loop {
@@ -28,7 +28,7 @@ pub(super) fn ring(host: &Arc<HostPool>) -> Result<Ring, HostError> {
     }
 }
 
-/// A slot whose bytes are being copied.
+/// Slot whose bytes are being copied.
 #[derive(Debug)]
 pub(super) struct Part {
     slot: RingSlot,
@@ -36,7 +36,7 @@ pub(super) struct Part {
     moving: Box<dyn Moving>,
 }
 
-/// The parts of one extent that are under way, in the order of its bytes.
+/// Parts of one extent in transit, in the order of its bytes.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
     ring: &'a Ring,
@@ -44,7 +44,7 @@ pub(super) struct Parts<'a> {
     begun: VecDeque<Part>,
 }
 
-/// Why a part does not go on.
+/// Reason for a transfer to stop.
 #[derive(Debug)]
 pub(super) enum Halt {
     Host(HostError),
@@ -56,17 +56,17 @@ impl<'a> Parts<'a> {
         Parts { ring, mover, begun: VecDeque::new() }
     }
 
-    /// A slot for the next part; `None`: finish one first.
+    /// Returns a slot for the next part; `None`: finish a part first.
     pub(super) fn slot(&self) -> Result<Option<RingSlot>, Halt> {
         match self.begun.len() {
-            // Who holds none waits; who holds some never does, so that all go on.
+            // A thread waits for a slot only while it holds none, so that no deadlock is possible.
             0 => self.ring.next().map(Some).ok_or(Halt::Host(HostError::Spent { slot: self.ring.slot() })),
             AHEAD.. => Ok(None),
             _ => Ok(self.ring.try_next()),
         }
     }
 
-    /// Begins to copy between a slot and these spans at home, which are `size` bytes. `pair` says which is which.
+    /// Begins to copy between a slot and spans at home of `size` bytes in total. `pair` arranges source and destination.
     pub(super) fn begin(
         &mut self,
         slot: RingSlot,
@@ -93,7 +93,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Waits for the first part: its slot, and how many bytes of it count. `None`: none is under way.
+    /// Waits for the first part. Returns its slot and the number of its valid bytes; `None`: none is in transit.
     pub(super) fn finish(&mut self) -> Result<Option<(RingSlot, Bytes)>, Halt> {
         let Some(Part { slot, size, moving }) = self.begun.pop_front() else { return Ok(None) };
         match moving.wait() {
@@ -108,14 +108,14 @@ impl<'a> Parts<'a> {
 
 impl Drop for Parts<'_> {
     fn drop(&mut self) {
-        // Of an extent that was given up: its slots are others' once their copies are done.
+        // Transfer given up: its slots return to the ring once their copies have completed.
         while !self.begun.is_empty() {
             let _ = self.finish();
         }
     }
 }
 
-/// What lies between two places of spans side by side.
+/// Returns the spans between two offsets of adjacent spans.
 pub(super) fn between(home: &[Span], from: Bytes, to: Bytes) -> Vec<Span> {
     let mut at = Bytes::ZERO;
     let part = |span: &Span| {

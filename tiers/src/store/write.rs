@@ -1,4 +1,4 @@
-//! An extent's bytes into a file: from its GPU, or from a copy in the host's memory.
+//! Writing of an extent's bytes to a file: from its GPU, or from a copy in host memory.
 //!
 //! ```text
 //! GPU      [ part 0 ][ part 1 ][ part 2 ]
@@ -11,10 +11,10 @@ use glake_units::Bytes;
 use super::slots::{Halt, Parts, between};
 use crate::{FileError, FileTier, HostBlock, Mover, Ring, SealedFile};
 
-/// How much of a copy is written before it is asked again whether that goes on.
+/// Bytes of a copy written between two checks for cancellation.
 const PIECE: usize = 16 << 20;
 
-/// Why there is no file. Nothing is left of it.
+/// Reason for a failed write. The file is removed.
 #[derive(Debug)]
 pub(super) enum Unwritten {
     Halt(Halt),
@@ -33,7 +33,7 @@ impl From<FileError> for Unwritten {
     }
 }
 
-/// Copies what these spans hold, side by side, to a file of their own.
+/// Copies the contents of these spans, in order, to a new file.
 pub(super) fn write(
     files: &FileTier,
     ring: &Ring,
@@ -58,8 +58,8 @@ pub(super) fn write(
     Ok(draft.seal()?)
 }
 
-/// Copies what a block holds to a file of its own, while it is to go on: asked before each piece, and after the last. `None`: it was not, and
-/// nothing is left of the file.
+/// Copies the contents of a block to a new file while `keep_going` returns true: called before each piece, and after the last. Returns
+/// `None` if cancelled; the file is removed.
 pub(crate) fn write_block(
     files: &FileTier,
     block: &HostBlock,
@@ -72,7 +72,7 @@ pub(crate) fn write_block(
         }
         draft.write(piece)?;
     }
-    // What it takes to be on the disk is longer than a piece.
+    // Flushing takes longer than writing a piece.
     if !keep_going() {
         return Ok(None);
     }

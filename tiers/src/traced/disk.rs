@@ -1,4 +1,4 @@
-//! A disk that fails when the process that uses it says so.
+//! Simulated disk failures: system calls of a traced process that fail on its own request.
 //!
 //! ```text
 //!  process ── Order::new: the 3rd pwrite, EIO ──► Disk     counts calls on files of the directory, by any thread
@@ -19,25 +19,25 @@ use rustc_hash::FxHashMap;
 
 use super::{Process, answer};
 
-/// What a process has asked for: one of its calls fails.
+/// Request of a process to fail one of its calls.
 pub(crate) struct Order(());
 
-/// Traces a process, and fails the calls that it orders to be failed.
+/// Tracer of a process that fails the requested calls.
 pub(crate) struct Disk {
     process: Process,
     directory: PathBuf,
     /// Whether the process was told to begin.
     begun: bool,
     ordered: Option<(&'static str, Errno, u32)>,
-    /// What failed of the order.
+    /// Call that failed on request.
     failed: Option<&'static str>,
-    /// Threads that are in a call that was failed.
+    /// Threads that are in a failing call.
     failing: FxHashMap<Pid, Errno>,
-    /// All that failed so far.
+    /// Calls that failed so far.
     all: Vec<(&'static str, Errno)>,
 }
 
-/// A call on a file: its number on x86-64, its name, which argument says the file, and whether it takes space.
+/// System calls on files: number on x86-64, name, the argument that identifies the file, and whether the call takes space.
 const CALLS: [(u64, &str, Argument, bool); 11] = [
     (1, "write", Argument::Descriptor, true),
     (17, "pread", Argument::Descriptor, false),
@@ -52,7 +52,7 @@ const CALLS: [(u64, &str, Argument, bool); 11] = [
     (285, "fallocate", Argument::Descriptor, true),
 ];
 const READ: u64 = 0;
-/// No call: the kernel then does nothing.
+/// Invalid call number: the kernel does nothing.
 const NONE: u64 = u64::MAX;
 
 #[derive(Clone, Copy)]
@@ -62,21 +62,21 @@ enum Argument {
     PathBehind,
 }
 
-/// Which calls may answer this.
+/// Returns the calls that may fail with this error.
 pub(crate) fn calls(error: Errno) -> impl Iterator<Item = &'static str> {
     let may = move |takes_space: bool| error != Errno::ENOSPC || takes_space;
     CALLS.iter().filter(move |(.., takes_space)| may(*takes_space)).map(|(_, name, ..)| *name)
 }
 
 impl Order {
-    /// From now on, the n-th of these calls fails, by whatever thread.
+    /// Makes the n-th of these calls fail from now on, on any thread.
     pub(crate) fn new(call: &str, error: Errno, nth: u32) -> Order {
         println!("\norder {call} {} {nth}", error as i32);
         answer();
         Order(())
     }
 
-    /// Takes it back; whether a call has failed.
+    /// Withdraws the request. Returns whether a call has failed.
     pub(crate) fn failed(self) -> bool {
         println!("\norder none 0 0");
         !answer().is_empty()
@@ -84,8 +84,8 @@ impl Order {
 }
 
 impl Disk {
-    /// Runs an ignored test of this program on a directory, to its end: which calls failed with what. `None` where this process may
-    /// not trace another.
+    /// Runs an ignored test of this program on a directory to its end. Returns the calls that failed, with their errors; `None` if this
+    /// process may not trace another.
     pub(crate) fn run(test: &str, directory: &Path) -> Option<Vec<(&'static str, Errno)>> {
         let process = Process::start(test, directory);
         match process.seize(Options::PTRACE_O_TRACECLONE) {
@@ -103,7 +103,7 @@ impl Disk {
     fn follow(&mut self) {
         let own = Pid::from_raw(self.process.child.id().cast_signed());
         loop {
-            // Of this thread: the children of other tests are theirs.
+            // Waits only for children of this thread: other tests have their own.
             match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)).unwrap() {
                 WaitStatus::PtraceSyscall(thread) => self.stopped(thread),
                 WaitStatus::PtraceEvent(thread, ..) => proceed(thread, None),
@@ -118,9 +118,9 @@ impl Disk {
         }
     }
 
-    /// A thread is about to make a call, or has made one.
+    /// Handles a thread that is about to make a call, or has made one.
     fn stopped(&mut self, thread: Pid) {
-        // It may be gone: its process has ended.
+        // The thread may be gone because its process has ended.
         let Ok(mut registers) = ptrace::getregs(thread) else { return };
         if let Some(error) = self.failing.remove(&thread) {
             registers.rax = i64::from(-(error as i32)).cast_unsigned();
@@ -152,7 +152,7 @@ impl Disk {
         self.all.push((call, error));
     }
 
-    /// The process reads its input: it waits for an answer.
+    /// Handles a request: the process reads its input and waits for an answer.
     fn order(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
             return self.process.answer("");
@@ -185,7 +185,7 @@ impl Disk {
 
 fn proceed(thread: Pid, signal: Option<nix::sys::signal::Signal>) {
     match ptrace::syscall(thread, signal) {
-        // It is gone: its process has ended.
+        // The thread is gone because its process has ended.
         Ok(()) | Err(Errno::ESRCH) => {}
         Err(error) => panic!("{error}"),
     }

@@ -1,4 +1,4 @@
-//! Processes of tests, whose system calls are stopped by the test that started them.
+//! Traced test processes, whose system calls are stopped by the test that started them.
 //!
 //! ```text
 //!  test ── starts ──► the same program, one ignored test of it      go, and questions and answers, over its input and output
@@ -17,14 +17,14 @@ use nix::unistd::Pid;
 
 pub(crate) use disk::{Disk, Order, calls};
 
-/// A directory, in the process that is started.
+/// Variable that passes the directory to the started process.
 const DIRECTORY: &str = "GLAKE_TEST_DIRECTORY";
 
-/// A process that a test has started.
+/// Process that a test has started.
 pub(crate) struct Process {
     pub(crate) child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    /// The thread of its test.
+    /// Thread that runs the ignored test.
     pub(crate) thread: Pid,
 }
 
@@ -41,18 +41,18 @@ impl Process {
         process
     }
 
-    /// Its next line that begins so: the rest of that.
+    /// Returns the rest of its next line with this prefix.
     pub(crate) fn wait_for(&mut self, prefix: &str) -> String {
         let found = self.lines.find_map(|line| line.unwrap().strip_prefix(prefix).map(str::to_owned));
         found.unwrap()
     }
 
-    /// Answers what it waits for.
+    /// Answers its pending question.
     pub(crate) fn answer(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Stops its thread from now on wherever it begins or ends a call.
+    /// Stops its thread from now on at each entry and exit of a system call.
     pub(crate) fn seize(&self, options: Options) -> nix::Result<()> {
         let options = options | Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
         ptrace::seize(self.thread, options)?;
@@ -61,19 +61,19 @@ impl Process {
     }
 }
 
-/// Tells who started this process which thread its test is, and waits until it may go on.
+/// Reports the test's thread to the starting process, and waits for its permission to go on.
 pub(crate) fn begin() {
     let link = std::fs::read_link("/proc/thread-self").unwrap();
     println!("\nthread {}", link.file_name().unwrap().to_str().unwrap());
     answer();
 }
 
-/// The next line of who started this process.
+/// Returns the next line from the starting process.
 fn answer() -> String {
     std::io::stdin().lines().next().unwrap().unwrap()
 }
 
-/// Where a process that a test has started is to work; `None` where none has.
+/// Returns the working directory of a started process; `None` in a process that no test has started.
 pub(crate) fn directory() -> Option<PathBuf> {
     std::env::var_os(DIRECTORY).map(Into::into)
 }

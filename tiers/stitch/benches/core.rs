@@ -1,7 +1,7 @@
-//! The pure core by itself, no driver: what a hit, a stitch, a free and an eviction cost.
+//! Costs of the pure core without a driver: a hit, a stitch, a free and an eviction.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here is a bug of the bench.
+// A panic is a bug of the bench.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
@@ -18,7 +18,7 @@ fn request(size: Bytes) -> Request {
     Request { size, stream: StreamKey(0), domain: Allocator::default_domain() }
 }
 
-/// Where a new block lies.
+/// Returns the offset of a new block.
 fn block(core: &mut Allocator, size: Bytes) -> Bytes {
     let request = request(size);
     loop {
@@ -37,7 +37,7 @@ fn block(core: &mut Allocator, size: Bytes) -> Bytes {
     }
 }
 
-/// Many live blocks of many sizes, every third freed.
+/// Creates many live blocks of many sizes, every third freed.
 fn used() -> (Allocator, Vec<Bytes>) {
     let mut core = core();
     let sizes = (0..BLOCKS).flat_map(|n| [Bytes::kib(1 + n * 37 % 400), Bytes::kib(1025 + n * 37 % 9000)]);
@@ -48,7 +48,7 @@ fn used() -> (Allocator, Vec<Bytes>) {
     (core, blocks)
 }
 
-/// Free extents of which no two touch: only an alias joins them.
+/// Creates free extents of which no two touch, so that only an alias can join them.
 fn scattered() -> Allocator {
     let mut core = core();
     let blocks: Vec<Bytes> = (0..32).map(|_| block(&mut core, Bytes::mib(16))).collect();

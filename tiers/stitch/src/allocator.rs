@@ -1,39 +1,38 @@
-//! The allocator of one device: a few pure methods over its parts.
+//! The allocator of one device: short pure methods over its parts.
 //!
 //! ```text
 //! take ──hit──► Grant                                   no driver, no heap
 //!   └─miss─► plan ─► Ready | Work(plan) | Wait ─► commit or abort
 //!
 //! Heap        bytes at home, free and handed out: Home (pieces, free lists, domains, extents), completion points, counts
-//! Aliases     the second mappings, and the blocks that lie in them
-//! Plans       what waits for the driver
+//! Aliases     the second mappings, and the blocks in them
+//! Plans       work that waits for the driver
 //! ```
 //!
 //! A miss ([`Miss`]), a release ([`Trim`]), a claim ([`Placement`]) and an eviction ([`Evictions`]) borrow the parts that they change;
 //! [`Report`], [`Blocks`] and [`ExtentViews`] read them.
 //!
-//! Invariants (checked whole by [`Allocator::check`] in tests): those of the parts, and reserved memory, plans included, is at most the
-//! limit.
+//! Invariants (checked as a whole by [`Allocator::check`] in tests): the invariants of the parts hold, and reserved memory, pending plans
+//! included, never exceeds the limit.
 
 use glake_units::Bytes;
 
-use crate::aliases::Aliases;
-use crate::claim::{Claim, Restored};
+use crate::alias::Aliases;
 use crate::domain::DomainOptions;
 use crate::error::StitchError;
 use crate::evictions::Evictions;
+use crate::extent::Zone;
 use crate::heap::{Heap, Pending, Placement};
 use crate::holds::StreamUse;
 use crate::ids::{DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
-use crate::live::Live;
+use crate::piece::Live;
 use crate::plan::{Grant, Outcome, Plan, Request};
 use crate::plans::{Answer, Draft, Miss, Plans, Trim};
 use crate::settings::Settings;
 use crate::stats::Counters;
-use crate::view::{Audit, Blocks, Broken, ExtentViews, Largest, Report};
-use crate::zone::Zone;
+use crate::view::{Audit, Blocks, Broken, Claim, ExtentViews, Largest, Report, Restored};
 
-/// Where the addresses of aliases begin, and how long they are, in times the device's memory: home comes before, and the slabs.
+/// Start of the alias addresses, as a multiple of the device's memory; home and the slabs lie below.
 const ALIAS_START: u64 = 3;
 const ALIAS_SPACE: u64 = 8;
 
@@ -47,10 +46,10 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator with nothing reserved.
+    /// Creates an allocator without reserved memory.
     ///
     /// # Errors
-    /// [`StitchError::BadSetting`] for the first knob that makes no sense.
+    /// [`StitchError::BadSetting`] for the first invalid setting.
     pub fn new(settings: Settings) -> Result<Self, StitchError> {
         settings.check()?;
         let memory = settings.whole_memory();
@@ -64,36 +63,36 @@ impl Allocator {
         Ok(allocator)
     }
 
-    /// How long the device's reservation must be: every offset is below.
+    /// Returns the size of the device's address reservation; every offset is below it.
     pub fn address_space(&self) -> Bytes {
         Bytes::new((ALIAS_START + ALIAS_SPACE) * self.settings.whole_memory())
     }
 
-    /// The knobs.
+    /// Returns the settings of the allocator.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The domain of requests that name no other.
+    /// Returns the default domain, for requests that name no other.
     pub const fn default_domain() -> DomainId {
         DomainId::DEFAULT
     }
 
-    /// A new owner of extents.
+    /// Adds a domain, an owner of extents.
     pub fn add_domain(&mut self, options: DomainOptions) -> DomainId {
         self.heap.home.domains.add(options, &mut self.heap.home.lists)
     }
 
-    /// A CUDA graph is captured in a domain: from now on it is a [`DomainOptions::private_pool`], so that the addresses in
-    /// the graph stay. What is stitched or lent already stays so until it is freed.
+    /// Turns a domain into a [`DomainOptions::private_pool`] because a CUDA graph is captured in it: the addresses in the graph must stay
+    /// valid. Memory that is already stitched or lent stays so until it is freed.
     pub fn keep_addresses(&mut self, id: DomainId) {
         if let Some(domain) = self.heap.home.domains.get_mut(id) {
             domain.options = DomainOptions { extent: domain.options.extent, ..DomainOptions::private_pool() };
         }
     }
 
-    /// Gives a domain up: its blocks live on until they are freed, its free extents go back to the driver once all
-    /// work enqueued before this call has completed, and nothing new is taken from it.
+    /// Gives a domain up. Its live blocks remain until they are freed. Its free extents return to the driver once all work enqueued before
+    /// this call has completed. The domain serves no further requests.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`]; the default domain cannot be released.
@@ -107,67 +106,66 @@ impl Allocator {
         Ok(())
     }
 
-    /// Whether there is anything of a domain: a released one goes with its last extent.
+    /// Returns whether a domain exists; a released domain disappears with its last extent.
     pub fn has_domain(&self, id: DomainId) -> bool {
         self.heap.home.domains.get(id).is_some()
     }
 
-    /// Says whether the bytes of a domain stay as they are: while it is sealed nothing new is handed out of it, so that no copy
-    /// of them becomes old.
+    /// Seals or unseals a domain. A sealed domain serves no requests, so that copies of its bytes stay valid.
     pub fn seal_domain(&mut self, id: DomainId, sealed: bool) {
         if let Some(domain) = self.heap.home.domains.get_mut(id) {
             domain.sealed = sealed;
         }
     }
 
-    /// Changes the most that may be reserved; what is reserved above stays until it is trimmed.
+    /// Sets the limit of reserved memory. Memory above a lowered limit stays reserved until it is trimmed.
     pub fn set_limit(&mut self, limit: Bytes) {
         self.settings.limit = limit.min(self.settings.memory);
     }
 
-    /// Changes the most that may be reserved for requests, below the limit: what was evicted may come back up to that.
+    /// Sets the budget, the most that requests may reserve below the limit. Refills of evicted memory may use the rest up to the limit.
     pub fn set_budget(&mut self, most: Bytes) {
         self.settings.budget = most;
     }
 
-    /// The completion point that frees belong to now, where there are frees that no recorded event covers.
+    /// Returns the completion point of the current frees if no recorded event covers them.
     pub fn uncovered(&self) -> Option<PointNumber> {
         self.heap.points.uncovered()
     }
 
-    /// Closes the open completion point: the caller has just recorded its event. Later frees belong to the next one.
+    /// Closes the open completion point; the caller has just recorded its event. Later frees belong to the next point.
     pub fn close_point(&mut self) -> PointNumber {
         self.heap.points.close()
     }
 
-    /// The event of the last closed completion point could not be recorded: the next one has to cover its frees too.
+    /// Reports that the event of the last closed completion point could not be recorded: the next point must cover its frees too.
     pub fn uncover(&mut self) {
         self.heap.points.uncover();
     }
 
-    /// All work enqueued before this completion point was closed has completed.
+    /// Marks a completion point as passed: all work enqueued before it was closed has completed.
     pub fn pass_point(&mut self, point: PointNumber) {
         self.heap.pass(point);
     }
 
-    /// The last completion point that has passed.
+    /// Returns the last completion point that has passed.
     pub fn passed(&self) -> PointNumber {
         self.heap.points.passed()
     }
 
-    /// Hands out a free piece that fits, or nothing: then [`Allocator::plan`] says what it takes.
+    /// Serves a request from one free piece. Returns `None` on a miss; then call [`Allocator::plan`].
     #[inline]
     pub fn take(&mut self, request: &Request) -> Option<Grant> {
         self.heap.take(request)
     }
 
-    /// Takes a block back. Its own stream may have its bytes at once, or after its holds have passed, others after the open completion point
-    /// has.
+    /// Takes a block back. Its own stream may reuse the bytes at once, or after the block's holds have passed; other streams after the open
+    /// completion point has passed.
     ///
     /// Returns the block's size.
     ///
     /// # Errors
-    /// [`StitchError::UnknownBlock`] where no live block begins; nothing changes then.
+    /// [`StitchError::UnknownBlock`] if no live block begins at `offset`; nothing has changed then.
     pub fn free(&mut self, offset: Bytes) -> Result<Bytes, StitchError> {
         let home = &mut self.heap.home;
         let live =
@@ -186,7 +184,7 @@ impl Allocator {
         }
     }
 
-    /// As [`Allocator::free`], of a block that something may hold.
+    /// Frees a block that may be held: the general case of [`Allocator::free`].
     #[cold]
     fn free_known(&mut self, offset: Bytes, live: Live, recorded: bool) -> Bytes {
         let mut holds = self.heap.holds.end_block(offset.get());
@@ -201,7 +199,7 @@ impl Allocator {
         size
     }
 
-    /// A number for the life of the block that begins there: the same until it is freed, and no other block's ever. `None`: no live
+    /// Returns a number for the lifetime of the block that begins at an offset. No other block ever gets the same number. `None`: no live
     /// block begins there.
     pub fn generation(&mut self, offset: Bytes) -> Option<u64> {
         let home = &self.heap.home;
@@ -209,28 +207,28 @@ impl Allocator {
         Some(self.heap.holds.generation(offset.get()))
     }
 
-    /// Something that was enqueued before uses a block beside its stream, until [`Allocator::pass_hold`]. While the block lives that
-    /// changes nothing. Once it is freed, its stream has its bytes only behind a wait for the hold, and nobody else before the
-    /// completion point. `None`: the block of that generation lives no more.
+    /// Puts a hold on a live block: work enqueued before on another stream still uses it, until [`Allocator::pass_hold`]. While the block
+    /// lives, a hold has no effect. After the free, the block's own stream may reuse the bytes only behind a wait for the hold, other
+    /// streams only after the completion point. `None`: the block of that generation is no longer live.
     pub fn hold(&mut self, offset: Bytes, generation: u64) -> Option<HoldId> {
         self.heap.holds.add(offset.get(), generation)
     }
 
-    /// What a hold names has completed.
+    /// Marks a hold as passed: its event has completed.
     pub fn pass_hold(&mut self, hold: HoldId) {
         self.heap.pass_hold(hold);
     }
 
-    /// Free bytes that holds keep from their stream.
+    /// Returns the free bytes that holds keep from their stream.
     pub fn held_bytes(&self) -> Bytes {
         Bytes::new(self.heap.held_bytes())
     }
 
-    /// Another stream uses a block, until the event that is recorded on it after the free ([`Allocator::take_uses`]), or until the
-    /// completion point: then the block's own stream may have its bytes again. A block that begins nowhere is ignored, as torch does with
+    /// Records that another stream uses a block. After the free, the block's own stream may reuse the bytes once the event recorded on that
+    /// stream ([`Allocator::take_uses`]) or the completion point has passed. Offsets at which no block begins are ignored, as torch ignores
     /// foreign pointers.
     ///
-    /// Returns whether there was such a block.
+    /// Returns whether a live block begins at `offset`.
     pub fn record_stream(&mut self, offset: Bytes, stream: StreamKey) -> bool {
         let home = &mut self.heap.home;
         let Some(live) = home.live.get(offset.get(), &home.pieces) else { return false };
@@ -248,33 +246,32 @@ impl Allocator {
         true
     }
 
-    /// The uses of blocks by other streams that frees have left behind since the last call. A use whose event the caller cannot record
-    /// ends with the completion point.
+    /// Takes the uses by other streams of blocks freed since the last call. If the caller cannot record the event of a use, the use ends
+    /// with the completion point.
     #[inline]
     pub fn take_uses(&mut self) -> Vec<StreamUse> {
         self.heap.holds.take_uses()
     }
 
-    /// The holds that keep bytes from everybody which the request's stream would have again without them, where these were freed up to a
-    /// completion point.
+    /// Returns the holds that withhold bytes from all streams although the request's stream could otherwise reuse them. Only bytes freed up
+    /// to a completion point count.
     pub fn withheld_by(&self, request: &Request, upto: PointNumber) -> Vec<HoldId> {
         let lists =
             self.heap.home.domains.get(request.domain).and_then(|domain| domain.lists_of(request.stream));
         lists.map_or_else(Vec::new, |lists| self.heap.withheld_by(&lists, request.domain, upto).into_vec())
     }
 
-    /// Says how a request that is no hit can be served: at once after all, with driver work, after a wait, or not.
+    /// Decides how to serve a miss: at once after all, with driver work, after a wait, or not at all.
     ///
-    /// With `grow` false nothing new is asked of the driver (it has just said that it has no more).
+    /// With `grow` false, no new memory is requested from the driver, because it has just refused.
     ///
     /// # Errors
-    /// [`StitchError::OutOfMemory`] after everything else, [`StitchError::LargerThanDevice`],
-    /// [`StitchError::UnknownDomain`].
+    /// [`StitchError::OutOfMemory`] if every other way has failed, [`StitchError::LargerThanDevice`], [`StitchError::UnknownDomain`].
     pub fn plan(&mut self, request: &Request, grow: bool) -> Result<Outcome, StitchError> {
         self.plan_with(request, grow, true)
     }
 
-    /// As [`Allocator::plan`], for a stream that can wait for nothing: it gets nothing that holds keep from it.
+    /// Plans a request like [`Allocator::plan`] for a stream under capture, which cannot wait: held memory is not used.
     ///
     /// # Errors
     /// As [`Allocator::plan`].
@@ -305,63 +302,62 @@ impl Allocator {
         })
     }
 
-    /// The driver has done a plan's steps: makes it true. A plan for a block returns it.
+    /// Applies a plan whose steps the driver has executed. Returns the block if the plan was for one.
     pub fn commit(&mut self, plan: PlanId) -> Option<Grant> {
         self.plans.commit(plan, &mut self.heap, &mut self.aliases)
     }
 
-    /// The driver could not do a plan's steps and has undone those that it did: everything is as before.
+    /// Rolls a plan back after the driver failed and undid its steps: the state is as before the plan.
     pub fn abort(&mut self, plan: PlanId) {
         self.plans.abort(plan, &mut self.heap, &mut self.aliases);
     }
 
-    /// Counts a request that is refused, and says how memory stands: also where what [`Outcome::Wait`] asks for cannot be waited for.
+    /// Counts a refused request and returns the out-of-memory error. Also for an [`Outcome::Wait`] that the caller cannot wait for.
     pub fn refuse(&mut self, wanted: Bytes) -> StitchError {
         self.heap.tallies.counters.ooms += 1;
         self.heap.out_of_memory(wanted, self.settings.most())
     }
 
-    /// Driver work that releases free memory until at most `keep` is reserved, or nothing is left to release. Idle
-    /// aliases of what goes are unmapped first; what is in use, or still pending, stays.
+    /// Plans the release of free memory until at most `keep` is reserved or no free memory is left. Idle aliases of released extents are
+    /// unmapped first; memory in use or pending stays.
     pub fn plan_trim(&mut self, keep: Bytes) -> Option<Plan> {
         let target = Bytes::new(self.heap.tallies.committed().saturating_sub(keep.get()));
         let draft = self.trim().of_all(target);
         self.named(draft)
     }
 
-    /// Driver work that releases all free memory of one domain, also where it keeps its own from [`Allocator::plan_trim`]; of a
-    /// released one, what is left of it.
+    /// Plans the release of all free memory of one domain, including memory that [`Allocator::plan_trim`] leaves to it, and of the rest of
+    /// a released domain.
     pub fn plan_trim_domain(&mut self, domain: DomainId) -> Option<Plan> {
         self.heap.home.domains.get(domain)?;
         let draft = self.trim().of_domain(domain);
         self.named(draft)
     }
 
-    /// Driver work that forgets the extents of a domain that are evicted and hold nothing live; none where a captured graph knows
-    /// their addresses.
+    /// Plans the removal of a domain's evicted extents without live bytes. Returns `None` if a captured graph knows their addresses.
     pub fn plan_forget(&mut self, domain: DomainId) -> Option<Plan> {
         self.heap.home.domains.get(domain).filter(|domain| !domain.is_held())?;
         let draft = self.trim().of_evicted(domain);
         self.named(draft)
     }
 
-    /// Driver work that unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
+    /// Plans the unmapping of idle aliases, least recently used first, until at most `keep` bytes of them are mapped.
     pub fn plan_collection(&mut self, keep: Bytes) -> Option<Plan> {
         let draft = self.trim().of_aliases(keep);
         self.named(draft)
     }
 
-    /// Driver work that is due: idle aliases above their limit go, and the older half of them where mappings near their
-    /// cap, or where there are so many that looking through them costs more than making one. Nothing else is due.
+    /// Plans the collection of aliases that is due: idle aliases above their limit. The older half of the idle aliases is also collected
+    /// near the cap of mappings, or if searching them costs more than making a new one.
     pub fn plan_due_collection(&mut self) -> Option<Plan> {
         let draft = Trim::new(&mut self.heap, &mut self.aliases).of_due(&self.settings);
         self.named(draft)
     }
 
-    /// The live blocks of a domain, as [`Allocator::restore`] takes them.
+    /// Returns the live blocks of a domain in the form that [`Allocator::restore`] takes.
     ///
     /// # Errors
-    /// [`StitchError::NotClaimable`] where one is stitched: such an address cannot be had back.
+    /// [`StitchError::NotClaimable`] if a block is stitched: its address cannot be restored.
     pub fn checkpoint(&self, domain: DomainId) -> Result<Vec<Claim>, StitchError> {
         let blocks = self.blocks();
         blocks.of(domain).iter().map(|block| blocks.claim_of(block)).collect()
@@ -386,7 +382,7 @@ impl Allocator {
                 self.free_all(domain, &comes[..done]);
                 for claim in &goes {
                     let again = self.claim_at(domain, claim, Pending::Fine);
-                    debug_assert!(again.is_ok(), "it was live a moment ago: {again:?}");
+                    debug_assert!(again.is_ok(), "the block was live before the restore: {again:?}");
                 }
                 return Err(error);
             }
@@ -394,8 +390,7 @@ impl Allocator {
         Ok(Restored { freed, claimed: self.blocks().of(domain) })
     }
 
-    /// Makes a block live at one place of a domain, where all of its bytes are free, whoever could take them. No stream is
-    /// made to wait.
+    /// Makes a block live at one place of a domain if all of its bytes are free, whichever stream may use them. No stream waits.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`], [`StitchError::Evicted`], or [`StitchError::NotClaimable`], which says why; nothing has changed.
@@ -405,39 +400,39 @@ impl Allocator {
         self.claim_at(domain, claim, Pending::Refused)
     }
 
-    /// Extents that leave and come back.
+    /// Returns the interface that evicts and refills extents.
     pub fn evictions(&mut self) -> Evictions<'_> {
         Evictions { heap: &mut self.heap, limit: self.settings.limit }
     }
 
-    /// The extents that are not resident and lost the last of what was kept in them, since the last call: a live block was freed, or
-    /// their domain released. What was kept of them is worth nothing.
+    /// Takes the extents that are not resident and lost the last of their kept bytes since the last call, by a free or the release of their
+    /// domain. Saved copies of their bytes can be discarded.
     #[inline]
     pub fn take_emptied(&mut self) -> Vec<ExtentId> {
         self.heap.home.extents.take_emptied()
     }
 
-    /// The whole of it: statistics and segments.
+    /// Returns a view of the whole allocator: statistics and segments.
     pub fn report(&self) -> Report<'_> {
         Report { heap: &self.heap, aliases: &self.aliases }
     }
 
-    /// What is handed out.
+    /// Returns a view of the live blocks.
     pub fn blocks(&self) -> Blocks<'_> {
         Blocks { heap: &self.heap, aliases: &self.aliases }
     }
 
-    /// Single extents.
+    /// Returns a view of single extents.
     pub fn extents(&self) -> ExtentViews<'_> {
         ExtentViews { heap: &self.heap, aliases: &self.aliases }
     }
 
-    /// The largest request of a domain that can be served now, where the driver has `device_free` left: a free run, or
-    /// what stitching and growing make, with pending memory waited for and other owners' free extents given back, on
-    /// the stream for which that is most. Walks the free pieces, changes nothing.
+    /// Returns the largest request of a domain that can be served now if the driver has `device_free` bytes left. It is a free run, or the
+    /// result of stitching and growing, with waits for pending memory and release of other domains' free extents, on the stream with the
+    /// best result. Walks the free pieces; changes nothing.
     ///
-    /// No larger request is served. One of this size is, but where the last extents are in use in part, where the number
-    /// of mappings is at its limit, or where the driver takes memory for itself.
+    /// No larger request is served. A request of this size is served unless the last extents are partly in use, the number of mappings is
+    /// at its limit, or the driver takes memory for itself.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
@@ -445,41 +440,41 @@ impl Allocator {
         Largest { heap: &self.heap, settings: &self.settings, device_free }.of(domain)
     }
 
-    /// Physical memory held: cheaper than [`Report::stats`], which walks the free pieces.
+    /// Returns the reserved physical memory; cheaper than [`Report::stats`], which walks the free pieces.
     pub fn reserved_bytes(&self) -> Bytes {
         Bytes::new(self.heap.tallies.reserved())
     }
 
-    /// The counters alone: cheaper than [`Report::stats`].
+    /// Returns the counters; cheaper than [`Report::stats`].
     pub fn counters(&self) -> Counters {
         self.heap.tallies.counters
     }
 
-    /// Bytes of live blocks and of those that other streams still use.
+    /// Returns the bytes of live blocks and of freed blocks that other streams still use.
     pub fn active_bytes(&self) -> Bytes {
         Bytes::new(self.heap.tallies.active())
     }
 
-    /// Bytes of live blocks and of those that other streams still use, and the most that they were since this was asked last.
+    /// Returns the active bytes and their maximum since the last call. Active: live, or freed and still used by other streams.
     pub fn take_most(&mut self) -> (Bytes, Bytes) {
         let (now, most) = self.heap.tallies.take_most();
         (Bytes::new(now), Bytes::new(most))
     }
 
-    /// Starts the peaks from what is now.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&mut self) {
         self.heap.tallies.reset_peaks();
     }
 
-    /// Starts the totals from zero.
+    /// Resets the totals to zero.
     pub fn reset_totals(&mut self) {
         self.heap.tallies.reset_totals();
     }
 
-    /// Walks everything and checks the invariants, of the parts and between them.
+    /// Walks the whole state and checks the invariants of the parts and between them.
     ///
     /// # Errors
-    /// The first one that is broken.
+    /// The first broken invariant.
     pub fn check(&self) -> Result<(), Broken> {
         let limit = self.settings.limit.get();
         Audit { heap: &self.heap, aliases: &self.aliases, plans: &self.plans, limit }.check()
@@ -493,7 +488,7 @@ impl Allocator {
         draft.map(|draft| self.plans.add(draft, &mut self.heap))
     }
 
-    /// Forgets streams that have nothing any more, where a new one comes and there are many.
+    /// Forgets streams without memory if a new stream arrives and there are many.
     fn make_room_for(&mut self, domain: DomainId, stream: StreamKey) {
         if self.heap.home.domains[domain].is_crowded(stream) {
             self.heap.home.forget_streams(domain, self.aliases.lists().chain(self.plans.lists()));
@@ -508,7 +503,7 @@ impl Allocator {
     fn free_all(&mut self, domain: DomainId, claims: &[Claim]) {
         for claim in claims {
             let freed = self.free(claim.offset);
-            debug_assert!(freed.is_ok(), "it is live");
+            debug_assert!(freed.is_ok(), "the block is live");
         }
         self.heap.home.dissolve_idle_slabs(Some(domain));
     }

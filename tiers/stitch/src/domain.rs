@@ -1,22 +1,27 @@
-//! Owners of extents, and the free lists of their free pieces.
+//! Domains: owners of extents, with the free lists of their pieces.
+//!
+//! An id is given once: a lookup with the id of a removed domain fails even if its slot was reused.
 
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::free_list::{Class, FreeList, Owner};
-use crate::free_lists::FreeLists;
+use crate::error::StitchError;
+use crate::free_list::{Class, FreeList, FreeLists, Owner};
 use crate::ids::{AliasId, DomainId, FreeListId, PointNumber, StreamKey};
 use crate::piece::Pieces;
 
-/// What a domain allows.
+/// Options of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DomainOptions {
-    /// Whether its free pieces may be stitched.
+    /// Whether the domain's free pieces may be stitched.
     pub alias: bool,
-    /// Whether a stream may take what another freed, once that has passed.
+    /// Whether a stream may reuse memory that another stream freed, once its completion point has passed.
     pub lend: bool,
-    /// The full size of its extents; `None`: the device's.
+    /// Full size of the domain's extents; `None`: the device's extent size.
     pub extent: Option<glake_units::Bytes>,
-    /// Whether its free extents stay its own until it is released, or trimmed by name.
+    /// Whether the domain keeps its free extents until it is released or trimmed by name.
     pub keep: bool,
 }
 
@@ -27,69 +32,69 @@ impl Default for DomainOptions {
 }
 
 impl DomainOptions {
-    /// Memory for a part of a program: stitched and lent among its own streams, and kept until it is released.
+    /// Returns the options of a memory pool of part of a program: stitched and lent among its own streams, kept until released.
     pub fn own_pool() -> Self {
         DomainOptions { keep: true, ..DomainOptions::default() }
     }
 
-    /// The private pool of a CUDA graph: addresses are baked into graphs, so that nothing is lent, and free memory stays,
-    /// because a replay writes to it.
+    /// Returns the options of a CUDA graph's private pool. Addresses are baked into graphs, so nothing is lent; free memory stays because a
+    /// replay writes to it.
     pub fn private_pool() -> Self {
         DomainOptions { alias: false, lend: false, extent: None, keep: true }
     }
 
-    /// Memory that leaves its GPU and comes back as a whole: like the default domain, in extents so large that mapping them
-    /// takes no time beside copying them.
+    /// Returns the options of a region, whose memory is evicted and refilled as a whole: like the default domain, with extents so large
+    /// that mapping takes negligible time beside copying.
     pub fn region(extent: glake_units::Bytes) -> Self {
         DomainOptions { extent: Some(extent), ..DomainOptions::default() }
     }
 
-    /// Whether addresses and bytes are a captured graph's, those of free memory too.
+    /// Returns whether addresses and bytes, also of free memory, belong to a captured graph.
     pub fn is_private(&self) -> bool {
         self.keep && !self.alias && !self.lend
     }
 }
 
-/// So many streams of a domain are kept, whatever they have.
+/// Number of streams below which a domain keeps streams without memory.
 const MANY: usize = 16;
 
-/// The free lists of one stream.
+/// Free lists of one stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamLists {
     pub(crate) stream: StreamKey,
     pub(crate) large: FreeListId,
     pub(crate) slabs: FreeListId,
     pub(crate) small: FreeListId,
-    /// Large pieces and slabs that holds keep from it.
+    /// Large pieces and slabs that holds keep from the stream.
     pub(crate) held: FreeListId,
 }
 
-/// What a hit looks at comes first, in two cache lines.
+/// State of a domain. The fields that a hit reads come first, in two cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
-    /// When its owner gave it up: what was free then goes back to the driver once that has passed, for a graph may still write to it.
+    /// Completion point of the domain's release. Memory free then returns to the driver once it has passed: a graph may still write to it.
     pub(crate) released: Option<PointNumber>,
-    /// What is in it is not written to, so nothing new is handed out.
+    /// Whether the domain is sealed: its bytes must not change, so it serves no requests.
     pub(crate) sealed: bool,
-    /// Large pieces and slabs that anyone may take.
+    /// Large pieces and slabs that any stream may take.
     pub(crate) passed_large: FreeListId,
     pub(crate) passed_slabs: FreeListId,
     pub(crate) aliases: Vec<AliasId>,
     pub(crate) streams: SmallVec<[StreamLists; 4]>,
     pub(crate) options: DomainOptions,
-    /// Where there are more streams than this, those that have nothing any more are forgotten.
+    /// Number of streams above which streams without memory are forgotten.
     pub(crate) most_streams: usize,
-    /// Pieces that nobody may take yet.
+    /// Large pieces that no stream may take yet.
     pub(crate) limbo_large: FreeListId,
     pub(crate) limbo_small: FreeListId,
-    /// Free pieces of extents that are not resident.
+    /// Free large pieces of extents that are not resident.
     pub(crate) evicted_large: FreeListId,
     pub(crate) evicted_small: FreeListId,
-    /// Plans for blocks of it that are neither committed nor aborted.
+    /// Number of pending plans for blocks of the domain.
     pub(crate) plans: usize,
-    /// Bytes of its extents, resident or not.
+    /// Bytes of the domain's extents, resident or not.
     pub(crate) held: u64,
 }
 
@@ -119,34 +124,35 @@ impl Domain {
         self.released.is_some()
     }
 
-    /// Whether all of its memory stays though nothing is live in it: a captured graph knows its addresses, and it was not released.
+    /// Returns whether all memory of the domain stays although none of it may be live: a captured graph knows its addresses, and the domain
+    /// was not released.
     pub(crate) fn is_held(&self) -> bool {
         self.options.is_private() && !self.is_released()
     }
 
-    /// Whether its free extents go back to the driver when somebody needs memory.
+    /// Returns whether the domain's free extents return to the driver under memory pressure.
     pub(crate) fn gives_back(&self) -> bool {
         self.is_released() || !self.options.keep
     }
 
-    /// Whether there are so many streams that a new one is a reason to look for those that are gone.
+    /// Returns whether a new stream should trigger a search for unused ones because there are many.
     pub(crate) fn is_crowded(&self, stream: StreamKey) -> bool {
         self.streams.len() >= self.most_streams && self.lists_of(stream).is_none()
     }
 
-    /// Forgets the streams that do not stay.
+    /// Forgets the streams for which `stays` returns false.
     pub(crate) fn forget_streams(&mut self, mut stays: impl FnMut(&StreamLists) -> bool) {
         self.streams.retain(|stream| stays(stream));
-        // Looked for again when there are twice as many: each costs a look at every piece.
+        // The next search happens at twice the number of streams, because a search visits every piece.
         self.most_streams = MANY.max(2 * self.streams.len());
     }
 
-    /// The free lists of a stream that was seen before.
+    /// Returns the free lists of a known stream.
     pub(crate) fn lists_of(&self, stream: StreamKey) -> Option<StreamLists> {
         self.streams.iter().find(|lists| lists.stream == stream).copied()
     }
 
-    /// The free lists of a stream, made at first sight.
+    /// Returns the free lists of a stream; creates them on first use.
     pub(crate) fn add_stream(
         &mut self,
         id: DomainId,
@@ -172,22 +178,108 @@ impl Domain {
         own
     }
 
-    /// Every free list.
+    /// Iterates over all free lists of the domain.
     pub(crate) fn lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         let small = self.streams.iter().map(|lists| lists.small);
         let apart = [self.limbo_large, self.limbo_small, self.evicted_large, self.evicted_small];
         self.home_lists().chain(apart).chain(small).chain(self.held_lists())
     }
 
-    /// Every free list of what is held.
+    /// Iterates over the free lists of held pieces.
     pub(crate) fn held_lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         self.streams.iter().map(|lists| lists.held)
     }
 
-    /// Every free list that holds whole pieces of home.
+    /// Iterates over the free lists of whole pieces of home.
     pub(crate) fn home_lists(&self) -> impl Iterator<Item = FreeListId> + '_ {
         [self.passed_large, self.passed_slabs]
             .into_iter()
             .chain(self.streams.iter().flat_map(|lists| [lists.large, lists.slabs]))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    table: Slab<Domain>,
+    /// Number of domains created so far.
+    made: u32,
+}
+
+impl Domains {
+    /// Adds a domain with free lists of its own.
+    pub(crate) fn add(&mut self, options: DomainOptions, lists: &mut FreeLists) -> DomainId {
+        let entry = self.table.vacant_entry();
+        let id = DomainId::new(self.made, entry.key());
+        self.made += 1;
+        entry.insert(Domain::new(id, options, lists));
+        id
+    }
+
+    pub(crate) fn get(&self, id: DomainId) -> Option<&Domain> {
+        self.table.get(id.place()).filter(|domain| domain.id == id)
+    }
+
+    /// Returns a domain that exists and was not released.
+    ///
+    /// # Errors
+    /// [`StitchError::UnknownDomain`].
+    pub(crate) fn active(&self, id: DomainId) -> Result<&Domain, StitchError> {
+        match self.get(id) {
+            Some(domain) if !domain.is_released() => Ok(domain),
+            _ => Err(StitchError::UnknownDomain { domain: id }),
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, id: DomainId) -> Option<&mut Domain> {
+        self.table.get_mut(id.place()).filter(|domain| domain.id == id)
+    }
+
+    /// Removes a domain from the table.
+    pub(crate) fn remove(&mut self, id: DomainId) -> Option<Domain> {
+        self.get(id)?;
+        self.table.try_remove(id.place())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (DomainId, &Domain)> {
+        self.table.iter().map(|(_, domain)| (domain.id, domain))
+    }
+}
+
+/// Looks up a domain that must exist: pieces in memory only name live domains.
+impl Index<DomainId> for Domains {
+    type Output = Domain;
+
+    fn index(&self, id: DomainId) -> &Domain {
+        let domain = &self.table[id.place()];
+        debug_assert_eq!(domain.id, id);
+        domain
+    }
+}
+
+impl IndexMut<DomainId> for Domains {
+    fn index_mut(&mut self, id: DomainId) -> &mut Domain {
+        let domain = &mut self.table[id.place()];
+        debug_assert_eq!(domain.id, id);
+        domain
+    }
+}
+
+#[cfg(test)]
+mod domains_tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_given_once() {
+        let (mut domains, mut lists) = (Domains::default(), FreeLists::default());
+        let mut gone = Vec::new();
+        for _ in 0..100 {
+            let id = domains.add(DomainOptions::default(), &mut lists);
+            assert!(domains.get(id).is_some() && !gone.contains(&id));
+            assert!(domains.remove(id).is_some() && domains.remove(id).is_none());
+            gone.push(id);
+        }
+        let last = domains.add(DomainOptions::default(), &mut lists);
+        assert!(gone.iter().all(|id| domains.get(*id).is_none() && id.number() != last.number()));
+        assert_eq!(domains.iter().map(|(id, _)| id).collect::<Vec<_>>(), [last]);
     }
 }

@@ -1,121 +1,121 @@
-//! Why the core refuses a request.
+//! Errors of the core.
 
 use glake_units::Bytes;
 
 use crate::extent::ExtentState;
 use crate::ids::{DomainId, ExtentId};
 
-/// A refusal; a variant is what the caller can do about it.
+/// Refused request; the variant says what the caller can do about it.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StitchError {
-    /// Not enough memory, after everything that can be taken back was: ask for less, free something, raise the limit.
+    /// Not enough memory after everything reclaimable was reclaimed: ask for less, free memory, or raise the limit.
     #[error(
         "out of memory: {wanted} wanted; {reserved} of at most {limit} reserved, {free} of it free, of which {stitchable} could be stitched"
     )]
     OutOfMemory {
-        /// What was asked for.
+        /// Size of the request.
         wanted: Bytes,
-        /// Physical memory held.
+        /// Physical memory reserved so far.
         reserved: Bytes,
-        /// What may be held.
+        /// Limit of reserved memory.
         limit: Bytes,
-        /// Held and not in use.
+        /// Reserved memory not in use.
         free: Bytes,
-        /// Of the free memory, what lies in whole free extents.
+        /// Part of the free memory that lies in whole free extents.
         stitchable: Bytes,
     },
-    /// No device has so much memory.
+    /// The request exceeds the memory of the device.
     #[error("{wanted} wanted of a device with {memory}")]
     LargerThanDevice {
-        /// What was asked for.
+        /// Size of the request.
         wanted: Bytes,
-        /// What there is.
+        /// Memory of the device.
         memory: Bytes,
     },
-    /// Nothing alive begins there: freed twice, or never handed out.
+    /// No live block begins at the offset: it was freed before, or never handed out.
     #[error("no block begins at offset {offset:?}: it was freed before, or never handed out")]
     UnknownBlock {
-        /// Where.
+        /// Offset of the call.
         offset: Bytes,
     },
-    /// No block can be made live at that one place; nothing has changed.
+    /// No block can be made live at the given place; nothing has changed.
     #[error("no block of {wanted} can be made live at offset {offset:?}: {obstacle}")]
     NotClaimable {
-        /// Where.
+        /// Offset of the claim.
         offset: Bytes,
-        /// How long it would be.
+        /// Size of the claim.
         wanted: Bytes,
-        /// Why not.
+        /// Reason of the refusal.
         obstacle: Obstacle,
     },
-    /// The domain does not exist any more.
+    /// The domain does not exist.
     #[error("domain {} was released", domain.number())]
     UnknownDomain {
-        /// Which.
+        /// Domain of the call.
         domain: DomainId,
     },
-    /// Some of the domain's memory is not on its GPU: bring it back first.
+    /// Some memory of the domain is evicted: refill it first.
     #[error("some of the memory of domain {} is not on its GPU: refill it first", domain.number())]
     Evicted {
-        /// Which.
+        /// Domain of the call.
         domain: DomainId,
     },
-    /// What is in the domain is not to change, so nothing new is handed out: unseal it first.
+    /// The domain is sealed and serves no requests: unseal it first.
     #[error("domain {} is sealed: unseal it before asking for more of it", domain.number())]
     Sealed {
-        /// Which.
+        /// Domain of the call.
         domain: DomainId,
     },
-    /// Blocks were freed in the extent that other streams may still use: wait for their completion point.
+    /// Other streams may still use blocks freed in the extent: wait for their completion point.
     #[error("blocks of extent {} were freed while other streams used them: wait for their completion point", extent.index())]
     Withheld {
-        /// Which.
+        /// Extent of the call.
         extent: ExtentId,
     },
-    /// The extent is not where it would have to be for what was asked.
+    /// The extent is in the wrong state for the operation.
     #[error(
         "extent {} is {}: it is evicted when it is resident, and refilled when it is evicted",
         extent.index(), state.map_or("gone", ExtentState::name)
     )]
     WrongExtentState {
-        /// Which.
+        /// Extent of the call.
         extent: ExtentId,
-        /// Where it is; `None`: there is none.
+        /// State of the extent; `None`: no such extent.
         state: Option<ExtentState>,
     },
-    /// A knob's value makes no sense.
+    /// A setting has an invalid value.
     #[error("{knob} = {value:?} is out of range: {allowed}")]
     BadSetting {
-        /// Which knob.
+        /// Name of the setting.
         knob: &'static str,
-        /// Its value.
+        /// Value of the setting.
         value: Bytes,
-        /// What is allowed.
+        /// Description of the allowed values.
         allowed: &'static str,
     },
 }
 
-/// Why a block cannot be made live at one place.
+/// Reason why a block cannot be made live at one place.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// There is no memory of the domain, or not so much: it went back to the driver.
+    /// The memory returned to the driver, or belongs to another domain.
     #[error("the domain has no memory there")]
     OtherMemory,
-    /// Some of its bytes are in a block that is live.
+    /// Some of the bytes belong to a live block.
     #[error("some of its bytes are in use")]
     InUse,
-    /// No block begins there: it is no multiple of 512, a small block outside of the slabs, or a large one inside.
+    /// No block can begin there: not a multiple of 512, a small block outside of the slabs, or a large block inside.
     #[error("no block of this size begins there")]
     Misplaced,
-    /// It would cross the end of a slab, or the slab is another stream's.
+    /// The block would cross the end of a slab, or the slab belongs to another stream.
     #[error("the slab there is another one")]
     OtherSlab,
-    /// Another stream may still use what would become a slab: once that has passed, it can be claimed.
+    /// Another stream may still use the bytes of the new slab; the claim works once that work has completed.
     #[error("another stream may still use it")]
     Pending,
-    /// It is stitched: its address comes and goes.
+    /// The block is stitched: its address is not permanent.
     #[error("it is stitched")]
     Stitched,
 }

@@ -1,14 +1,13 @@
-//! Extents that are evicted and refilled: their addresses stay taken and their blocks live, and what is free in them is handed
-//! out to nobody meanwhile.
+//! Eviction and refill of extents. Their addresses stay reserved and their blocks live; free bytes in them are not handed out meanwhile.
 //!
 //! ```text
 //!  Resident ──begin──► Moving ──finish──► Evicted ──begin_refill, refill_made──► Moving ──finish_refill──► Resident
 //!      ▲                 │
-//!      └──finish_refill──┘  nothing was given up
+//!      └──finish_refill──┘  the eviction was cancelled
 //! ```
 //!
-//! Invariants: what counts as reserved are the extents that are resident or moving; an alias over a moving extent is not unmapped, so
-//! that an extent keeps its addresses while the driver works on them.
+//! Invariants: resident and moving extents count as reserved; an alias over a moving extent is not unmapped, so that the extent keeps its
+//! addresses while the driver works on them.
 
 use glake_units::Bytes;
 
@@ -18,7 +17,7 @@ use crate::free_list::Class;
 use crate::heap::Heap;
 use crate::ids::ExtentId;
 
-/// The extents of an allocator that leave and come back.
+/// Interface that evicts and refills extents of an allocator.
 #[derive(Debug)]
 pub struct Evictions<'a> {
     pub(crate) heap: &'a mut Heap,
@@ -26,17 +25,17 @@ pub struct Evictions<'a> {
 }
 
 impl Evictions<'_> {
-    /// Begins to evict an extent: from now on nothing of it is handed out.
+    /// Begins the eviction of an extent: its free bytes are not handed out from now on.
     ///
     /// # Errors
-    /// [`StitchError::WrongExtentState`] where it is not resident; [`StitchError::Withheld`] where blocks were freed in it that other
-    /// streams may still use. Nothing has changed then.
+    /// [`StitchError::WrongExtentState`] if the extent is not resident; [`StitchError::Withheld`] if other streams may still use blocks
+    /// freed in it. Nothing has changed then.
     pub fn begin(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         self.heap.home.extents.expect_residency(extent, ExtentState::Resident)?;
         self.heap.home.set_apart(extent)
     }
 
-    /// A moving extent is mapped nowhere any more, and its memory released.
+    /// Completes the eviction of a moving extent, which is unmapped everywhere and whose memory is released.
     ///
     /// # Errors
     /// [`StitchError::WrongExtentState`].
@@ -49,10 +48,10 @@ impl Evictions<'_> {
         Ok(())
     }
 
-    /// Sets a part of the limit aside for an evicted extent, until [`Evictions::refill_made`].
+    /// Reserves a part of the limit for the refill of an evicted extent, until [`Evictions::refill_made`].
     ///
     /// # Errors
-    /// [`StitchError::OutOfMemory`] where the limit does not allow it; [`StitchError::WrongExtentState`].
+    /// [`StitchError::OutOfMemory`] if the limit does not allow it; [`StitchError::WrongExtentState`].
     pub fn begin_refill(&mut self, extent: ExtentId) -> Result<(), StitchError> {
         self.heap.home.extents.expect_residency(extent, ExtentState::Evicted)?;
         let size = self.heap.home.extents[extent].size;
@@ -63,7 +62,7 @@ impl Evictions<'_> {
         Ok(())
     }
 
-    /// Ends [`Evictions::begin_refill`]: the driver has made the memory, and the extent moves; or it has not.
+    /// Completes [`Evictions::begin_refill`]. If `made`, the driver created the memory and the extent is moving; else it stays evicted.
     pub fn refill_made(&mut self, extent: ExtentId, made: bool) {
         let (size, small, mappings) = self.account(extent);
         self.heap.tallies.planned -= size;
@@ -75,7 +74,7 @@ impl Evictions<'_> {
         self.heap.tallies.add_mappings(mappings);
     }
 
-    /// All of a moving extent is mapped again, or still: its free bytes can be handed out.
+    /// Makes a moving extent resident: it is mapped at all its addresses, and its free bytes can be handed out.
     ///
     /// # Errors
     /// [`StitchError::WrongExtentState`].
@@ -85,7 +84,7 @@ impl Evictions<'_> {
         Ok(())
     }
 
-    /// An extent's size, whether it is of slabs, and how many mappings it has when it is resident.
+    /// Returns an extent's size, whether it holds slabs, and its number of mappings when resident.
     fn account(&self, id: ExtentId) -> (u64, bool, u64) {
         let extent = &self.heap.home.extents[id];
         (extent.size, extent.class == Class::Slabs, 1 + extent.aliases.len() as u64)

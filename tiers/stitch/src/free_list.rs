@@ -1,46 +1,49 @@
-//! The free pieces that one owner has in common: by size for best fit, and by age where somebody waits for completion points.
+//! Free list: the free pieces of one owner, indexed by size for best fit, and by age if another stream may wait for their completion
+//! points.
 //!
-//! Ages are notes in the order of frees, made only where more than one stream could take the pieces. Nothing is looked up
-//! when a piece leaves: its note is found void when its turn comes. So a free costs one write at the end of a queue.
+//! Ages are notes in the order of frees, made only if more than one stream could take the pieces. A piece that leaves does not search for
+//! its note: the note is found void when its turn comes. So a free costs one write at the end of a queue.
 //!
 //! Invariant: while ages are kept, every piece in the free list has a note with its completion point or an older one.
 
 use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
 
 use crate::bins::Bins;
 use crate::ids::{DomainId, FreeListId, Move, PieceId, PointNumber, StreamKey};
 use crate::piece::Pieces;
 use crate::room;
 
-/// Notes are made anew when there are so many times more of them than pieces, and so many more: seldom enough to cost a
-/// free next to nothing.
+/// Ratio of notes to pieces above which the notes are rebuilt; seldom enough to cost a free next to nothing.
 const VOID_TIMES: usize = 4;
 const VOID_MORE: usize = 256;
 
-/// Whose pieces these are.
+/// Owner of the pieces of a free list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Freed by blocks of this stream: its own at once, anyone's after the completion point.
+    /// A stream that freed the pieces: it may reuse them at once, other streams after the completion point.
     Stream(StreamKey),
-    /// Their completion points have passed: anyone's.
+    /// Available to any stream: the completion points have passed.
     Anyone,
-    /// Nobody's before the completion point: other streams used them.
+    /// No stream before the completion point: other streams used the pieces.
     Nobody,
-    /// Freed by blocks of this stream while holds on them had not passed: its own behind a wait for these, where there is no other
-    /// memory for it, and its own as any other once they have passed.
+    /// A stream that freed the pieces while holds on them were pending: it may reuse them behind a wait for the holds if there is no other
+    /// memory, and freely once the holds have passed.
     Held(StreamKey),
-    /// Nobody's while their extents are not resident.
+    /// No stream while the extents of the pieces are not resident.
     Evicted,
 }
 
-/// What the pieces of a free list are cut for.
+/// Size class of the pieces of a free list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Blocks above [`crate::SMALL_LIMIT`].
+    /// Pieces for blocks above [`crate::SMALL_LIMIT`].
     Large,
-    /// Whole slabs.
+    /// Slabs as a whole.
     Slabs,
-    /// Blocks inside slabs.
+    /// Pieces for blocks inside slabs.
     Small,
 }
 
@@ -49,17 +52,17 @@ pub(crate) struct FreeList {
     pub(crate) domain: DomainId,
     pub(crate) class: Class,
     pub(crate) owner: Owner,
-    /// The last move that the stream's latest completion edge covers.
+    /// Last move covered by the stream's latest completion edge.
     pub(crate) edge: Move,
     pub(crate) bins: Bins,
-    /// All that lies in it.
+    /// Total bytes of the pieces.
     pub(crate) bytes: u64,
-    /// Of a stream's large pieces and slabs: where what is held of them waits.
+    /// List of the stream's held pieces, for its large pieces and slabs.
     pub(crate) held: FreeListId,
     ages: Option<VecDeque<Age>>,
 }
 
-/// A note that a piece came into the free list with a completion point; void once the piece has gone, or came again later.
+/// Note that a piece entered the free list with a completion point; void once the piece has left or entered again.
 #[derive(Clone, Copy, Debug)]
 struct Age {
     point: PointNumber,
@@ -73,12 +76,12 @@ impl FreeList {
         FreeList { domain, class, owner, edge, bins: Bins::new(), bytes: 0, held, ages }
     }
 
-    /// A stream's, with where what is held of it waits.
+    /// Creates the free list of a stream; `held` is the list of its held pieces.
     pub(crate) fn of_stream(domain: DomainId, class: Class, stream: StreamKey, held: FreeListId) -> Self {
         FreeList { held, ..FreeList::new(domain, class, Owner::Stream(stream)) }
     }
 
-    /// Whose it is, if it is a stream's.
+    /// Returns the owning stream, if any.
     pub(crate) fn stream(&self) -> Option<StreamKey> {
         match self.owner {
             Owner::Stream(stream) => Some(stream),
@@ -86,7 +89,7 @@ impl FreeList {
         }
     }
 
-    /// From now on what has passed is told by [`FreeList::next_passed`].
+    /// Starts to keep ages, so that [`FreeList::next_passed`] reports passed pieces.
     pub(crate) fn keep_ages(&mut self, pieces: &Pieces) {
         if self.ages.is_none() {
             self.ages = Some(VecDeque::new());
@@ -94,7 +97,7 @@ impl FreeList {
         }
     }
 
-    /// Makes the notes anew, in the room that they have.
+    /// Rebuilds the notes within their capacity.
     fn renew_ages(&mut self, pieces: &Pieces) {
         let Some(ages) = &mut self.ages else { return };
         ages.clear();
@@ -102,7 +105,7 @@ impl FreeList {
         ages.make_contiguous().sort_unstable_by_key(|age| age.point);
     }
 
-    /// Makes room for what frees add until this is asked again.
+    /// Makes room for the pieces that frees add until the next call.
     pub(crate) fn make_room(&mut self) {
         self.bins.make_room();
         if let Some(ages) = &mut self.ages {
@@ -119,7 +122,7 @@ impl FreeList {
         let Some(ages) = &mut self.ages else { return };
         let age = Age { point: piece.point, piece: id };
         match ages.back() {
-            // It was free before: what is left of a piece that was cut, or of an extent that came back.
+            // The piece was free before: the rest of a piece that was cut, or part of an extent that became resident.
             Some(last) if last.point > age.point => {
                 ages.insert(ages.partition_point(|other| other.point <= age.point), age);
             }
@@ -130,7 +133,7 @@ impl FreeList {
         }
     }
 
-    /// Takes a free piece out.
+    /// Removes a free piece.
     pub(crate) fn remove(&mut self, pieces: &mut Pieces, id: PieceId) {
         pieces.take_from_list(id);
         let piece = &pieces[id];
@@ -138,7 +141,7 @@ impl FreeList {
         self.bytes -= piece.size;
     }
 
-    /// Takes `size` bytes off the front of the best piece for it, as a new piece; what is left stays in the free list.
+    /// Takes `size` bytes off the front of the best-fitting piece as a new piece; the rest stays in the free list.
     pub(crate) fn take_best(&mut self, pieces: &mut Pieces, size: u64) -> Option<PieceId> {
         let (id, found) = self.bins.take_best(size)?;
         self.bytes -= size;
@@ -152,7 +155,7 @@ impl FreeList {
         Some(front)
     }
 
-    /// A piece whose completion point has passed: the oldest first. Each is told once; the caller takes it out.
+    /// Returns the oldest piece whose completion point has passed. Each piece is reported once; the caller removes it.
     pub(crate) fn next_passed(
         &mut self,
         this: FreeListId,
@@ -168,8 +171,69 @@ impl FreeList {
         None
     }
 
-    /// The oldest completion point that has not passed.
+    /// Returns the oldest completion point that has not passed.
     pub(crate) fn oldest_pending(&self, pieces: &Pieces, passed: PointNumber) -> Option<PointNumber> {
         self.bins.unsorted().map(|id| pieces[id].point).filter(|&point| point > passed).min()
+    }
+}
+
+/// Free lists of a device.
+#[derive(Debug, Default)]
+pub(crate) struct FreeLists(Slab<FreeList>);
+
+impl Index<FreeListId> for FreeLists {
+    type Output = FreeList;
+
+    #[inline]
+    fn index(&self, id: FreeListId) -> &FreeList {
+        &self.0[id.index()]
+    }
+}
+
+impl IndexMut<FreeListId> for FreeLists {
+    #[inline]
+    fn index_mut(&mut self, id: FreeListId) -> &mut FreeList {
+        &mut self.0[id.index()]
+    }
+}
+
+impl FreeLists {
+    /// Adds an empty free list.
+    pub(crate) fn add(&mut self, list: FreeList) -> FreeListId {
+        FreeListId::at(self.0.insert(list))
+    }
+
+    /// Removes a free list, which must be empty.
+    pub(crate) fn forget(&mut self, id: FreeListId) {
+        self.0.remove(id.index());
+    }
+
+    /// Returns a free list that may have been removed.
+    pub(crate) fn get(&self, id: FreeListId) -> Option<&FreeList> {
+        self.0.get(id.index())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (FreeListId, &FreeList)> {
+        self.0.iter().map(|(index, list)| (FreeListId::at(index), list))
+    }
+
+    /// Calls [`FreeList::make_room`] for each list.
+    pub(crate) fn make_room(&mut self) {
+        self.0.iter_mut().for_each(|(_, list)| list.make_room());
+    }
+
+    /// Puts a free piece into the list that it names.
+    pub(crate) fn insert(&mut self, pieces: &mut Pieces, piece: PieceId) {
+        self[pieces[piece].list].insert(pieces, piece);
+    }
+
+    /// Removes a free piece from its list.
+    pub(crate) fn remove(&mut self, pieces: &mut Pieces, piece: PieceId) {
+        self[pieces[piece].list].remove(pieces, piece);
+    }
+
+    /// Returns the owner of the list that a piece names.
+    pub(crate) fn owner_of(&self, pieces: &Pieces, piece: PieceId) -> Owner {
+        self[pieces[piece].list].owner
     }
 }

@@ -1,39 +1,47 @@
-//! Holds: which work still uses blocks though their stream is behind it no more, and where those bytes are once they are free.
+//! Holds and completion points: the work that freed bytes must wait for. A hold records that one event's work still uses a block.
 //!
 //! ```text
-//! block:   live, held ──free──► held piece ──the holds pass, or the completion point──► the stream's own
+//! block:   live, held ──free──► held piece ──the holds pass, or the completion point──► free for its stream
 //!                                   └── handed out to its stream, behind a wait for the holds
-//!          recorded on streams ──free──► withheld piece ──the holds pass, or the completion point──► the stream's own
+//!          recorded on streams ──free──► withheld piece ──the holds pass, or the completion point──► free for its stream
 //! ```
 //!
-//! A *read hold* is put on a live block. A *use hold* comes into being when a recorded block is freed, one for each stream that the block
-//! was recorded on. No stream ever waits for a use hold: the work behind it may itself wait for later work of that stream.
+//! A *read hold* is put on a live block. A *use hold* is created when a recorded block is freed, one for each stream that the block was
+//! recorded on. No stream ever waits for a use hold: the work behind it may itself wait for later work of that stream.
 //!
-//! Invariants: a number is given once, to a hold and to a block's generation. The ranges of holds on different blocks are disjoint, those
-//! of holds on one block are the same, and together they are what lies in the free lists of held pieces, what plans took from these, and
-//! the withheld pieces that wait for holds.
+//! Invariants: each number is given once, to a hold or to a block's generation. Ranges of holds on different blocks are disjoint; ranges of
+//! holds on one block are equal. Together they are the pieces in the lists of held pieces, the pieces that plans took from these, and the
+//! withheld pieces that wait for holds.
+//!
+//! Completion points divide the order of frees; the last passed point tells which frees' work has completed:
+//!
+//! ```text
+//! passed ──── closed, its event recorded ──── open: frees belong to it now
+//! ```
+//!
+//! Invariant: a completion point passes after it was closed, so `passed` is always before `open`.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ids::{HoldId, StreamKey};
+use crate::ids::{HoldId, PointNumber, StreamKey};
 
-/// Several holds.
+/// A few hold ids.
 pub(crate) type HoldIds = SmallVec<[HoldId; 2]>;
 
-/// A freed block that another stream may still use. The caller records an event on the stream after it got this, and passes the hold
-/// with the event. That event also covers every use of the stream with a lower number.
+/// A freed block that another stream may still use. The caller then records an event on the stream, and passes the hold once the event has
+/// completed. The event also covers all uses of the stream with lower numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamUse {
-    /// The hold on the block's bytes.
+    /// Hold on the block's bytes.
     pub hold: HoldId,
-    /// The stream that the block was recorded on.
+    /// Stream that the block was recorded on.
     pub stream: StreamKey,
 }
 
-/// What is known of a live block that was asked about.
+/// State of a live block whose generation was requested.
 #[derive(Debug)]
 struct LiveBlock {
     generation: u64,
@@ -43,22 +51,22 @@ struct LiveBlock {
 /// The holds of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    /// The live blocks that were asked about, by where they begin.
+    /// Live blocks with a generation, by their start.
     live: FxHashMap<u64, LiveBlock>,
-    /// What has not passed: where its ranges begin, in bytes that are free.
+    /// Pending holds, with the starts of the free ranges that they hold.
     pending: FxHashMap<HoldId, SmallVec<[u64; 1]>>,
-    /// Those ranges, by where they begin; where they end.
+    /// Ends of the held ranges, by start and hold.
     ranges: BTreeMap<(u64, HoldId), u64>,
-    /// The streams that live blocks were recorded on, by where the blocks begin.
+    /// Streams that live blocks were recorded on, by the start of the block.
     recorded: FxHashMap<u64, SmallVec<[StreamKey; 2]>>,
-    /// Use holds that the caller was not told of.
+    /// Use holds that the caller has not taken yet.
     uses: Vec<StreamUse>,
-    /// The last number that was given.
+    /// Last number given to a hold or a generation.
     given: u64,
 }
 
 impl Holds {
-    /// A number for the life of the block that begins there.
+    /// Returns the generation of the live block at an offset.
     pub(crate) fn generation(&mut self, block: u64) -> u64 {
         let given = &mut self.given;
         let fresh = || {
@@ -68,18 +76,18 @@ impl Holds {
         self.live.entry(block).or_insert_with(fresh).generation
     }
 
-    /// Whether nobody asked about any live block: then none is held.
+    /// Returns whether no live block has a generation; then no live block is held.
     #[inline]
     pub(crate) fn knows_none(&self) -> bool {
         self.live.is_empty()
     }
 
-    /// A new hold on the live block that begins there, if it is of that generation.
+    /// Adds a hold to the live block at an offset; `None` if its generation differs.
     pub(crate) fn add(&mut self, block: u64, generation: u64) -> Option<HoldId> {
         let live = self.live.get_mut(&block).filter(|live| live.generation == generation)?;
         self.given += 1;
         let id = HoldId(self.given);
-        // Now and then, so that many on one block cost no more than a few.
+        // Prune at powers of two, so that many holds on one block stay cheap.
         if live.holds.len().is_power_of_two() {
             live.holds.retain(|held| self.pending.contains_key(held));
         }
@@ -88,14 +96,14 @@ impl Holds {
         Some(id)
     }
 
-    /// The block that begins there is live no more; what still holds it.
+    /// Ends the record of a block that is freed; returns its pending holds.
     pub(crate) fn end_block(&mut self, block: u64) -> HoldIds {
         let mut holds = self.live.remove(&block).map(|live| live.holds).unwrap_or_default();
         holds.retain(|held| self.pending.contains_key(held));
         holds
     }
 
-    /// Notes that a stream uses the live block that begins there.
+    /// Records that a stream uses the live block at an offset.
     pub(crate) fn record(&mut self, block: u64, stream: StreamKey) {
         let streams = self.recorded.entry(block).or_default();
         if !streams.contains(&stream) {
@@ -103,8 +111,8 @@ impl Holds {
         }
     }
 
-    /// Ends a recorded block: adds a use hold for each stream that it was recorded on to the block's holds. Where one of the streams is
-    /// unknown, nothing tells of the block's end but its completion point, and it has no holds.
+    /// Converts the streams of a recorded block to use holds and adds them to the block's holds. If one of the streams is unknown, only the
+    /// completion point tells the end of the use, and the block gets no holds.
     pub(crate) fn end_recorded(&mut self, block: u64, holds: &mut HoldIds) {
         let streams = self.recorded.remove(&block).unwrap_or_default();
         debug_assert!(!streams.is_empty(), "a recorded block was recorded on a stream");
@@ -121,18 +129,18 @@ impl Holds {
         }
     }
 
-    /// The use holds that have come into being since the last call.
+    /// Takes the use holds created since the last call.
     #[inline]
     pub(crate) fn take_uses(&mut self) -> Vec<StreamUse> {
         std::mem::take(&mut self.uses)
     }
 
-    /// The live blocks that are recorded.
+    /// Iterates over the starts of the recorded live blocks.
     pub(crate) fn recorded(&self) -> impl Iterator<Item = u64> + '_ {
         self.recorded.keys().copied()
     }
 
-    /// Freed bytes that these hold.
+    /// Puts freed bytes under `holds`.
     pub(crate) fn cover(&mut self, holds: &[HoldId], start: u64, end: u64) {
         for &id in holds {
             if let Some(starts) = self.pending.get_mut(&id) {
@@ -142,7 +150,7 @@ impl Holds {
         }
     }
 
-    /// Forgets those of a freed block's holds that hold none of its bytes: these are not there.
+    /// Forgets the holds of a freed block that hold none of its bytes, because those have no memory.
     pub(crate) fn forget_idle(&mut self, holds: &[HoldId]) {
         for id in holds {
             if self.pending.get(id).is_some_and(|starts| starts.is_empty()) {
@@ -151,7 +159,7 @@ impl Holds {
         }
     }
 
-    /// Bytes that are held no more, or that somebody waits for; what held them.
+    /// Releases a range from all holds and returns them: it is no longer held, or a stream waits for the holds.
     pub(crate) fn take(&mut self, start: u64, end: u64) -> HoldIds {
         let before = self.ranges.range(..(end, HoldId::default())).rev();
         let touching = before.take_while(|(_, range_end)| **range_end > start);
@@ -176,25 +184,25 @@ impl Holds {
         holds
     }
 
-    /// What holds some of a range.
+    /// Iterates over the holds on any part of a range.
     pub(crate) fn on(&self, start: u64, end: u64) -> impl Iterator<Item = HoldId> + '_ {
         let before = self.ranges.range(..(end, HoldId::default())).rev();
         before.take_while(move |(_, range_end)| **range_end > start).map(|(&(_, id), _)| id)
     }
 
-    /// A hold has passed; the free bytes that it held.
+    /// Passes a hold and returns the free ranges that it held.
     pub(crate) fn pass(&mut self, id: HoldId) -> SmallVec<[(u64, u64); 2]> {
         let starts = self.pending.remove(&id).unwrap_or_default();
         starts.iter().filter_map(|&start| self.ranges.remove(&(start, id)).map(|end| (start, end))).collect()
     }
 
-    /// How many there are: those of live blocks, and those that hold free bytes.
+    /// Returns the number of pending holds, on live blocks and on free bytes.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.pending.len()
     }
 
-    /// How many bytes the ranges are, each counted once.
+    /// Returns the number of held bytes, each counted once.
     pub(crate) fn bytes(&self) -> u64 {
         let mut upto = 0;
         let own = self.ranges.iter().map(|(&(start, _), &end)| {
@@ -203,6 +211,67 @@ impl Holds {
             own
         });
         own.sum()
+    }
+}
+
+/// The completion points of one device.
+#[derive(Debug)]
+pub(crate) struct CompletionPoints {
+    /// Completion point of the current frees; closed when an event is recorded for it.
+    open: PointNumber,
+    /// Whether the open point has frees.
+    uncovered: bool,
+    passed: PointNumber,
+}
+
+impl Default for CompletionPoints {
+    fn default() -> Self {
+        CompletionPoints { open: PointNumber(1), uncovered: false, passed: PointNumber(0) }
+    }
+}
+
+impl CompletionPoints {
+    /// Returns the open completion point, to which frees belong.
+    #[inline]
+    pub(crate) fn open(&self) -> PointNumber {
+        self.open
+    }
+
+    /// Returns the last completion point that has passed.
+    #[inline]
+    pub(crate) fn passed(&self) -> PointNumber {
+        self.passed
+    }
+
+    /// Returns whether work of a completion point may still run.
+    #[inline]
+    pub(crate) fn is_pending(&self, point: PointNumber) -> bool {
+        point > self.passed
+    }
+
+    /// Returns the open completion point if it has frees that no recorded event covers.
+    pub(crate) fn uncovered(&self) -> Option<PointNumber> {
+        self.uncovered.then_some(self.open)
+    }
+
+    /// Marks the open completion point as in need of an event: a block was freed, or the last event could not be recorded.
+    #[inline]
+    pub(crate) fn uncover(&mut self) {
+        self.uncovered = true;
+    }
+
+    /// Closes the open completion point, whose event was recorded, and returns it.
+    pub(crate) fn close(&mut self) -> PointNumber {
+        let closed = self.open;
+        self.open = closed.next();
+        self.uncovered = false;
+        closed
+    }
+
+    /// Marks a completion point as passed.
+    pub(crate) fn pass(&mut self, point: PointNumber) {
+        debug_assert!(point < self.open, "a completion point passes after it was closed");
+        self.passed = self.passed.max(point);
     }
 }
 
@@ -218,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_of_one_life_of_a_block() {
+    fn a_hold_ends_with_the_block_of_its_generation() {
         let mut holds = Holds::default();
         let first = holds.generation(0);
         assert_eq!(holds.generation(0), first);
@@ -232,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_passed_holds_nothing() {
+    fn a_passed_hold_holds_nothing() {
         let mut holds = Holds::default();
         let generation = holds.generation(0);
         let (one, two) = (holds.add(0, generation).unwrap(), holds.add(0, generation).unwrap());
@@ -245,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_from_the_middle_leaves_both_ends() {
+    fn taking_the_middle_of_a_range_leaves_both_ends_held() {
         let mut holds = Holds::default();
         let generations = [holds.generation(0), holds.generation(100)];
         let one = holds.add(0, generations[0]).unwrap();
@@ -263,5 +332,26 @@ mod tests {
         passed.sort_unstable();
         assert_eq!(passed, [(120, 150), (160, 200)]);
         assert_eq!(on(&holds, 100, 200), [three]);
+    }
+}
+
+#[cfg(test)]
+mod points_tests {
+    use super::*;
+
+    #[test]
+    fn frees_are_pending_until_their_point_passes() {
+        let mut points = CompletionPoints::default();
+        assert_eq!((points.uncovered(), points.passed()), (None, PointNumber(0)));
+        points.uncover();
+        let freed = points.open();
+        assert_eq!(points.uncovered(), Some(freed));
+        assert_eq!(points.close(), freed);
+        assert!(points.uncovered().is_none() && points.is_pending(freed));
+        let later = points.close();
+        points.pass(later);
+        points.pass(freed);
+        assert_eq!(points.passed(), later, "what has passed stays passed");
+        assert!(!points.is_pending(freed) && points.is_pending(points.open()));
     }
 }

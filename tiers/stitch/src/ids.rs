@@ -1,15 +1,15 @@
-//! The names of things in the core: small integers, each its own type.
+//! Identifiers of the core: small integers, each with its own type.
 
 use std::fmt;
 
-/// A stream, as the caller tells streams apart (unique for the life of the process).
+/// A stream, identified by the caller; unique for the life of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamKey(pub u64);
 
-/// A domain: extents of one owner (the default one, a region, a private pool of a graph), never shared.
+/// Id of a domain, the extents of one owner (the default domain, a region, a graph's private pool), never shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DomainId(
-    /// Its number, then where it lies in its table: one word, because every hit compares it.
+    /// Number in the upper half, table index in the lower: one word, because every hit compares it.
     u64,
 );
 
@@ -17,44 +17,44 @@ pub struct DomainId(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtentId(pub(crate) u32);
 
-/// Addresses at which extents of free pieces are mapped side by side a second time.
+/// A stitched address range: extents with free memory, mapped side by side a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AliasId(pub(crate) u32);
 
-/// Work that the driver still has to do before the core goes on.
+/// Id of a plan, driver work that the core waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlanId(pub(crate) u32);
 
-/// A point in the order of frees: it has passed once all work enqueued on the device before it has completed.
+/// A completion point in the order of frees: passed once all work enqueued on the device before it has completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PointNumber(pub u64);
 
-/// Work that still uses a block when its stream may not: an event, which the caller knows by this name, never given twice.
+/// Id of a hold, an event after which other work no longer uses a block. Each id is used once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(pub u64);
 
-/// A count of bytes changing their address; 0 is never, and the last value stays: see [`Move::is_after`].
+/// Number of an address change of bytes; 0: never. The count saturates: see [`Move::is_after`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Move(pub(crate) u32);
 
-/// A run of bytes at home: free, live or the edge of a segment.
+/// A run of bytes at home: free, live, or the edge of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PieceId(pub(crate) u32);
 
-/// The free pieces that one owner has in common.
+/// Id of a free list, the free pieces of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FreeListId(pub(crate) u32);
 
 impl DomainId {
-    /// The one that is always there.
+    /// The default domain, which always exists.
     pub(crate) const DEFAULT: DomainId = DomainId(0);
 
-    /// The table never holds 2^32 entries.
+    /// Packs a number and a table index; the table never holds 2^32 entries.
     pub(crate) const fn new(number: u32, place: usize) -> DomainId {
         DomainId((number as u64) << u32::BITS | place as u64)
     }
 
-    /// How many there were before it: no other one has the same.
+    /// Returns the unique number of the domain: the count of domains created before it.
     pub const fn number(self) -> u32 {
         (self.0 >> u32::BITS) as u32
     }
@@ -78,7 +78,7 @@ impl Move {
         Move(self.0.saturating_add(1))
     }
 
-    /// Whether this came after an edge; where the count is exhausted, always.
+    /// Returns whether this move came after `edge`; always true once the count is exhausted.
     pub(crate) const fn is_after(self, edge: Move) -> bool {
         self.0 > edge.0 || self.0 == u32::MAX
     }
@@ -91,20 +91,20 @@ impl PointNumber {
 }
 
 impl StreamKey {
-    /// The key of no stream: unknown work, which is known to have completed once a completion point has passed.
+    /// Key for unknown work, which has completed once a completion point has passed.
     pub const UNKNOWN: StreamKey = StreamKey(u64::MAX);
 }
 
 macro_rules! indexes {
     ($($id:ident),+) => {$(
         impl $id {
-            /// As an index.
+            /// Returns the id as an index.
             #[allow(unreachable_pub)] // some of these types are public
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
 
-            /// From an index; the tables it counts never hold 2^32 entries.
+            /// Creates the id of an index; the tables never hold 2^32 entries.
             #[allow(clippy::cast_possible_truncation)]
             pub(crate) const fn at(index: usize) -> Self {
                 $id(index as u32)

@@ -1,133 +1,133 @@
-//! What the driver has to do before a block can be handed out, or memory given back.
+//! Requests, grants and plans: driver work to be done before a block is handed out or memory is returned.
 
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
 use crate::ids::{AliasId, DomainId, ExtentId, HoldId, PlanId, PointNumber, StreamKey};
 
-/// A wish for memory.
+/// A request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How much.
+    /// Size of the request in bytes.
     pub size: Bytes,
-    /// The stream whose work will use it first.
+    /// Stream whose work uses the memory first.
     pub stream: StreamKey,
-    /// From whose extents.
+    /// Domain whose extents serve the request.
     pub domain: DomainId,
 }
 
 /// A block handed out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Where it begins, from the start of the device's reservation.
+    /// Start, from the start of the device's reservation.
     pub offset: Bytes,
-    /// How long it is: the request rounded up to 512 bytes.
+    /// Size in bytes: the request rounded up to 512.
     pub size: Bytes,
-    /// Its bytes were last used at another address, and that work may still run: before the block is used, its
-    /// stream must pass an event recorded on itself (a completion edge).
+    /// Whether the bytes were last used at another address by work that may still run: before the block is used, its stream must pass an
+    /// event recorded on itself (a completion edge).
     pub edge: bool,
-    /// What its stream must wait for on the device.
+    /// Work that the stream must wait for on the device.
     pub waits: SmallVec<[Wait; 1]>,
 }
 
-/// Work that a block's bytes are still used by.
+/// Pending work on the bytes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wait {
-    /// All that is enqueued on the stream that freed them.
+    /// Work enqueued so far on the stream that freed the bytes.
     Stream(StreamKey),
-    /// What a hold names.
+    /// Work behind a hold.
     Hold(HoldId),
 }
 
-/// What a request that is no hit needs.
+/// Answer to a request that is a miss.
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
-    /// Nothing: here it is.
+    /// The request is served after all.
     Ready(Grant),
-    /// Driver work: execute the plan and commit it, or abort it. Without a grant after the commit, ask again.
+    /// Driver work is needed: execute the plan, then commit or abort it. If the commit returns no grant, request again.
     Work(Plan),
-    /// Time: wait until this completion point has passed, then ask again.
+    /// A wait is needed: until this completion point has passed; then request again.
     Wait(PointNumber),
 }
 
-/// One step of a plan, for the driver.
+/// Step of a plan, for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make an extent.
+    /// Creates an extent of physical memory.
     Create {
-        /// Which.
+        /// Id of the new extent.
         extent: ExtentId,
-        /// How large.
+        /// Size of the extent.
         size: Bytes,
-        /// For whom.
+        /// Domain that will own the extent.
         domain: DomainId,
     },
-    /// Map an extent.
+    /// Maps an extent at an address.
     Map {
-        /// Which.
+        /// Extent to be mapped.
         extent: ExtentId,
-        /// Where.
+        /// Address to map it at, as an offset.
         offset: Bytes,
-        /// How large it is.
+        /// Size of the extent.
         size: Bytes,
     },
     /// Give access to a mapped range.
     Access {
-        /// From where.
+        /// Start of the range.
         offset: Bytes,
-        /// How far.
+        /// Size of the range.
         size: Bytes,
-        /// Whose all of it is.
+        /// Domain that owns the whole range.
         domain: DomainId,
     },
-    /// Unmap a range.
+    /// Unmaps a range of addresses.
     Unmap {
-        /// From where.
+        /// Start of the range.
         offset: Bytes,
-        /// How far.
+        /// Size of the range.
         size: Bytes,
-        /// The extents in it, in order.
+        /// Extents in the range, in order.
         extents: Vec<ExtentId>,
     },
-    /// Release an extent that is mapped nowhere.
+    /// Release an extent, which is mapped nowhere.
     Release {
-        /// Which.
+        /// Extent to be released.
         extent: ExtentId,
-        /// How large.
+        /// Size of the extent.
         size: Bytes,
-        /// Whose it was.
+        /// Domain that owned the extent.
         domain: DomainId,
     },
 }
 
-/// A new alias in figures, for whoever tunes.
+/// Figures of a new alias, for tuning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stitch {
-    /// The alias.
+    /// Id of the new alias.
     pub alias: AliasId,
-    /// What was asked for.
+    /// Size of the request.
     pub wanted: Bytes,
-    /// How many free ranges were joined.
+    /// Number of free ranges joined.
     pub ranges: usize,
-    /// How many extents it maps.
+    /// Number of extents mapped.
     pub extents: usize,
-    /// How much of it is new memory.
+    /// Bytes of new memory in it.
     pub grown: Bytes,
 }
 
-/// Driver work, with everything that it needs set aside in the core.
+/// Driver work; the core has already set everything aside that it needs.
 #[derive(Debug, PartialEq)]
 pub struct Plan {
-    /// For the commit or the abort.
+    /// Id for the commit or the abort.
     pub id: PlanId,
-    /// In this order.
+    /// Steps, to be executed in this order.
     pub steps: Vec<Step>,
-    /// The alias that it makes.
+    /// Alias that the plan makes, if any.
     pub stitch: Option<Stitch>,
 }
 
 impl Plan {
-    /// How much new memory it needs.
+    /// Returns the bytes of new memory that the plan creates.
     pub fn created(&self) -> Bytes {
         let created = |step: &Step| if let Step::Create { size, .. } = step { *size } else { Bytes::ZERO };
         self.steps.iter().map(created).sum()

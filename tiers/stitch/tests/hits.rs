@@ -1,5 +1,5 @@
-//! A hit allocates nothing on the heap, however many blocks come to live: what it writes to has room, which is made where memory grows
-//! and where completion points pass. A free does so only where more pieces of one size are free than there ever were.
+//! A hit never allocates on the heap, however many blocks become live: its tables have spare capacity, which is made when memory grows and
+//! when completion points pass. A free allocates only if more pieces of one size are free than ever before.
 
 #![allow(clippy::expect_used, clippy::panic)]
 
@@ -9,7 +9,7 @@ use allocation_counter::measure;
 use glake_stitch::{Allocator, Outcome, Request, Settings, StreamKey};
 use glake_units::Bytes;
 
-/// As many as a thread makes between two completion points.
+/// Number of blocks that a thread makes between two completion points.
 const BETWEEN: usize = 8192;
 
 struct Program {
@@ -19,7 +19,8 @@ struct Program {
     in_frees: Allocations,
 }
 
-/// Allocations on the heap by this thread, and in how many calls. The test's runner has threads of its own, which allocate when they like.
+/// Heap allocations by this thread, and the number of calls that made any. The test runner has threads of its own, which allocate at any
+/// time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Allocations {
     made: u64,
@@ -27,7 +28,7 @@ struct Allocations {
 }
 
 impl Allocations {
-    /// Makes one call, and counts it where `counts` says so of what it returned.
+    /// Makes one call, and counts its allocations if `counts` accepts its result.
     fn count<T>(&mut self, call: impl FnOnce() -> T, counts: impl FnOnce(&T) -> bool) -> T {
         let mut returned = None;
         let made = measure(|| returned = Some(call())).count_total;
@@ -79,7 +80,7 @@ impl Program {
         self.core.pass_point(point);
     }
 
-    /// Frees everything, and fills what it had with blocks of another size.
+    /// Frees everything, and fills the same memory with blocks of another size.
     fn refill(&mut self, count: usize, size: Bytes, streams: u64) {
         while !self.live.is_empty() {
             self.free(self.live.len() / 2);
@@ -103,11 +104,11 @@ fn a_hit_allocates_nothing_and_a_free_next_to_nothing() {
     assert_eq!(measure(|| drop(black_box(Box::new(1)))).count_total, 1, "allocations are counted");
     for streams in [1, 3] {
         let mut program = Program::new();
-        // Ever smaller blocks in the same bytes: each round has eight times as many live as ever were.
+        // Ever smaller blocks in the same bytes: each round has eight times as many live blocks as the last.
         for (count, kib) in [(256, 512), (2_000, 64), (16_000, 8), (128_000, 1)] {
             program.refill(count, Bytes::kib(kib), streams);
         }
-        // Large blocks at ever more places.
+        // Large blocks at an increasing number of addresses.
         for (count, mib) in [(64, 64), (512, 8), (2_048, 2)] {
             program.refill(count, Bytes::mib(mib), streams);
         }

@@ -21,12 +21,12 @@ pub struct Bytes(u64);
     "{text:?} is not an amount of memory: write bytes (1048576) or a unit of 1024s (512KiB, 16MiB, 32GiB, 2TiB)"
 )]
 pub struct ParseBytesError {
-    /// Invalid text.
+    /// Text that was rejected.
     pub text: String,
 }
 
 impl Bytes {
-    /// Zero bytes.
+    /// Amount of zero bytes.
     pub const ZERO: Bytes = Bytes(0);
     /// Largest amount, more than any machine has.
     pub const MAX: Bytes = Bytes(u64::MAX);
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_contract_allows() {
+    fn valid_amounts_are_parsed() {
         for (text, bytes) in
             [("0", 0), ("1048576", MIB), ("512MiB", 512 * MIB), ("32GiB", 32 * GIB), ("1.5GiB", 3 * GIB / 2)]
         {
@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn refuses_everything_else() {
+    fn invalid_amounts_are_refused() {
         for text in ["", "-1", "-1MiB", "12 parsecs", "5GB", "5G", "MiB", "1..5GiB", "99999999999999999999"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn prints_for_people() {
+    fn amounts_are_printed_for_people() {
         assert_eq!(Bytes(511).to_string(), "511 B");
         assert_eq!(Bytes::kib(3).to_string(), "3.00 KiB");
         assert_eq!(Bytes::mib(2048).to_string(), "2.00 GiB");

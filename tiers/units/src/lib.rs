@@ -1,7 +1,6 @@
-//! The units that every GLake crate shares: amounts of memory, rates, times; and how a metric that is told in them is
-//! described.
+//! Units shared by all GLake crates (amounts of memory, rates, times) and descriptions of metrics in them.
 //!
-//! Below everything else: it knows no device, no allocator, no operating system.
+//! The lowest crate: independent of devices, allocators and the operating system.
 //!
 //! ```
 //! use glake_units::Bytes;

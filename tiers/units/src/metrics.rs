@@ -15,7 +15,7 @@ pub struct Metric {
     pub labels: &'static [Label],
     /// Stability of its name and meaning.
     pub stability: Stability,
-    /// Help text.
+    /// Help text for users.
     pub help: &'static str,
 }
 
@@ -24,7 +24,7 @@ pub struct Metric {
 pub enum Kind {
     /// Field of a structure, with its type.
     Field(&'static str),
-    /// Current value.
+    /// Current value, rising or falling.
     Gauge,
     /// Total since the process began; never decreases.
     Counter,
@@ -37,21 +37,21 @@ pub enum Kind {
 pub enum Unit {
     /// Number of events or objects.
     Count,
-    /// Number of bytes.
+    /// Amount of memory in bytes.
     Bytes,
-    /// Seconds.
+    /// Duration in seconds.
     Seconds,
-    /// Microseconds.
+    /// Duration in microseconds.
     Microseconds,
     /// 10⁹ bytes a second.
     GigabytesPerSecond,
     /// Ratio from 0 to 1.
     Ratio,
-    /// Boolean value.
+    /// Boolean value, 0 or 1.
     Flag,
-    /// Device number.
+    /// Number of a device.
     Device,
-    /// Enumerated word.
+    /// Word of an enumeration.
     Word,
     /// Object whose fields are metrics.
     Object,
@@ -62,9 +62,9 @@ pub enum Unit {
 /// Label that distinguishes samples of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Label name.
+    /// Name of the label.
     pub name: &'static str,
-    /// Possible values; empty: any text.
+    /// Possible label values; empty: any text.
     pub values: &'static [&'static str],
 }
 

@@ -17,7 +17,7 @@ impl Bandwidth {
     }
 }
 
-/// Duration in microseconds.
+/// Amount of time in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Micros(pub f64);

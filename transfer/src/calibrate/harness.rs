@@ -5,6 +5,8 @@
 //!   sink    ░░░░░░░░░░░░░░░░░      the same places, for copies from GPUs
 //!   a GPU   ░░ inbox ░░░░░░░░ │ ███ outbox: the pattern ███ │ slots
 //! ```
+//!
+//! The byte pattern identifies the source of a copy: every 64-bit word is unique.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use glake_units::Bytes;
 use tracing::warn;
 
 use super::measure::Fault;
-use super::{pattern, position};
+use super::position;
 use crate::Result;
 use crate::paths::trials::{Leg, Trial};
 use crate::paths::{Direction, Way};
@@ -138,14 +140,14 @@ impl Harness {
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(THREADS));
         let places = lanes.len() as u64;
         let since = clock();
-        pattern::fill(&mut Registration::new(completion_events, Pages::new(SAMPLE, threads)?)?, threads);
+        fill(&mut Registration::new(completion_events, Pages::new(SAMPLE, threads)?)?, threads);
         let sample = clock().saturating_sub(since);
         let largest = affordable(wanted, sample, time, 2 * places);
         let shifts = SHIFT.0.get() * SHIFT.1;
         let place = largest.get().saturating_add(APART.get());
         let size = Bytes::new(place.saturating_mul(places).saturating_add(shifts));
         let mut source = Registration::new(completion_events, Pages::new(size, threads)?)?;
-        pattern::fill(&mut source, threads);
+        fill(&mut source, threads);
         let source = Arc::new(source);
         let sink = Arc::new(Registration::new(completion_events, Pages::new(size, threads)?)?);
         let all: DeviceSet = lanes.iter().map(|lane| lane.device).collect();
@@ -354,4 +356,31 @@ fn parted<T>(
 
 fn bytes(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
+}
+
+/// Bytes that one thread fills at a time.
+const FILL_PART: usize = 4 << 20;
+
+/// Fills memory with the pattern, using `threads` threads.
+pub(super) fn fill(memory: &mut Registration, threads: usize) {
+    let bytes = memory.as_mut_slice();
+    let share = bytes.len().div_ceil(threads.max(1)).next_multiple_of(FILL_PART);
+    std::thread::scope(|scope| {
+        for (index, part) in bytes.chunks_mut(share).enumerate() {
+            scope.spawn(move || {
+                let first = (index * share / 8) as u64;
+                for (word, place) in (first..).zip(part.chunks_exact_mut(8)) {
+                    place.copy_from_slice(&mix(word).to_le_bytes());
+                }
+            });
+        }
+    });
+}
+
+/// Mixing step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators), a bijection.
+fn mix(word: u64) -> u64 {
+    let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }

@@ -13,7 +13,6 @@
 
 mod harness;
 mod measure;
-mod pattern;
 
 use std::sync::Arc;
 use std::time::Duration;

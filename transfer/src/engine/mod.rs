@@ -6,12 +6,9 @@
 //!                          ├───► lane of relay 2 ──share──┤│       lane set: the lanes assigned to one user's stream
 //!                          └───► lane of relay 3 ──share──┘┘
 //!
-//!  Engine ─► kinds ─► fork, native        a copy consults traffic, takes its stream's lane set from links, forks and joins
-//!     │        └─► routes, links, traffic
-//!     └─► worker ─► provider              thread that creates contexts, lanes, events and slots on request
-//!
-//!  contexts  drivers of the program's and of GLake's own contexts      routes  current path graph and relays
-//!  ledger    copies in flight and totals                               waited, verify  copies that the caller waits for
+//!  Engine ─► copies ─► traffic, links     a copy consults traffic, takes its stream's lane set from links, forks and joins
+//!     ├─► verify                          copies that the caller waits for
+//!     └─► worker ─► provider, suspension  thread that creates and releases contexts, lanes, events and slots on request
 //! ```
 //!
 //! Invariants:
@@ -25,31 +22,14 @@
 //! - A copy creates no resources except the thread for the first background copy. It takes its lane set's lock, and table locks briefly.
 //!   No driver call happens under a table lock, except for the branches of captures and for work that could not be joined.
 
-mod benefit;
-pub(crate) mod completions;
-pub(crate) mod contexts;
-pub(crate) mod counters;
-pub(crate) mod endpoints;
-pub(crate) mod event_pool;
-pub(crate) mod fork;
-mod handle;
-pub(crate) mod lane;
-pub(crate) mod ledger;
-pub(crate) mod native;
-mod options;
-pub(crate) mod parts;
 mod provider;
-pub(crate) mod requests;
-pub(crate) mod routes;
-mod statistics;
-mod stream;
+mod suspension;
 #[cfg(test)]
 mod tests;
 mod verify;
-mod waited;
 mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
@@ -58,58 +38,33 @@ use glake_tiers::Pinning;
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-pub use benefit::Benefit;
-use completions::Completions;
-use contexts::Contexts;
-use event_pool::EventPool;
-use fork::Forks;
-pub use handle::CopyHandle;
-use ledger::Ledger;
-use native::NativeCopies;
-pub use options::{CopyOptions, EngineOptions, Priority, RelayCost};
-use provider::Provider;
-use requests::Requests;
-use routes::Routes;
-pub use statistics::{PathStatistics, Statistics};
-pub use stream::UserStream;
-use verify::Verifier;
-use waited::WaitedCopies;
-use worker::Worker;
-
-use crate::kinds::broadcast::BroadcastCopies;
-use crate::kinds::captured::CapturedCopies;
-use crate::kinds::pageable::{PageableCopies, Staging};
-use crate::kinds::pinned::PinnedCopies;
-use crate::kinds::resources::Resources;
-use crate::kinds::scattered::ScatteredCopies;
-use crate::kinds::span::SpanCopies;
-use crate::links::Links;
-use crate::links::lane_sets::LaneSets;
-use crate::links::relays::Relays;
+use crate::copies::broadcast::BroadcastCopies;
+use crate::copies::scattered::ScatteredCopies;
+use crate::copies::shared::Shared;
+use crate::copies::span::SpanCopies;
+use crate::links::requests::Call;
 use crate::links::suspension::UnsuspendedRelay;
-use crate::paths::{Direction, Load, PathGraph};
-use crate::traffic::Traffic;
-use crate::{Result, TransferError};
+use crate::paths::{Direction, PathGraph};
+use crate::{
+    Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, TransferError, UserStream,
+};
+use provider::Provider;
+use verify::BlockingCopies;
+use worker::Worker;
 
 /// Engine for copies between host and GPUs.
 #[derive(Debug)]
 pub struct Engine {
     options: EngineOptions,
-    contexts: Arc<Contexts>,
-    ledger: Arc<Ledger>,
-    routes: Arc<Routes>,
-    links: Arc<Links>,
-    traffic: Arc<Traffic>,
-    resources: Arc<Resources>,
-    completions: Arc<Completions>,
+    shared: Arc<Shared>,
     spans: Arc<SpanCopies>,
     scattered: ScatteredCopies,
     broadcast: BroadcastCopies,
-    waited: WaitedCopies,
-    verifier: Arc<Verifier>,
-    requests: Arc<Requests>,
+    blocking: BlockingCopies,
     provider: Provider,
     worker: Worker,
+    /// The engine itself, for calls on its thread.
+    this: Weak<Engine>,
 }
 
 impl Engine {
@@ -119,108 +74,26 @@ impl Engine {
         graph: PathGraph,
         options: EngineOptions,
     ) -> Result<Arc<Engine>> {
-        let contexts = Contexts::new(completion_events)?;
-        let devices = contexts.devices();
-        let requests = Arc::new(Requests::default());
-        let relays = Arc::new(Relays::new(devices, options.relays, options.shared_gpus));
-        let ledger = Ledger::new(&relays, devices);
-        let routes = Routes::new(&relays, options.break_even);
-        let traffic = Traffic::new(&ledger, &routes, &requests, devices);
-        let lane_sets = LaneSets::new(&ledger, &traffic);
-        let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, options.streams);
-        let native = NativeCopies::new(&contexts, &ledger);
-        let forks = Forks::new(&contexts, &ledger, &traffic);
-        let marks = EventPool::new(contexts.driver().clone());
-        let completions = Completions::new(&contexts, &marks);
-        let staging = Staging::new(&contexts, options.pageable_threads, options.pageable_slots);
-        let resources = Resources::new(&contexts, &requests, &staging, options.lists);
-        let verifier = Verifier::new(&contexts, &native);
-        let pinned = PinnedCopies {
-            routes: routes.clone(),
-            links: links.clone(),
-            ledger: ledger.clone(),
-            native: native.clone(),
-            forks: forks.clone(),
-            traffic: traffic.clone(),
-            resources: resources.clone(),
-            marks,
-        };
-        let captured = options.graphs.then(|| CapturedCopies {
-            contexts: contexts.clone(),
-            routes: routes.clone(),
-            ledger: ledger.clone(),
-            native: native.clone(),
-            resources: resources.clone(),
-            idle: Load::new(),
-        });
-        let spans = Arc::new(SpanCopies {
-            contexts: contexts.clone(),
-            routes: routes.clone(),
-            links: links.clone(),
-            traffic: traffic.clone(),
-            native: native.clone(),
-            pageable: PageableCopies::beside(&pinned, &contexts),
-            pinned,
-            captured,
-        });
-        let engine = Engine {
-            scattered: ScatteredCopies {
-                contexts: contexts.clone(),
-                routes: routes.clone(),
-                links: links.clone(),
-                ledger: ledger.clone(),
-                native: native.clone(),
-                forks: forks.clone(),
-                traffic: traffic.clone(),
-                resources: resources.clone(),
-                completions: completions.clone(),
-            },
-            broadcast: BroadcastCopies {
-                contexts: contexts.clone(),
-                routes: routes.clone(),
-                links: links.clone(),
-                ledger: ledger.clone(),
-                native: native.clone(),
-                forks,
-                traffic: traffic.clone(),
-                spans: spans.clone(),
-                completions: completions.clone(),
-            },
-            waited: WaitedCopies {
-                contexts: contexts.clone(),
-                relays,
-                native,
-                traffic: traffic.clone(),
-                spans: spans.clone(),
-                verifier: verifier.clone(),
-            },
-            provider: Provider {
-                contexts: contexts.clone(),
-                links: links.clone(),
-                resources: resources.clone(),
-                traffic: traffic.clone(),
-                slots: options.slots,
-            },
-            worker: Worker::new(&requests),
+        let shared = Shared::new(completion_events, &options)?;
+        let spans = Arc::new(SpanCopies::new(&shared, options.graphs));
+        let engine = Arc::new_cyclic(|this| Engine {
+            scattered: ScatteredCopies { shared: shared.clone() },
+            broadcast: BroadcastCopies { shared: shared.clone(), spans: spans.clone() },
+            blocking: BlockingCopies::new(&shared, &spans),
+            provider: Provider { shared: shared.clone(), slots: options.slots },
+            worker: Worker::new(&shared.requests),
             options,
-            contexts,
-            ledger,
-            routes,
-            links,
-            traffic,
-            resources,
-            completions,
+            shared,
             spans,
-            verifier,
-            requests,
-        };
+            this: this.clone(),
+        });
         engine.replace_graph(graph);
-        Ok(Arc::new(engine))
+        Ok(engine)
     }
 
     /// Ignores the timings of copies that run while host memory is pinned. Called once, before the first copy.
     pub fn ignore_while_pinning(&self, pinning: &Arc<Pinning>) {
-        self.traffic.ignore_while_pinning(pinning);
+        self.shared.traffic.ignore_while_pinning(pinning);
     }
 
     /// Enqueues a copy on a stream of the program.
@@ -232,8 +105,8 @@ impl Engine {
     pub fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<CopyHandle> {
         let parts = self.spans.enqueue(to, from, on, options.priority);
         let memory = [to.device(), from.device()].into_iter().flatten().collect();
-        let parts = self.completions.covered(parts, memory, on)?;
-        self.completions.handle(on, options, parts)
+        let parts = self.shared.covered(parts, memory, on)?;
+        self.shared.handle(on, options, parts)
     }
 
     /// Copies and blocks until the bytes have arrived. With [`CopyOptions::verify`] both sides are compared, and differing parts are copied
@@ -242,7 +115,7 @@ impl Engine {
     /// # Errors
     /// Like [`Engine::copy`], except that lost parts of this copy are copied again. [`TransferError::Damaged`] if bytes differ even then.
     pub fn copy_blocking(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
-        self.waited.copy(to, from, on, options)
+        self.blocking.copy(to, from, on, options)
     }
 
     /// Enqueues copies between pairs of spans (destination, source). Their order is undefined: no block may access bytes that another one
@@ -265,8 +138,8 @@ impl Engine {
         let ranges: SmallVec<[(&Span, &Span); 8]> = blocks.iter().map(|(to, from)| (to, from)).collect();
         if let Some(job) = self.spans.as_one(&ranges, on, options.unordered) {
             let parts = self.spans.enqueue_as_one(job, options.priority);
-            let parts = self.completions.covered(parts, DeviceSet::of(job.asked().0), on)?;
-            return self.completions.handle(on, options, parts);
+            let parts = self.shared.covered(parts, DeviceSet::of(job.asked().0), on)?;
+            return self.shared.handle(on, options, parts);
         }
         let lists: Vec<Blocks<'_>> = blocks.iter().filter_map(|(to, from)| Blocks::pair(to, from)).collect();
         self.copy_blocks(&lists, on, options)
@@ -308,30 +181,30 @@ impl Engine {
     /// # Errors
     /// [`TransferError::SizesDiffer`]; [`TransferError::Damaged`] if bytes differ after the second copy; the driver's errors.
     pub fn verify(&self, copies: &[(Span, Span)], on: UserStream) -> Result<()> {
-        self.verifier.verify(copies, on)
+        self.blocking.verify(copies, on)
     }
 
     /// Returns whether the engine can be faster for a copy between pool memory of a GPU and the host. Makes no driver call and holds no
     /// lock for long.
     pub fn benefit(&self, target: DeviceId, direction: Direction, size: Bytes) -> Benefit {
-        self.routes.benefit(target, direction, size)
+        self.shared.routes.benefit(target, direction, size)
     }
 
     /// Like [`Engine::benefit`], for GPU memory outside of a pool.
     pub fn benefit_of_other(&self, size: Bytes) -> Benefit {
-        self.routes.benefit_of_other(size)
+        self.shared.routes.benefit_of_other(size)
     }
 
     /// Announces copies of a GPU's memory, so that the engine's thread creates their resources in advance.
     pub fn expect_copies_of(&self, device: DeviceId) {
-        self.resources.want(device);
+        self.shared.resources.want(device);
     }
 
     /// Calls a function on the engine's thread. Returns `false` if there is no thread, as before relays were started.
     pub fn call_on_thread(&self, call: impl FnOnce(&Engine) + Send + 'static) -> bool {
-        let is_served = self.requests.is_served();
+        let is_served = self.shared.requests.is_served();
         if is_served {
-            self.requests.call(Box::new(call));
+            self.shared.requests.call(self.call(call));
         }
         is_served
     }
@@ -342,31 +215,31 @@ impl Engine {
     /// # Errors
     /// [`TransferError::NoThread`].
     pub fn start_relays(self: &Arc<Self>, after: impl FnOnce(&Engine) + Send + 'static) -> Result<()> {
-        self.links.relays().resume();
-        self.worker.prepare(self, Box::new(after))
+        self.shared.links.relays().resume();
+        self.worker.prepare(self, self.call(after))
     }
 
     /// Sets the GPUs that may serve as relays. If relays were started, new ones are set up in the background.
     pub fn set_relays(&self, relays: DeviceSet) {
-        self.links.relays().want(relays);
-        self.requests.prepare_again();
+        self.shared.links.relays().want(relays);
+        self.shared.requests.prepare_again();
     }
 
     /// Returns the relays that copies currently use: wanted, ready and not lost.
     pub fn relays(&self) -> DeviceSet {
-        self.links.relays().usable()
+        self.shared.links.relays().usable()
     }
 
     /// Returns the memory cost of each relay.
     pub fn relay_cost(&self) -> Vec<RelayCost> {
-        self.links.relays().costs()
+        self.shared.links.relays().costs()
     }
 
     /// Excludes relays from new copies, and releases their contexts and all resources there in the background once their work has
     /// completed. Retries relays that are suspended but kept their contexts. Resources that cannot be released are reported by
     /// [`Engine::unsuspended`]. No effect if relays were never started.
     pub fn suspend(&self, relays: DeviceSet) {
-        self.links.suspend(relays);
+        self.shared.links.suspend(relays);
     }
 
     /// Sets up suspended relays again in the background, then calls `after` on that thread, also after a failure. Relays whose resources
@@ -383,60 +256,60 @@ impl Engine {
 
     /// Returns the relays that are suspended or being suspended.
     pub fn suspended(&self) -> DeviceSet {
-        self.links.relays().suspended()
+        self.shared.links.relays().suspended()
     }
 
     /// Returns the suspended relays whose contexts still exist, with the reason, after all requested suspensions have ended or `timeout`
     /// has elapsed.
     pub fn unsuspended(&self, timeout: Duration) -> Vec<UnsuspendedRelay> {
-        self.links.unsuspended(timeout)
+        self.shared.links.unsuspended(timeout)
     }
 
     /// Excludes a GPU that the program uses from the relays, unless GPUs may be shared ([`EngineOptions::shared_gpus`]): its link serves
     /// its own copies only. Releases the engine's resources there in the background.
     pub fn leave_to_program(&self, device: DeviceId) {
-        self.links.leave_to_program(device);
+        self.shared.links.leave_to_program(device);
     }
 
     /// Releases the resources assigned to a stream that is about to be destroyed.
     pub fn forget_stream(&self, id: StreamId) {
-        self.links.lane_sets().forget(id);
+        self.shared.links.lane_sets().forget(id);
     }
 
     /// Returns the current path graph. An assumed graph is refined by the timings of copies.
     pub fn graph(&self) -> Arc<PathGraph> {
-        self.routes.graph()
+        self.shared.routes.graph()
     }
 
     /// Replaces the graph by which later copies are split.
     pub fn replace_graph(&self, graph: PathGraph) {
-        self.traffic.replace_graph(graph);
+        self.shared.traffic.replace_graph(graph);
     }
 
     /// Returns whether the links were measured to differ by a fifth or more from a calibrated graph, until another calibrated graph is set.
     /// The stored calibration should then be deleted and repeated. Until then, the graph is treated as assumed and refined by timings.
     pub fn is_stale(&self) -> bool {
-        self.traffic.is_stale()
+        self.shared.traffic.is_stale()
     }
 
     /// Registers a function that is called once, on the engine's thread, when [`Engine::is_stale`] becomes true.
     pub fn when_stale(&self, call: impl FnOnce(&Engine) + Send + 'static) {
-        self.requests.when_stale(Box::new(call));
+        self.shared.requests.when_stale(self.call(call));
     }
 
     /// Returns whether copies in a direction are in flight on any link and not yet known to be complete. Makes no driver call.
     pub fn is_busy(&self, direction: Direction) -> bool {
-        self.ledger.is_loaded(direction)
+        self.shared.ledger.is_loaded(direction)
     }
 
     /// Returns the totals since the engine was created.
     pub fn statistics(&self) -> Statistics {
-        self.ledger.statistics()
+        self.shared.ledger.statistics()
     }
 
     /// Returns the pinned host memory of the engine: slots for pageable memory and lists of blocks. Does not block.
     pub fn pinned(&self) -> Bytes {
-        self.resources.pinned()
+        self.shared.resources.pinned()
     }
 
     /// Returns the options the engine was created with.
@@ -446,15 +319,25 @@ impl Engine {
 
     /// Returns the completion clock of the program's contexts.
     pub fn completion_events(&self) -> &Arc<CompletionEvents> {
-        self.contexts.program()
+        self.shared.contexts.program()
+    }
+
+    /// Returns a function that calls `call` with this engine, unless the engine was dropped.
+    fn call(&self, call: impl FnOnce(&Engine) + Send + 'static) -> Call {
+        let engine = self.this.clone();
+        Box::new(move || {
+            if let Some(engine) = engine.upgrade() {
+                call(&engine);
+            }
+        })
     }
 
     /// Stops the engine's threads. Later copies are native.
     pub fn stop(&self) {
-        self.links.relays().want(DeviceSet::EMPTY);
+        self.shared.links.relays().want(DeviceSet::EMPTY);
         self.worker.stop();
         self.spans.stop();
-        self.traffic.stop();
+        self.shared.traffic.stop();
     }
 }
 

@@ -1,33 +1,87 @@
-//! Verification of completed copies: compares both sides and copies differing parts again.
+//! Copies that the caller waits for, and verification of completed copies: lost parts are copied again, and on request both sides are compared
+//! and differing parts copied again.
 
 use std::sync::Arc;
 
 use glake_device::PointerKind;
-use glake_device::owned::{Pages, Registration, Span};
+use glake_device::owned::{DeviceSet, Pages, Registration, Span};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::UserStream;
-use super::contexts::Contexts;
-use super::native::NativeCopies;
-use crate::{Result, TransferError};
+use crate::copies::handle::Parts;
+use crate::copies::shared::Shared;
+use crate::copies::span::SpanCopies;
+use crate::{CopyOptions, Result, TransferError, UserStream};
 
 /// Bytes compared at a time.
 const PIECE: Bytes = Bytes::mib(4);
 
-/// Verifier of one engine.
+/// Blocking copies of one engine.
 #[derive(Debug)]
-pub(crate) struct Verifier {
-    contexts: Arc<Contexts>,
-    native: Arc<NativeCopies>,
-    /// Pinned buffers for the two sides, allocated on first use.
+pub(crate) struct BlockingCopies {
+    shared: Arc<Shared>,
+    spans: Arc<SpanCopies>,
+    /// Pinned buffers for the two sides of a comparison, allocated on first use.
     scratch: Mutex<Option<[Arc<Registration>; 2]>>,
 }
 
-impl Verifier {
-    pub(crate) fn new(contexts: &Arc<Contexts>, native: &Arc<NativeCopies>) -> Arc<Verifier> {
-        let (contexts, native) = (contexts.clone(), native.clone());
-        Arc::new(Verifier { contexts, native, scratch: Mutex::default() })
+impl BlockingCopies {
+    pub(crate) fn new(shared: &Arc<Shared>, spans: &Arc<SpanCopies>) -> BlockingCopies {
+        BlockingCopies { shared: shared.clone(), spans: spans.clone(), scratch: Mutex::default() }
+    }
+
+    /// Copies and blocks until the bytes have arrived.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::copy_blocking`].
+    pub(crate) fn copy(&self, to: &Span, from: &Span, on: UserStream, options: CopyOptions) -> Result<()> {
+        let parts = self.spans.enqueue(to, from, on, options.priority)?;
+        self.shared.contexts.synchronize(on)?;
+        if let Some(parts) = parts {
+            self.repair(&parts, to, from, on)?;
+        }
+        if options.verify {
+            self.verify(&[(to.clone(), from.clone())], on)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the parts of lost relays again.
+    pub(crate) fn repair(&self, parts: &Parts, to: &Span, from: &Span, on: UserStream) -> Result<()> {
+        // Where it has become another stream's, all of this copy's work on it was seen done.
+        let lane_set = parts.lane_set.upgrade().filter(|lane_set| lane_set.is_of_stream(on.id));
+        let mut state = lane_set.as_ref().map(|lane_set| (lane_set, lane_set.state.lock()));
+        let mut lost = self.shared.links.relays().fenced().intersection(parts.used);
+        let mut unknown = parts.used.without(lost);
+        if let Some((lane_set, state)) = &mut state
+            && state.owner == Some(on.id)
+        {
+            // Tells what else has arrived, too, so that the next copy need not ask.
+            lost = lost.union(
+                state.poll(lane_set, DeviceSet::EMPTY, &*self.shared.traffic).intersection(parts.used),
+            );
+            unknown = state.busy().intersection(parts.used).without(lost);
+        }
+        lost = lost.union(parts.lost(unknown)?);
+        for relay in lost.iter() {
+            if let Some((_, state)) = &mut state {
+                state.make_good(relay, on.id, parts.serial);
+            }
+            self.shared.links.relays().fence(relay);
+        }
+        drop(state);
+        if lost.is_empty() {
+            return Ok(());
+        }
+        for share in
+            parts.shares.iter().flat_map(|shares| shares.iter()).filter(|share| lost.contains(share.relay))
+        {
+            let ends = (to.part(share.offset, share.size), from.part(share.offset, share.size));
+            if let (Some(to), Some(from)) = ends {
+                self.shared.native.copy(&to, &from, on)?;
+            }
+        }
+        self.shared.contexts.synchronize(on)
     }
 
     /// Compares both sides of completed copies, whatever paths they took, and copies differing parts again with the driver. Skips copies
@@ -48,7 +102,7 @@ impl Verifier {
             Some(sides) => sides,
             empty => {
                 let side = || -> Result<Arc<Registration>> {
-                    Ok(Arc::new(Registration::new(self.contexts.program(), Pages::new(PIECE, 1)?)?))
+                    Ok(Arc::new(Registration::new(self.shared.contexts.program(), Pages::new(PIECE, 1)?)?))
                 };
                 empty.insert([side()?, side()?])
             }
@@ -93,9 +147,9 @@ impl Verifier {
                 target: "glake::transfer",
                 to = %to.start(), from = %from.start(), size = %to.size(), "bytes of a copy differ: copied again"
             );
-            self.native.copy_anyhow(to, from, on)?;
+            self.shared.native.copy_anyhow(to, from, on)?;
         }
-        self.contexts.synchronize(on)?;
+        self.shared.contexts.synchronize(on)?;
         Ok(self.unequal(sides, &again, on)?.iter().map(|(to, _)| to.size()).sum())
     }
 
@@ -113,14 +167,14 @@ impl Verifier {
                     match span.kind() {
                         PointerKind::Pinned | PointerKind::Pageable => span.copy_on_host(&into)?,
                         PointerKind::Device { .. } | PointerKind::Managed => {
-                            self.native.copy_anyhow(&into, span, on)?;
+                            self.shared.native.copy_anyhow(&into, span, on)?;
                         }
                     }
                 }
             }
             offset = offset.saturating_add(to.size());
         }
-        self.contexts.synchronize(on)?;
+        self.shared.contexts.synchronize(on)?;
         let [to, from] = [&sides[0], &sides[1]].map(|side| side.as_slice());
         let mut start = 0;
         let mut differ = Vec::new();
@@ -143,13 +197,12 @@ fn overlap(one: &Span, other: &Span) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use glake_device::owned::{CompletionEvents, DeviceSet, OwnedStream};
+    use glake_device::owned::{CompletionEvents, OwnedStream};
     use glake_device::{DeviceId, Driver};
     use glake_sim::{SimOptions, SimTopology, Simulator};
 
     use super::*;
-    use crate::engine::ledger::Ledger;
-    use crate::links::relays::Relays;
+    use crate::EngineOptions;
 
     #[test]
     fn what_differs_is_copied_again_and_what_overlaps_is_passed_over() {
@@ -157,10 +210,9 @@ mod tests {
         let topology = SimTopology::uniform(1, Bytes::mib(64));
         let sim = Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap();
         let driver: Arc<dyn Driver> = Arc::new(sim);
-        let contexts = Contexts::new(CompletionEvents::new(driver.clone())).unwrap();
-        let ledger = Ledger::new(&Arc::new(Relays::new(1, DeviceSet::EMPTY, false)), 1);
-        let native = NativeCopies::new(&contexts, &ledger);
-        let verifier = Verifier::new(&contexts, &native);
+        let shared = Shared::new(CompletionEvents::new(driver.clone()), &EngineOptions::default()).unwrap();
+        let (contexts, ledger) = (&shared.contexts, &shared.ledger);
+        let verifier = BlockingCopies::new(&shared, &Arc::new(SpanCopies::new(&shared, false)));
         let stream = OwnedStream::new(&driver, DeviceId(0)).unwrap();
         let on = UserStream::of(&*driver, DeviceId(0), stream.id()).unwrap();
         let memory = |byte| {

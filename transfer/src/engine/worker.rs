@@ -7,8 +7,8 @@ use glake_device::owned::DeviceSet;
 use parking_lot::Mutex;
 
 use super::Engine;
-use super::requests::{After, Requests};
-use crate::links::suspension::{PAUSE, Suspension};
+use super::suspension::{PAUSE, Suspension};
+use crate::links::requests::{Call, Requests};
 use crate::{Result, TransferError};
 
 /// Thread handle and its request queue.
@@ -28,7 +28,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`TransferError::NoThread`].
-    pub(crate) fn prepare(&self, engine: &Arc<Engine>, after: After) -> Result<()> {
+    pub(crate) fn prepare(&self, engine: &Arc<Engine>, after: Call) -> Result<()> {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let (requests, engine) = (self.requests.clone(), Arc::downgrade(engine));
@@ -64,16 +64,16 @@ fn run(requests: &Requests, engine: &Weak<Engine>) {
         }
         forks = forks.union(orders.forks);
         if orders.prepare {
-            forks = forks.union(engine.contexts.in_use());
+            forks = forks.union(engine.shared.contexts.in_use());
         }
         engine.provider.provide(&orders, forks);
         for after in std::mem::take(&mut orders.after) {
-            after(&engine);
+            after();
         }
         if let Some(asked) = orders.suspend {
             suspension.ask(asked);
         }
-        more = suspension.step(&engine.links, &engine.resources);
+        more = suspension.step(&engine.shared.links, &engine.shared.resources);
         // Those that were of suspended relays are gone.
         engine.provider.restore_lane_sets(forks);
     }

@@ -15,16 +15,11 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::Result;
-use crate::engine::counters::Path;
-use crate::engine::lane::Lane;
-use crate::engine::ledger::{Carried, Ledger};
-use crate::kinds::foreign::slots::Ring;
-use crate::kinds::foreign::target::TargetSide;
+use crate::links::lane::{Lane, Ring, TargetSide};
+use crate::links::ledger::{Carried, Ledger, Path};
 use crate::links::unjoined::End;
-use crate::paths::Direction;
-use crate::traffic::Traffic;
-use crate::traffic::drift::Sample;
+use crate::paths::{Direction, PathGraph, Shares};
+use crate::{Result, UserStream};
 
 /// Lanes by relay, and events in the primary contexts of the program's GPUs. The engine's thread adds them.
 #[derive(Debug)]
@@ -74,6 +69,32 @@ pub(crate) struct LaneSetState {
     own: Option<Carried>,
     /// Copy being timed.
     pub(crate) sample: Option<Sample>,
+}
+
+/// Timed copy before its join.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) graph: Arc<PathGraph>,
+    /// Number of copies begun on other streams by then.
+    pub(crate) others: u64,
+    /// Start of the current period without pinning.
+    pub(crate) unpinned: u64,
+}
+
+/// Timed copy.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    /// GPU of its stream, and GPU of its memory.
+    pub(crate) on: DeviceId,
+    pub(crate) direction: Direction,
+    pub(crate) shares: Shares,
+    pub(crate) begun: Begun,
+}
+
+/// Receiver of the timed copies of lane sets.
+pub(crate) trait Observe: std::fmt::Debug + Send + Sync {
+    /// Evaluates the timed copy of a lane set, if any. Called when all of its lanes are idle.
+    fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState);
 }
 
 /// Part of a copy on a lane.
@@ -242,6 +263,22 @@ impl LaneSet {
     }
 }
 
+impl Begun {
+    /// Ends a timed copy at its join; the time is known once the join has passed.
+    pub(crate) fn end(
+        self,
+        lane_set: &LaneSet,
+        state: &mut LaneSetState,
+        (on, direction): (UserStream, Direction),
+        shares: &Shares,
+    ) {
+        if lane_set.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
+            let shares = shares.clone();
+            state.sample = Some(Sample { on: on.device, direction, shares, begun: self });
+        }
+    }
+}
+
 impl StreamMarks {
     /// Creates the events in the primary context of a device.
     pub(crate) fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<StreamMarks> {
@@ -259,7 +296,7 @@ fn owner_bits(owner: Option<StreamId>) -> u64 {
 impl LaneSetState {
     /// Polls the lanes for completed work. Returns relays found lost, which the caller must fence. Never blocks. Lanes of `kept` keep their
     /// slots for further parts of the current copy.
-    pub(crate) fn poll(&mut self, lane_set: &LaneSet, kept: DeviceSet, traffic: &Traffic) -> DeviceSet {
+    pub(crate) fn poll(&mut self, lane_set: &LaneSet, kept: DeviceSet, observer: &dyn Observe) -> DeviceSet {
         let mut lost = DeviceSet::EMPTY;
         for device in self.busy.iter() {
             let Some(lane) = lane_set.lane(device) else { continue };
@@ -282,7 +319,7 @@ impl LaneSetState {
             if let Some(own) = self.own.take() {
                 self.ledger.end(own);
             }
-            traffic.observe(lane_set, self);
+            observer.observe(lane_set, self);
         }
         lost
     }

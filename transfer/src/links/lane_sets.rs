@@ -13,9 +13,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::Result;
-use crate::engine::ledger::Ledger;
-use crate::links::lane_set::{LaneSet, LaneSetState};
-use crate::traffic::Traffic;
+use crate::links::lane_set::{LaneSet, LaneSetState, Observe};
+use crate::links::ledger::Ledger;
 
 /// Time for which a copy spins on its lane set's lock before it sleeps.
 const AWAKE: Duration = Duration::from_micros(50);
@@ -24,7 +23,7 @@ const AWAKE: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub(crate) struct LaneSets {
     ledger: Arc<Ledger>,
-    traffic: Arc<Traffic>,
+    observer: Arc<dyn Observe>,
     all: RwLock<Vec<Arc<LaneSet>>>,
     table: RwLock<FxHashMap<StreamId, Arc<LaneSet>>>,
     /// Number of streams that found no free lane set since the last one was added.
@@ -33,10 +32,10 @@ pub(crate) struct LaneSets {
 
 impl LaneSets {
     /// Creates an empty table.
-    pub(crate) fn new(ledger: &Arc<Ledger>, traffic: &Arc<Traffic>) -> LaneSets {
+    pub(crate) fn new(ledger: &Arc<Ledger>, observer: Arc<dyn Observe>) -> LaneSets {
         LaneSets {
             ledger: ledger.clone(),
-            traffic: traffic.clone(),
+            observer,
             all: RwLock::default(),
             table: RwLock::default(),
             missed: AtomicUsize::new(0),
@@ -162,7 +161,7 @@ impl LaneSets {
 
     /// Polls a lane set that another stream owns.
     fn look(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
-        let lost = state.poll(lane_set, DeviceSet::EMPTY, &self.traffic);
+        let lost = state.poll(lane_set, DeviceSet::EMPTY, &*self.observer);
         lost.iter().for_each(|relay| self.ledger.relays.fence(relay));
     }
 

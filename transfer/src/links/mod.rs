@@ -1,19 +1,24 @@
-//! Links used by copies: the GPUs that relay, the lanes of each program stream, and their release.
+//! Links used by copies: the GPUs that relay, the lanes of each program stream, and the work in flight there.
 //!
 //! ```text
-//!   lane_sets ─► lane_set   lanes of one program stream on all relays
-//!   crossings               zero-staging copies of relays
-//!   relays                  GPUs that relay, and relays that were lost
-//!   suspension              release of relays and their contexts
-//!   unjoined                work of failed copies that no stream waits for yet
+//!   lane_sets ─► lane_set ─► lane   streams, events and slots of one program stream on all relays
+//!   relays                          GPUs that relay, and relays that were lost
+//!   ledger                          copies in flight, and totals
+//!   unjoined                        work of failed copies that no stream waits for yet
+//!   suspension                      results of releasing relays and their contexts
+//!   contexts                        drivers of the program's and of GLake's own contexts
+//!   requests                        queue of the engine's thread
 //! ```
 
-pub(crate) mod crossings;
+pub(crate) mod contexts;
+pub(crate) mod lane;
 pub(crate) mod lane_set;
 pub(crate) mod lane_sets;
+pub(crate) mod ledger;
 pub(crate) mod relays;
+pub(crate) mod requests;
 pub(crate) mod suspension;
-mod unjoined;
+pub(crate) mod unjoined;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +27,10 @@ use std::time::{Duration, Instant};
 use glake_device::owned::DeviceSet;
 use glake_device::{CaptureState, DeviceId, DriverError, StreamId, Verb};
 
-use crate::engine::contexts::Contexts;
-use crate::engine::ledger::Ledger;
-use crate::engine::requests::Requests;
-use crate::kinds::pageable::StagingStream;
+use crate::links::contexts::Contexts;
+use crate::links::lane::StagingStream;
+use crate::links::ledger::Ledger;
+use crate::links::requests::Requests;
 use crate::{Result, UserStream};
 use lane_set::{LaneSet, LaneSetState};
 use lane_sets::LaneSets;
@@ -63,8 +68,8 @@ impl Links {
         ledger: &Arc<Ledger>,
         requests: &Arc<Requests>,
         streams: usize,
-    ) -> Arc<Links> {
-        Arc::new(Links {
+    ) -> Links {
+        Links {
             contexts: contexts.clone(),
             relays: relays.clone(),
             lane_sets,
@@ -75,10 +80,9 @@ impl Links {
             most: streams.max(1),
             made: Instant::now(),
             looked: AtomicU64::new(0),
-        })
+        }
     }
 
-    /// Returns the relays.
     pub(crate) fn relays(&self) -> &Arc<Relays> {
         &self.relays
     }
@@ -86,6 +90,14 @@ impl Links {
     /// Returns the assignment of lane sets to streams.
     pub(crate) fn lane_sets(&self) -> &LaneSets {
         &self.lane_sets
+    }
+
+    pub(crate) fn contexts(&self) -> &Contexts {
+        &self.contexts
+    }
+
+    pub(crate) fn suspensions(&self) -> &Suspensions {
+        &self.suspensions
     }
 
     /// Returns the maximum number of lane sets.
@@ -199,7 +211,7 @@ impl Links {
         self.suspensions.unsuspended(&self.relays, timeout)
     }
 
-    fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
+    pub(crate) fn note_unsuspended(&self, relay: DeviceId, why: WhyUnsuspended) {
         let context = self.relays.cost(relay).map(|cost| cost.context).unwrap_or_default();
         tracing::info!(target: "glake::transfer", %relay, %context, %why, "the context of a relay stays");
         self.suspensions.note_unsuspended(UnsuspendedRelay { relay, context, why });
@@ -214,14 +226,21 @@ mod tests {
     use glake_units::Bytes;
 
     use super::*;
-    use crate::engine::routes::Routes;
-    use crate::traffic::Traffic;
+    use crate::links::lane_set::Observe;
+
+    /// Observer of lane sets without timed copies.
+    #[derive(Debug)]
+    struct Untimed;
+
+    impl Observe for Untimed {
+        fn observe(&self, _: &LaneSet, _: &mut LaneSetState) {}
+    }
 
     const RELAY: DeviceId = DeviceId(1);
     const ON: UserStream = UserStream { device: DeviceId(0), raw: Stream::LEGACY, id: StreamId(1) };
 
     /// Creates links with two GPUs, one of them ready as a relay.
-    fn links() -> (Arc<Simulator>, Arc<Requests>, Arc<Links>) {
+    fn links() -> (Arc<Simulator>, Arc<Requests>, Links) {
         let topology = SimTopology::uniform(2, Bytes::mib(64));
         let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
         let driver: Arc<dyn Driver> = sim.clone();
@@ -230,8 +249,7 @@ mod tests {
         relays.add_ready(RELAY);
         let ledger = Ledger::new(&relays, 2);
         let requests = Arc::new(Requests::default());
-        let traffic = Traffic::new(&ledger, &Routes::new(&relays, None), &requests, 2);
-        let lane_sets = LaneSets::new(&ledger, &traffic);
+        let lane_sets = LaneSets::new(&ledger, Arc::new(Untimed));
         let links = Links::new(&contexts, &relays, lane_sets, &ledger, &requests, 1);
         (sim, requests, links)
     }

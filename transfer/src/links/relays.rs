@@ -16,9 +16,8 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::RelayCost;
-use crate::kinds::foreign::slots::Ring;
-use crate::{Result, TransferError};
+use crate::links::lane::Ring;
+use crate::{RelayCost, Result, TransferError};
 
 #[derive(Debug)]
 pub(crate) struct Relays {

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use glake_device::owned::{OwnedEvent, OwnedStream, StreamRef};
 use parking_lot::Mutex;
 
-use crate::engine::fork::twice;
-use crate::engine::ledger::Ledger;
-use crate::kinds::pageable::StagingStream;
+use crate::links::lane::StagingStream;
+use crate::links::ledger::Ledger;
 
 /// Knowledge of the end of a stream's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +61,6 @@ pub(crate) struct UnjoinedSlots {
 }
 
 impl UnjoinedSlots {
-    /// Adds a slot.
     pub(crate) fn leave(&self, of: Arc<StagingStream>, slot: usize, ledger: &Ledger) {
         self.slots.lock().push((of, slot, End::Open));
         ledger.leave_unjoined();
@@ -87,6 +85,14 @@ impl UnjoinedSlots {
             true
         });
         outcome.map(|()| slots.is_empty())
+    }
+}
+
+/// Retries an operation once if its error may be transient.
+pub(crate) fn twice(mut ask: impl FnMut() -> glake_device::Result<()>) -> glake_device::Result<()> {
+    match ask() {
+        Err(error) if !error.is_sticky() => ask(),
+        answer => answer,
     }
 }
 

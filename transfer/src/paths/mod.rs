@@ -10,36 +10,30 @@
 //!   PathGraph ─► split(ask) ─► shares: which bytes go over which link
 //! ```
 //!
-//! Pure: no driver, no clock, no threads of its own; time and what was measured are arguments.
+//! Pure: no driver, no clock, no threads of its own; times and measurements are arguments.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use glake_device::DeviceId;
+use glake_units::{Bandwidth, Bytes, Micros};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use given_up::GivenUp;
+pub use observations::Observations;
+pub use path_graph::PathGraph;
+pub use split::{Ask, GRAIN, SLICE, Share, Shares, split};
+pub(crate) use split::{LEAST_STAGED, MANY_RELAYS};
+pub use table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 
 pub mod cache;
-mod ceilings;
-mod conservative;
 mod fluid;
 mod given_up;
-mod load;
 mod observations;
 mod outcomes;
 mod path_graph;
-mod rates;
-mod shares;
 mod split;
 mod table;
-mod target;
 pub mod trials;
-mod way;
-
-use glake_units::{Bandwidth, Bytes};
-
-pub(crate) use given_up::GivenUp;
-pub use load::Load;
-pub use observations::Observations;
-pub use path_graph::PathGraph;
-pub use shares::{Ask, Share, Shares};
-pub use split::{GRAIN, SLICE, split};
-pub(crate) use split::{LEAST_STAGED, MANY_RELAYS};
-pub use table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
-pub use way::{Direction, PathRate, Way};
 
 /// Maximum number of GPUs in a graph. Copies of further GPUs use their own links.
 pub const MOST_GPUS: usize = 16;
@@ -70,4 +64,129 @@ fn whole(number: f64) -> u64 {
 fn grains(bytes: f64) -> Bytes {
     let grain = float(GRAIN);
     Bytes::new(whole((bytes / grain).round()).saturating_mul(GRAIN.get()))
+}
+
+/// Direction between host and GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Host to device.
+    ToGpu,
+    /// Device to host.
+    FromGpu,
+}
+
+impl Direction {
+    /// Returns the opposite direction.
+    pub fn other(self) -> Direction {
+        match self {
+            Direction::ToGpu => Direction::FromGpu,
+            Direction::FromGpu => Direction::ToGpu,
+        }
+    }
+
+    /// Both directions, in the order of [`Direction::index`].
+    pub const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
+
+    /// Returns an index for tables: 0 or 1.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Method by which a GPU's link serves a copy of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// The target's own link, on a stream of the target.
+    Direct,
+    /// A stream of the relay, directly between host and target memory: over the relay's link and NVLink, without a buffer.
+    ZeroStaging,
+    /// A buffer in the relay's memory: over the relay's link, then NVLink.
+    Staged,
+}
+
+/// Rate of one path.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PathRate {
+    /// GPU whose link is used; the target itself for its own.
+    pub relay: DeviceId,
+    /// Way of the path.
+    pub way: Way,
+    /// Rate of a continuous transfer.
+    pub rate: Bandwidth,
+    /// Fixed cost from fork to join.
+    pub latency: Micros,
+}
+
+/// Bytes in flight by target, link and direction. Enqueuing adds to the counters, completion subtracts.
+///
+/// Invariant: the bytes of a link are the sum over its targets, except while a thread updates both.
+#[derive(Debug, Default)]
+pub struct Load {
+    links: [[AtomicU64; 2]; MOST_GPUS],
+    targets: [[[AtomicU64; 2]; MOST_GPUS]; MOST_GPUS],
+}
+
+impl Load {
+    /// Creates empty counters.
+    pub fn new() -> Self {
+        Load::default()
+    }
+
+    /// Adds `size` bytes of `target` on the link of `relay`.
+    pub fn begin(&self, target: DeviceId, relay: DeviceId, direction: Direction, size: Bytes) {
+        for counter in self.counters(target, relay, direction).into_iter().flatten() {
+            counter.fetch_add(size.get(), Ordering::Relaxed);
+        }
+    }
+
+    /// Removes `size` completed bytes; the counters saturate at zero.
+    pub fn end(&self, target: DeviceId, relay: DeviceId, direction: Direction, size: Bytes) {
+        for counter in self.counters(target, relay, direction).into_iter().flatten() {
+            let less = |bytes: u64| Some(bytes.saturating_sub(size.get()));
+            // The closure always answers, so the update cannot fail.
+            let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+
+    /// Returns the bytes in flight on the link of `relay`.
+    pub fn link(&self, relay: DeviceId, direction: Direction) -> Bytes {
+        let bytes = usize::try_from(relay.0).ok().and_then(|relay| self.links.get(relay));
+        Bytes::new(bytes.map_or(0, |link| link[direction.index()].load(Ordering::Relaxed)))
+    }
+
+    /// Returns those of them that belong to `target`.
+    pub fn target(&self, target: DeviceId, relay: DeviceId, direction: Direction) -> Bytes {
+        let [_, of_target] = self.counters(target, relay, direction);
+        Bytes::new(of_target.map_or(0, |bytes| bytes.load(Ordering::Relaxed)))
+    }
+
+    fn counters(&self, target: DeviceId, relay: DeviceId, direction: Direction) -> [Option<&AtomicU64>; 2] {
+        let (target, relay) = (usize::try_from(target.0), usize::try_from(relay.0));
+        let (Ok(target @ 0..MOST_GPUS), Ok(relay @ 0..MOST_GPUS)) = (target, relay) else { return [None; 2] };
+        let way = direction.index();
+        [Some(&self.links[relay][way]), Some(&self.targets[target][relay][way])]
+    }
+}
+
+#[cfg(test)]
+mod load_tests {
+    use super::*;
+
+    #[test]
+    fn counts_by_link_and_target() {
+        let load = Load::new();
+        let (a, b, far) = (DeviceId(0), DeviceId(3), DeviceId(40));
+        load.begin(a, b, Direction::ToGpu, Bytes::mib(3));
+        load.begin(b, b, Direction::ToGpu, Bytes::mib(1));
+        load.begin(a, far, Direction::ToGpu, Bytes::mib(1));
+        assert_eq!(load.link(b, Direction::ToGpu), Bytes::mib(4));
+        assert_eq!(load.target(a, b, Direction::ToGpu), Bytes::mib(3));
+        assert_eq!(load.link(b, Direction::FromGpu), Bytes::ZERO);
+        assert_eq!(load.link(far, Direction::ToGpu), Bytes::ZERO);
+        load.end(a, b, Direction::ToGpu, Bytes::mib(9));
+        load.end(b, b, Direction::ToGpu, Bytes::mib(1));
+        assert_eq!(load.link(b, Direction::ToGpu), Bytes::ZERO);
+    }
 }

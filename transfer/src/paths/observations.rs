@@ -14,7 +14,7 @@
 use glake_device::DeviceId;
 use glake_units::{Bandwidth, Bytes, Micros};
 
-use super::shares::Shares;
+use super::split::Shares;
 use super::table::{Ceiling, Paths, RelayRate};
 use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes};
 

@@ -16,11 +16,11 @@ use glake_units::{Bytes, Micros};
 use parking_lot::Mutex;
 
 use crate::UserStream;
-use crate::engine::ledger::Ledger;
-use crate::engine::requests::Requests;
-use crate::engine::routes::Routes;
-use crate::links::lane_set::{LaneSet, LaneSetState, StreamMarks};
-use crate::paths::{Direction, GivenUp, Observations, PathGraph, Shares};
+use crate::links::lane_set::{Begun, LaneSet, LaneSetState, Sample, StreamMarks};
+use crate::links::ledger::Ledger;
+use crate::links::requests::Requests;
+use crate::paths::{Direction, GivenUp, Observations, PathGraph};
+use crate::traffic::routes::Routes;
 
 /// Minimum size of a timed copy for a calibrated and for an assumed graph. Smaller copies reveal latency and host overhead rather than link
 /// rates.
@@ -55,26 +55,6 @@ impl Seen {
     fn nothing(assumed: PathGraph) -> Seen {
         Seen { graph: Observations::new(), given_up: GivenUp::new(assumed) }
     }
-}
-
-/// Timed copy before its join.
-#[derive(Debug)]
-pub(crate) struct Begun {
-    graph: Arc<PathGraph>,
-    /// Number of copies begun on other streams by then.
-    others: u64,
-    /// Start of the current period without pinning.
-    unpinned: u64,
-}
-
-/// Timed copy.
-#[derive(Debug)]
-pub(crate) struct Sample {
-    /// GPU of its stream, and GPU of its memory.
-    on: DeviceId,
-    direction: Direction,
-    shares: Shares,
-    begun: Begun,
 }
 
 impl Drift {
@@ -240,22 +220,6 @@ impl Drift {
             let (relays, before) = (refined.paths().relays.len(), graph.paths().relays.len());
             tracing::debug!(target: "glake::transfer", relays, before, "the paths are refined by what copies took");
             self.routes.set(refined);
-        }
-    }
-}
-
-impl Begun {
-    /// Ends a timed copy at its join; the time is known once the join has passed.
-    pub(crate) fn end(
-        self,
-        lane_set: &LaneSet,
-        state: &mut LaneSetState,
-        (on, direction): (UserStream, Direction),
-        shares: &Shares,
-    ) {
-        if lane_set.marks(on.device).is_some_and(|marks| marks.clock[1].record(on.raw).is_ok()) {
-            let shares = shares.clone();
-            state.sample = Some(Sample { on: on.device, direction, shares, begun: self });
         }
     }
 }

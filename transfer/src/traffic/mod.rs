@@ -1,9 +1,9 @@
 //! Interaction of copies that share links: priorities, contention, and drift of the measured link rates.
 //!
 //! ```text
-//!   Traffic ─► prioritized ─► barriers ─► urgent_calls   background copies yield, on the links and on the host
-//!           ─► contention                                GPUs whose memory is copied at the same time
-//!           ─► drift                                     whether the path graph is still valid
+//!   Traffic ─► prioritized ─► barriers   background copies yield, on the links and on the host
+//!           ─► contention                GPUs whose memory is copied at the same time
+//!           ─► drift ─► routes           current path graph, and whether it is still valid
 //! ```
 //!
 //! Invariants:
@@ -14,7 +14,7 @@ pub(crate) mod barriers;
 pub(crate) mod contention;
 pub(crate) mod drift;
 pub(crate) mod prioritized;
-pub(crate) mod urgent_calls;
+pub(crate) mod routes;
 
 use std::sync::{Arc, OnceLock};
 
@@ -23,17 +23,16 @@ use glake_device::owned::CompletionEvents;
 use glake_tiers::Pinning;
 use glake_units::{Bytes, Micros};
 
-use crate::engine::ledger::Ledger;
-use crate::engine::requests::Requests;
-use crate::engine::routes::Routes;
-use crate::links::lane_set::{LaneSet, LaneSetState};
+use crate::links::lane_set::{Begun, LaneSet, LaneSetState, Observe};
+use crate::links::ledger::Ledger;
+use crate::links::requests::Requests;
 use crate::paths::{Direction, PathGraph};
+use crate::traffic::routes::Routes;
 use crate::{Priority, UserStream};
-use barriers::Barriers;
+use barriers::{Barriers, UrgentCall};
 use contention::{Contenders, Contention};
-use drift::{Begun, Drift};
+use drift::Drift;
 use prioritized::Prioritized;
-use urgent_calls::UrgentCall;
 
 /// Traffic state of one engine.
 #[derive(Debug)]
@@ -138,11 +137,6 @@ impl Traffic {
         self.drift.time(lane_set, state, graph, of, size, || self.is_crowded())
     }
 
-    /// Evaluates the timed copy of a lane set. Called when all of its lanes are idle.
-    pub(crate) fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
-        self.drift.observe(lane_set, state);
-    }
-
     /// Replaces the graph by which later copies are split.
     pub(crate) fn replace_graph(&self, graph: PathGraph) {
         self.drift.replace(graph);
@@ -166,5 +160,11 @@ impl Traffic {
 
     fn is_crowded(&self) -> bool {
         self.barriers.get().is_some_and(Barriers::is_needed)
+    }
+}
+
+impl Observe for Traffic {
+    fn observe(&self, lane_set: &LaneSet, state: &mut LaneSetState) {
+        self.drift.observe(lane_set, state);
     }
 }

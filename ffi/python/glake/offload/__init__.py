@@ -1,13 +1,13 @@
-"""Activations of a training pass leave the GPU after they were saved, and are back before the backward pass reads them.
+"""Offload of activations: saved tensors of a training pass are evicted from the GPU, and reloaded before the backward pass reads them.
 
 ::
 
-    forward:  save ─► pack ─► copy out on a queue of its own     the block is its stream's again behind the copy
+    forward:  save ─► pack ─► copy out on a queue of its own     the stream may reuse the block behind the copy
     backward: unpack ◄─ memory of the compute stream ◄─ copy in, begun a window of bytes before
 
-Values are the same to the bit: what is saved is copied, and views are built again over the copy.
+Values are bit-identical: saved tensors are copied, and views are rebuilt over the copy.
 
-The package is called itself: ``glake.offload(model, budget="60GiB")``, see :func:`glake.offload.offload`.
+The package itself is callable: ``glake.offload(model, budget="60GiB")``, see :func:`glake.offload.offload`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where activations are offloaded: in a module's forward passes, or in a block of code."""
+"""Offload of activations in a module's forward passes, or in a block of code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Activations:
-    """What ``glake.offload.activations`` answers: a context manager, and what takes the hooks of a module off again."""
+    """Result of ``glake.offload.activations``: a context manager, and the handle to remove the hooks of a module."""
 
     def __init__(self, module: Any, least: int, memory: Memory | None = None, replay: bool = False) -> None:
         if not is_number(least) or not least >= 0:
@@ -81,7 +81,7 @@ class Activations:
             self._others.end()
 
     def remove(self) -> None:
-        """Takes the hooks off the module. What is offloaded comes back as it is read. A second time does nothing."""
+        """Removes the hooks from the module. Offloaded tensors are reloaded as they are read. Repeated calls do nothing."""
         self._is_removed = True
         handles, self._handles = self._handles, []
         for handle in handles:
@@ -109,7 +109,7 @@ class Activations:
         return bool(stack) and stack[-1][0] == "module"
 
     def _leave_ended(self, caller: Any) -> None:
-        """Leaves the module's calls that a signal ended: torch calls no hook after those."""
+        """Leaves calls of the module that a signal ended: torch calls no hook after those."""
         import torch
 
         running = None
@@ -129,7 +129,7 @@ class Activations:
         self._stack().append(("module", None, self._entered.call))
 
     def _keep(self) -> None:
-        """Enters a call of the module in which all that is saved stays, whoever offloads around it."""
+        """Enters a call of the module in which all saved tensors stay, despite surrounding offloads."""
         import torch
 
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -165,7 +165,7 @@ class Activations:
             _pushed.pop(hooks)
 
     def told(self, course: bool = False) -> dict[str, Any]:
-        """What it was asked for, what its last plan says, and what its passes were: as ``sites`` of ``glake.offload.report``."""
+        """Returns the site's goal, its latest plan and its passes: an element of ``sites`` in ``glake.offload.report``."""
         told: dict[str, Any] = json.loads(self._packer.site.told_json(course))
         return told
 
@@ -184,7 +184,7 @@ class Activations:
             _leave(self)
 
     def enter_call(self, module: Any, _inputs: Any, _named: Any) -> None:
-        """A call of the module begins."""
+        """Enters a call of the module."""
         import torch
 
         if self._is_removed:
@@ -204,7 +204,7 @@ class Activations:
         self._push("module", module)
 
     def leave_call(self) -> None:
-        """That call ends."""
+        """Leaves a call of the module."""
         # Told without its begin where an earlier hook raised.
         if self._is_in_module():
             self._pop()
@@ -212,7 +212,7 @@ class Activations:
             self._others.end()
 
     def look(self, module: Any, caller: Any) -> None:
-        """What else offloads there is found whether this call, of a frame, offloads or not."""
+        """Enters a call under the hooks of a frame. Other offloads in the module are found whether this call offloads or not."""
         import torch
 
         if self._stack():
@@ -268,7 +268,7 @@ def _call_of(frame: Any) -> _Call:
 
 
 def _running(frame: Any) -> set[_Call]:
-    """The calls from one on that run on this thread."""
+    """Returns the calls from one on that run on this thread."""
     running = set()
     while frame is not None:
         running.add(_call_of(frame))
@@ -277,8 +277,9 @@ def _running(frame: Any) -> set[_Call]:
 
 
 def may_hook() -> bool:
-    """Whether what is saved now may be given hooks: not without gradients, within a backward pass, where nothing is computed but traced, in a
-    transform of ``torch.func``, nor where the program has turned them off."""
+    """Whether saved tensors may be given hooks now: not without gradients, within a backward pass, while tracing, in a transform of
+    ``torch.func``, or if the program has turned hooks off.
+    """
     import torch
 
     if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or _dynamo.traces():
@@ -293,13 +294,14 @@ def _replayer(packer: Packer) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it counts something: numpy's numbers too, and no truth."""
+    """Whether a value is a number, numpy's included, and no bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 class _Pushed(threading.local):
-    """A thread's hooks that are ours, the innermost last, each with what is to be called when it ends, and the call of a module that it is
-    of. What a forward left behind that a signal ended is taken off with the hooks around it, whosever it is."""
+    """A thread's stack of our hooks, the innermost last, each with its end callback and the module call that it belongs to. Hooks
+    left behind by a forward that a signal ended are removed with the hooks around them, whatever their owner.
+    """
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, Any, _Call | None]] = []
@@ -309,7 +311,7 @@ class _Pushed(threading.local):
         self._all.append((hooks, end, call))
 
     def pop(self, hooks: Any) -> None:
-        """Takes hooks off, where they are on."""
+        """Removes hooks if they are on."""
         import torch
 
         running = None
@@ -344,7 +346,7 @@ _ours: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @functools.cache
 def _staying(is_opaque: bool) -> tuple[Any, Any]:
-    """Hooks of ours under which what is saved stays."""
+    """Returns our hooks under which saved tensors stay."""
     import torch
 
     pack: Any = lambda tensor: kept(tensor)
@@ -356,33 +358,33 @@ def _staying(is_opaque: bool) -> tuple[Any, Any]:
 
 
 def activations(module: Any = None, *, least: int = LEAST, replay: bool = False) -> Activations:
-    """Offloads what autograd saves in a module's forward passes, or in a block of code::
+    """Offloads the tensors that autograd saves in a module's forward passes, or in a block of code::
 
-        glake.offload.activations(model)              # in each forward pass of it, until .remove()
-        site = glake.offload.activations()            # once: each one learns anew
-        with site:                                    # in each step; a loss outside of the module too
+        glake.offload.activations(model)              # in each of its forward passes, until .remove()
+        site = glake.offload.activations()            # once: each new one learns from the beginning
+        with site:                                    # in each step; includes a loss outside of the module
             loss = criterion(model(batch), target)
         loss.backward()
 
-    The first pass reloads each tensor when it is read; passes that begin like one that was seen have their reloads begun before, in the order
-    of that one. What a plan would bring back at once, as the last that the forward saved, stays.
+    The first pass reloads each tensor when it is read; passes that begin like an earlier one begin their reloads ahead, in the order of that
+    pass. Tensors that a plan would reload at once, such as the last saves of the forward, stay.
 
     Each range of bytes is copied once, however many operations save it. Parameters, their views and a module's buffers stay. So does memory
-    of private pools, which is its owner's: CUDA graphs', those of ``torch.compile(mode="reduce-overhead")`` too, and MemPools'. So do memory
-    that is not GLake's (``glake.enable()`` comes first), what is saved while a stream is captured, tensors of other kinds than
-    ``torch.Tensor``, and what finds no host memory: ``glake.offload.report()`` counts them in ``stayed`` where they were to leave.
+    of private pools, which their owners manage: those of CUDA graphs, of ``torch.compile(mode="reduce-overhead")``, and MemPools. Memory
+    that is not GLake's (call ``glake.enable()`` first), tensors saved while a stream is captured, tensors of other classes than
+    ``torch.Tensor``, and tensors for which there is no host memory stay too: ``glake.offload.report()`` counts them in ``stayed``.
 
     Args:
-        module: the outer module; None: only where the answer is entered.
-        least: what has fewer bytes stays on the GPU.
-        replay: what linear layers and attention give within checkpoints of ``use_reentrant=False`` is offloaded too, and handed out where the
-            checkpoint is computed again, in place of computing it.
+        module: the outer module; None: only inside ``with`` blocks of the result.
+        least: tensors of fewer bytes stay on the GPU.
+        replay: also offload the outputs of linear layers and attention within checkpoints with ``use_reentrant=False``, and replay them in
+            the recomputation instead of computing them.
 
     Returns:
-        A context manager; with a module its hooks are on it already.
+        A context manager; the hooks of ``module``, if given, are already active.
 
     Raises:
         ValueError: ``least`` is below 0.
-        TypeError: ``module`` is no module.
+        TypeError: ``module`` is not a module.
     """
     return Activations(module, least, replay=replay)

@@ -1,4 +1,4 @@
-"""Comparisons that the GPU makes by itself: nobody waits for what they find."""
+"""Comparisons on the GPU whose results are read later, without a wait."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _PART = 16 << 20
 
 
 def are_same(one: Any, other: Callable[[], Any]) -> Any:
-    """Whether a tensor and what is asked for have the same bits, sizes and strides: False, or a tensor that says so. None: there is no memory
-    to tell."""
+    """Compares the bits, sizes and strides of two tensors: returns False, or a tensor with the result. None: no memory for the
+    comparison.
+    """
     try:
         return _compared(one.detach(), other().detach())
     except RuntimeError as error:
@@ -44,7 +45,7 @@ def _compared(one: Any, other: Any) -> Any:
 
 
 def read(found: list[Any]) -> list[bool | None]:
-    """What such comparisons found, all at once for a device. None: it cannot be told."""
+    """Reads the results of comparisons, all at once for a device. None: unknown."""
     answers = [None if isinstance(answer, torch.Tensor) else answer for answer in found]
     devices: dict[Any, list[int]] = {}
     for place, answer in enumerate(found):

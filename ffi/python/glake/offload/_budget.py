@@ -21,7 +21,7 @@ from ._activations import LEAST, Activations, is_number, may_hook
 from ._memory import Cuda, Memory
 from ._parts import parameters
 
-PRESETS = ("fit", "memory", "hidden", "hybrid")
+PRESETS = ("fit", "memory", "hybrid")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # So much host memory is pinned ahead in a first pass: a part of what is offloaded by then, which is lost where it turns out to be all.
@@ -37,7 +37,7 @@ def parsed(budget: int | float | str | None, name: str = "budget") -> int | None
     """A number of bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is no number of bytes.
     """
     if budget is None:
         return None
@@ -53,9 +53,11 @@ def parsed(budget: int | float | str | None, name: str = "budget") -> int | None
 
 
 class Offloaded(Activations):
-    """What ``glake.offload(model, ...)`` answers: ``remove()`` takes its hooks off, ``report()`` says what its passes do."""
+    """Result of ``glake.offload(model, ...)``: ``remove()`` removes its hooks, ``report()`` describes its passes."""
 
     def __init__(self, module: Any, budget: int | float | str | None, preset: str, least: int, memory: Memory | None = None) -> None:
+        if preset == "hidden":
+            raise ValueError("preset 'hidden' was removed: use 'fit' with a budget")
         if preset not in PRESETS:
             raise ValueError(f"preset is {preset!r}: one of {', '.join(PRESETS)}")
         self._bytes, self._preset = parsed(budget), preset
@@ -85,7 +87,7 @@ class Offloaded(Activations):
         self._device = device
 
     def remove(self) -> None:
-        """Takes the hooks off the module, and the budget off its GPU. A second time does nothing."""
+        """Removes the hooks from the module, and the budget from its GPU. Repeated calls do nothing."""
         device, self._device = self._device, None
         if self._first is not None:
             self._first.is_over = True
@@ -96,7 +98,7 @@ class Offloaded(Activations):
                 self._packer.site.ask(device, None, "memory")
 
     def report(self, plot: str | None = None) -> _report.Report:
-        """As ``glake.offload.report``, of this module alone."""
+        """Returns ``glake.offload.report`` for this module alone."""
         return _report.of([self], plot)
 
     def enter_call(self, module: Any, inputs: Any, named: Any) -> None:
@@ -115,7 +117,7 @@ class Offloaded(Activations):
         super().enter_call(module, inputs, named)
 
     def _needs(self, module: Any, inputs: Any, named: Any) -> bool:
-        """Whether a forward that is about to begin has to tell what it saves."""
+        """Whether a forward that is about to begin has to report its saves."""
         # Once passes have begun its first parameter tells.
         device = _device_of(module, self._default() if self._device is None else self._device, None if self._first is None else 1)
         try:
@@ -128,7 +130,7 @@ class Offloaded(Activations):
             return False
 
     def _default(self) -> int:
-        """The GPU of a module that is on none yet: as a trainer of several ranks has chosen it for this process."""
+        """Returns the GPU of a module that is on none yet: the one that a trainer of several ranks has chosen for this process."""
         import torch
 
         is_chosen = isinstance(self._packer.memory, Cuda) and torch.cuda.is_available()
@@ -141,7 +143,9 @@ class Offloaded(Activations):
 
 
 class _FirstPass:
-    """What a thread beside a first pass knows of it. It never has the module's hooks in hands: they go where the program lets them go."""
+    """State of a thread beside a first pass. It never refers to the module's hooks, so that they are released when the program
+    releases them.
+    """
 
     def __init__(self, device: int, site: Any) -> None:
         self.device, self.site = device, site
@@ -150,7 +154,7 @@ class _FirstPass:
 
 
 def _pin_ahead(first: _FirstPass) -> None:
-    """While a first pass offloads what nobody knew of, host memory is pinned beside it and not within."""
+    """Pins host memory beside a first pass, whose needs were unknown, and not within it."""
     api = _library.api()
     try:
         while not first.is_over and json.loads(first.site.told_json())["passes"] == 0:
@@ -168,7 +172,7 @@ def _pin_ahead(first: _FirstPass) -> None:
 
 
 def _device_of(module: Any, default: int, most: int | None = None) -> int:
-    """The GPU of the first parameter that is on one, of so many of them."""
+    """Returns the GPU of the first parameter that is on one, among a bounded number."""
     import torch
 
     # Subclasses are not asked what the program does not ask them.
@@ -186,7 +190,7 @@ def _all_of(device: int) -> int | None:
 
 
 def _shape(module: Any, inputs: Any, named: Any) -> int:
-    """A number for the sizes of what a forward is given."""
+    """Returns a number for the sizes of a forward's arguments."""
     import torch
 
     found: list[Any] = [module.training]
@@ -207,7 +211,7 @@ def _shape(module: Any, inputs: Any, named: Any) -> int:
 
 
 def _values(value: Any) -> Collection[Any]:
-    """What is within it, of those that have it: others may load or make what they are asked for."""
+    """Returns the contained values of plain containers only: other objects may load or compute their attributes."""
     if isinstance(value, UserDict):
         value = value.data
     if isinstance(value, dict):
@@ -221,7 +225,7 @@ def _values(value: Any) -> Collection[Any]:
 
 
 def _take_off(module: Any, keeps: Offloaded) -> None:
-    """Takes off what else offloads a module's passes, with its hooks: also what came with the module as it was copied."""
+    """Removes other offloads of a module's passes with their hooks, including those copied with the module."""
     kinds = (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
         (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
@@ -243,34 +247,33 @@ def offload(
     least: int = LEAST,
     host_memory: int | float | str | None = None,
 ) -> Offloaded:
-    """Keeps what a module's passes save within a budget of GPU memory::
+    """Keeps the saved tensors of a module's passes within a budget of GPU memory::
 
-        glake.offload(model, budget="60GiB")      # each forward pass, until .remove() of the answer
+        glake.offload(model, budget="60GiB")      # each forward pass, until .remove() of the result
         print(glake.offload.report())
 
-    The first pass keeps half of the room there is, and offloads what comes after; layers that the program checkpoints are recomputed. The
-    next ones copy what they offload twice, to check it, and three that copy next to nothing twice are timed. From then on passes like one
-    that was seen keep, offload or recompute as a plan says that is made anew when shapes, the memory beside, or the links' rates change.
-    Where the plan keeps everything nothing is hooked but one question before each forward.
+    The first pass fills half of the available memory with saves, and offloads the rest; layers that the program checkpoints are recomputed.
+    The next passes copy offloaded bytes twice, to check them, and three passes with almost no second copies are timed. From then on, passes
+    like an earlier one keep, offload or recompute by a plan, which is renewed when shapes, other memory, or the rates of the links change.
+    If the plan keeps everything, the only hook left is one check before each forward.
 
     Args:
-        module: the outer module. One that has been given before has the new budget; ``activations`` of it end.
-        budget: what ``nvidia-smi`` may show of the process on the module's GPU, contexts included: bytes, or a text like ``"60GiB"``.
-            None: all of the GPU, and no budget where the preset is ``"memory"``.
-        preset: ``"fit"``, the least time under the budget; ``"memory"``, everything is offloaded that frees memory; ``"hidden"``, as much as
-            links carry without being waited for; ``"hybrid"``, as ``"fit"``, and of layers that checkpoints of
-            ``use_reentrant=False`` recompute leaves are stored one by one.
-        least: what has fewer bytes stays on the GPU.
-        host_memory: so much pinned host memory is free for what is offloaded when the call returns, in bytes or as a text: the report of a run
-            before says how much it took (``host_pinned_bytes``). None: passes pin what they need, by which the first is longer.
+        module: the outer module. Calling again with the same module sets the new budget; ``activations`` of it end.
+        budget: the most memory that ``nvidia-smi`` may show for the process on the module's GPU, contexts included: bytes, or a text like
+            ``"60GiB"``. None: all of the GPU, and no budget with the preset ``"memory"``.
+        preset: ``"fit"``, the least time under the budget; ``"memory"``, offload everything that frees memory; ``"hybrid"``, like ``"fit"``,
+            but leaves of layers that checkpoints with ``use_reentrant=False`` recompute may be stored one by one.
+        least: tensors of fewer bytes stay on the GPU.
+        host_memory: pinned host memory to have free for offloaded bytes when the call returns, in bytes or as a text: the report of an earlier
+            run says how much it took (``host_pinned_bytes``). None: passes pin what they need, so that the first takes longer.
 
     Returns:
-        ``remove()`` takes the hooks off; ``report()`` says what the module's passes do.
+        A handle: ``remove()`` removes the hooks; ``report()`` describes the module's passes.
 
     Raises:
-        ValueError: an argument is none of these. A forward whose passes need more than the budget raises ``glake.InvalidError`` with a
-            budget that is enough.
-        glake.OutOfMemoryError: there is less host memory than that. The module stays as it was before the call.
+        ValueError: an argument is invalid. A forward whose passes need more than the budget raises ``glake.InvalidError`` with a
+            sufficient budget.
+        glake.OutOfMemoryError: less host memory is available than requested. The module is unchanged.
     """
     if module is None:
         raise ValueError("module is None: give the outer module (glake.offload.activations() is a block of code's)")

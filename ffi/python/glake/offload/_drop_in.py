@@ -1,4 +1,4 @@
-"""torchtune's and TRL's names for what they have, so that a recipe changes one import."""
+"""Drop-in classes with the names of torchtune and TRL, so that a recipe changes one import."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ._saved import kept, read
 
 
 class OffloadActivations(Activations):
-    """As ``torchtune.training.OffloadActivations`` and ``trl.models.activation_offloading.OffloadActivations``: a context manager around a
-    forward pass and its loss.
+    """A context manager around a forward pass and its loss, compatible with ``torchtune.training.OffloadActivations`` and
+    ``trl.models.activation_offloading.OffloadActivations``.
 
     Args:
-        use_pin_memory: it is always pinned.
-        use_streams: copies always have a queue of their own.
-        others: none. The two that follow are given by name, as theirs stand in different orders.
-        min_offload_size: what is smaller stays, in bytes.
-        max_fwd_stash_size: tensors are not held back for their copies: a block is its stream's again behind its copy.
+        use_pin_memory: ignored; host memory is always pinned.
+        use_streams: ignored; copies always have a queue of their own.
+        others: must be empty. The next two are keyword arguments, because torchtune and TRL order them differently.
+        min_offload_size: tensors of fewer bytes stay.
+        max_fwd_stash_size: ignored; tensors are not held back for their copies: a stream may reuse a block behind its copy.
 
     Raises:
-        TypeError: one of those two was given by its place, or there is no such argument.
+        TypeError: one of those two was passed by position, or an argument is unknown.
         ValueError: ``min_offload_size`` is below 0, or ``max_fwd_stash_size`` below 1.
     """
 
@@ -50,18 +50,19 @@ class OffloadActivations(Activations):
         return _made, (self._packer.least,)
 
     def update_model_params(self, model: Any) -> None:
-        """The model whose forward passes it is entered for: its parameters and buffers stay, and so does what FSDP2 gathers of them."""
+        """Sets the model of its forward passes: its parameters and buffers stay, and so do tensors that FSDP2 gathers of them."""
         self._model = weakref.ref(model)
 
 
 def _made(least: int) -> OffloadActivations:
-    """One that has seen no pass, as a copy or a pickle of one is."""
+    """Returns a new instance without passes, for copies and pickles."""
     return OffloadActivations(min_offload_size=least)
 
 
 class NoOpManager:
-    """A block of code in which nothing is offloaded, within one that offloads: a pair of hooks that keeps what is saved. One may be entered
-    again within itself, and by several threads."""
+    """A block of code without offload, within one that offloads: hooks that keep saved tensors. Reentrant, and usable by several
+    threads.
+    """
 
     def __enter__(self) -> None:
         # Not itself: recipes call this as a module's forward pre-hook, whose answer takes the place of the module's inputs.

@@ -1,4 +1,4 @@
-"""What torch's compiler and tracers are to see of the hooks, and what not."""
+"""Visibility of the hooks to torch's compiler and tracers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def compiles() -> bool:
-    """Whether the program has compiled something, or may have."""
+    """Whether the program has compiled or may have compiled something."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     return frames is not None and bool(getattr(frames, "cached_backends", True))
 
 
 def exports() -> bool:
-    """Whether the program's model is traced to be exported: nothing is computed, and torch calls no hook that is to be called always."""
+    """Whether the program's model is being exported: nothing is computed, and torch calls no hook registered as always called."""
     import torch
 
     # Not ``torch.compiler.is_exporting()``, which answers that it is wherever something is compiled.
@@ -23,7 +23,7 @@ def exports() -> bool:
 
 
 def traces() -> bool:
-    """Whether operations are recorded, or have tensors without values, in place of being computed."""
+    """Whether operations are recorded, or run on tensors without values, instead of being computed."""
     import torch
 
     modes = torch._C._TorchDispatchModeKey
@@ -34,8 +34,9 @@ def traces() -> bool:
 
 @functools.cache
 def opaque(function: Any) -> Any:
-    """A function that is called as it is from what is compiled, at the cost of some microseconds. Of what lives as long as the program: it is
-    kept."""
+    """Returns a function that compiled code calls as it is, at a cost of some microseconds. Only for functions that live as long as
+    the program.
+    """
     from torch._compile import _disable_dynamo
 
     return _disable_dynamo(function)
@@ -46,7 +47,9 @@ _called: list[tuple[Any, list[Any]]] = []
 
 
 def as_is(function: Any) -> Any:
-    """A function of a module's hook. Where the program compiles something it is ``opaque``: what is compiled depends on nothing that it looks at."""
+    """Decorates a function of a module's hook. If the program compiles, it is ``opaque``: compiled code depends on no value that it
+    reads.
+    """
     made: list[Any] = []
     _called.append((function, made))
 
@@ -63,8 +66,9 @@ def as_is(function: Any) -> Any:
 
 
 def ready(*hooks: Any) -> None:
-    """To be called before any ``as_is`` function is, once there is torch. Methods that are hooks are never compiled by themselves, where torch
-    has a way to say so: all models would share what may be compiled of them."""
+    """Prepares ``as_is`` functions; call it before any of them, once torch is imported. Hook methods are never compiled by
+    themselves if torch can be told so: all models would share their compilation limit.
+    """
     for function, made in _called:
         if not made:
             made.append(opaque(function))
@@ -85,7 +89,7 @@ _WRAPPERS = (os.path.join("torch", "_dynamo", "eval_frame.py"), os.path.join("to
 
 
 def caller() -> Any:
-    """The frame that calls a module's hook, from within one of its ``as_is`` functions."""
+    """Returns the frame that calls a module's hook, from within one of its ``as_is`` functions."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and (frame.f_code.co_filename.startswith(_OWN) or frame.f_code.co_filename.endswith(_WRAPPERS)):
         frame = frame.f_back

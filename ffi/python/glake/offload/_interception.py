@@ -1,4 +1,4 @@
-"""Functions of torch and peft that stand aside for a moment: what a thread computes within a checkpoint passes by here.
+"""Replacements of functions of torch and peft, through which computations within a checkpoint pass.
 
 They are replaced in their modules, which every caller looks up: a ``TorchFunctionMode`` would see the 70 functions of a layer, where eight are
 of interest. Where nothing is replayed on the calling thread they do what they did.
@@ -24,7 +24,9 @@ _PEFT = "peft.tuners.lora.layer"
 
 
 class _Current(threading.local):
-    """Of a thread: whose model's forward pass it is in, how many checkpoints came there, which one it computes, and what that was before."""
+    """Thread-local state: the replay of the current forward pass, its number of checkpoints, the one being computed, and the saved
+    outer states.
+    """
 
     def __init__(self) -> None:
         self.replay: Any = None
@@ -37,13 +39,13 @@ current = _Current()
 
 
 def pause() -> None:
-    """Nothing is replayed on this thread until ``go_on``."""
+    """Pauses replay on this thread until ``go_on``."""
     current.before.append((current.replay, current.place, current.scope))
     current.replay = current.scope = None
 
 
 def go_on() -> None:
-    """As it was when it was paused."""
+    """Restores the state before ``pause``."""
     if current.before:
         current.replay, current.place, current.scope = current.before.pop()
 
@@ -53,7 +55,7 @@ _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a forked child nobody gives back what another thread held."""
+    """Replaces the lock in a forked child, whose other threads do not exist."""
     global _lock
     _lock = threading.RLock()
 
@@ -66,7 +68,7 @@ _replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 def install() -> None:
-    """As often as ``remove``."""
+    """Installs the replacements; reference-counted with ``remove``."""
     global _installed
     with _lock:
         _installed += 1
@@ -89,7 +91,7 @@ def remove() -> None:
 
 
 def look_again() -> None:
-    """peft may have been imported since."""
+    """Installs the replacements in peft if it was imported since."""
     if _PEFT in sys.modules and not any(name == "forward" for _, name, _, _ in _replaced):
         with _lock:
             _replace_peft()
@@ -142,7 +144,9 @@ def _replace_peft() -> None:
 
 
 class _InPlaceOf:
-    """Stands in the place of a function: it is equal to it, is pickled as it is, and is no method where a class has it."""
+    """Replacement of a function: it compares equal to it, is pickled as it, and does not become a method when it is a class
+    attribute.
+    """
 
     def __init__(self, original: Any, function: Any) -> None:
         functools.update_wrapper(self, original)

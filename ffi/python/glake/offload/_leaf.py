@@ -1,4 +1,4 @@
-"""What is a leaf: functions and modules that read a few tensors, write one, and do nothing else."""
+"""Leaves: functions and modules that read a few tensors, write one, and have no other effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CASTS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 class Call:
-    """One call of a leaf: how it is computed, which tensors it reads, and what else it depends on."""
+    """One call of a leaf: its function, the tensors that it reads, and its other inputs."""
 
     __slots__ = ("args", "draws", "drops", "function", "inputs", "kwargs", "lowered", "signature", "uncast", "weight")
 
@@ -36,12 +36,12 @@ class Call:
         return self.function(*self.args, **self.kwargs)
 
     def is_plain(self) -> bool:
-        """Whether it reads bytes in the usual layout, of usual types."""
+        """Whether all inputs have the usual layout and types."""
         return all(is_plain(tensor) for tensor in self.inputs)
 
 
 class Function:
-    """A function of torch."""
+    """A function of torch as a leaf."""
 
     # Whether calls of one signature save nothing but views of what they read and gave, once one did.
     is_steady = False
@@ -55,11 +55,11 @@ class Function:
         self._lowers: dict[tuple[str, Any], bool] = {}
 
     def is_cheap(self, args: Any, least_inner: int) -> bool:
-        """Whether to compute it again takes less than to store what it gave."""
+        """Whether recomputing its output is faster than storing it."""
         return False
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Call | None:
-        """A call of it. None: what it reads or writes is unusual."""
+        """Returns a call of it. None: its inputs or output are unusual."""
         if "out" in kwargs or any(_is_others(value) for value in (*args, *kwargs.values())):
             return None
         lowered, uncast = None, (*args, *kwargs.values())
@@ -76,15 +76,16 @@ class Function:
         return None
 
     def sets(self, saved: Any, call: Call) -> bool:
-        """Whether the bytes of what a call saves beside its output are its own doing."""
+        """Whether it computes the other saved bytes of a call by itself."""
         return True
 
     def probe(self, function: Any, zeros: Any) -> Any:
         raise NotImplementedError
 
     def _as_autocast(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """What autocast would make of what the function is given, and the type that it computes in. It is cast outside of the leaf: what is
-        saved of it is a view of what the leaf reads then."""
+        """Returns the arguments cast as by autocast, and the type of the computation. The cast is outside of the leaf: its
+        result is an input that the leaf reads.
+        """
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         device = inputs[0].device.type if inputs else "cpu"
         if not torch.is_autocast_enabled(device):
@@ -150,7 +151,7 @@ class Attention(Function):
 
 
 class Adapted:
-    """peft's linear layer with LoRA, where what it saves beside its input and weights is small."""
+    """peft's linear layer with LoRA, if it saves little beside its input and weights."""
 
     name = "lora"
     is_steady = False
@@ -170,7 +171,9 @@ class Adapted:
         return type(module) is self._kind
 
     def is_whole(self, module: Any, x: Any, args: Any, kwargs: Any) -> bool:
-        """Else its parts are leaves: of what a dropout gave nothing is stored, and casts are made again."""
+        """Whether the layer can be one leaf. Otherwise its parts are leaves: dropout outputs are not stored, and casts are
+        repeated.
+        """
         if not self._is_of(module) or args or any(value is not None for value in kwargs.values()):
             return False
         if not isinstance(x, torch.Tensor) or torch.is_autocast_enabled(x.device.type) or module.disable_adapters or module.merged:
@@ -222,18 +225,18 @@ def _is_usual(value: Any) -> bool:
 
 
 def _is_others(value: Any) -> bool:
-    """Whether it says itself what functions of torch do with it: any question to it may be one of those."""
+    """Whether its class overrides functions of torch: any access to it may call one of them."""
     return not _is_usual(value) and hasattr(type(value), "__torch_function__")
 
 
 def _part(layer: Any, name: str) -> Any:
-    """A weight or bias: FSDP has plain tensors in the place of parameters."""
+    """Returns a weight or bias; FSDP puts plain tensors in place of parameters."""
     found = layer._parameters.get(name)
     return getattr(layer, name) if found is None else found
 
 
 def is_kept_by_autocast(tensor: Any) -> bool:
-    """Whether autocast keeps its cast of such a tensor until it ends, for all that reads it."""
+    """Whether autocast caches its cast of such a tensor until it ends, for all readers."""
     return bool(tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view())
 
 
@@ -248,7 +251,7 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 
 def _cast(value: Any, device: str, lowered: Any) -> Any:
-    """As autocast is about to do it. What it keeps, it casts itself."""
+    """Casts a value as autocast is about to do. Values in autocast's cache are left to it."""
     if not isinstance(value, torch.Tensor) or value.dtype == lowered or value.dtype not in _CASTS:
         return value
     if value.device.type != device or is_kept_by_autocast(value):
@@ -257,7 +260,7 @@ def _cast(value: Any, device: str, lowered: Any) -> Any:
 
 
 def _is_bare(layer: Any) -> bool:
-    """Whether it is a linear layer, and nothing else happens when it is called."""
+    """Whether a module is a plain linear layer without hooks."""
     if type(layer) is not torch.nn.Linear or "forward" in layer.__dict__ or layer._compiled_call_impl is not None:
         return False
     return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)

@@ -1,4 +1,4 @@
-"""Where the bytes of tensors lie, and where memory for them comes from."""
+"""Addresses of tensors, and memory for reloaded bytes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from ..errors import OutOfMemoryError
 
 
 def is_shortage(error: RuntimeError) -> bool:
-    """Whether an error is want of memory: of the plugged backend it has torch's words, and no class of its own."""
+    """Whether an error is a lack of memory: the pluggable backend raises torch's words, without a class of its own."""
     import torch
 
     return isinstance(error, (torch.OutOfMemoryError, OutOfMemoryError)) or str(error).startswith("CUDA out of memory")
 
 
 class Memory(Protocol):
-    """A kind of device's."""
+    """Memory operations of one kind of device."""
 
     def owns(self, tensor: Any) -> bool:
-        """Whether what is saved of such a tensor may leave now."""
+        """Whether saved bytes of such a tensor may be offloaded now."""
 
     def stream(self, tensor: Any) -> int:
-        """The stream that it is used on."""
+        """Returns the stream that uses the tensor."""
 
     def address(self, storage: Any) -> int:
-        """Where the library finds a storage's bytes."""
+        """Returns the address of a storage's bytes for the library."""
 
     def take(self, like: Any, size: int) -> tuple[Any, int]:
-        """Memory of the current stream: a storage and its address."""
+        """Allocates memory on the current stream: a storage and its address."""
 
     def wait(self, packed: Any, stream: int) -> None:
-        """What is enqueued on a stream from now on has what comes back there."""
+        """Makes a stream wait for a reload."""
 
     def use(self, like: Any, storage: Any) -> None:
-        """Such memory is used on the current stream, which is another one than it was taken on."""
+        """Records a use of such memory on the current stream, which is not the one that it was allocated on."""
 
 
 class Cuda:
-    """GPUs, by way of torch."""
+    """Memory of GPUs, through torch."""
 
     def __init__(self) -> None:
         import torch

@@ -1,7 +1,8 @@
-"""Saved bytes that go in fewer bytes, from which exactly the same come back.
+"""Lossless narrow forms of saved bytes, which restore exactly the same bytes.
 
 What a form is for is told by where a tensor comes from, never by its values: a cast's output is wide, and its values are the narrow ones.
-Whether that holds is looked at all the same, in the passes in which a save is checked (`_proofs`): a kernel may have written to it since."""
+Whether that holds is looked at all the same, in the passes in which a save is checked (`_proofs`): a kernel may have written to it since.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _SPREAD = 2
 
 
 class Form(Protocol):
-    """How a range of bytes of a storage goes."""
+    """Form in which a range of bytes of a storage is transferred."""
 
     # Which bytes of the range go, where these are not all.
     key: Any
@@ -29,17 +30,17 @@ class Form(Protocol):
     size: int
 
     def pack(self, storage: Any, start: int) -> Any:
-        """A tensor of those bytes, made on the current stream."""
+        """Packs the bytes into a tensor on the current stream."""
 
     def unpack(self, narrow: Any, into: Any, start: int) -> None:
-        """Lays the range into a storage again, on the current stream; ``narrow`` is a storage that has what went."""
+        """Unpacks the range into a storage on the current stream; ``narrow`` is a storage with the packed bytes."""
 
     def differs(self, storage: Any, start: int) -> Any | None:
-        """A tensor of one truth: whether anything else would come back. None where that cannot be."""
+        """Returns a bool tensor: whether a round trip changes any byte. None if the check is not possible."""
 
 
 class Halved:
-    """fp32 that a cast made of a narrower type."""
+    """fp32 values that a cast produced from a narrower type."""
 
     def __init__(self, narrow: Any, count: int) -> None:
         self._narrow, self._count = narrow, count
@@ -76,7 +77,7 @@ class Halved:
 
 
 class Bits:
-    """Truths: eight in a byte. What is left at the end goes as it is."""
+    """Bools, eight to a byte. A rest at the end is transferred as it is."""
 
     def __init__(self, count: int) -> None:
         self._whole, self._rest = count // 8, count % 8
@@ -107,7 +108,7 @@ class Bits:
 
 
 class Gathered:
-    """Elements that lie far apart, side by side: one row of each matrix, say."""
+    """Elements that lie far apart, gathered side by side: one row of each matrix, say."""
 
     def __init__(self, tensor: Any) -> None:
         self._dtype, self._sizes, self._strides = tensor.dtype, tuple(tensor.size()), tuple(tensor.stride())
@@ -133,7 +134,7 @@ class Gathered:
 
 
 def form_of(tensor: Any, start: int, size: int) -> Form | None:
-    """How a tensor's bytes go best, which fill a range of its storage, or are all of it that is used. None: as they are."""
+    """Returns the best form of a tensor's bytes, which fill a range of its storage or are all that is used of it. None: as they are."""
     count = tensor.nbytes
     # The cheapest question first: a whole range of types of two bytes, as most are, goes as it is.
     if count < LEAST or (size == count and tensor.dtype.itemsize == 2):
@@ -154,7 +155,7 @@ def form_of(tensor: Any, start: int, size: int) -> Form | None:
 
 
 def _cast_from(source: Any) -> Any:
-    """Of which type a cast made a tensor, where one did, on its own device."""
+    """Returns the source type if a cast on its own device produced the tensor."""
     import torch
 
     function = source.grad_fn
@@ -174,7 +175,7 @@ def _half(wide: Any) -> Any:
 
 
 def _half_with_payload(wide: Any) -> Any:
-    """As a cast, but for a NaN, which keeps the upper bits of its payload."""
+    """Converts to half precision like a cast, except that a NaN keeps the upper bits of its payload."""
     import torch
 
     bits = wide.view(torch.int32)
@@ -184,7 +185,7 @@ def _half_with_payload(wide: Any) -> Any:
 
 @functools.cache
 def _casts_keep_payloads(device: Any) -> bool:
-    """Whether a device's cast to fp16 and back gives each value that came from fp16, NaNs too. Waits for the device, once."""
+    """Whether a device's cast to fp16 and back preserves every value that came from fp16, NaNs included. Waits for the device, once."""
     import torch
 
     with torch.no_grad():
@@ -194,7 +195,7 @@ def _casts_keep_payloads(device: Any) -> bool:
 
 @functools.cache
 def _comes_back(narrow: Any, device: Any) -> bool:
-    """Whether each of all values of a type comes back from a device's own casts, NaNs' payloads too. Waits for the device, once."""
+    """Whether a device's casts preserve every value of a type, payloads of NaNs included. Waits for the device, once."""
     import torch
 
     with torch.no_grad():
@@ -204,7 +205,7 @@ def _comes_back(narrow: Any, device: Any) -> bool:
 
 
 def _flat(storage: Any, start: int, dtype: Any, count: int) -> Any:
-    """Elements side by side, from a byte on."""
+    """Returns elements side by side, starting at a byte."""
     import torch
 
     view = torch.empty(0, dtype=dtype, device=storage.device)
@@ -212,7 +213,7 @@ def _flat(storage: Any, start: int, dtype: Any, count: int) -> Any:
 
 
 def _is_disjoint(tensor: Any) -> bool:
-    """Whether no two elements are certain to share bytes."""
+    """Whether the strides rule out shared bytes of two elements."""
     needed = 1
     for stride, count in sorted(zip(tensor.stride(), tensor.size())):
         if count > 1:

@@ -1,4 +1,4 @@
-"""What else in a program offloads: Hugging Face's own option, which is replaced, and hooks of others, which keep what they pack."""
+"""Other offloads in a program: Hugging Face's own option, which is replaced, and saved-tensor hooks of others, which keep their tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HARMLESS = ("torch.utils.checkpoint", "trl.models.activation_offloading", "torc
 
 
 class Others:
-    """What a site found of others in its module."""
+    """Other offloads that a site found in its module."""
 
     def __init__(self, ours: weakref.WeakSet[Any]) -> None:
         self._ours = ours
@@ -30,7 +30,7 @@ class Others:
         self._watch: Any = None
 
     def look(self, module: Any) -> None:
-        """A forward of the module begins. A trainer turns its options on long after the model was given to us."""
+        """Begins a forward of the module. Trainers may turn their options on long after the module was passed to us."""
         if self._looks < 2 or self._looks % LOOK_AGAIN == 0:
             self._layers = [(weakref.ref(part), None) for part in parts(module) if has(part, "gradient_checkpointing")]
             self._watches(module)
@@ -41,13 +41,13 @@ class Others:
                 self._layers[place] = (layer, self._replace(layer, function))
 
     def end(self) -> None:
-        """That forward has ended."""
+        """Ends the forward."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch()
 
     def undo(self) -> None:
-        """Puts back what was replaced, where nobody else has replaced it since."""
+        """Restores replaced functions, unless another party has replaced them since."""
         self.end()
         replaced, self._replaced = self._replaced, []
         for reference, ours, before in replaced:
@@ -57,7 +57,7 @@ class Others:
         self._layers, self._looks = [], 0
 
     def told(self, hook: Any, whom: Any) -> None:
-        """What is saved now is packed by another's hook."""
+        """Warns that saved tensors are packed by another party's hook."""
         _report.counts.others += 1
         name = f"{getattr(hook, '__module__', None)}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
         if name not in _told:
@@ -73,7 +73,7 @@ class Others:
         return top is None or top[0] in self._ours or (getattr(top[0], "__module__", None) or "").startswith((*_HARMLESS, __package__ or "glake"))
 
     def _replace(self, layer: weakref.ref[Any], function: Any) -> Any:
-        """The function that the layer has now."""
+        """Replaces the current function of a layer."""
         part, plain = layer(), _without_offload(function)
         if part is None or plain is None:
             return function
@@ -93,7 +93,7 @@ class Others:
         return plain
 
     def _watches(self, module: Any) -> None:
-        """Looks at the hooks that are on whenever a part of the module begins, until the end of this forward."""
+        """Checks the active hooks whenever a part of the module begins, until the end of this forward."""
         import torch
 
         self.end()
@@ -108,7 +108,7 @@ class Others:
 
 
 class _Watch:
-    """Called before each module's forward, also of other threads' modules, which have no hooks of ours around them."""
+    """Hook called before each module's forward, also on other threads, whose forwards are not under our hooks."""
 
     def __init__(self, others: weakref.ref[Others]) -> None:
         self._others, self._thread = others, threading.get_ident()
@@ -128,7 +128,7 @@ def _function(part: Any) -> Any:
 
 
 def _without_offload(function: Any) -> Any:
-    """transformers' function for a recomputed layer without its ``save_on_cpu``; None where it is another."""
+    """Returns transformers' function for a recomputed layer without its ``save_on_cpu``; None if it is another function."""
     inner: Any = getattr(function, "func", None)
     code = getattr(inner, "__code__", None)
     if code is None or inner.__module__ != "transformers.modeling_utils" or "save_on_cpu" not in code.co_names:

@@ -1,4 +1,4 @@
-"""How saved tensors are packed and unpacked: the hooks of one site."""
+"""Packing and unpacking of saved tensors: the hooks of one site."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _is_foreign_told = False
 
 
 def _tell_foreign(address: int) -> None:
-    """Where a tensor stayed because its memory is not GLake's, and not for want of host memory, that is told once."""
+    """Warns once if a tensor stayed because its memory is not GLake's, and not for lack of host memory."""
     global _is_foreign_told
     if _is_foreign_told:
         return
@@ -61,7 +61,7 @@ _is_child = False
 
 
 def _renew_locks() -> None:
-    """In a forked child nobody gives back what another thread held."""
+    """Replaces the locks in a forked child, whose other threads do not exist."""
     global _is_child
     _is_child = True
     for packer in list(_packers):
@@ -106,12 +106,13 @@ class Packer:
 
     @functools.cached_property
     def site(self) -> Any:
-        """What the library knows of its passes."""
+        """Returns the library's site of its passes."""
         return _library.api().Site()
 
     def enter(self, module: Any = None) -> None:
-        """A forward begins. Between two forwards bytes may have changed in ways that no version counts, and a module's parameters may be in
-        other storages."""
+        """Begins a forward. Between two forwards, bytes may change without a version counter, and a module's parameters may move
+        to other storages.
+        """
         with self._lock:
             self._known.clear()
             if module is not None:
@@ -135,23 +136,25 @@ class Packer:
         return self._pack(tensor, -1, NO_LEAF)  # type: ignore[return-value]
 
     def store(self, tensor: Any, scope: int, part: int) -> Stored | None:
-        """Of a checkpoint, by its number in the pass, a part of one of its leaves. None: it is not stored, the leaf is to be computed again."""
+        """Stores a part of a leaf of a checkpoint, given by its number in the pass. None: it is not stored, the leaf has to be
+        recomputed.
+        """
         saved = self._pack(tensor, scope, part)
         return None if saved is None else Stored(self, saved)
 
     def untimed(self, like: Any) -> None:
-        """This pass computes of a tensor what later ones will not."""
+        """Marks this pass as untimed: it computes more of a tensor than later passes."""
         if self.memory.owns(like):
             self.site.untimed()
 
     def leaf_begins(self, like: Any) -> None:
-        """A leaf is about to be computed of a tensor."""
+        """Begins the computation of a leaf from a tensor."""
         # A part of a model may be elsewhere.
         if self.memory.owns(like):
             self.site.leaf_begins()
 
     def replays(self, scope: int, device: Any, begins: bool) -> None:
-        """A checkpoint is computed again from here, or until here."""
+        """Marks the beginning or the end of a checkpoint's recomputation."""
         like = None if device is None or self._is_parents else self._like(None, device)
         if like is not None and self.memory.owns(like):
             self.site.replays(scope, begins)
@@ -227,13 +230,13 @@ class Packer:
             return saved.read()
 
     def _may_leave(self, tensor: Any, source: Any) -> bool:
-        """Whether what is saved of a tensor is bytes of its own that can be copied and laid under the same tensor again."""
+        """Whether the saved bytes of a tensor are its own, and can be copied and restored under the same tensor."""
         if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor() or not self.memory.owns(tensor):
             return False
         return type(source) is self._tensor or not isinstance(source, self._parameter)
 
     def _is_of_parameter(self, tensor: Any, source: Any, made_by: Any, maker: str) -> bool:
-        """Whether autocast made it of a parameter."""
+        """Whether autocast produced the tensor from a parameter."""
         if maker == _CAST:
             before = made_by.next_functions
             return bool(before) and isinstance(getattr(before[0][0], "variable", None), self._parameter)
@@ -257,8 +260,9 @@ class Packer:
     def _add(
         self, tensor: Any, owner: Any, storage: Any, like: Any, start: int, size: int, form: Form | None, maker: str, scope: int, part: int
     ) -> Entry | None:
-        """The next item of the pass, made by an operation, for all that saves it, or for one tensor and its views. None: it is a leaf's, and to be
-        computed again."""
+        """Creates the next item of the pass, made by an operation, for all saves of it, or for one tensor and its views. None:
+        it belongs to a leaf to be recomputed.
+        """
         stream = self.memory.stream(tensor)
         item, verdict, begins = self.site.packed(size, None if form is None else form.size, scope, part, stream)
         # At once: whatever is raised from here on, the site is told that nobody has the item.
@@ -290,7 +294,7 @@ class Packer:
         return entry
 
     def _offload(self, entry: Entry, tensor: Any, storage: Any, stream: int, form: Form | None, save: int) -> None:
-        """Copies what an item has, unless it is to stay."""
+        """Offloads the bytes of an item, unless the plan keeps it."""
         try:
             state = self.site.check(save)
             if state == _CHANGED:
@@ -314,7 +318,7 @@ class Packer:
             _report.counts.stayed += 1
 
     def _narrow(self, entry: Entry, storage: Any, stream: int, form: Form) -> None:
-        """Copies what an item has in another form, where there is memory for it."""
+        """Offloads the bytes of an item in a narrow form, if there is memory for it."""
         try:
             narrow = form.pack(storage, entry.start).untyped_storage()
         except RuntimeError as error:
@@ -341,7 +345,7 @@ class Packer:
             _warn(f"a saved tensor could not be copied, and stays on the GPU as others may (glake.offload.report() counts them in 'stayed'): {error}")
 
     def _begin(self, items: list[int]) -> None:
-        """Reloads that the plan has begin now. One that cannot comes back when it is read."""
+        """Begins the reloads that the plan starts now. One that fails is reloaded when it is read."""
         for item in items:
             known = self._items.get(item)
             entry = None if known is None else known()
@@ -354,7 +358,7 @@ class Packer:
                     return
 
     def _like(self, kind: Any, device: Any) -> Any:
-        """A tensor without bytes."""
+        """Returns a tensor of the same kind without bytes."""
         empty = self._empty.get((kind, device))
         if empty is None:
             empty = self._empty[kind, device] = self._new(0, dtype=kind, device=device)
@@ -362,7 +366,7 @@ class Packer:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether its elements fill one range of bytes, in whatever order."""
+    """Whether the elements fill one range of bytes, in any order."""
     if tensor.is_contiguous():
         return True
     expected = 1

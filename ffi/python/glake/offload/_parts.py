@@ -1,4 +1,4 @@
-"""What a module is made of, as torch keeps it: nothing is asked that a program may have given a meaning of its own."""
+"""Traversal of a module's parts through torch's own tables, without attributes that a program may have overridden."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parts(module: Any) -> Iterator[Any]:
-    """It and what is within it, each once, in the order of ``modules()``."""
+    """Yields the module and its submodules, each once, in the order of ``modules()``."""
     seen: set[int] = set()
     left = [module]
     while left:
@@ -20,17 +20,17 @@ def parts(module: Any) -> Iterator[Any]:
 
 
 def parameters(module: Any) -> Iterator[Any]:
-    """Those of all its parts. One that several have comes as often."""
+    """Yields the parameters of all parts; shared ones repeatedly."""
     return _held(module, "_parameters")
 
 
 def buffers(module: Any) -> Iterator[Any]:
-    """As ``parameters``."""
+    """Yields the buffers of all parts; shared ones repeatedly."""
     return _held(module, "_buffers")
 
 
 def has(part: Any, name: str) -> bool:
-    """Whether a part itself, or its class, has such an attribute: what it may answer beyond is not asked."""
+    """Whether a part itself, or its class, has such an attribute, without calling ``__getattr__``."""
     return name in vars(part) or name in part._modules or any(name in vars(kind) for kind in type(part).__mro__)
 
 

@@ -1,4 +1,4 @@
-"""A pass over time as a picture: memory against the budget, and the copies."""
+"""Plot of a pass over time: memory against the budget, and the copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COLORS = {"rest": "#b8bcc2", "kept": "#4c78a8", "away": "#f2b36b", "out": "#e45
 
 
 def svg(site: dict[str, Any]) -> str:
-    """The picture of a site's plan."""
+    """Returns the plot of a site's plan as SVG."""
     course, budget = site["plan"]["course"], site["budget"]
     times = course["us"]
     if times[-1] <= 0:
@@ -65,7 +65,7 @@ def svg(site: dict[str, Any]) -> str:
 
 
 def _curves(items: list[list[Any]], cells: int) -> tuple[list[float], list[float]]:
-    """What is kept, and what is there of the rest, in each cell."""
+    """Returns two curves over the cells: kept bytes, and resident bytes of offloaded items."""
     changes = [[0.0] * (cells + 1), [0.0] * (cells + 1)]
 
     def add(which: int, amount: float, begin: int, end: int) -> None:
@@ -91,7 +91,7 @@ def _curves(items: list[list[Any]], cells: int) -> tuple[list[float], list[float
 
 
 def _copies(items: list[list[Any]], times: list[float], way: str, site: dict[str, Any]) -> list[tuple[float, float]]:
-    """When copies run, one after the other at the rate that the plan has."""
+    """Returns the intervals of the copies, one after the other at the rate of the plan."""
     rate = site["out_gb_s" if way == "out" else "in_gb_s"] * 1e3
     place = 3 if way == "out" else 4
     begun = sorted((item[place], item[5] or 0, item[1]) for item in items if item[2] == 1 and item[place] is not None)

@@ -1,4 +1,4 @@
-"""Which saves gave their bytes back exactly from the form in which they are to go."""
+"""Proofs that narrow forms of saves restore exactly the same bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MOST = 4096
 
 
 class Proofs:
-    """Of one site. A save is looked at whenever its bytes are checked; it is proven if each time nothing else would have come back."""
+    """Proofs of one site. A save is compared whenever its bytes are checked; it is proven if no comparison found a difference."""
 
     def __init__(self) -> None:
         self._looked: list[tuple[int, Any]] = []
         self._proven: dict[int, bool] = {}
 
     def look(self, save: int, form: Form, storage: Any, start: int) -> None:
-        """Looks, on the device, at what is saved now."""
+        """Compares the bytes being saved, on the device."""
         if len(self._looked) >= MOST:
             return
         try:
@@ -35,8 +35,9 @@ class Proofs:
             self._looked.append((save, differs))
 
     def settle(self) -> None:
-        """A pass begins: what was looked at in those before is known from here on. Waits for the device where anything was. Where there is no
-        memory to ask of it, it is asked when the next one begins."""
+        """Evaluates the comparisons of earlier passes at the begin of a pass. Waits for the device if there were any. Retries at
+        the next pass if there is no memory.
+        """
         import torch
 
         looked, self._looked = self._looked, []

@@ -1,4 +1,4 @@
-"""What one call of a leaf left, so that it need not be computed again."""
+"""Stored results of one call of a leaf, which replace its recomputation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INPUT, _OUTPUT, _CAST, _STORED = range(4)
 
 
 class Draws:
-    """Where the generator that a leaf draws from stands."""
+    """State of the random generator that a leaf draws from."""
 
     __slots__ = ("_device", "_state")
 
@@ -41,7 +41,7 @@ class Draws:
 
 
 class Sketch:
-    """What a leaf saves when it is called with a signature, in its order, by what each tensor is a view of."""
+    """Saves of a leaf called with a signature, in their order, by the tensor that each is a view of."""
 
     __slots__ = ("_shared", "beside", "reads_output", "saves", "signature", "why")
 
@@ -90,16 +90,16 @@ class Sketch:
             self.why = "large"
 
     def is_of(self, call: Call) -> bool:
-        """Whether a call saves the like."""
+        """Whether a call has the same signature."""
         return self.signature == call.signature and (self._shared is None or self._shared == _shared(call.inputs))
 
     def fits(self, saved: list[Any]) -> bool:
-        """Whether another call saved the like."""
+        """Whether another call had the same saves."""
         return len(saved) == len(self.saves) and all((tensor.size(), tensor.stride()) == save[2:4] for tensor, save in zip(saved, self.saves))
 
 
 class Record:
-    """Of one call: what was stored of it."""
+    """Stored results of one call."""
 
     __slots__ = ("_after", "_before", "_beside", "_output", "_requires_grad", "_sketch", "_versions", "is_compared", "is_stored", "kind", "leaf")
 
@@ -117,7 +117,9 @@ class Record:
         self.is_compared = False
 
     def store(self, output: Any, saved: list[Any], packer: Any, scope: int) -> None:
-        """Stores what the site says. It is told of the same items whatever it says: else no pass would be like the one before."""
+        """Stores the items that the site selects. The site is told of the same items whatever it selects, so that passes are
+        comparable.
+        """
         self._requires_grad, is_stored, part = output.requires_grad, True, NO_LEAF
         if self.leaf.is_read or self._sketch.reads_output:
             before = packer.added
@@ -132,15 +134,15 @@ class Record:
         self.is_stored = is_stored
 
     def is_of(self, kind: Any, call: Call) -> bool:
-        """Whether this is the call that it was made by."""
+        """Whether the record belongs to this call."""
         return bool(kind is self.kind and call.signature == self._sketch.signature and _versions(call) == self._versions)
 
     def is_not_read(self) -> None:
-        """Its checkpoint had all that it needed before what the leaf gave was read."""
+        """Marks a record that was not read: its checkpoint had all its saves before the leaf's output was read."""
         self.leaf.is_read = self._sketch.reads_output
 
     def hindrance(self) -> str | None:
-        """Why it cannot stand for the computation now."""
+        """Returns the reason why it cannot replace the computation now."""
         if not self.is_stored:
             return "planned"
         if self._output is not None and not self._output.is_intact():
@@ -150,7 +152,7 @@ class Record:
         return None if self._before is None or self._before.is_now() else "generator"
 
     def replay(self, call: Call, pack: Any) -> Any:
-        """Hands what the operation saved to the hook that is on, in its order, and answers what it gave."""
+        """Passes the operation's saves to the active hook, in their order, and returns its output."""
         output = self._output.read() if self._sketch.reads_output else None
         for place, save in enumerate(self._sketch.saves):
             # Raises where this was the last that was needed: the output is not read then.
@@ -170,8 +172,7 @@ class Record:
         return output.detach().requires_grad_(self._requires_grad)
 
     def compare(self, call: Call, saved: list[Any], output: Any) -> list[Any]:
-        """Whether the operation, computed again, saved and gave what a replay would have. Without an output it was ended by what it saved
-        last."""
+        """Whether the recomputed operation had the same saves and output as a replay. Without an output, its last save ended it."""
         found: list[Any] = []
         # Read once, however many saves are of it.
         given = functools.cache(lambda: self._output.read() if output is None else output)
@@ -202,7 +203,7 @@ class Record:
 
 
 def _shared(inputs: list[Any]) -> list[Any]:
-    """Of each input, the first in the same storage, and how far behind it begins."""
+    """Returns for each input the first input in the same storage, and the offset between them."""
     first: dict[int, tuple[int, int]] = {}
     found = []
     for place, tensor in enumerate(inputs):
@@ -217,20 +218,20 @@ def _versions(call: Call) -> list[int]:
 
 
 def _is_within(view: Any, tensor: Any) -> bool:
-    """Whether a view of the same storage has no other bytes than those of a tensor."""
+    """Whether a view of the same storage has no bytes outside of a tensor."""
     first = view.storage_offset() - tensor.storage_offset()
     return bool(view.dtype == tensor.dtype and first >= 0 and first + _extent(view) <= _extent(tensor))
 
 
 def _extent(tensor: Any) -> int:
-    """From the first to the last element."""
+    """Returns the range from the first to the last element."""
     if tensor.numel() == 0:
         return 0
     return int(sum((count - 1) * stride for count, stride in zip(tensor.size(), tensor.stride()))) + 1
 
 
 def _cast_of(saved: Any, call: Call) -> int:
-    """Which weight it is that autocast made a saved tensor of, which may be the weight's transpose; or -1."""
+    """Returns the index of the weight that autocast cast to the saved tensor, possibly transposed; -1 if none."""
     if saved.dtype != call.lowered or saved.dim() != 2 or saved.storage_offset() != 0:
         return -1
     for place, weight in enumerate(call.inputs):

@@ -1,4 +1,4 @@
-"""Leaf replay: a checkpointed layer is computed again without its products and attention."""
+"""Leaf replay: a checkpointed layer is recomputed without its products and attention."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _replays: weakref.WeakSet[Replay] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """In a forked child nobody gives back what another thread held."""
+    """Replaces the locks in a forked child, whose other threads do not exist."""
     for replay in list(_replays):
         replay._lock = threading.Lock()
 
@@ -60,8 +60,8 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 class Replay:
-    """In the forward passes of a model, has its checkpoints of ``use_reentrant=False`` store what their leaves give, and hand it out when they
-    are computed again.
+    """Makes the checkpoints with ``use_reentrant=False`` in a model's forward passes store the outputs of their leaves, and replay them
+    in the recomputation.
 
     What ``packer.store`` keeps or offloads is replayed; a leaf of which it stores nothing is computed again, and so is what is no leaf.
     """
@@ -82,7 +82,7 @@ class Replay:
         self._uninstall: Any = None
 
     def remove(self) -> None:
-        """Nothing more is stored. What is, is handed out to the graphs that live. A second time does nothing."""
+        """Stops storing. Stored outputs serve the graphs that live. Repeated calls do nothing."""
         while current.replay is self:
             self.end()
         uninstall, self._uninstall = self._uninstall, None
@@ -90,11 +90,13 @@ class Replay:
             uninstall()
 
     def report(self) -> dict[str, int]:
-        """How often a leaf was computed again although its checkpoint is replayed: ``"linear: what it gave is changed in place afterwards"``."""
+        """Returns the number of leaves that were recomputed despite the replay, by reason: ``"linear: what it gave is changed in
+        place afterwards"``.
+        """
         return {f"{name}: {REASONS[reason]}": count for (name, reason), count in sorted(self._again.items())}
 
     def begin(self, module: Any = None) -> None:
-        """A forward pass begins on this thread."""
+        """Begins a forward pass on this thread."""
         with self._lock:
             if self._uninstall is None:
                 _interception.install()
@@ -109,7 +111,7 @@ class Replay:
         current.replay, current.scope = self, None
 
     def end(self) -> None:
-        """That pass ends, also where it raised."""
+        """Ends the forward pass, also after an exception."""
         if not current.before:
             return
         if not self._has_seen and current.replay is self:
@@ -120,7 +122,7 @@ class Replay:
     # What the contexts of checkpoints ask and tell.
 
     def scope(self, sets_back: bool) -> Scope:
-        """The next checkpoint."""
+        """Returns the scope of the next checkpoint."""
         with self._lock:
             if not self._live:
                 self._numbers = 0
@@ -132,12 +134,12 @@ class Replay:
         return scope
 
     def leaves_alone(self, reason: str) -> None:
-        """A checkpoint is computed again as it would be without this."""
+        """Leaves a checkpoint to its ordinary recomputation."""
         self._has_seen = True
         self.computes_again("checkpoint", reason)
 
     def leaf(self, key: tuple[Any, ...], kind: Any, weight: Any) -> Leaf:
-        """What is known of a leaf."""
+        """Returns the state of a leaf."""
         leaf = self._leaves.get(key)
         if leaf is None or not leaf.is_of(kind, weight):
             with self._lock:
@@ -152,7 +154,7 @@ class Replay:
         _report.counts.replayed += 1
 
     def computes_again(self, name: str, reason: str) -> None:
-        """A leaf, or a checkpoint, is computed again. Told once for each reason."""
+        """Counts a recomputed leaf or checkpoint, and logs each reason once."""
         _report.counts.recomputed += 1
         self._again[name, reason] += 1
         if reason not in self._told:
@@ -161,7 +163,7 @@ class Replay:
             tell("%s is computed again in the backward pass, not replayed: %s", name, REASONS[reason])
 
     def _settle(self) -> None:
-        """Leaves that were compared in a pass before: which of them are replayed from now on."""
+        """Decides which of the leaves compared in an earlier pass are replayed from now on."""
         done = [leaf for leaf in self._unsettled if leaf.is_compared]
         if not done:
             return

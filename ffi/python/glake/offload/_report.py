@@ -1,4 +1,4 @@
-"""What was offloaded, and what plans say."""
+"""Report of offloaded bytes and plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .. import _library
 
 @dataclasses.dataclass
 class Counts:
-    """What Python alone knows."""
+    """Counters kept in Python."""
 
     merged: int = 0
     stayed: int = 0
@@ -24,12 +24,12 @@ class Counts:
 
 
 class Site(Protocol):
-    """Who tells of the passes of one site."""
+    """Source of the report of one site."""
 
     number: int
 
     def told(self, course: bool = False) -> dict[str, Any]:
-        """What it was asked for, what its last plan says, and what its passes were."""
+        """Returns the site's goal, its latest plan and its passes."""
 
 
 counts = Counts()
@@ -38,7 +38,7 @@ sites: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Report(dict[str, Any]):
-    """A dictionary that prints as lines."""
+    """A dictionary that is printed as lines."""
 
     def __str__(self) -> str:
         lines = [f"offloaded now: {_size(self['host_bytes'])} of {_size(self['host_pinned_bytes'])} pinned, in {self['entries']} ranges"]
@@ -70,24 +70,24 @@ def of(which: Iterable[Site], plot: str | None = None) -> Report:
 
 
 def report(plot: str | None = None) -> Report:
-    """What is offloaded now, and was since the process began.
+    """Reports the bytes offloaded now, and since the start of the process.
 
     Args:
-        plot: a file, as ``"step.svg"``, that the last plan's pass is drawn to: memory over time, and copies. Of several sites it is that of
-            which most is offloaded.
+        plot: a file, such as ``"step.svg"``, for a plot of the latest plan's pass: memory over time, and copies. With several sites, the one
+            that offloads the most.
 
     Returns:
-        ``entries`` and ``host_bytes``: ranges that are offloaded now, and the host memory that they take; ``bytes_out`` and ``bytes_in``: what
-        was copied from GPUs, and to them; ``merged``: saves that needed no copy, because another had made it; ``stayed``: tensors that
-        were to leave and did not, for want of host memory, because they are not GLake's, or because the driver refused a
-        copy; ``narrowed``: bytes that needed no copy, because fewer give back the same; ``changed``: tensors that a kernel
-        wrote to in place without autograd's knowledge, after they were saved;
-        ``replayed`` and ``recomputed``: leaves of checkpoints that were handed out, and that were computed again; ``others``: forwards of
-        modules, in the first passes of a site, that ran under saved-tensor hooks of others, which keep what they pack; and what
-        docs/METRICS.md has of the rest.
-        ``sites``: of each module and block that offloads what it was asked for, what its plan keeps, offloads and recomputes, how long a
-        pass is expected to take and to wait for copies and how long the last one that was timed did, what the links of other GPUs would gain,
-        and why there is no plan. It prints as text.
+        ``entries`` and ``host_bytes``: ranges offloaded now, and their host memory; ``bytes_out`` and ``bytes_in``: bytes copied from GPUs,
+        and to them; ``merged``: saves that needed no copy, because another save had made it; ``stayed``: tensors that should have been
+        offloaded but were not, for lack of host memory, because they are not GLake's, or because the driver refused a copy; ``narrowed``:
+        bytes that needed no copy, because a narrow form restores them; ``changed``: tensors that a kernel wrote to in place without
+        autograd's knowledge, after they were saved;
+        ``replayed`` and ``recomputed``: leaves of checkpoints that were replayed, and that were recomputed; ``others``: forwards of
+        modules, in the first passes of a site, that ran under saved-tensor hooks of others, which keep their tensors; and the other keys
+        described in docs/METRICS.md.
+        ``sites``: for each offloading module and block, its goal; the bytes that its plan keeps, offloads and recomputes; the expected
+        duration of a pass and of its waits for copies, and those of the last timed pass; the gain from other GPUs' links; and the reason if
+        there is no plan. It prints as text.
 
     Raises:
         ValueError: there is no plan to draw.

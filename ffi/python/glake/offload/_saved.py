@@ -1,4 +1,4 @@
-"""What stands in autograd's graph in place of saved tensors."""
+"""Placeholders of saved tensors in autograd's graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MODIFIED = (
 
 
 class Saved:
-    """A tensor as autograd saved it. Hooks turn autograd's own check off: this one says the same."""
+    """A tensor as autograd saved it. Hooks turn off autograd's own check for changes; this class repeats it."""
 
     __slots__ = ("_alias", "_number", "_output", "_tensor", "_version")
 
@@ -35,7 +35,7 @@ class Saved:
             self._number, self._output = made_by._sequence_nr(), tensor.output_nr
 
     def is_intact(self) -> bool:
-        """Whether it was not changed since."""
+        """Whether the tensor was not changed since."""
         return bool(self._alias._version == self._version)
 
     def _modified(self, sizes: Any) -> RuntimeError:
@@ -46,8 +46,9 @@ class Saved:
         return RuntimeError(_MODIFIED.format(origin=origin, **said))
 
     def _origin(self) -> tuple[Any, int]:
-        """Which operation the tensor comes from: its own output's is the one that reads it now, an input's is the last one that changed it. Of
-        an input that nobody has any more, the one that made it."""
+        """Returns the operation that the tensor comes from. For its own output, the current node; for an input, the last
+        operation that changed it, or that created it if the input no longer exists.
+        """
         import torch
 
         node, tensor = torch._C._current_autograd_node(), self._tensor()
@@ -60,7 +61,7 @@ class Saved:
 
 
 def _said(like: Any) -> tuple[str, str]:
-    """How torch calls a tensor there, and what it says behind it, by its version and by what is turned on."""
+    """Returns torch's name for the tensor in its error, and its hint, by the version and the settings of torch."""
     import torch
 
     said = _provoked(torch.float32, "cpu")
@@ -74,7 +75,7 @@ def _said(like: Any) -> tuple[str, str]:
 
 
 def _provoked(kind: Any, device: Any) -> str:
-    """What torch says of a tensor of a kind that was changed in place."""
+    """Returns torch's error for a tensor of a kind that was changed in place."""
     import torch
 
     class Saves(torch.autograd.Function):
@@ -103,7 +104,7 @@ def _provoked(kind: Any, device: Any) -> str:
 
 
 class Kept(Saved):
-    """A tensor that stays."""
+    """A tensor that stays on the GPU."""
 
     __slots__ = ()
 
@@ -120,7 +121,7 @@ class Kept(Saved):
 
 
 class KeptSubclass(Kept):
-    """One of a subclass, which is not asked what the program does not ask it."""
+    """A kept tensor of a subclass; the subclass's functions are not called beyond what the program calls."""
 
     __slots__ = ()
 
@@ -138,7 +139,7 @@ class KeptSubclass(Kept):
 
 
 def kept(tensor: Any) -> Kept:
-    """A tensor of whatever class."""
+    """Returns the placeholder of a tensor of any class."""
     import torch
 
     kind = type(tensor)
@@ -150,7 +151,7 @@ def read(saved: Kept) -> Any:
 
 
 class Entry:
-    """A range of bytes of a storage, as it was at one time: one item of the pass, for all that saved it."""
+    """A range of bytes of a storage at one time: one item of the pass, for all its saves."""
 
     # What it is until something is done with it: each is packed in a few microseconds.
     is_dropped = False
@@ -187,12 +188,12 @@ class Entry:
                 self._forget(weak)
 
     def left(self, storage: Any, like: Any) -> None:
-        """It was copied from a storage, of tensors like that one."""
+        """Records the storage that the item was copied from, and a tensor like the saved ones."""
         self._weak, self._forget, self.like = storage._weak_ref(), storage._free_weak_ref, like
         self._nbytes = storage.nbytes()
 
     def begin(self) -> None:
-        """Begins to bring it back to memory of the current stream, where it is away."""
+        """Begins the reload into memory of the current stream, if the item is offloaded."""
         if self.packed is None or self._coming is not None or self._found is not None:
             return
         storage = self._still_there()
@@ -207,7 +208,9 @@ class Entry:
         self._coming = coming
 
     def read(self) -> tuple[Any, int]:
-        """A storage that has its bytes, for the current stream, and where they begin there. It stays until all that saved them have read it."""
+        """Returns a storage with the bytes, for the current stream, and their offset. The storage stays until all saves have
+        read it.
+        """
         if self.packed is None:
             return self.kept, self.start
         stream = self._memory.stream(self.like)
@@ -240,7 +243,9 @@ class Entry:
         return storage, pad
 
     def _still_there(self) -> Any:
-        """The storage itself, which somebody else has kept: it has what autograd would have read, whatever wrote to it."""
+        """Returns the original storage if another owner has kept it: it has what autograd would have read, including later
+        writes.
+        """
         import torch
 
         # Whoever finds it while it goes has nothing to ask.
@@ -275,7 +280,7 @@ class Away(Saved):
 
 
 class Stored:
-    """What a leaf gave, or saved beside: an item outside of autograd's graph. It is read as often as needed."""
+    """A stored output of a leaf, or a tensor saved beside it: an item outside of autograd's graph. It may be read repeatedly."""
 
     __slots__ = ("_packer", "_saved")
 
@@ -283,9 +288,9 @@ class Stored:
         self._packer, self._saved = packer, saved
 
     def is_intact(self) -> bool:
-        """Whether what was stored was not changed since: else its copy may be of any moment."""
+        """Whether the stored tensor was not changed since; otherwise its copy may be of any moment."""
         return self._saved.is_intact()
 
     def read(self) -> Any:
-        """The tensor, for the current stream. What is kept is the same each time."""
+        """Returns the tensor for the current stream. A kept tensor is the same object each time."""
         return self._packer.unpack(self._saved)

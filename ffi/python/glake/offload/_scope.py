@@ -1,4 +1,4 @@
-"""A checkpoint's call: its leaves are stored as they are computed, and handed out when it is computed again.
+"""A call of a checkpoint: its leaves are stored when they are computed, and replayed when it is recomputed.
 
 ::
 
@@ -29,7 +29,7 @@ _MOST_WAITS, _TRY_AGAIN = 16, 64
 
 
 class Leaf:
-    """What is known of one leaf of one checkpoint, pass after pass."""
+    """State of one leaf of one checkpoint over all passes."""
 
     def __init__(self, kind: Any, weight: Any) -> None:
         self.kind = kind
@@ -50,25 +50,26 @@ class Leaf:
         return kind is self.kind and (self._weight is None or self._weight() is weight)
 
     def note_call(self) -> bool:
-        """Notes that it is called, and answers whether to store it would be for nothing: what no backward pass needs, as of layers that are
-        frozen, is never computed again. Now and then it is tried."""
+        """Counts a call of the leaf, and returns whether storing it would be useless: outputs that no backward pass needs, as of
+        frozen layers, are never recomputed. Retried now and then.
+        """
         if self.is_trusted or self.is_compared:
             return False
         self._waits += 1
         return self._waits > _MOST_WAITS and self._waits % _TRY_AGAIN != 0
 
     def is_watched(self) -> bool:
-        """Whether it is looked whether what it gives is written to."""
+        """Whether its outputs are checked for writes."""
         return self.is_read and len(self.found) <= _MOST_WAITS
 
     def take(self) -> tuple[Any, ...]:
-        """What comparisons found, up to now."""
+        """Takes the comparison results so far."""
         found, self.found = self.found, []
         return tuple(found)
 
 
 class Scope:
-    """One call of a checkpointed function. It lives as long as what the checkpoint keeps for its backward pass."""
+    """One call of a checkpointed function. It lives as long as the checkpoint's saved arguments."""
 
     def __init__(self, replay: Any, number: int, place: int, sets_back: bool) -> None:
         # Of those that live, and of those of its forward pass.
@@ -92,8 +93,9 @@ class Scope:
             self.replay.packer.replays(self.number, self.device, False)
 
     def key(self, weight: Any) -> tuple[Any, ...]:
-        """What the next leaf is known by from pass to pass. Experts and layers come in another order, and some do not come: by its weight, and
-        attention by the weight before."""
+        """Returns the key of the next leaf across passes. Experts and layers may come in another order or be absent, so a leaf
+        is identified by its weight, and attention by the preceding weight.
+        """
         if weight is not None:
             self._last = id(weight)
         came = self._came[self._last] = self._came.get(self._last, 0) + 1
@@ -102,7 +104,7 @@ class Scope:
 
 
 class _Inside:
-    """What a thread is inside of. A checkpoint whose function raised is left late: when the traceback goes."""
+    """Context of a thread inside a checkpoint. If the function raised, the context is left late, when the traceback is released."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -138,12 +140,12 @@ class _Inside:
         raise NotImplementedError
 
     def _passes_by(self) -> None:
-        """A leaf has its turn, and nothing is done of it."""
+        """Skips a leaf in the order without storing or replaying it."""
         raise NotImplementedError
 
 
 class Stores(_Inside):
-    """The forward pass of a checkpoint."""
+    """Context of a checkpoint's forward pass."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
@@ -219,7 +221,7 @@ class Stores(_Inside):
         return output
 
     def _watch(self, leaf: Leaf, output: Any) -> None:
-        """It is looked at the end of its layer's forward whether what a leaf gave is as it was."""
+        """Schedules a check, at the end of the layer's forward, that the output of a leaf was not written to."""
         try:
             self._watched.append((leaf, output.detach(), output._version, output.detach().clone()))
         except RuntimeError as error:
@@ -230,7 +232,7 @@ class Stores(_Inside):
 
 
 class Replays(_Inside):
-    """A checkpoint that is computed again, once."""
+    """Context of one recomputation of a checkpoint."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
@@ -301,7 +303,7 @@ class Replays(_Inside):
 
 
 class _Again:
-    """Enters another ``Replays`` each time: a graph may be read more than once."""
+    """Enters a new ``Replays`` each time: a graph may be read more than once."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -327,7 +329,7 @@ class _Again:
 
 
 def contexts(replay: Any, context_fn: Any, plain: Any, sets_back: bool, is_debug: bool) -> Any:
-    """The ``context_fn`` of a checkpoint, in place of its own."""
+    """Returns the ``context_fn`` of a checkpoint, combined with its own."""
 
     def ours() -> tuple[Any, Any]:
         scope = replay.scope(sets_back)
@@ -346,7 +348,7 @@ def contexts(replay: Any, context_fn: Any, plain: Any, sets_back: bool, is_debug
 
 
 def is_eager() -> bool:
-    """Whether this is computed, and not traced, captured or transformed."""
+    """Whether operations are computed, and not traced, captured or transformed."""
     if _dynamo.traces() or torch._C._functorch.maybe_current_level() is not None:
         return False
     return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
@@ -358,7 +360,7 @@ def _is_transformed() -> bool:
 
 
 def _may_draw(call: Any) -> bool:
-    """Whether what it draws, if it does, comes from a generator that can be looked at."""
+    """Whether a draw of random numbers, if any, comes from a generator whose state is readable."""
     return not call.draws or call.inputs[0].device.type in ("cpu", "cuda")
 
 
@@ -367,7 +369,7 @@ def _top() -> Any:
 
 
 def _observed(call: Any, top: Any, saved: list[Any]) -> Any:
-    """Computes a leaf, and notes what it saves. The hooks that are on have it, as ever."""
+    """Computes a leaf, and records its saves. The active hooks receive them as well."""
     pack, unpack = top
 
     def packs(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TRL's option ``activation_offloading=True`` with this package's hooks in the place of its own."""
+"""TRL's option ``activation_offloading=True`` with this package's hooks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CALLED = ("update_model_params", "__enter__", "__exit__")
 
 
 class PatchedTrl:
-    """What ``patch_trl`` replaced; ``remove`` puts it back. A context manager too."""
+    """Replacements made by ``patch_trl``; ``remove`` restores the originals. Also a context manager."""
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
 
     def remove(self) -> None:
-        """TRL has its own again, for trainers that are made from then on. A second time does nothing."""
+        """Restores TRL's own offload for trainers created from then on. Repeated calls do nothing."""
         global _patched
         with _guard:
             if _patched is self:
@@ -46,19 +46,19 @@ _guard = threading.Lock()
 
 
 def patch_trl() -> PatchedTrl:
-    """From now on ``activation_offloading=True`` in TRL's SFTConfig, DPOConfig, KTOConfig and RewardConfig offloads with this package::
+    """Makes ``activation_offloading=True`` in TRL's SFTConfig, DPOConfig, KTOConfig and RewardConfig offload with this package from now
+    on::
 
         glake.offload.patch_trl()
         trainer = trl.SFTTrainer(model, args=trl.SFTConfig(activation_offloading=True), ...)
 
-    TRL may have been imported before, or not yet. Trainers that were made before keep what they have. The head of the model stays, as with
-    TRL's own.
+    TRL may be imported before or after. Existing trainers are unchanged. As with TRL's own offload, saves of the model's head stay.
 
     Returns:
-        What puts TRL's own back (``.remove()``); the same one as long as it stands.
+        The handle that restores TRL's own (``.remove()``); the same handle while the patch is active.
 
     Raises:
-        TorchError: TRL is not installed, cannot be imported, or is laid out in another way than is known.
+        TorchError: TRL is not installed, cannot be imported, or has an unknown layout.
     """
     global _patched
     with _guard:
@@ -90,7 +90,7 @@ def _module() -> ModuleType:
 
 
 def _check(module: ModuleType) -> None:
-    """Whether it is laid out as the one that this was written for."""
+    """Checks that TRL has the layout that this module was written for."""
     missing = [name for name in (*_OURS, _MADE_BY) if not callable(getattr(module, name, None))]
     if not missing:
         maker, theirs = getattr(module, _MADE_BY), module.OffloadActivations

@@ -1,4 +1,4 @@
-"""The memory that FSDP2 gathers parameters into: it is filled anew for each pass, and never leaves."""
+"""The memory into which FSDP2 gathers parameters: it is refilled for each pass, and never offloaded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ._parts import parameters, parts
 
 
 class Unsharded:
-    """Storages of gathered parameters. They are there only from a part's first forward on. Most are the same from then on: FSDP2 gives
-    their bytes back after each use, and keeps the storage objects; parameters that are split in another dimension are gathered anew."""
+    """Storages of gathered parameters. They exist from a part's first forward on. Most stay the same: FSDP2 frees their bytes after
+    each use, and keeps the storage objects; parameters that are split in another dimension are gathered anew.
+    """
 
     def __init__(self) -> None:
         # By the number of a storage, which is no other's as long as it is held here, weakly.
@@ -22,7 +23,7 @@ class Unsharded:
         self._handles: list[Any] = []
 
     def look(self, module: Any) -> None:
-        """Which parts of a module are sharded: a trainer may shard them long after the module was given to us."""
+        """Finds the sharded parts of a module: a trainer may shard them long after the module was passed to us."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         kind = getattr(fsdp, "FSDPModule", None)
         if kind is None:
@@ -47,7 +48,7 @@ class Unsharded:
         self.storages[storage._cdata] = weak(storage)
 
     def remove(self) -> None:
-        """Takes the hooks off. A second time does nothing."""
+        """Removes the hooks. Repeated calls do nothing."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -55,7 +56,7 @@ class Unsharded:
 
 
 def _own(part: Any, kind: Any) -> Iterator[Any]:
-    """The parts of one that are sharded with it."""
+    """Returns the parts of a sharded module that are sharded with it."""
     for child in part._modules.values():
         if child is not None and not isinstance(child, kind):
             yield child

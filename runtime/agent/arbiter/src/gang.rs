@@ -319,10 +319,6 @@ impl Gang {
         self.shares.iter().map(|share| share.account.hosted).sum()
     }
 
-    pub(crate) fn evictable_on(&self, gpu: GpuId) -> Bytes {
-        self.on(gpu).map(Share::evictable).sum()
-    }
-
     pub(crate) fn on(&self, gpu: GpuId) -> impl Iterator<Item = &Share> {
         self.shares.iter().filter(move |share| share.account.gpu == gpu)
     }

@@ -395,8 +395,6 @@ pub struct Settings {
     pub preempt: Preempt,
     /// Whether a victim gives only the needed bytes, instead of all.
     pub partial: bool,
-    /// Whether a GPU serves one gang at a time.
-    pub exclusive: bool,
     /// Pinned host memory of all workers: above 90 % copies go to files, and demotion ends at 80 %.
     pub host_budget: Bytes,
     /// Whether copies may go to idle GPUs.
@@ -432,7 +430,6 @@ impl Default for Settings {
             distrust: Duration::from_secs(60),
             preempt: Preempt::Step,
             partial: true,
-            exclusive: false,
             host_budget: Bytes::MAX,
             peers: false,
             checkpoint_after: None,

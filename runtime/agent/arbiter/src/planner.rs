@@ -135,11 +135,6 @@ impl Arbiter {
             let need = gang.wanted(gpu);
             let held = self.ledger.gpus.get(&gpu);
             let short = gang.short(gpu, held);
-            let others = self.ledger.gangs.iter().filter(|(other, _)| **other != id);
-            let short = match self.ledger.settings.exclusive {
-                true => short.max(others.map(|(_, gang)| gang.evictable_on(gpu)).sum()),
-                false => short,
-            };
             if short.is_zero() {
                 continue;
             }

@@ -8,7 +8,7 @@ use super::program::Program;
 /// Pairs between two pauses: about what a thread does in the 500 us between two completion points.
 const SLICE: usize = 4096;
 
-/// Allocator under measurement.
+/// Interface of an allocator under measurement.
 pub(super) trait Allocates {
     /// Handle of a block.
     type Block: Copy;

@@ -67,7 +67,7 @@ pub struct AllocOptions {
     pub library: Option<PathBuf>,
 }
 
-/// One measurement of the hot path.
+/// Result of one measurement of the hot path.
 #[derive(Clone, Debug, Serialize)]
 pub struct AllocReport {
     /// Blocks alive while it measured.
@@ -123,13 +123,13 @@ pub enum BenchError {
     /// A GPU has not that much free memory.
     #[error("{case}: a GPU has no room for it: choose a smaller --sizes, or end what else uses its memory")]
     NoRoom {
-        /// Measurement that failed.
+        /// Name of the failed measurement.
         case: String,
     },
     /// This machine has not that much memory for what is simulated.
     #[error("{case}: this machine has no memory for it ({source}): choose a smaller --sizes")]
     NoHostRoom {
-        /// Measurement that failed.
+        /// Name of the failed measurement.
         case: String,
         /// Error of the driver.
         source: DriverError,
@@ -137,7 +137,7 @@ pub enum BenchError {
     /// The engine is wrong, or the memory is.
     #[error("{case}: the bytes that arrived are not those that were sent")]
     Differs {
-        /// Measurement that failed.
+        /// Name of the failed measurement.
         case: String,
     },
     /// The server cannot be opened.
@@ -157,7 +157,7 @@ pub enum BenchError {
         "GPU {target} has no peer to lend it memory: name another GPU with --peer, or choose --tier host or file"
     )]
     NoPeer {
-        /// Target GPU.
+        /// Index of the target GPU.
         target: u32,
     },
     /// A region could not be shrunk or refilled.
@@ -169,7 +169,7 @@ pub enum BenchError {
     /// A shrink left something behind, so its time says nothing.
     #[error("{size} of the region stayed on the GPU, in {extents} extents that could not leave")]
     Stayed {
-        /// Bytes that stayed.
+        /// Bytes that remained on the GPU.
         size: Bytes,
         /// In how many extents.
         extents: usize,

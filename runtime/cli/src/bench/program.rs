@@ -22,11 +22,11 @@ pub(super) struct Sizes {
 /// Program of a measurement: a fill, holes in it, and pairs of a free and a malloc.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// Sizes allocated first.
+    /// Sizes of the initial allocations.
     pub(super) fill: Vec<u64>,
     /// Then freed, one after the other: a place among the live blocks, filled by the last of them.
     pub(super) holes: Vec<usize>,
-    /// Measured pairs: the block at this index is freed, and one of this size takes its place.
+    /// Measured pairs of calls: the block at the index is freed, and a block of the given size replaces it.
     pub(super) pairs: Vec<(usize, u64)>,
     /// The mallocs go to so many streams in turn.
     pub(super) streams: usize,

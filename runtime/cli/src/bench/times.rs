@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Converts to microseconds.
+/// Converts a duration to microseconds.
 pub(crate) fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }

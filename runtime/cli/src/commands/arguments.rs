@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Options of every command.
     #[command(flatten)]
     pub global: Global,
-    /// Command to run.
+    /// Command that the user chose.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -62,7 +62,7 @@ pub struct Global {
     pub log: Option<String>,
 }
 
-/// Command to run.
+/// Command of the command line.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// The whole story on real bytes, under a minute without a GPU
@@ -115,7 +115,7 @@ pub enum Command {
     /// Looks at the driver, the GPUs and who reaches whom, at the host's memory and limits, at the libraries, at
     /// PyTorch and at the settings in effect. Each check is ok, a note or a problem, with a line of advice.
     Doctor(doctor::DoctorArguments),
-    /// Run measurements
+    /// Run one of the measurements
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
     /// A program, unchanged, with its copies in GLake's hands

@@ -13,7 +13,7 @@ use super::shrink_bench::ShrinkArguments;
 use crate::bench::{self, AllocOptions, BenchError};
 use glake_runtime::config::Config;
 
-/// Measurement to run.
+/// Measurement of the command line.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     /// The hot path of malloc and free, beside a best fit on an ordered set

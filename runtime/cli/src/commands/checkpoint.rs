@@ -22,22 +22,22 @@ use crate::records::{Record, Records};
 use crate::room::{self, NoRoom};
 use crate::target::Target;
 
-/// What has to be free of every GPU where nobody knows what a process had: as much as it may have had.
+/// Free memory required on every GPU if the process's own use is unknown.
 const ROOM: Bytes = Bytes::gib(1);
-/// How long another restore is waited for.
+/// Timeout for the turn of a concurrent restore.
 const TURN: Duration = Duration::from_secs(10);
 
-/// What `glake checkpoint` can be asked.
+/// Arguments of `glake checkpoint`.
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub struct CheckpointArguments {
-    /// Which process: its id, as glake ps shows it
+    /// Process id, as glake ps shows it
     #[arg(value_name = "PID")]
     pid: u32,
-    /// Bring it back: restore and unlock it, from whatever state it is in
+    /// Restore and unlock the process, from any state
     #[arg(long)]
     restore: bool,
-    /// How long its calls of the driver may take to end before it is left alone: 2s, 500ms
+    /// Time limit of the driver's calls, after which the process is left alone: 2s, 500ms
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "2s")]
     timeout: Duration,
     /// The most that it may have on a GPU: with more it has not been shrunk
@@ -50,7 +50,7 @@ pub struct CheckpointArguments {
     /// [default: 1GiB]; 0: ask the driver whatever is free
     #[arg(long, value_name = "SIZE", requires = "restore")]
     room: Option<Bytes>,
-    /// The agent's socket: what a process had is written down beside it [default: GLAKE_AGENT, else as for glake serve]
+    /// Agent's socket; the process's memory use is recorded beside it [default: GLAKE_AGENT, else as for glake serve]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -232,7 +232,7 @@ fn has_room(
     })
 }
 
-/// What came before the driver was asked for a change.
+/// Marks a failure that happened before the driver changed the process.
 fn untouched(failure: Failure) -> Failure {
     match failure {
         Failure::Failed(message) => Failure::Untouched(message),
@@ -261,7 +261,7 @@ impl Drop for Blocked {
     }
 }
 
-/// What came of it.
+/// Result of a completed change.
 struct Done {
     pid: u32,
     state: ProcessState,
@@ -351,11 +351,11 @@ fn check(
     }
 }
 
-/// What the meter shows of all GPUs.
+/// Memory use of all GPUs, as read by the meter.
 struct Seen {
     users: BTreeSet<u32>,
     used: Bytes,
-    /// What the process has, where the meter lists it.
+    /// Memory use of the process by GPU, if the meter lists it.
     own: Vec<(String, Bytes)>,
     /// GPUs that do not answer, and why.
     unread: Vec<(String, String)>,
@@ -388,7 +388,7 @@ impl Seen {
         self.own.iter().map(|(_, used)| *used).sum()
     }
 
-    /// What the process has more than in another reading; of all processes, where the meter lists it in neither.
+    /// Returns how much memory the process has released since `other`; that of all processes, if the meter lists it in neither reading.
     fn less(&self, other: &Seen) -> Bytes {
         match self.own.is_empty() && other.own.is_empty() {
             true => self.used.saturating_sub(other.used),
@@ -397,7 +397,7 @@ impl Seen {
     }
 }
 
-/// Who checkpoints: the driver, or the folder that simulated GPUs are shared through.
+/// Creates the checkpoint backend: the driver, or the shared folder of simulated GPUs.
 pub(super) fn driver(config: &Config) -> Result<Box<dyn ProcessCheckpoint>, Failure> {
     match &config.device.choice {
         DeviceChoice::Sim { topology, shared: Some(folder) } => {

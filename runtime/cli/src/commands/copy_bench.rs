@@ -20,12 +20,12 @@ use glake_runtime::config::Config;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct CopyArguments {
-    /// Copy direction: h2d (host to device) or d2h (device to host)
+    /// Direction of the copies: h2d (host to device) or d2h (device to host)
     #[arg(long, value_name = "DIRECTION", default_value = "both")]
     direction: Directions,
-    /// Memory kind: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and cuMemAllocAsync's), pageable
-    /// (malloc's, and GLake's), scattered (pool, in blocks at scattered addresses), broadcast (pool, to every GPU at once). Several with
-    /// commas
+    /// Kinds of memory, separated by commas: pool (pinned, and GLake's), foreign (pinned, and cuMemAlloc's), mempool (pinned, and
+    /// cuMemAllocAsync's), pageable (malloc's, and GLake's), scattered (pool, in blocks at scattered addresses), broadcast (pool, to every
+    /// GPU at once)
     #[arg(long, value_name = "M", value_delimiter = ',', default_value = "pool")]
     memory: Vec<Memory>,
     /// Copy sizes, several with commas [default: 1MiB to 4GiB; 4KiB to 1MiB with --overhead, 16MiB with --critical]
@@ -34,7 +34,7 @@ pub struct CopyArguments {
     /// Number of GPUs that take part, the measured one included [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     paths: Option<u32>,
-    /// GPU to measure
+    /// Index of the GPU to measure
     #[arg(long, value_name = "GPU", default_value_t = 0)]
     target: u32,
     /// Number of timed repetitions [default: 20, or 3 in virtual time; 1000 with --overhead and --critical]
@@ -88,7 +88,7 @@ libgmlake.so is the one beside the program, or the one that GLAKE_LIBRARY names"
 /// Default block size of scattered memory.
 const BLOCK: Bytes = Bytes::kib(16);
 
-/// Directions to measure.
+/// Directions of the copies to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Directions {
     H2d,
@@ -202,7 +202,7 @@ fn check_blocks(options: &CopyOptions) -> Result<(), Failure> {
     )))
 }
 
-/// Measurement to run.
+/// Kind of copy measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Measurement {
     Copy,

@@ -14,7 +14,7 @@ use glake_runtime::config::ConfigError;
 pub enum Failure {
     /// Invalid arguments, configuration or input. Exit code 2.
     Usage(String),
-    /// Command that failed. Exit code 1.
+    /// Failure of a command. Exit code 1.
     Failed(String),
     /// There is no room for what was asked, and it was not begun: all is as it was. Exit code 3.
     NoRoom(String),
@@ -34,12 +34,12 @@ impl Failure {
         Failure::Usage(message.to_string())
     }
 
-    /// Creates [`Failure::Failed`].
+    /// Creates a [`Failure::Failed`] from a message.
     pub fn failed(message: impl Display) -> Self {
         Failure::Failed(message.to_string())
     }
 
-    /// Creates [`Failure::Untouched`].
+    /// Creates a [`Failure::Untouched`] from a message.
     pub(super) fn untouched(message: impl Display) -> Self {
         Failure::Untouched(message.to_string())
     }
@@ -53,7 +53,7 @@ impl Failure {
         }
     }
 
-    /// Returns the message.
+    /// Returns the message of the failure.
     pub(super) fn message(&self) -> &str {
         match self {
             Failure::Usage(message)

@@ -10,7 +10,7 @@ use glake_wire::{Answer, Ask, DecisionRow, WorkerRow, find_socket};
 use super::Failure;
 use super::output::{Output, table};
 
-/// Where the agent is.
+/// Address of the agent.
 #[derive(Debug, Args)]
 pub(super) struct Agent {
     /// The agent's socket [default: GLAKE_AGENT, else as for glake serve]
@@ -18,7 +18,7 @@ pub(super) struct Agent {
     socket: Option<PathBuf>,
 }
 
-/// What `glake ps` can be asked.
+/// Arguments of `glake ps`.
 #[derive(Debug, Args)]
 #[command(after_help = PS)]
 pub struct PsArguments {
@@ -29,23 +29,23 @@ pub struct PsArguments {
     metrics: bool,
 }
 
-/// What `glake shrink`, `refill`, `start` and `stop` can be asked.
+/// Arguments of `glake shrink`, `refill`, `start` and `stop`.
 #[derive(Debug, Args)]
 pub struct WorkerArguments {
-    /// Which worker: a name that glake ps shows
+    /// Name of the worker, as glake ps shows it
     #[arg(value_name = "W")]
     worker: String,
     #[command(flatten)]
     agent: Agent,
 }
 
-/// What `glake explain` can be asked.
+/// Arguments of `glake explain`.
 #[derive(Debug, Args)]
 #[command(after_help = EXPLAIN)]
 pub struct ExplainArguments {
     #[command(flatten)]
     agent: Agent,
-    /// How many decisions, the last ones
+    /// Number of recent decisions to print
     #[arg(long, value_name = "N", default_value_t = 20)]
     last: usize,
 }

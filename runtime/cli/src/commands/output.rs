@@ -10,7 +10,7 @@ use super::Failure;
 /// A line below the headers, and nothing else.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Destination of results.
+/// Destination of a command's results.
 pub(super) struct Output {
     json: bool,
 }

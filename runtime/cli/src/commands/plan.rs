@@ -53,8 +53,7 @@ pub struct PlanArguments {
     /// Also find how many such workers have their first token within S seconds 99 times in a hundred
     #[arg(long, value_name = "S", value_parser = positive)]
     slo: Option<f64>,
-    /// Policies, several with commas: static, start-stop, one, drain, drain-per-tensor, glake, glake-no-preempt
-    /// [default: all]
+    /// Policies, separated by commas: start-stop, drain-per-tensor, glake, glake-no-preempt [default: all]
     #[arg(long, value_name = "P", value_delimiter = ',', hide_default_value = true)]
     policy: Vec<Policy>,
     /// Draw how many requests had their first token by when into this file (.svg), a line a policy
@@ -75,15 +74,12 @@ const EXAMPLES: &str = "\
 Examples:
   glake plan examples/workers.toml examples/requests.csv
   glake plan workers.toml azure.csv.gz --assign zipf:1 --rate 1 --duration 600 --seeds 20
-  glake plan workers.toml azure.csv.gz --assign zipf:0 --rate 0.2 --slo 2 --policy glake,drain
+  glake plan workers.toml azure.csv.gz --assign zipf:0 --rate 0.2 --slo 2 --policy glake,start-stop
   glake plan workers.toml requests.csv --json | jq '{policy, ttft_p99_s}'
 
 Policies:
-  static            the first workers that fit stay, requests for the others are denied
   start-stop        workers are started and stopped, least recently used first
-  one               one worker at a time has the GPU
   drain-per-tensor  whole workers leave once their requests have ended, copied tensor by tensor
-  drain             the same at our speeds
   glake-no-preempt  GLake's arbiter, where no worker is parked
   glake             GLake's arbiter: busy workers are parked between two steps
 

@@ -12,7 +12,7 @@ use glake_replay::trace::Trace;
 use glake_replay::{Refusal, Setting, Subject};
 use glake_runtime::config::{Config, DefragmentLevel};
 
-/// Allocation policy.
+/// Allocation policy of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Policy {
     /// The product, on a device
@@ -26,7 +26,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies in the order of the table.
+    /// Policies in the order of the table.
     pub const ALL: [Policy; 4] = [Policy::Glake, Policy::Gmlake, Policy::Caching, Policy::Expandable];
 }
 

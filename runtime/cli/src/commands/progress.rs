@@ -25,7 +25,7 @@ impl Progress {
         Progress { bar }
     }
 
-    /// Sets the message.
+    /// Sets the message beside the bar.
     pub(super) fn say(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
     }

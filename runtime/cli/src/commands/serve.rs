@@ -20,7 +20,7 @@ use super::checkpoint;
 use super::node::{named_socket, runtime_dir};
 use super::output::{Output, table};
 
-/// What `glake serve` can be asked.
+/// Arguments of `glake serve`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArguments {
@@ -28,11 +28,11 @@ pub struct ServeArguments {
     /// GPU, and whoever joins]
     #[arg(value_name = "NODE.toml")]
     file: Option<PathBuf>,
-    /// Where workers connect [default: GLAKE_AGENT, else $XDG_RUNTIME_DIR/glake/agent.sock; without that,
-    /// /run/glake/agent.sock for root and /run/user/UID/glake/agent.sock for others]
+    /// Socket for workers [default: GLAKE_AGENT, else $XDG_RUNTIME_DIR/glake/agent.sock; without that, /run/glake/agent.sock for root and
+    /// /run/user/UID/glake/agent.sock for others]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Where what workers say is written that the agent starts: NAME.log each [default: beside the socket, agent.logs]
+    /// Folder for the output of started workers, one NAME.log each [default: beside the socket, agent.logs]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
     /// Say whether the file, its commands, the GPUs and the socket's folder are in order, and end
@@ -78,7 +78,7 @@ Signals:      SIGTERM and SIGINT end it; workers keep what they have, and join t
 systemd:      Type=notify; with a .socket unit, connections wait while it restarts;
               KillMode=process, or the workers end with it";
 
-/// What is not to be had of simulated GPUs that are one process's.
+/// Error text for simulated GPUs that belong to one process.
 pub(super) const NOT_SHARED: &str = "--device sim: each process would simulate GPUs of its own; name the folder they \
     are shared through (--device sim:h200x4@/tmp/gpus)";
 
@@ -126,7 +126,7 @@ pub(super) fn run(
     glake_agent::serve(&options, told).map_err(failure)
 }
 
-/// What a shell is told in which workers are started: where the agent is, and the simulated GPUs or the worker's name.
+/// Returns shell exports for starting workers: the agent's socket, and the simulated GPUs or the worker's name.
 fn exports(socket: &Path, config: &Config) -> String {
     let socket = quoted(&socket.to_string_lossy());
     let other = match device(config).get("GLAKE_DEVICE") {
@@ -180,21 +180,20 @@ fn failure(error: ServeError) -> Failure {
     }
 }
 
-/// What workers are told of the device, where it is simulated: the same one.
+/// Returns the device variables of workers if the device is simulated: they use the same one.
 fn device(config: &Config) -> BTreeMap<String, String> {
     let is_simulated = matches!(config.device.choice, DeviceChoice::Sim { .. });
     let choice = is_simulated.then(|| ("GLAKE_DEVICE".to_owned(), config.device.choice.to_string()));
     choice.into_iter().collect()
 }
 
-/// What asks the driver to checkpoint a process: this program, about the same device. An upgrade may have removed the file
-/// that it was started from.
+/// Returns the command that checkpoints a process: this program, on the same device. The path stays valid if an upgrade removes the file.
 fn driver(config: &Config) -> DriverCommand {
     let arguments = ["--device".into(), config.device.choice.to_string().into(), "checkpoint".into()].into();
     DriverCommand { program: "/proc/self/exe".into(), arguments, limit: DriverCommand::LIMIT }
 }
 
-/// What tells how much memory is used: NVML, or the folder that simulated GPUs are shared through.
+/// Creates the meter of memory use: NVML, or the shared folder of simulated GPUs.
 pub(super) fn meter(config: &Config) -> Result<Arc<dyn Meter>, Failure> {
     match &config.device.choice {
         DeviceChoice::Sim { topology, shared: Some(folder) } => {

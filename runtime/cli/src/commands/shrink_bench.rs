@@ -28,7 +28,7 @@ pub struct ShrinkArguments {
     /// Number of GPUs whose links serve the copies, the region's own included; 1: no relays [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     paths: Option<u32>,
-    /// GPU to measure
+    /// Index of the GPU to measure
     #[arg(long, value_name = "GPU", default_value_t = 0)]
     target: u32,
     /// Number of shrink and refill cycles after the first

@@ -19,7 +19,7 @@ const SIZES: [u64; 2] = [1 << 20, 15 << 20];
 /// Maximum live share of the limit while blocks come and go, and share after they have gone, in percent.
 const LIVE: [u64; 2] = [85, 62];
 
-/// Blocks in progress.
+/// Allocations and frees in progress.
 #[derive(Debug, Default)]
 pub(super) struct Churn {
     /// Live blocks in no order.

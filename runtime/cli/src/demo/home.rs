@@ -17,7 +17,7 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// Applies logged calls.
+    /// Applies logged driver calls.
     pub(super) fn follow(&mut self, log: Vec<Logged>) {
         for Logged { call, .. } in log.into_iter().filter(|logged| logged.done) {
             let (start, size) = (call.start.0, call.size.get());

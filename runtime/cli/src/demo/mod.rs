@@ -186,7 +186,6 @@ fn pool(config: &Config) -> config::Pool {
     config::Pool {
         alias: true,
         fragment_limit: Some(config.pool.extent),
-        memory_fraction: 1.0,
         limit: Some(LIMIT),
         ..config.pool.clone()
     }

@@ -22,7 +22,7 @@ pub(crate) use program::checks as program;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// No action needed.
+    /// No action is needed.
     Ok,
     /// Something could be better, or is worth knowing.
     Note,
@@ -37,7 +37,7 @@ pub struct Check {
     pub check: &'static str,
     /// State of the check.
     pub state: State,
-    /// Finding.
+    /// Finding of the check.
     pub found: String,
     /// Advice; if all is well, the benefit.
     pub advice: String,

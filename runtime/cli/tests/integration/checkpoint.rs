@@ -62,9 +62,10 @@ fn joined() {
     let device = format!("sim:h200x4@{}", Path::new(&folder).display());
     let environment = Environment::from_iter([("GLAKE_DEVICE", &*device), ("GLAKE_LOG", "off")]);
     let sources = Sources { environment, ..Sources::default() };
-    let small =
-        "tiers = { extent = \"4MiB\" }\nexpert.host_arena = \"16MiB\"\ntransfer.calibrations = \"\"\n";
-    let process = Process::start(sources.with_overrides("test", small).unwrap().load().unwrap()).unwrap();
+    let small = "tiers = { extent = \"4MiB\" }\ntransfer.calibrations = \"\"\n";
+    let mut config = sources.with_overrides("test", small).unwrap().load().unwrap();
+    config.tiers.host_arena = Bytes::mib(16);
+    let process = Process::start(config).unwrap();
     process.agent().join(Some("chat"), Some(Path::new(&socket))).unwrap();
     process.regions().define(RegionOptions { policy: Policy::Keep, ..RegionOptions::of("weights") }).unwrap();
     process.regions().enter("weights").unwrap();

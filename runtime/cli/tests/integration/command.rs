@@ -90,7 +90,7 @@ fn a_mistake_in_the_arguments_is_one_line_and_exit_code_2() {
         (&["replay", "--plot", "/no/such/m.svg", trace], "/no/such/m.svg: cannot be written"),
         (&["replay", "--find-limit", "--limit", "1GiB", trace], "cannot be used with"),
         (&["replay", "--device", "tpu", trace], "write auto, cuda, sim, sim:TOPOLOGY or sim:"),
-        (&["replay", "--preset", "fast", trace], "write training, serverless or offload"),
+        (&["replay", "--preset", "fast", trace], "write serverless"),
         (&["replay", "--config", "/no/such.toml", trace], "/no/such.toml: No such file"),
         (&["replay", "--config", config, trace], "c.toml:2: unknown key pool.extend; allowed: pool.extent, "),
         (&["replay", "--log", "a=b=c", trace], "levels by part"),
@@ -138,7 +138,7 @@ fn a_plan_that_cannot_be_is_one_line_and_exit_code_2() {
     for (arguments, says) in [
         (
             &[workers, requests, "--policy", "best"][..],
-            "there is no policy \"best\": choose from static, start-stop",
+            "there is no policy \"best\": choose from start-stop, drain-per-tensor",
         ),
         (&[workers, requests, "--assign", "uniform"], "it is zipf:S, S 0 or more"),
         (&[workers, requests, "--rate", "0"], "it is a number above 0"),
@@ -170,9 +170,9 @@ fn a_plan_is_a_table_or_objects_and_a_picture() {
     let output = ran(&[&plan[..], &["--plot", plot.to_str().unwrap()]].concat());
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && output.stderr.is_empty());
-    assert!(table.contains("glake-no-preempt") && table.contains("static"), "{table}");
+    assert!(table.contains("glake-no-preempt") && table.contains("start-stop"), "{table}");
     assert!(fs::read_to_string(&plot).unwrap().trim_end().ends_with("</svg>"));
-    let output = ran(&[&plan[..], &["--json", "--policy", "drain,glake", "--slo", "2"]].concat());
+    let output = ran(&[&plan[..], &["--json", "--policy", "drain-per-tensor,glake", "--slo", "2"]].concat());
     assert!(output.status.success() && output.stderr.is_empty());
     let text = String::from_utf8(output.stdout).unwrap();
     let objects: Vec<serde_json::Value> =

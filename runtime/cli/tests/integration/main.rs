@@ -4,7 +4,6 @@
 
 mod checkpoint;
 mod command;
-mod page;
 mod product;
 mod rights;
 mod run;

@@ -109,7 +109,7 @@ fn flags_are_handed_on() {
     ] {
         assert!(given.contains(&says), "{given:?}");
     }
-    let (code, error) = refused(installed.glake(&["--preset", "offload", "run", "--", "env"]));
+    let (code, error) = refused(installed.glake(&["--preset", "serverless", "run", "--", "env"]));
     assert!(code == 2 && error.contains("--preset cannot be handed on"), "{code} {error}");
 }
 

@@ -25,10 +25,12 @@ fn worker() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     let sources = Sources { environment: Environment::of_process(), ..Sources::default() };
     let small = format!(
-        "tiers = {{ extent = \"4MiB\", files = {:?} }}\nexpert.host_arena = \"16MiB\"\ntransfer.calibrations = \"\"\n",
+        "tiers = {{ extent = \"4MiB\", files = {:?} }}\ntransfer.calibrations = \"\"\n",
         folder.join("extents")
     );
-    let process = Process::start(sources.with_overrides("test", &small).unwrap().load().unwrap()).unwrap();
+    let mut config = sources.with_overrides("test", &small).unwrap().load().unwrap();
+    config.tiers.host_arena = Bytes::mib(16);
+    let process = Process::start(config).unwrap();
     process.malloc(0, Bytes::mib(32), Stream(0)).unwrap();
     let id = process.regions().begin_use(&Tags::All, WhenClosed::Refill, None).unwrap();
     process.regions().gate().end_use(id).unwrap();

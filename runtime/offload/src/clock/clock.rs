@@ -129,7 +129,7 @@ impl Clock {
         self.follower.is_complete()
     }
 
-    /// Returns the plan.
+    /// Returns the plan that the clock follows.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }

@@ -128,11 +128,6 @@ impl Course {
         }
     }
 
-    /// Returns the duration of the pass without waiting or recomputing.
-    pub(crate) fn compute(&self) -> f64 {
-        self.begins.last().copied().unwrap_or_default()
-    }
-
     /// Determines which scopes the verdicts replay.
     pub(crate) fn replayed(&self, verdicts: &[Verdict], replayed: &mut Vec<bool>) {
         replayed.clear();
@@ -177,7 +172,7 @@ fn untimed(steps: &[Step], items: &[Span]) -> Vec<f64> {
     std::iter::once(0.0).chain(steps.iter().scan(0.0, add)).collect()
 }
 
-/// Converts to microseconds.
+/// Converts a duration to microseconds.
 pub(crate) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }

@@ -3,7 +3,7 @@
 use super::Verdict;
 use super::course::{Course, NONE};
 
-/// Bytes per cell.
+/// Memory use of a pass: bytes in each cell.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
     cells: Vec<i64>,
@@ -39,7 +39,7 @@ impl Curve {
         }
     }
 
-    /// Returns the maximum.
+    /// Returns the maximum over all cells.
     pub(crate) fn peak(&self) -> i64 {
         self.cells.iter().copied().max().unwrap_or(0)
     }

@@ -12,7 +12,7 @@ pub enum PlanError {
          be used: give at least that, or make the pass smaller"
     )]
     BelowFloor {
-        /// Requested budget.
+        /// Requested memory budget.
         budget: Bytes,
         /// Smallest budget with a plan.
         minimum: Bytes,
@@ -22,9 +22,9 @@ pub enum PlanError {
     /// Link rate of zero or less.
     #[error("a link of {} GB/s {direction} the GPU was given: give the rate that was measured, above 0", rate.0)]
     Rate {
-        /// Direction: out of the GPU or into it.
+        /// Direction of the link: out of the GPU or into it.
         direction: &'static str,
-        /// Requested rate.
+        /// Requested link rate.
         rate: Bandwidth,
     },
     /// Wrong number of verdicts, or an item to recompute that cannot be.

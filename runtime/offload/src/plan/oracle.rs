@@ -12,7 +12,7 @@ use super::timing::Clockwork;
 use super::{Preset, Request, Verdict};
 use crate::Tape;
 
-/// Enumeration state.
+/// State of the exhaustive enumeration.
 #[derive(Debug)]
 struct Everything<'c> {
     course: &'c Course,
@@ -31,16 +31,17 @@ fn arms(request: &Request) -> Arms {
     match request.preset {
         Preset::Hybrid => Arms::Leaves,
         Preset::Fit => Arms::Scopes,
-        Preset::Memory | Preset::Hidden => Arms::Stored,
+        Preset::Memory => Arms::Stored,
     }
 }
 
 /// Returns the pass time found by a search limited to `tries` trials, in microseconds; `None` if nothing fits.
 pub(crate) fn found_with(tape: &Tape, request: &Request, tries: usize) -> Option<f64> {
     let course = Course::new(tape, &request.links);
-    let search = Search::new(&course, signed(request.budget.get()), request.host_room.get(), arms(request));
-    let work = tries * search.work_of_one();
-    search.limit(work).run().map(|best| best.outcome.timing.total)
+    let mut search =
+        Search::new(&course, signed(request.budget.get()), request.host_room.get(), arms(request));
+    search.work = tries * search.work_of_one();
+    search.run().map(|best| best.outcome.timing.total)
 }
 
 /// Returns the minimum pass time within the request, in microseconds; `None` if nothing fits.

@@ -7,9 +7,9 @@ use super::curve::Curve;
 /// Items that may be recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arms {
-    /// None.
+    /// No items: all of them are stored.
     Stored,
-    /// Whole scopes.
+    /// Items of whole scopes.
     Scopes,
     /// Single leaves, and with any of them the items between leaves.
     Leaves,

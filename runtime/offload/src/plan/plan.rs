@@ -12,7 +12,7 @@ use super::trial::{Outcome, Trial};
 use super::{PlanError, Preset, Request, Verdict};
 use crate::{ItemId, Position, ScopeId, Tape};
 
-/// What becomes of each item of a tape, and when. [`Clock`](crate::Clock) carries it out.
+/// Verdict and times of each item of a tape. [`Clock`](crate::Clock) carries the plan out.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -77,7 +77,6 @@ impl Plan {
             Preset::Fit => fit(&course, request, Arms::Scopes)?,
             Preset::Hybrid => fit(&course, request, Arms::Leaves)?,
             Preset::Memory => memory(&course, request)?,
-            Preset::Hidden => hidden(&course, request)?,
         };
         Plan::of(tape, &course, verdicts, budget, request)
     }
@@ -241,36 +240,6 @@ fn memory(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), Pla
     sizes.sort_unstable_by(|left, right| right.cmp(left));
     let two: i64 = sizes.iter().take(2).sum();
     Ok((verdicts, budget.min(floor + two.max(floor / 30))))
-}
-
-/// Returns the verdicts of the smallest budget without waiting, whatever the request's budget is.
-fn hidden(course: &Course, request: &Request) -> Result<(Vec<Verdict>, i64), PlanError> {
-    /// Part of a pass below which waiting counts as none.
-    const NOTHING: f64 = 1e-3;
-    /// Number of bisection steps over budgets.
-    const HALVINGS: usize = 7;
-    const WORK: usize = 10_000;
-
-    let at = |budget: i64| {
-        let mut search = Search::new(course, budget, request.host_room.get(), Arms::Scopes).limit(WORK);
-        search.fix_recomputed();
-        let best = search.run()?;
-        (best.outcome.timing.exposed <= NOTHING * course.compute()).then_some(best.verdicts)
-    };
-    let mut search = Search::new(course, i64::MAX, request.host_room.get(), Arms::Scopes);
-    search.fix_recomputed();
-    let (start, tightest) = (search.start(), search.tightest());
-    let (mut high, mut low) =
-        (search.trial.peak(course, &start), search.trial.peak(course, &tightest).saturating_sub(1));
-    let mut found = start;
-    for _ in 0..HALVINGS {
-        let middle = i64::midpoint(low, high);
-        match at(middle) {
-            Some(verdicts) => (found, high) = (verdicts, middle),
-            None => low = middle,
-        }
-    }
-    if high <= signed(request.budget.get()) { Ok((found, high)) } else { Err(below(high, request)) }
 }
 
 fn below(minimum: i64, request: &Request) -> PlanError {

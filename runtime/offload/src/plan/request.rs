@@ -9,7 +9,7 @@ use super::Links;
 pub struct Request {
     /// Maximum GPU memory of the process.
     pub budget: Bytes,
-    /// Link rates.
+    /// Rates of the links.
     pub links: Links,
     /// Maximum host memory of offloaded items.
     pub host_room: Bytes,
@@ -26,8 +26,6 @@ pub enum Preset {
     /// Least memory without recomputing: offloads every item that frees memory. The budget is the memory this needs plus the two largest
     /// items or a thirtieth.
     Memory,
-    /// Least memory without waiting for copies. Scopes that the program checkpoints are still recomputed.
-    Hidden,
     /// Like `Fit`, but a checkpointed scope may keep or offload the outputs of some leaves and recompute the others.
     Hybrid,
 }
@@ -38,7 +36,7 @@ impl Request {
         Request { budget, links, host_room: Bytes::MAX, preset: Preset::Fit }
     }
 
-    /// Sets the preset.
+    /// Sets the goal of the plan.
     #[must_use]
     pub const fn preset(mut self, preset: Preset) -> Self {
         self.preset = preset;

@@ -18,7 +18,7 @@ pub(crate) struct Best {
     pub(crate) outcome: Outcome,
 }
 
-/// Search state.
+/// State of the search.
 #[derive(Debug)]
 pub(crate) struct Search<'c> {
     pub(crate) course: &'c Course,
@@ -28,27 +28,11 @@ pub(crate) struct Search<'c> {
     pub(crate) trial: Trial,
     pub(crate) best: Option<Best>,
     pub(crate) work: usize,
-    /// Verdicts that are not open to the search.
-    fixed: Vec<Option<Verdict>>,
 }
 
 impl<'c> Search<'c> {
     pub(crate) fn new(course: &'c Course, budget: i64, host_room: u64, arms: Arms) -> Self {
-        let fixed = vec![None; course.items.len()];
-        Search { course, budget, host_room, arms, trial: Trial::default(), best: None, work: WORK, fixed }
-    }
-
-    /// Fixes every item that the program checkpoints to be recomputed, whatever it costs.
-    pub(crate) fn fix_recomputed(&mut self) {
-        for (fixed, item) in self.fixed.iter_mut().zip(&self.course.items) {
-            *fixed = item.recompute.map(|_| Verdict::Recompute);
-        }
-    }
-
-    /// Limits the work of the search.
-    pub(crate) fn limit(mut self, work: usize) -> Self {
-        self.work = work;
-        self
+        Search { course, budget, host_room, arms, trial: Trial::default(), best: None, work: WORK }
     }
 
     /// Returns the best verdicts under the budget; `None` if none fit.
@@ -74,9 +58,9 @@ impl<'c> Search<'c> {
         self.best.clone()
     }
 
-    /// Returns verdicts that keep everything except fixed items.
+    /// Returns verdicts that keep everything.
     pub(crate) fn start(&self) -> Vec<Verdict> {
-        self.fixed.iter().map(|fixed| fixed.unwrap_or_default()).collect()
+        vec![Verdict::default(); self.course.items.len()]
     }
 
     /// Returns verdicts that offload every item that frees a cell, the largest first if host memory is short. The others are recomputed if
@@ -104,7 +88,7 @@ impl<'c> Search<'c> {
 
     /// Returns whether the search may choose the item's verdict and one other than `Keep` is useful.
     pub(crate) fn is_open(&self, item: usize) -> bool {
-        self.fixed[item].is_none() && self.course.frees(&self.course.items[item])
+        self.course.frees(&self.course.items[item])
     }
 
     /// Returns the work that one attempt costs.

@@ -10,7 +10,7 @@ use crate::Step;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Timing {
     pub(crate) total: f64,
-    /// Parts of it: recomputing, and waiting for copies.
+    /// Parts of the total: recomputation, and waits for copies.
     pub(crate) recompute: f64,
     pub(crate) exposed: f64,
 }

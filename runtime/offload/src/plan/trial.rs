@@ -22,7 +22,7 @@ pub(crate) struct Trial {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) timing: Timing,
-    /// Objective: time plus a small penalty for each copy.
+    /// Objective to minimize: time plus a small penalty for each copy.
     pub(crate) cost: f64,
 }
 

@@ -23,7 +23,7 @@ impl Held {
         self.bytes
     }
 
-    /// Begins a step.
+    /// Begins the next step of a pass.
     pub(super) fn step(&mut self) {
         for item in std::mem::take(&mut self.leaving) {
             if let Some(bytes) = self.there.remove(&item) {
@@ -32,8 +32,8 @@ impl Held {
         }
     }
 
-    /// Records a pack. Unless the item is kept, the memory it still occupies until it leaves counts as the rest: the time of that is
-    /// unknown, and a plan that keeps the item must have room for later ones.
+    /// Records a pack. Unless the item is kept, its memory counts as part of the rest until it leaves: the time of that is unknown, and a
+    /// plan that keeps the item must have room for later ones.
     pub(super) fn packed(&mut self, item: ItemId, pack: &Pack, verdict: Verdict) {
         self.sizes.push((pack.bytes, verdict == Verdict::Keep));
         if verdict == Verdict::Keep {

@@ -10,7 +10,7 @@ use crate::{ItemId, ScopeId, Verdict};
 pub(super) struct Leaves {
     /// Outputs in the order of their packs.
     outputs: Vec<Output>,
-    /// Scopes being replayed.
+    /// Scopes whose replay is in progress.
     replaying: Vec<ScopeId>,
     replayed: bool,
     held: usize,

@@ -79,7 +79,7 @@ impl Plans {
         self.made
     }
 
-    /// Returns all plans.
+    /// Returns all known plans.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Plan>> {
         self.known.iter().map(|known| &known.plan)
     }

@@ -68,7 +68,7 @@ pub struct Site {
     followed: bool,
 }
 
-/// Completed pass.
+/// Record of a completed pass.
 #[derive(Debug)]
 struct Over {
     pass: u64,
@@ -97,7 +97,7 @@ struct Stored {
 enum Follows {
     /// No pass has begun.
     Nothing,
-    /// No plan: items are reloaded when they are unpacked.
+    /// On demand, without a plan: items are reloaded when they are unpacked.
     Demand,
     Plan(Box<Clock>),
 }
@@ -207,7 +207,7 @@ impl Site {
         self.recorder.shared(item)
     }
 
-    /// Records an unpack. Returns the reloads to begin before, in this order.
+    /// Records an unpack. Returns the reloads to begin before it, in order.
     ///
     /// # Errors
     /// [`TapeError::UnknownItem`].

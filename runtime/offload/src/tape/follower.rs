@@ -67,7 +67,7 @@ impl Follower {
         self.diverged.is_none() && self.steps == self.tape.steps().len()
     }
 
-    /// Returns the tape.
+    /// Returns the tape that the pass is compared with.
     pub fn tape(&self) -> &Arc<Tape> {
         &self.tape
     }

@@ -30,7 +30,7 @@ pub struct Pack {
 /// Data that a leaf leaves behind. A replay of its scope recomputes the leaf unless the data was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeafPart {
-    /// Its output.
+    /// Output of the leaf.
     Output,
     /// Data that it saved in addition to its output, which is packed before: stored together with it, as neither is of use alone.
     Beside,

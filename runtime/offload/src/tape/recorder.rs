@@ -164,7 +164,7 @@ impl Recorder {
         !self.items.is_empty() && self.live == 0
     }
 
-    /// Returns the tape. Items with live handles count as held until the end.
+    /// Returns the completed tape. Items with live handles count as held until the end.
     pub fn finish(self) -> Tape {
         let (end, last_packs) = (self.position(), self.last_packs());
         let items = self.items.into_iter().enumerate().map(|(index, open)| {

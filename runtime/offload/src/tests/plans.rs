@@ -11,7 +11,7 @@ use super::tapes::{Model, wild};
 use crate::plan::oracle::{found_with, least_time};
 use crate::{ItemId, Links, Pack, Plan, PlanError, Preset, Recorder, Request, Tape, Verdict};
 
-const PRESETS: [Preset; 4] = [Preset::Fit, Preset::Memory, Preset::Hidden, Preset::Hybrid];
+const PRESETS: [Preset; 3] = [Preset::Fit, Preset::Memory, Preset::Hybrid];
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
@@ -75,7 +75,7 @@ proptest! {
     /// Whatever copies and compute take, memory is below what the plan said, and that below the budget.
     #[test]
     fn no_pass_is_above_its_budget(
-        model in models(), ratio in 0.1_f64..6.0, part in 0.0_f64..1.2, preset in 0_usize..4, jitter: u64,
+        model in models(), ratio in 0.1_f64..6.0, part in 0.0_f64..1.2, preset in 0_usize..3, jitter: u64,
     ) {
         let tape = model.tape();
         let request = Request::new(Bytes::ZERO, model.links(ratio)).preset(PRESETS[preset]);
@@ -88,7 +88,7 @@ proptest! {
 
     #[test]
     fn no_pass_of_any_order_is_above_its_budget(
-        seed: u64, steps in 1_usize..120, part in 0.0_f64..1.0, preset in 0_usize..4, jitter: u64,
+        seed: u64, steps in 1_usize..120, part in 0.0_f64..1.0, preset in 0_usize..3, jitter: u64,
     ) {
         let tape = wild(seed, steps);
         let links = Links::new(Bandwidth(1.5), Bandwidth(1.4)).at_once(Bandwidth(1.2), Bandwidth(1.3));
@@ -102,7 +102,7 @@ proptest! {
 
     /// The floor is exact: there is a plan at it and none below, while the host has room.
     #[test]
-    fn below_the_floor_the_error_names_what_would_do(seed: u64, steps in 1_usize..80, preset in 0_usize..4) {
+    fn below_the_floor_the_error_names_what_would_do(seed: u64, steps in 1_usize..80, preset in 0_usize..3) {
         let tape = wild(seed, steps);
         let links = Links::new(Bandwidth(1.0), Bandwidth(1.0));
         let request = Request::new(Bytes::ZERO, links).preset(PRESETS[preset]);
@@ -202,27 +202,6 @@ fn memory_offloads_everything_and_needs_little_more_than_the_floor() {
     assert_eq!(stay, 1);
     assert_eq!(plan.recompute(), Duration::ZERO);
     assert!(plan.peak().get() < floor.get() * 3 / 2 && plan.peak() < kept(&tape, &request));
-}
-
-/// Copies that the links hide; what is checkpointed stays so.
-#[test]
-fn hidden_waits_for_nothing() {
-    for (checkpointed, ratio) in [(false, 0.5), (false, 2.0), (true, 1.0)] {
-        let model = model(checkpointed);
-        let tape = model.tape();
-        let request = Request::new(Bytes::MAX, model.links(ratio)).preset(Preset::Hidden);
-        let plan = Plan::new(&tape, &request).unwrap();
-        assert!(plan.exposed() <= tape.time() / 1000, "{:?} of {:?}", plan.exposed(), tape.time());
-        let recomputed = plan.verdicts().iter().filter(|verdict| **verdict == Verdict::Recompute).count();
-        assert_eq!(recomputed, if checkpointed { tape.items().len() } else { 0 });
-        if !checkpointed {
-            assert!(plan.peak() < kept(&tape, &request), "{} {}", plan.peak(), kept(&tape, &request));
-        }
-        // Nothing is hidden that a plan for less would wait for.
-        let refused = Plan::new(&tape, &Request { budget: Bytes::mib(1), ..request }).unwrap_err();
-        let PlanError::BelowFloor { minimum, .. } = refused else { panic!("{refused}") };
-        assert!(Plan::new(&tape, &Request { budget: minimum, ..request }).is_ok());
-    }
 }
 
 /// Half of the layers' recomputing is saved where links carry half of them.

@@ -18,7 +18,7 @@ fn a_plan_for_two_thousand_items() {
         seed: 3,
     };
     let (tape, links) = (model.tape(), model.links(1.5));
-    for preset in [Preset::Fit, Preset::Memory, Preset::Hidden, Preset::Hybrid] {
+    for preset in [Preset::Fit, Preset::Memory, Preset::Hybrid] {
         let request = Request::new(Bytes::ZERO, links).preset(preset);
         let floor = Plan::floor(&tape, &request).unwrap();
         let budget = floor.saturating_add(Bytes::gib(30));

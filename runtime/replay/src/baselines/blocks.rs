@@ -1,4 +1,4 @@
-//! Blocks as torch's allocator keeps them: address-ordered neighbours in a segment, and ordered sets of what is free.
+//! Blocks of torch's allocator: neighbours in a segment are linked by address, and unused blocks are kept in ordered sets.
 //!
 //! ```text
 //! segment   ┌ used ┬──── free ────┬ used ┬──── unmapped ────┐     prev/next links
@@ -6,24 +6,24 @@
 //! pool      free: by (size, address)      unmapped: by address
 //! ```
 //!
-//! Invariants: the blocks of a segment tile it; no two neighbours are both free or both unmapped; a block is in its
-//! pool's set if and only if it is free (or unmapped).
+//! Invariants: the blocks of a segment tile it; no two neighbours are both free or both unmapped; a block is in its pool's set if and only
+//! if it is free (or unmapped).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::Class;
 use crate::trace::StreamIndex;
 
-/// A block's place in the arena.
+/// Index of a block in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place(u32);
 
 impl Place {
-    /// Before every other, for searches.
+    /// Lowest index, for range searches.
     pub(super) const FIRST: Place = Place(0);
 }
 
-/// A pool's place in the arena.
+/// Index of a pool in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pool(u32);
 
@@ -31,7 +31,7 @@ pub(super) struct Pool(u32);
 pub(super) enum State {
     Used,
     Free,
-    /// Address space without memory.
+    /// Address space without physical memory.
     Unmapped,
 }
 
@@ -47,13 +47,13 @@ pub(super) struct Block {
 
 #[derive(Default)]
 pub(super) struct Sets {
-    /// By size, then address.
+    /// Free blocks, ordered by size, then address.
     pub(super) free: BTreeSet<(u64, u64, Place)>,
-    /// By address.
+    /// Unmapped blocks, ordered by address.
     pub(super) unmapped: BTreeSet<(u64, Place)>,
 }
 
-/// All blocks of an allocator.
+/// All blocks of an allocator, used or not.
 #[derive(Default)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
@@ -63,7 +63,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The pool of a stream and class, which begins empty.
+    /// Returns the pool of a stream and class; creates an empty one if there is none.
     pub(super) fn pool(&mut self, stream: StreamIndex, class: Class) -> Pool {
         *self.by_name.entry((stream, class)).or_insert_with(|| {
             self.pools.push(Sets::default());
@@ -71,7 +71,7 @@ impl Blocks {
         })
     }
 
-    /// Every pool there is.
+    /// Returns all pools with their class.
     pub(super) fn pools(&self) -> Vec<(Pool, Class)> {
         self.by_name.iter().map(|(&(_, class), &pool)| (pool, class)).collect()
     }
@@ -84,18 +84,18 @@ impl Blocks {
         &self.pools[pool.0 as usize]
     }
 
-    /// A new segment: one block that no set knows, as if it was used.
+    /// Adds a segment as a single used block, which is in no set.
     pub(super) fn segment(&mut self, pool: Pool, address: u64, size: u64) -> Place {
         self.add(Block { address, size, state: State::Used, pool, prev: None, next: None })
     }
 
-    /// Takes the segment of a whole block away.
+    /// Removes a segment that consists of one block.
     pub(super) fn forget(&mut self, place: Place) {
         self.set_state(place, State::Used);
         self.spare.push(place);
     }
 
-    /// Puts a block into the set of its new state; neighbours stay as they are.
+    /// Moves a block to the set of its new state. Neighbours are not joined.
     pub(super) fn set_state(&mut self, place: Place, state: State) {
         let Block { address, size, state: before, pool, .. } = *self.get(place);
         let sets = &mut self.pools[pool.0 as usize];
@@ -112,7 +112,7 @@ impl Blocks {
         self.blocks[place.0 as usize].state = state;
     }
 
-    /// Cuts a used block: it keeps its first `size` bytes, the rest becomes a block of this state.
+    /// Splits a used block: it keeps its first `size` bytes, and the rest becomes a block in state `rest`.
     pub(super) fn split(&mut self, place: Place, size: u64, rest: State) -> Place {
         let whole = *self.get(place);
         let cut = self.add(Block {
@@ -133,7 +133,7 @@ impl Blocks {
         cut
     }
 
-    /// Gives a used block this state, joined with neighbours that have it too.
+    /// Changes a used block to `state` and joins it with neighbours in the same state.
     pub(super) fn give_back(&mut self, place: Place, state: State) {
         let Block { prev, next, .. } = *self.get(place);
         if let Some(prev) = prev.filter(|&prev| self.get(prev).state == state) {
@@ -172,7 +172,7 @@ impl Blocks {
     }
 }
 
-/// A trace has fewer than 2^32 blocks, and a model at most two blocks a trace's block and segment.
+/// Converts an arena index to 32 bits: a trace has fewer than 2^32 blocks, and a model at most two per block of the trace and per segment.
 #[allow(clippy::cast_possible_truncation)]
 const fn index(place: usize) -> u32 {
     place as u32
@@ -180,7 +180,7 @@ const fn index(place: usize) -> u32 {
 
 #[cfg(test)]
 impl Blocks {
-    /// Panics where an invariant is broken; answers with the bytes that are used or free.
+    /// Panics if an invariant does not hold. Returns the number of bytes that are used or free.
     pub(super) fn check(&self) -> u64 {
         let spare: BTreeSet<Place> = self.spare.iter().copied().collect();
         let mut mapped = 0;

@@ -1,11 +1,10 @@
-//! A model of torch's own allocator with its default configuration.
+//! Model of torch's own allocator with its default configuration.
 //!
-//! Source: the note at the head of c10/cuda/CUDACachingAllocator.cpp, and torch's documentation, "CUDA semantics,
-//! memory management". A request is served from the smallest free block of its stream and class that is large enough;
-//! the rest of the block is split off where it is worth it; where there is no such block, a segment is taken from the
-//! device. A freed block joins its free neighbours in the segment and stays with its stream. When the device refuses,
-//! blocks whose frees are still pending are waited for, all whole free segments are given back, and the request is
-//! tried once more.
+//! Source: the note at the head of c10/cuda/CUDACachingAllocator.cpp, and torch's documentation, "CUDA semantics, memory management". A
+//! request is served from the smallest free block of its stream and class that is large enough, and a large enough remainder is split off.
+//! If there is no such block, the allocator takes a segment from the device. A freed block joins its free neighbours in the segment and
+//! stays with its stream. If the device refuses, the allocator waits for pending frees, returns all segments that are entirely free, and
+//! retries once.
 
 use glake_units::Bytes;
 
@@ -16,19 +15,19 @@ use super::rules::{self, Class};
 use crate::trace::{BlockId, StreamIndex};
 use crate::{Counters, Refusal, Subject};
 
-/// Torch's caching allocator, modelled.
+/// Model of torch's caching allocator.
 pub struct Caching {
     blocks: Blocks,
     live: Live<Place>,
     reserved: u64,
     limit: Bytes,
-    /// Where the next segment goes: the driver hands out ascending addresses.
+    /// Address of the next segment: the driver returns ascending addresses.
     frontier: u64,
     costs: Costs,
 }
 
 impl Caching {
-    /// An allocator on a device with this much memory; [`Bytes::MAX`] for as much as it takes.
+    /// Creates an allocator on a device with `limit` bytes of memory; [`Bytes::MAX`] means unlimited.
     pub fn new(limit: Bytes) -> Self {
         Caching {
             blocks: Blocks::default(),
@@ -40,7 +39,7 @@ impl Caching {
         }
     }
 
-    /// The device has this much memory from now on.
+    /// Changes the size of the device's memory.
     pub(super) const fn set_limit(&mut self, limit: Bytes) {
         self.limit = limit;
     }
@@ -63,7 +62,7 @@ impl Caching {
         Some(self.blocks.segment(pool, address, size))
     }
 
-    /// Completes every pending free and gives whole free segments back to the device.
+    /// Completes all pending frees and returns segments that are entirely free to the device.
     pub(super) fn release_cached(&mut self) {
         for place in self.live.take_requested() {
             self.blocks.give_back(place, State::Free);

@@ -1,20 +1,20 @@
-//! What the driver's calls cost, as measured on an H200 (docs/benchmarks/driver-time.md): nanoseconds.
+//! Cost of driver calls in nanoseconds, measured on an H200 (docs/benchmarks/driver-time.md).
 
 use crate::Counters;
 
-/// `cudaMalloc` of a segment.
+/// Cost of `cudaMalloc` for a segment.
 const MALLOC: u64 = 180_000;
-/// `cudaFree` of a segment.
+/// Cost of `cudaFree` for a segment.
 const FREE: u64 = 76_000;
-/// `cuMemCreate`, `cuMemMap`, `cuMemSetAccess` of one piece: the cost is per piece, not per byte.
+/// Cost of `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for one piece. It does not depend on the size.
 const CREATE: u64 = 6_800;
 const MAP: u64 = 800;
 const ACCESS: u64 = 27_000;
-/// `cuMemUnmap` and `cuMemRelease` of one piece.
+/// Cost of `cuMemUnmap` and `cuMemRelease` for one piece.
 const UNMAP: u64 = 15_000;
 const RELEASE: u64 = 11_000;
 
-/// Counts driver calls and what they cost.
+/// Number of driver calls and their total cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     counted: Counters,
@@ -33,12 +33,12 @@ impl Costs {
         self.calls(1, FREE);
     }
 
-    /// Pieces of memory made.
+    /// Records the creation of `pieces` pieces of physical memory.
     pub(super) const fn create(&mut self, pieces: u64) {
         self.calls(pieces, CREATE);
     }
 
-    /// Pieces of memory mapped and made accessible.
+    /// Records the mapping of `pieces` pieces, including access rights.
     pub(super) const fn map(&mut self, pieces: u64) {
         self.calls(pieces, MAP);
         self.calls(pieces, ACCESS);

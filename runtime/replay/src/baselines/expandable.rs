@@ -1,18 +1,16 @@
-//! A model of torch's allocator with `expandable_segments:True`.
+//! Model of torch's allocator with `expandable_segments:True`.
 //!
-//! Source: the note "Expandable segments" in c10/cuda/CUDACachingAllocator.cpp and torch's documentation, "Optimizing
-//! memory usage". A stream and class has one segment of address space, a little larger than the device; memory is
-//! mapped into it page by page, 2 MiB pages for small requests and 20 MiB pages for large ones.
+//! Source: the note "Expandable segments" in c10/cuda/CUDACachingAllocator.cpp and torch's documentation, "Optimizing memory usage". Each
+//! pair of stream and class has one segment of address space, slightly larger than the device's memory. Memory is mapped into it page by
+//! page: 2 MiB pages for small requests, 20 MiB pages for large ones.
 //!
-//! - A block is chosen by best fit, as by default, except that a block which ends where unmapped space begins counts
-//!   with that space: a slightly larger block in the middle is preferred to it. Every rest of 512 bytes is split off.
-//! - Where there is none, pages are mapped at the lowest unmapped place that has enough room, together with the free
-//!   block right before it.
-//! - When the device refuses, pending frees are waited for, every page that lies wholly within a free block is
-//!   unmapped and given back, and the request is tried once more.
+//! - A block is chosen by best fit, as by default. One difference: a block that ends where unmapped space begins counts with that space, so
+//! that a slightly larger block in the middle is preferred. Every remainder of 512 bytes or more is split off.
+//! - If there is no such block, pages are mapped at the lowest unmapped range with enough room, extended by the free block right before it.
+//! - If the device refuses, the allocator waits for pending frees, unmaps all pages that lie entirely within free blocks, and retries once.
 //!
-//! The limit is the device's memory. (A memory fraction would refuse a little earlier: torch compares what it holds
-//! and the default allocator's segment for the request with it.)
+//! The limit is the device's memory. (A memory fraction would refuse slightly earlier: torch compares the fraction with its reserved memory
+//! plus the segment that the default allocator would take.)
 
 use glake_units::Bytes;
 
@@ -23,22 +21,22 @@ use super::rules::{self, Class};
 use crate::trace::{BlockId, StreamIndex};
 use crate::{Counters, Refusal, Subject};
 
-/// The address space of a segment where the device has no bounds: more than any trace takes.
+/// Address space of a segment on an unlimited device: more than any trace needs.
 const UNBOUNDED: u64 = 1 << 47;
 
-/// Torch's allocator with expandable segments, modelled.
+/// Model of torch's allocator with expandable segments.
 pub struct Expandable {
     blocks: Blocks,
     live: Live<Place>,
     reserved: u64,
     limit: Bytes,
-    /// Where the next segment goes.
+    /// Address of the next segment.
     frontier: u64,
     costs: Costs,
 }
 
 impl Expandable {
-    /// An allocator on a device with this much memory; [`Bytes::MAX`] for as much as it takes.
+    /// Creates an allocator on a device with `limit` bytes of memory; [`Bytes::MAX`] means unlimited.
     pub fn new(limit: Bytes) -> Self {
         Expandable {
             blocks: Blocks::default(),
@@ -63,7 +61,7 @@ impl Expandable {
         Some(best)
     }
 
-    /// What a free block is, together with the unmapped space right behind it.
+    /// Returns the size of a free block plus that of the unmapped space right behind it.
     fn expandable_size(&self, place: Place) -> u64 {
         let block = self.blocks.get(place);
         let behind =
@@ -71,8 +69,8 @@ impl Expandable {
         block.size + behind.map_or(0, |next| next.size)
     }
 
-    /// Makes a block of at least `size` by mapping pages; the block is then used. Where the device refuses, pages that
-    /// were mapped stay, as free blocks.
+    /// Makes a used block of at least `size` bytes by mapping pages. If the device refuses, pages that are already mapped remain as free
+    /// blocks.
     fn expand(&mut self, pool: Pool, class: Class, size: u64) -> Option<Place> {
         let mut place = self.room(pool, class, size);
         if self.blocks.get(place).state == State::Unmapped {
@@ -90,7 +88,7 @@ impl Expandable {
         Some(place)
     }
 
-    /// The lowest run of unmapped space and free blocks that is long enough, or a new segment.
+    /// Returns the lowest run of unmapped space and free blocks that is long enough, or a new segment.
     fn room(&mut self, pool: Pool, class: Class, size: u64) -> Place {
         for &(_, unmapped) in &self.blocks.sets(pool).unmapped {
             let before = self.blocks.get(unmapped).prev;
@@ -108,7 +106,7 @@ impl Expandable {
                 return first;
             }
         }
-        // Torch takes 1 1/8 of the device's memory, for pages that are unmapped early on and mapped again at the end.
+        // Torch reserves 1 1/8 of the device's memory, for pages that are unmapped at the beginning and mapped again at the end.
         let space = match self.limit {
             Bytes::MAX => UNBOUNDED,
             limit => limit.get().saturating_add(limit.get() / 8).max(size),
@@ -120,8 +118,8 @@ impl Expandable {
         place
     }
 
-    /// Maps whole pages over the first `size` bytes of unmapped space, which becomes free. Takes the free neighbours
-    /// in, so that `place` stands for all of it.
+    /// Maps whole pages over the first `size` bytes of unmapped space, which becomes free and joins its free neighbours: `place` then
+    /// denotes the joined block.
     fn map(&mut self, place: Place, class: Class, size: u64) -> Option<()> {
         let mapped = size.next_multiple_of(page(class));
         let reserved = self.reserved.checked_add(mapped)?;
@@ -139,7 +137,7 @@ impl Expandable {
         Some(())
     }
 
-    /// Completes every pending free and gives back the pages that lie wholly within free blocks.
+    /// Completes all pending frees and returns the pages that lie entirely within free blocks.
     fn release_cached(&mut self) {
         for place in self.live.take_requested() {
             self.blocks.give_back(place, State::Free);
@@ -293,8 +291,8 @@ mod tests {
         }
         free(&mut model, 0);
         free(&mut model, 2);
-        // 20 MiB at 0 and 20 at 40 are free, 20 more are to be had, 40 in one piece are not: the pages at 0 and 40 are
-        // given back. 112 MiB of address space have room for 60 at no place: a second segment.
+        // 20 MiB at 0 and 20 at 40 are free and 20 more available, but not 40 in one piece: the pages at 0 and 40 are
+        // returned. The 112 MiB of address space have no room for 60: a second segment.
         assert_eq!(allocate(&mut model, 4, 60).unwrap(), 120);
         assert_eq!(model.reserved(), Bytes::mib(100));
         assert!(matches!(allocate(&mut model, 5, 20), Err(Refusal::OutOfMemory { .. })));

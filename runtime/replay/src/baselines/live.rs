@@ -1,8 +1,8 @@
-//! What a model remembers of each block of the trace.
+//! State that a model keeps for each live block of the trace.
 
 use crate::trace::BlockId;
 
-/// Where the live blocks of the trace are: a table with one entry a block.
+/// Locations of the live blocks, in a table indexed by block.
 pub(super) struct Live<T> {
     entries: Vec<Option<Entry<T>>>,
 }
@@ -25,19 +25,19 @@ impl<T: Copy> Live<T> {
         self.entries[block.index()] = Some(Entry { place, requested: false });
     }
 
-    /// The free of a block was requested.
+    /// Marks a block's free as requested.
     pub(super) fn request(&mut self, block: BlockId) {
         if let Some(Some(entry)) = self.entries.get_mut(block.index()) {
             entry.requested = true;
         }
     }
 
-    /// Takes a block out; `None` where it is not live, or was taken by [`Live::take_requested`].
+    /// Removes a block; `None` if it is not live or was removed by [`Live::take_requested`].
     pub(super) fn take(&mut self, block: BlockId) -> Option<T> {
         self.entries.get_mut(block.index())?.take().map(|entry| entry.place)
     }
 
-    /// Takes out every block whose free was requested and is not completed, in the order of their allocation.
+    /// Removes all blocks with a requested and uncompleted free, in the order of their allocation.
     pub(super) fn take_requested(&mut self) -> Vec<T> {
         let due = |entry: &&mut Option<Entry<T>>| entry.is_some_and(|entry| entry.requested);
         self.entries

@@ -1,13 +1,13 @@
-//! Baselines: models of other allocators, to compare with; arithmetic only, no device, nothing of the product.
+//! Models of other allocators, for comparison. Pure arithmetic: no device and no part of the product.
 //!
 //! ```text
-//! rules ─► blocks ─┬► caching      torch's allocator as it is by default
+//! rules ─► blocks ─┬► caching      torch's allocator with its default configuration
 //! (torch's sizes)  ├► expandable   torch's allocator with expandable_segments:True
-//!                  └► gmlake       the paper's stitching allocator (its small requests go torch's way)
+//!                  └► gmlake       the paper's stitching allocator (small requests use torch's small pool)
 //! ```
 //!
-//! Each is written from what its authors document and publish, and knows nothing of any trace. They are checked
-//! against what the real ones were recorded to do (`tests/traces`).
+//! Each model follows its authors' documentation and publications, and is not tuned to any trace. Tests compare the models with recordings
+//! of the real allocators (`tests/traces`).
 
 mod blocks;
 mod caching;

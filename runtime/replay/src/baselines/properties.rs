@@ -24,7 +24,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// Runs a program; after every step calls `check` with the blocks that are live.
+/// Runs a program and calls `check` with the live blocks after every step.
 fn run<S: Subject>(model: &mut S, steps: &[Step], check: impl Fn(&S, &[(BlockId, u64)])) {
     let mut live: Vec<(BlockId, u64)> = Vec::new();
     let mut pending = Vec::new();

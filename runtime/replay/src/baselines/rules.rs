@@ -1,40 +1,40 @@
-//! The sizes that torch's allocator goes by.
+//! Size rules of torch's allocator.
 //!
 //! Source: the note at the head of c10/cuda/CUDACachingAllocator.cpp and torch's documentation, "CUDA semantics,
 //! memory management"; unchanged from torch 1.5 to 2.11 with the default configuration.
 
 use glake_units::Bytes;
 
-/// Every size is a multiple of this.
+/// Granularity of block sizes in bytes.
 pub(super) const GRAIN: u64 = 512;
-/// The largest request that goes to the small pool.
+/// Maximum size of requests in the small pool.
 const SMALL_SIZE: u64 = 1 << 20;
-/// What a small pool takes from the device at a time.
+/// Segment size of a small pool.
 pub(super) const SMALL_BUFFER: u64 = 2 << 20;
-/// What a large pool takes from the device at a time for requests below [`MIN_LARGE`].
+/// Segment size of a large pool for requests below [`MIN_LARGE`].
 pub(super) const LARGE_BUFFER: u64 = 20 << 20;
-/// Requests from here on get a segment of their own size.
+/// Minimum size of requests that get a segment of their own.
 const MIN_LARGE: u64 = 10 << 20;
-/// ... rounded up to this.
+/// Granularity of segments for such requests.
 const ROUND_LARGE: u64 = 2 << 20;
 
-/// Which of a stream's two pools a request goes to.
+/// Pool of a stream, by request size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Class {
-    /// Up to 1 MiB.
+    /// Requests up to 1 MiB.
     Small,
-    /// Above it.
+    /// Requests above 1 MiB.
     Large,
 }
 
 impl Class {
-    /// The class of a rounded size.
+    /// Returns the class of a rounded size.
     pub(super) const fn of(size: u64) -> Class {
         if size <= SMALL_SIZE { Class::Small } else { Class::Large }
     }
 }
 
-/// What a request is rounded to.
+/// Returns the rounded size of a request.
 pub(super) const fn rounded(bytes: Bytes) -> u64 {
     match bytes.get() {
         0..GRAIN => GRAIN,
@@ -42,7 +42,7 @@ pub(super) const fn rounded(bytes: Bytes) -> u64 {
     }
 }
 
-/// The segment that is taken from the device for a rounded size.
+/// Returns the size of the segment to take from the device for a rounded size.
 pub(super) const fn segment(size: u64) -> u64 {
     if size <= SMALL_SIZE {
         SMALL_BUFFER
@@ -53,7 +53,7 @@ pub(super) const fn segment(size: u64) -> u64 {
     }
 }
 
-/// Whether what is left of a segment's block beyond the request becomes a block of its own.
+/// Returns whether a remainder of `left` bytes becomes a block of its own.
 pub(super) const fn splits(class: Class, left: u64) -> bool {
     match class {
         Class::Small => left >= GRAIN,

@@ -1,12 +1,12 @@
-//! The product as the subject of a replay.
+//! GLake itself as the subject of a replay.
 //!
 //! ```text
-//! Machine ─► Recorder (calls, what they cost) ─► Lag (the GPU is behind) ─► GpuPool ◄─ Run (events)
+//! Machine ─► Recorder (calls and their cost) ─► Lag (delay of the GPU) ─► GpuPool ◄─ Run (events)
 //!                                                  ▲ trace time                ▲ ticks     └► Stamps (--verify)
 //!                                                  └────────── Pace ───────────┘
 //! ```
 //!
-//! The pool is the one that programs get; only its clock is the trace's. A subject leaves nothing on the device.
+//! The pool is the one that programs use; only its clock is the trace's. A subject leaves no memory behind on the device.
 
 mod pace;
 mod run;
@@ -23,26 +23,26 @@ use glake_runtime::backend::Backend;
 use glake_runtime::config::{self, Config};
 use run::Run;
 
-/// The product on an open device, ready for replays.
+/// GLake on an open device, ready for replays.
 #[derive(Debug)]
 pub struct Glake {
     machine: Machine,
     pool: config::Pool,
 }
 
-/// How one replay is made.
+/// Options of one replay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// How far the GPU is behind the host: a free's completion point passes this long after it.
+    /// Delay of the GPU behind the host: a free's completion point passes this long after the free.
     pub gpu_lag_ms: u64,
-    /// The most to reserve; `None`: what the configuration and the device allow.
+    /// Limit of reserved memory; `None`: limited by the configuration and the device only.
     pub limit: Option<Bytes>,
-    /// Whether every block is stamped and its bytes compared when it is freed.
+    /// Stamp every block, and compare its bytes when it is freed.
     pub verify: bool,
 }
 
 impl Glake {
-    /// Gets the device ready.
+    /// Opens the device of a backend.
     ///
     /// # Errors
     /// [`Refusal::Failed`]: the device refused.
@@ -50,22 +50,22 @@ impl Glake {
         Ok(Glake::on(Machine::open(&backend).map_err(failed)?, config.pool.clone()))
     }
 
-    /// On a device that is open.
+    /// Creates a subject on an open device.
     pub fn on(machine: Machine, pool: config::Pool) -> Glake {
         Glake { machine, pool }
     }
 
-    /// What it runs on, for reports.
+    /// Returns the device's name for reports.
     pub fn device(&self) -> &str {
         self.machine.name()
     }
 
-    /// The device.
+    /// Returns the open device.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// A fresh pool.
+    /// Creates a subject with a new pool.
     ///
     /// # Errors
     /// [`Refusal::Failed`]: the device refused.
@@ -87,7 +87,7 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Refusal {
     Refusal::Failed(Box::new(error))
 }
 
-/// For the driver's own errors, where no pool is between.
+/// Converts driver errors that do not pass through a pool.
 impl From<DriverError> for Refusal {
     fn from(error: DriverError) -> Self {
         failed(error)

@@ -1,21 +1,21 @@
-//! Completion points in the trace's time, as the pool's own thread would keep them going.
+//! Completion points in the trace's time, at the pace of the pool's own thread.
 //!
-//! The thread wakes with the first free after a pause, ticks every interval while there is something to do, and sleeps
-//! otherwise. Of the ticks between two events only two can be told apart: the first, which records a completion point, and the
-//! last, which sees what has passed. So these are the ones made, at the times that they are due.
+//! The thread wakes up at the first free after a pause, ticks at every interval while frees are pending, and sleeps otherwise. Between two
+//! events, only two ticks have an effect: the first, which records a completion point, and the last, which detects completed ones. Only
+//! these are performed, at the times when they are due.
 
 use std::time::Duration;
 
 use glake_device::Lag;
 use glake_tiers::{GpuPool, PoolError};
 
-/// When the next tick is due.
+/// Times of the ticks.
 #[derive(Debug)]
 pub(super) struct Pace {
     interval_us: u64,
     now_us: u64,
     due_us: u64,
-    /// Whether the thread is awake.
+    /// Whether the simulated thread is awake.
     ticking: bool,
 }
 
@@ -25,14 +25,14 @@ impl Pace {
         Pace { interval_us, now_us: 0, due_us: 0, ticking: false }
     }
 
-    /// Lets time pass, with the ticks that are due by then.
+    /// Advances the time to `now_us` and performs the ticks that are due by then.
     pub(super) fn advance(&mut self, now_us: u64, lag: &Lag, pool: &GpuPool) -> Result<(), PoolError> {
         if now_us == self.now_us {
             return Ok(());
         }
         if self.ticking && self.due_us <= now_us {
             self.tick(self.due_us, lag, pool)?;
-            // The last of the ticks that follow, should there be more.
+            // Of further ticks, only the last one.
             let left = (now_us - self.due_us).checked_div(self.interval_us).unwrap_or(u64::MAX);
             let last = if left == u64::MAX { now_us } else { self.due_us + left * self.interval_us };
             if last > self.due_us && pool.clock().is_ticking() {
@@ -46,7 +46,7 @@ impl Pace {
         Ok(())
     }
 
-    /// A block was freed: the thread wakes if it slept, and ticks at once.
+    /// Records a free: the thread wakes up if it slept, and ticks immediately.
     pub(super) fn freed(&mut self) {
         if !self.ticking {
             self.ticking = true;

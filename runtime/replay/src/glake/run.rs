@@ -1,4 +1,4 @@
-//! One replay of the product: a pool of its own, and where every block of the trace lies.
+//! One replay on GLake, with a pool of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::machine::Machine;
 use crate::stamps::Stamps;
 use crate::trace::{BlockId, StreamIndex, Trace};
 
-/// The pool and what stands below it.
+/// Pool of a replay, and the layers below it.
 pub(super) struct Run {
-    /// Before the streams: what is dropped first uses the others.
+    /// Declared before the streams: the pool is dropped first because it uses them.
     pool: GpuPool,
     lag: Arc<Lag>,
     recorder: Arc<Recorder>,
@@ -39,7 +39,7 @@ impl Run {
         interval: Duration,
         verify: bool,
     ) -> Result<Self, PoolError> {
-        // The program's own streams: what they cost is not the pool's.
+        // The program's own streams: their cost does not count as the pool's.
         let owned: Vec<OwnedStream> = (trace.streams().iter())
             .map(|_| OwnedStream::new(machine.driver(), machine.id()))
             .collect::<Result<_, _>>()?;
@@ -130,7 +130,7 @@ impl Subject for Run {
     fn counters(&self) -> Counters {
         let done = self.pool.counters();
         let asked = self.recorder.counters();
-        // Stamps are ours, not the program's.
+        // Stamps belong to the check, not to the program.
         let stamps = [asked.of(Verb::ReadNow), asked.of(Verb::WriteNow)];
         let time = stamps.iter().fold(asked.time(), |time, stamp| time.saturating_sub(stamp.time));
         Counters {
@@ -143,7 +143,7 @@ impl Subject for Run {
     }
 }
 
-/// The trace is not the one that the run was made for.
+/// Returns the error for a block that is not in the trace of this run.
 fn foreign(block: BlockId) -> Refusal {
     Refusal::Failed(
         format!("{block} is not of the trace that this pool was made for, or not allocated").into(),

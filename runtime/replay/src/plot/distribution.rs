@@ -1,4 +1,4 @@
-//! How many had waited how long at most, over a logarithmic axis of seconds.
+//! Cumulative distributions: number of requests by maximum waiting time, over a logarithmic axis of seconds.
 
 use plotters::prelude::{ChartBuilder, IntoDrawingArea, LineSeries, PathElement, SVGBackend};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -8,19 +8,19 @@ use super::PlotError;
 use super::draw::{LEGEND, MARGIN, PANEL, TITLE, WIDTH, bold, font, i32_of, undrawable};
 use super::palette::{GRID, INK, MUTED, colour};
 
-/// Less is drawn as this.
+/// Lower bound of the time axis, in seconds; smaller values are drawn here.
 const LEAST: f64 = 0.001;
 
-/// Times of one policy, in seconds.
+/// Waiting times of one policy, in seconds.
 #[derive(Clone, Debug)]
 pub struct Distribution {
-    /// Of which.
+    /// Name of the policy.
     pub name: String,
-    /// In any order.
+    /// Values in any order.
     pub values: Vec<f64>,
 }
 
-/// The picture as text.
+/// Renders the picture as SVG text.
 pub(super) fn svg(title: &str, of: &[Distribution]) -> Result<String, PlotError> {
     let sorted: Vec<_> = of.iter().map(|one| (one.name.as_str(), sorted(&one.values))).collect();
     let all = || sorted.iter().flat_map(|(_, values)| values);
@@ -84,7 +84,7 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// Some hundred points are as many as a picture shows.
+/// Reduces the values to a few hundred points, the most that a picture shows.
 #[allow(clippy::cast_precision_loss)] // counts of requests
 fn steps(values: &[f64]) -> Vec<(f64, f64)> {
     let every = (values.len() / 600).max(1);

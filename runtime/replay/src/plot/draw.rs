@@ -1,4 +1,4 @@
-//! Panels to SVG.
+//! Rendering of panels to SVG.
 
 use glake_units::Bytes;
 use plotters::coord::Shift;
@@ -16,7 +16,7 @@ use crate::Point;
 
 pub(super) const WIDTH: u32 = 1280;
 pub(super) const PANEL: u32 = 430;
-/// The width of the legend.
+/// Width of the legend in pixels.
 pub(super) const LEGEND: u32 = 270;
 pub(super) const MARGIN: u32 = 24;
 pub(super) const TITLE: u32 = 52;
@@ -26,7 +26,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> =
     ChartContext<'a, SVGBackend<'b>, plotters::coord::cartesian::Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// The picture as text.
+/// Renders the picture as SVG text.
 pub(super) fn svg(panels: &[Panel]) -> Result<String, PlotError> {
     let height = u32::try_from(panels.len())
         .ok()
@@ -49,7 +49,7 @@ pub(super) fn undrawable(error: impl std::fmt::Display) -> PlotError {
     PlotError::Undrawable { reason: error.to_string() }
 }
 
-/// How a panel's figures become coordinates.
+/// Conversion of a panel's figures to coordinates.
 struct Scale {
     begin_us: u64,
     unit: f64,
@@ -72,7 +72,7 @@ impl Scale {
         bytes.get() as f64 / self.unit
     }
 
-    /// A point stands for the stretch that it ends: its height holds from the point before on.
+    /// Converts points to a step curve. A point describes the interval that it ends, so its height applies from the previous point on.
     fn steps(&self, points: &[Point], of: impl Fn(&Point) -> Bytes) -> Vec<(f64, f64)> {
         let mut steps: Vec<(f64, f64)> = Vec::with_capacity(points.len() * 2);
         let mut level = None;
@@ -126,9 +126,9 @@ fn draw(area: &Area<'_>, panel: &Panel) -> Result<(), PlotError> {
         let shape = Polygon::new(outline.collect::<Vec<_>>(), LIVE_FILL.filled());
         chart.draw_series([shape]).map_err(undrawable)?;
     }
-    // A peak of an instant has no area: the line shows it.
+    // A momentary peak has no area: the line shows it.
     line(&mut chart, live, LIVE, 1)?;
-    // The first of the legend lies on top.
+    // The first curve of the legend is drawn on top.
     for (curve, ink) in inks(panel).into_iter().rev() {
         line(&mut chart, scale.steps(&curve.points, |point| point.reserved), ink, width_of(curve))?;
     }
@@ -145,7 +145,7 @@ fn line(
     chart.draw_series(LineSeries::new(points, ink.stroke_width(width))).map(|_| ()).map_err(undrawable)
 }
 
-/// Each curve with its colour.
+/// Returns each curve with its colour.
 fn inks(panel: &Panel) -> Vec<(&Curve, RGBColor)> {
     let curves = &panel.curves;
     curves
@@ -162,7 +162,7 @@ fn width_of(curve: &Curve) -> u32 {
     if curve.policy == "glake" { 3 } else { 2 }
 }
 
-/// Policy and peak of each curve, then what was live.
+/// Draws the legend: policy and peak of each curve, then the live memory.
 fn legend<B: DrawingBackend>(
     area: &DrawingArea<B, Shift>,
     panel: &Panel,
@@ -203,7 +203,7 @@ pub(super) fn bold(size: i32, ink: RGBColor) -> TextStyle<'static> {
     (FONT, size).into_font().style(FontStyle::Bold).color(&ink)
 }
 
-/// As many digits as tell two ticks apart.
+/// Formats a tick with as many digits as distinguish it from the next one.
 fn tick(value: f64, range: f64) -> String {
     match range {
         r if r >= 8.0 => format!("{value:.0}"),

@@ -1,14 +1,14 @@
-//! The file: whole or not there.
+//! Output file of a picture: written completely or not at all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Distribution, Panel, PlotError, distribution, draw};
 
-/// Whether a picture could be written there, before the work that it shows.
+/// Checks, before the work that the picture shows, that the file can be written.
 ///
 /// # Errors
-/// [`PlotError::NotSvg`], or [`PlotError::Unwritable`] where the folder does not exist.
+/// [`PlotError::NotSvg`], or [`PlotError::Unwritable`] if the folder does not exist.
 pub fn check(path: &Path) -> Result<(), PlotError> {
     if path.extension().is_none_or(|ending| !ending.eq_ignore_ascii_case("svg")) {
         return Err(PlotError::NotSvg { path: path.to_owned() });
@@ -16,10 +16,10 @@ pub fn check(path: &Path) -> Result<(), PlotError> {
     fs::metadata(folder(path)).map(|_| ()).map_err(|source| unwritable(path, source))
 }
 
-/// Draws the panels, one below the other. The file appears whole, under its own name only once it is written.
+/// Draws the panels one below the other. The file gets its name only once it is complete.
 ///
 /// # Errors
-/// [`PlotError`]; what was there before is as it was.
+/// [`PlotError`]; an earlier file of that name stays as it is.
 pub fn write(path: &Path, panels: &[Panel]) -> Result<(), PlotError> {
     check(path)?;
     save(path, &draw::svg(panels)?)
@@ -28,7 +28,7 @@ pub fn write(path: &Path, panels: &[Panel]) -> Result<(), PlotError> {
 /// Draws distributions of times, all in one panel. The file appears as with [`write()`].
 ///
 /// # Errors
-/// [`PlotError`]; what was there before is as it was.
+/// [`PlotError`]; an earlier file of that name stays as it is.
 pub fn write_distributions(path: &Path, title: &str, of: &[Distribution]) -> Result<(), PlotError> {
     check(path)?;
     save(path, &distribution::svg(title, of)?)
@@ -38,7 +38,7 @@ fn save(path: &Path, picture: &str) -> Result<(), PlotError> {
     let draft = draft(path);
     let written = fs::write(&draft, picture).and_then(|()| fs::rename(&draft, path));
     written.map_err(|source| {
-        // It may never have come to be.
+        // The file may not exist.
         let _ = fs::remove_file(&draft);
         unwritable(path, source)
     })

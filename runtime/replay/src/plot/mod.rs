@@ -1,4 +1,4 @@
-//! Pictures. Memory over time: one panel a trace, one line a policy, what was live shaded below.
+//! Pictures of memory over time: one panel per trace, one line per policy, live memory shaded below.
 //!
 //! ```text
 //!  GiB │      ┌──────────────  caching      peak 47.71
@@ -9,9 +9,9 @@
 //!        seconds
 //! ```
 //!
-//! And how many of a policy's requests had waited how long at most: a line a policy.
+//! A second kind of picture shows the distribution of waiting times: one line per policy.
 //!
-//! Drawn as SVG, whose letters are the viewer's; a PNG would need a font of this machine, and is refused.
+//! Drawn as SVG with the viewer's fonts. A PNG would need a font of this machine, and is refused.
 
 mod distribution;
 mod draw;

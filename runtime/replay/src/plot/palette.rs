@@ -1,16 +1,16 @@
-//! Colours that tell policies apart, also for colour-blind readers and on paper (after Okabe and Ito).
+//! Colours of the policies, chosen to be distinguishable for colour-blind readers and on paper (after Okabe and Ito).
 
 use plotters::style::RGBColor;
 
-/// Text and axes.
+/// Colour of text and axes.
 pub(super) const INK: RGBColor = RGBColor(38, 43, 51);
-/// Second-rank text.
+/// Colour of secondary text.
 pub(super) const MUTED: RGBColor = RGBColor(107, 114, 128);
-/// Lines behind the curves.
+/// Colour of the grid lines.
 pub(super) const GRID: RGBColor = RGBColor(232, 234, 238);
-/// The outline of what was live.
+/// Outline of the live memory.
 pub(super) const LIVE: RGBColor = RGBColor(170, 177, 188);
-/// Its inside.
+/// Fill of the live memory.
 pub(super) const LIVE_FILL: RGBColor = RGBColor(219, 222, 228);
 
 const GLAKE: [RGBColor; 4] =
@@ -20,7 +20,7 @@ const EXPANDABLE: RGBColor = RGBColor(230, 159, 0);
 const CACHING: RGBColor = RGBColor(208, 84, 0);
 const OTHER: RGBColor = RGBColor(178, 92, 148);
 
-/// The colour of the `nth` curve of a policy in a panel.
+/// Returns the colour of the `nth` curve of a policy in a panel.
 pub(super) fn colour(policy: &str, nth: usize) -> RGBColor {
     match policy {
         "glake" => GLAKE[nth % GLAKE.len()],

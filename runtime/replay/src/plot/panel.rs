@@ -1,41 +1,41 @@
-//! What is drawn.
+//! Data of a picture.
 
 use glake_units::Bytes;
 
 use crate::Point;
 
-/// One trace: what was live, and what each policy reserved for it.
+/// Data of one trace: live memory, and the memory that each policy reserved.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// The trace's name.
+    /// Name of the trace.
     pub title: String,
-    /// When the trace begins, in its own microseconds: zero of the time axis.
+    /// Time of the trace's first event, in the trace's microseconds: zero of the time axis.
     pub begin_us: u64,
-    /// A curve a replay, in the order of the legend.
+    /// Curves in the order of the legend, one per replay.
     pub curves: Vec<Curve>,
 }
 
-/// One replay.
+/// Curve of one replay.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What was replayed on: it decides the colour.
+    /// Name of the policy, which selects the colour.
     pub policy: String,
-    /// What tells it from another curve of the same policy: `100 ms behind`. May be empty.
+    /// Distinction from other curves of the same policy, such as `100 ms behind`. May be empty.
     pub variant: String,
-    /// The most that was reserved.
+    /// Peak of the reserved memory.
     pub peak: Bytes,
     /// Live and reserved memory over time.
     pub points: Vec<Point>,
 }
 
 impl Panel {
-    /// When the last point ends, in microseconds of the trace.
+    /// Returns the end of the last point, in microseconds of the trace.
     pub(super) fn end_us(&self) -> u64 {
         self.curves.iter().flat_map(|curve| &curve.points).map(|point| point.at_us).max().unwrap_or(0)
     }
 
-    /// The most that was live: that of the curve that got furthest, since a replay that ran out of memory lacks
-    /// what it could not have.
+    /// Returns the peak and points of live memory, from the curve that reached the highest peak: a replay that ran out of memory lacks the
+    /// blocks that failed.
     pub(super) fn live(&self) -> (Bytes, &[Point]) {
         let peak = |curve: &Curve| curve.points.iter().map(|point| point.active).max().unwrap_or(Bytes::ZERO);
         self.curves
@@ -45,7 +45,7 @@ impl Panel {
             .unwrap_or((Bytes::ZERO, &[]))
     }
 
-    /// The top of the memory axis.
+    /// Returns the top of the memory axis.
     pub(super) fn peak(&self) -> Bytes {
         self.curves.iter().map(|curve| curve.peak).fold(self.live().0, Bytes::max)
     }

@@ -1,4 +1,4 @@
-//! Builds a trace event by event and refuses what cannot be.
+//! Builder of traces: adds event by event and refuses impossible ones.
 
 use glake_units::Bytes;
 use rustc_hash::FxHashMap;
@@ -7,10 +7,10 @@ use super::error::Fault;
 use super::event::{BlockId, Event, StreamIndex};
 use super::recording::{Peaks, Recorded, Trace};
 
-/// What every block is rounded to where live memory is counted, as torch does.
+/// Granularity of live memory, as in torch.
 const GRAIN: Bytes = Bytes::new(512);
 
-/// Sizes from here on are refused: no GPU addresses so much.
+/// Size from which blocks are refused: no GPU can address that much.
 const ADDRESS_SPACE: u64 = 1 << 47;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,8 +20,7 @@ enum State {
     Completed,
 }
 
-/// A trace under construction. Blocks and streams go by the recorder's own numbers; a number may be used again once
-/// its block is free.
+/// Trace under construction. Blocks and streams have the recorder's numbers; a number may be reused once its block is free.
 #[derive(Default)]
 pub(super) struct Builder {
     events: Vec<Event>,
@@ -34,12 +33,12 @@ pub(super) struct Builder {
     peaks: Peaks,
     now_us: u64,
     clock_steps_back: u32,
-    /// What torch reached, where a header says so.
+    /// Peaks of torch's own allocator, from the header.
     pub(super) recorded: Option<Recorded>,
 }
 
 impl Builder {
-    /// Expects about this many events.
+    /// Creates a builder for about `events` events.
     pub(super) fn with_capacity(events: usize) -> Self {
         let mut builder = Builder::default();
         builder.events.reserve(events);
@@ -54,7 +53,7 @@ impl Builder {
         self.events.is_empty()
     }
 
-    /// Whether a block of this number is allocated and its free is not completed.
+    /// Returns whether the block is allocated and its free is not completed.
     pub(super) fn is_held(&self, id: u64) -> bool {
         self.find(id).is_some_and(|block| self.state(block) != State::Completed)
     }
@@ -103,7 +102,7 @@ impl Builder {
         self.push(line, Event::FreeRequested { block, at_us })
     }
 
-    /// A completed free that nobody requested was requested at that moment.
+    /// Adds a completed free. A free without a request counts as requested at the same moment.
     pub(super) fn free_completed(&mut self, line: u32, id: u64, at_us: u64) -> Result<(), Fault> {
         let block = self.find(id).ok_or(Fault::UnknownBlock { id })?;
         match self.state(block) {
@@ -156,7 +155,7 @@ impl Builder {
         }
     }
 
-    /// Streams are few: a scan beats a map.
+    /// Returns the index of a stream. There are few streams: a scan is faster than a map.
     fn stream(&mut self, name: u64) -> Result<StreamIndex, Fault> {
         let place = self.streams.iter().position(|&known| known == name).unwrap_or_else(|| {
             self.streams.push(name);
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_events_are_refused() {
         let mut build = Builder::default();
         assert_eq!(build.free_requested(1, 3, 0), Err(Fault::UnknownBlock { id: 3 }));
         build.allocate(1, 3, 1, 0, 0).unwrap();

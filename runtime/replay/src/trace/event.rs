@@ -1,15 +1,15 @@
-//! One thing that a program asked of its allocator.
+//! Events of a trace: a program's calls of its allocator.
 
 use std::fmt;
 
 use glake_units::Bytes;
 
-/// A block of a trace: blocks are numbered from zero in the order of their allocation.
+/// Block of a trace: blocks are numbered from zero in the order of their allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
 impl BlockId {
-    /// The place of this block in a table that has one entry a block.
+    /// Returns the block's index in a table with one entry per block.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -21,7 +21,7 @@ impl fmt::Display for BlockId {
     }
 }
 
-/// A stream of a trace: streams are numbered from zero in the order of their first appearance.
+/// Stream of a trace: streams are numbered from zero in the order of their first appearance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u16);
 
@@ -31,47 +31,47 @@ impl fmt::Display for StreamIndex {
     }
 }
 
-/// One event. Times are microseconds since the recorder's zero, and never decrease.
+/// Single event of a trace. Times are microseconds since the recorder's zero and never decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A block was allocated.
+    /// The program allocated a block.
     Allocate {
-        /// Which.
+        /// ID of the block.
         block: BlockId,
-        /// On which stream.
+        /// Stream of the allocation.
         stream: StreamIndex,
-        /// How much was asked for, before any rounding.
+        /// Requested size, before any rounding.
         bytes: Bytes,
-        /// When.
+        /// Time in microseconds.
         at_us: u64,
     },
-    /// The program gave the block back; streams that used it may still be at work on it.
+    /// The program freed the block; streams that used it may still access it.
     FreeRequested {
-        /// Which.
+        /// ID of the block.
         block: BlockId,
-        /// When.
+        /// Time in microseconds.
         at_us: u64,
     },
     /// Every stream that was recorded on the block had passed its last use.
     FreeCompleted {
-        /// Which.
+        /// ID of the block.
         block: BlockId,
-        /// When.
+        /// Time in microseconds.
         at_us: u64,
     },
     /// The program told its allocator that the block is used on another stream too.
     RecordStream {
-        /// Which.
+        /// ID of the block.
         block: BlockId,
-        /// The other stream.
+        /// Stream of the use.
         stream: StreamIndex,
-        /// When.
+        /// Time in microseconds.
         at_us: u64,
     },
 }
 
 impl Event {
-    /// When it happened, in microseconds.
+    /// Returns the time of the event, in microseconds.
     pub const fn at_us(self) -> u64 {
         match self {
             Event::Allocate { at_us, .. }
@@ -81,7 +81,7 @@ impl Event {
         }
     }
 
-    /// The block that it happened to.
+    /// Returns the block of the event.
     pub const fn block(self) -> BlockId {
         match self {
             Event::Allocate { block, .. }

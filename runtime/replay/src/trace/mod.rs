@@ -1,13 +1,12 @@
-//! What a program asked of its allocator, in order: read from our own text traces and from torch's snapshots.
+//! Recorded allocator calls of a program, read from GLake's text traces and from torch's snapshots.
 //!
 //! ```text
 //! file ─► open ─► text      (trace v1 and v2, gzip or plain) ─┐
 //!               └ pickle ─► snapshot (torch's _dump_snapshot) ┴► build ─► Trace: events, blocks, streams, peaks
 //! ```
 //!
-//! Invariants of a [`Trace`], whatever it was read from: a block is allocated once, before anything else happens to
-//! it; it is requested back at most once and completed at most once, in that order; time never goes backwards;
-//! blocks and streams are numbered from zero in order of first appearance.
+//! Invariants of a [`Trace`], whatever its source: a block is allocated once, before its other events; its free is requested at most once
+//! and completed at most once, in that order; time never decreases; blocks and streams are numbered from zero in order of first appearance.
 
 mod build;
 mod error;

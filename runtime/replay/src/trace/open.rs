@@ -1,4 +1,4 @@
-//! Opens a file and finds out what it is.
+//! Reading of trace files of any supported format.
 
 use std::fs;
 use std::io::{self, Read};
@@ -15,8 +15,7 @@ const PICKLE: u8 = 0x80;
 const ZIP: [u8; 2] = *b"PK";
 
 impl Trace {
-    /// Reads a trace v1 or v2, or a torch snapshot; each gzip or plain. Of a snapshot, takes the device with the most
-    /// events.
+    /// Reads a trace v1 or v2, or a torch snapshot; each gzip or plain. Of a snapshot, takes the device with the most events.
     ///
     /// # Errors
     ///
@@ -25,7 +24,7 @@ impl Trace {
         Trace::open_device(path, None)
     }
 
-    /// As [`Trace::open`], but of a snapshot takes this device.
+    /// Reads a trace like [`Trace::open`], but takes this device of a snapshot.
     ///
     /// # Errors
     ///
@@ -36,7 +35,7 @@ impl Trace {
         Trace::from_bytes(path, &bytes, device)
     }
 
-    /// As [`Trace::open_device`], with the content of the file at hand; `path` is what errors name.
+    /// Reads a trace like [`Trace::open_device`], from the file's content. Errors name `path`.
     ///
     /// # Errors
     ///
@@ -84,7 +83,7 @@ fn inflate(bytes: &[u8]) -> io::Result<Vec<u8>> {
     Ok(inflated)
 }
 
-/// `traces/opt13_LR.trace.gz` is `opt13_LR`.
+/// Returns the trace's name: `opt13_LR` for `traces/opt13_LR.trace.gz`.
 fn name_of(path: &Path) -> String {
     let mut name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     for ending in [".gz", ".trace", ".txt", ".pickle", ".pkl"] {

@@ -1,58 +1,58 @@
-//! Reads Python's pickles as data: numbers, text, lists and dicts. Nothing in them is ever run.
+//! Reader of Python's pickles as plain data: numbers, text, lists and dicts. It never executes their code.
 //!
-//! Snapshots share most of what is in them (a call site's frames hang on every event of that site), so values refer
-//! to containers by place and are never copied. Objects of classes are read over and come out as [`Value::Other`].
-//! Source: the comments of CPython's Lib/pickletools.py, protocols 0 to 5.
+//! Snapshots share most of their content (a call site's frames are part of every event of that site), so values refer to containers by
+//! index and are never copied. Instances of classes become [`Value::Other`]. Source: the comments of CPython's Lib/pickletools.py,
+//! protocols 0 to 5.
 
 use rustc_hash::FxHashMap;
 
-/// A value; containers and text by their place in the [`Pickle`].
+/// Value of a pickle; containers and text by their index in the [`Pickle`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value {
     None,
     Number(i64),
     Text(Span),
-    /// A list or a tuple.
+    /// List or tuple, by index.
     List(u32),
     Dict(u32),
-    /// Anything else.
+    /// Any other kind of value.
     Other,
 }
 
-/// Where a text stands in the file.
+/// Position of a text in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     at: u32,
     len: u32,
 }
 
-/// Why a file is not a pickle.
+/// Reason why a file is not a readable pickle.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PickleFault {
-    /// It ends in the middle.
+    /// The file ends in the middle.
     #[error("it ends in the middle: it is truncated")]
     Truncated,
-    /// An instruction that pickles do not have.
+    /// An instruction is unknown.
     #[error("instruction {opcode:#04x} at byte {at} is not known")]
     Unknown {
-        /// The instruction.
+        /// Code of the instruction.
         opcode: u8,
-        /// Where it stands.
+        /// Offset in the file.
         at: u32,
     },
-    /// An instruction that does not fit what came before it.
+    /// An instruction does not fit the preceding ones.
     #[error("the instruction before byte {at} does not fit what comes before it")]
     Misplaced {
-        /// Where the next instruction stands.
+        /// Offset of the next instruction.
         at: u32,
     },
-    /// Larger than is read here.
+    /// The file is larger than supported.
     #[error("it is larger than 4 GiB")]
     TooLarge,
 }
 
-/// A pickle that was read.
+/// Pickle after reading.
 pub(super) struct Pickle<'a> {
     bytes: &'a [u8],
     lists: Vec<Vec<Value>>,
@@ -87,13 +87,13 @@ impl<'a> Pickle<'a> {
         self.bytes.get(at as usize..)?.get(..len as usize)
     }
 
-    /// The items of a list or tuple.
+    /// Returns the items of a list or tuple.
     pub(super) fn list(&self, value: Value) -> Option<&[Value]> {
         let Value::List(place) = value else { return None };
         self.lists.get(place as usize).map(Vec::as_slice)
     }
 
-    /// What a dict has under a key; [`Value::None`] where it has nothing, `None` where this is no dict.
+    /// Returns the value of a key in a dict; [`Value::None`] if the key is missing, `None` if `dict` is not a dict.
     pub(super) fn field(&self, dict: Value, key: &str) -> Option<Value> {
         let Value::Dict(place) = dict else { return None };
         let pairs = self.dicts.get(place as usize)?;
@@ -111,13 +111,13 @@ struct Reader<'a> {
     pickle: Pickle<'a>,
     at: usize,
     stack: Vec<Value>,
-    /// How deep the stack was at each open mark.
+    /// Depth of the stack at each open mark.
     marks: Vec<usize>,
     memo: FxHashMap<u32, Value>,
 }
 
 impl<'a> Reader<'a> {
-    /// Does one instruction; `None` at the end of the file.
+    /// Executes one instruction; `None` at the end of the file.
     fn step(&mut self) -> Result<Option<Step>, PickleFault> {
         let Some(&opcode) = self.pickle.bytes.get(self.at) else { return Ok(None) };
         self.at += 1;
@@ -214,7 +214,7 @@ impl<'a> Reader<'a> {
         Ok(Some(Step::On))
     }
 
-    /// Sets and objects: their parts leave the stack, [`Value::Other`] takes their place.
+    /// Reads sets and objects: their parts leave the stack, and [`Value::Other`] takes their place.
     fn object(&mut self, opcode: u8) -> Result<(), PickleFault> {
         match opcode {
             0x8f => {}                                  // EMPTY_SET
@@ -242,7 +242,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The rest of the line, without its end.
+    /// Returns the rest of the line, without its end.
     fn line(&mut self) -> Result<Span, PickleFault> {
         let rest = self.pickle.bytes.get(self.at..).unwrap_or_default();
         let len = rest.iter().position(|&byte| byte == b'\n').ok_or(PickleFault::Truncated)?;
@@ -261,7 +261,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// A number in two's complement; one of more than 8 bytes is not read.
+    /// Reads a number in two's complement; those of more than 8 bytes become [`Value::Other`].
     fn signed(&mut self, len: u64) -> Result<(), PickleFault> {
         let bytes = self.take(len)?;
         let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
             .iter()
             .rev()
             .fold(if negative { -1 } else { 0 }, |number: i64, &byte| number << 8 | i64::from(byte));
-        // A ninth byte that is zero comes from an unsigned number: too large all the same.
+        // A ninth byte of zero comes from an unsigned number, which is also too large.
         self.stack.push(if bytes.len() > 8 { Value::Other } else { Value::Number(number) });
         Ok(())
     }
@@ -279,7 +279,7 @@ impl<'a> Reader<'a> {
         self.signed(len)
     }
 
-    /// A number as text; `00` and `01` are the truth values, an `L` may follow.
+    /// Reads a number as text; `00` and `01` are the truth values, and an `L` may follow.
     fn decimal(&mut self) -> Result<(), PickleFault> {
         let span = self.line()?;
         let text = self.pickle.text(Value::Text(span)).and_then(|text| str::from_utf8(text).ok());
@@ -352,7 +352,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Adds to the dict on the stack (to an object's, for nothing).
+    /// Adds to the dict on the stack; ignored for an object.
     fn set(&mut self, items: &[Value]) -> Result<(), PickleFault> {
         match self.top()? {
             Value::Dict(dict) => {
@@ -384,7 +384,7 @@ fn pairs(items: &[Value]) -> impl Iterator<Item = (Value, Value)> + '_ {
     items.as_chunks().0.iter().map(|&[key, value]| (key, value))
 }
 
-/// A place in the file, or in what was read of it: the file is smaller than 2^32 bytes.
+/// Converts a position in the file or an index to 32 bits: the file is smaller than 2^32 bytes.
 #[allow(clippy::cast_possible_truncation)]
 const fn place(at: usize) -> u32 {
     at as u32
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pickle_is_refused() {
+    fn malformed_pickles_are_refused() {
         let fault = |bytes: &[u8]| Pickle::read(bytes).map(|_| ()).unwrap_err();
         assert_eq!(fault(b"\x80\x04"), PickleFault::Truncated);
         assert_eq!(fault(b"\x80\x04\x8c\x09abc"), PickleFault::Truncated);

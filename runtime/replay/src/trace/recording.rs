@@ -1,28 +1,28 @@
-//! A trace that was read and checked.
+//! Validated trace in memory.
 
 use glake_units::Bytes;
 
 use super::event::{BlockId, Event, StreamIndex};
 
-/// What torch's own allocator reached on the recorded run, from the header.
+/// Peaks of torch's own allocator on the recorded run, from the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The peak of live memory as torch counts it.
+    /// Peak of live memory as torch counts it.
     pub active_peak: Bytes,
-    /// The peak of memory taken from the device.
+    /// Peak of memory taken from the device.
     pub reserved_peak: Bytes,
 }
 
-/// The most that was live at one moment: the same for every policy.
+/// Peaks of live memory, the same for every policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peaks {
-    /// In bytes as they were asked for.
+    /// Peak in requested bytes.
     pub requested: Bytes,
-    /// With each block rounded up to 512 bytes.
+    /// Peak with each block rounded up to 512 bytes.
     pub active: Bytes,
 }
 
-/// What a program asked of its allocator. See the [module](crate::trace) for what holds of it.
+/// Recorded allocator calls of a program. See the [module](crate::trace) for its invariants.
 #[derive(Clone, Debug)]
 pub struct Trace {
     pub(super) name: String,
@@ -36,54 +36,53 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The name of the file without its folder and endings.
+    /// Returns the file name without its folder and extensions.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Everything that happened, in order.
+    /// Returns all events in order.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// Where the event at this place stands: its line in a text trace, its entry in a snapshot's history; `None`
-    /// where there is no such event.
+    /// Returns the line of an event in a text trace, or its entry in a snapshot's history; `None` if there is no such event.
     pub fn line_of(&self, event: usize) -> Option<u32> {
         self.lines.get(event).copied()
     }
 
-    /// How many blocks were allocated.
+    /// Returns the number of allocations.
     #[allow(clippy::cast_possible_truncation)] // the builder counts blocks in 32 bits
     pub fn allocations(&self) -> u32 {
         self.blocks.len() as u32
     }
 
-    /// What was asked for a block; nothing where there is no such block.
+    /// Returns the requested size of a block; zero if there is no such block.
     pub fn size_of(&self, block: BlockId) -> Bytes {
         self.blocks.get(block.index()).copied().unwrap_or(Bytes::ZERO)
     }
 
-    /// The streams by index, as the recorder named them.
+    /// Returns the recorder's names of the streams, by index.
     pub fn streams(&self) -> &[u64] {
         &self.streams
     }
 
-    /// The recorder's name of a stream.
+    /// Returns the recorder's name of a stream.
     pub fn stream_name(&self, stream: StreamIndex) -> Option<u64> {
         self.streams.get(usize::from(stream.0)).copied()
     }
 
-    /// The most that was live at one moment.
+    /// Returns the peaks of live memory.
     pub fn peaks(&self) -> Peaks {
         self.peaks
     }
 
-    /// What torch's own allocator reached on the recorded run, where the header says so.
+    /// Returns the peaks of torch's own allocator on the recorded run, if the header names them.
     pub fn recorded(&self) -> Option<Recorded> {
         self.recorded
     }
 
-    /// How long the recording took, in microseconds.
+    /// Returns the duration of the recording in microseconds.
     pub fn duration_us(&self) -> u64 {
         match (self.events.first(), self.events.last()) {
             (Some(first), Some(last)) => last.at_us() - first.at_us(),
@@ -91,8 +90,8 @@ impl Trace {
         }
     }
 
-    /// How many events were stamped earlier than the one before. The order of the lines is the order of the events,
-    /// so such a stamp is read as the time of the event before.
+    /// Returns the number of events with an earlier time than the preceding event. Events keep the order of their lines, and such an event
+    /// takes the time of the preceding one.
     pub fn clock_steps_back(&self) -> u32 {
         self.clock_steps_back
     }

@@ -1,11 +1,10 @@
-//! Torch's own history: the pickle that `torch.cuda.memory._dump_snapshot` writes after
+//! Reader of torch's own history: the pickle that `torch.cuda.memory._dump_snapshot` writes after
 //! `torch.cuda.memory._record_memory_history`.
 //!
-//! The pickle is a dict. `device_traces` has a list of entries a device, each a dict with `action`, `addr`, `size`,
-//! `stream` and `time_us`; `segments` is the state at the dump. The history may begin in the middle of the program
-//! (its ring buffer wraps, or recording began late): blocks that it frees without having allocated them, and blocks
-//! that `segments` shows live although the history never names them, are allocated at its beginning, in the order of
-//! their addresses.
+//! The pickle is a dict. `device_traces` has a list of entries for each device, each a dict with `action`, `addr`, `size`, `stream` and
+//! `time_us`; `segments` is the state at the dump. The history may begin in the middle of the program, because its ring buffer wrapped or
+//! recording began late. Some blocks are therefore freed without an allocation, or are live in `segments` without any entry. They are
+//! allocated at the beginning of the trace, in the order of their addresses.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +30,7 @@ struct Block {
 
 enum State {
     Live,
-    /// Given back, and still in use on another stream.
+    /// Freed by the program, still in use on another stream.
     Pending,
     Free,
 }
@@ -44,15 +43,15 @@ struct Entry<'a> {
     time_us: Option<u64>,
 }
 
-/// A block that was allocated before the history begins.
+/// Block that was allocated before the history begins.
 struct Earlier {
     bytes: u64,
     stream: u64,
-    /// Given back before the history begins too, and not completed within it.
+    /// The free was requested before the history begins, and does not complete within it.
     requested: bool,
 }
 
-/// Reads a snapshot's history of one device: this one, or the one with the most entries.
+/// Reads a snapshot's history of one device; `None` selects the device with the most entries.
 pub(super) fn read(bytes: &[u8], device: Option<u32>) -> Result<Builder, SnapshotFault> {
     let pickle = Pickle::read(bytes).map_err(|source| SnapshotFault::Pickle { source })?;
     let root = Dict { pickle: &pickle, value: pickle.root(), name: "snapshot" };
@@ -70,7 +69,7 @@ pub(super) fn read(bytes: &[u8], device: Option<u32>) -> Result<Builder, Snapsho
     convert(&entries, &segments)
 }
 
-/// A dict of the snapshot, with what it is for messages.
+/// Dict of the snapshot, with its name for messages.
 #[derive(Clone, Copy)]
 struct Dict<'p, 'a> {
     pickle: &'p Pickle<'a>,
@@ -154,7 +153,7 @@ fn choose<'p>(
             present.push((index, history));
         }
     }
-    // The first of those with the most entries.
+    // Of equal ones, the first.
     let longest = present.iter().reduce(|best, next| if next.1.len() > best.1.len() { next } else { best });
     let chosen = match device {
         None => longest.ok_or(SnapshotFault::NoHistory)?,
@@ -178,7 +177,7 @@ fn convert(history: &[Entry<'_>], segments: &[Segment]) -> Result<Builder, Snaps
         let at_us = entry.time_us.map_or(0, |time| time.saturating_sub(start_us));
         let done = match Action::of(number, entry)? {
             Action::Allocate { address, bytes, stream } => {
-                // Recording stood still for a while: the frees between are lost, their blocks are not live.
+                // Recording was paused: the frees in between are lost, and their blocks are not live.
                 let lost = if build.is_held(address) {
                     build.free_completed(number, address, at_us)
                 } else {
@@ -195,7 +194,7 @@ fn convert(history: &[Entry<'_>], segments: &[Segment]) -> Result<Builder, Snaps
     Ok(build)
 }
 
-/// The blocks that were allocated before the history begins, by address.
+/// Returns the blocks that were allocated before the history begins, by address.
 fn earlier(history: &[Entry<'_>], segments: &[Segment]) -> Result<BTreeMap<u64, Earlier>, SnapshotFault> {
     let mut found = BTreeMap::new();
     let mut named = FxHashSet::default();
@@ -232,7 +231,7 @@ fn earlier(history: &[Entry<'_>], segments: &[Segment]) -> Result<BTreeMap<u64, 
     Ok(found)
 }
 
-/// What an entry says.
+/// Action of an entry.
 enum Action {
     Allocate {
         address: u64,
@@ -249,7 +248,7 @@ enum Action {
         bytes: u64,
         stream: u64,
     },
-    /// The allocator's own doing, or a mark.
+    /// Internal operation of the allocator, or a mark.
     Other,
 }
 
@@ -306,7 +305,7 @@ mod tests {
         serde_pickle::to_vec(&value, serde_pickle::SerOptions::new()).unwrap()
     }
 
-    /// A snapshot of one device with these entries: action, address, size.
+    /// Builds a snapshot of one device with the given entries: action, address, size.
     fn history(entries: &[(&str, i64, i64)]) -> Vec<u8> {
         #[derive(Serialize)]
         struct Row<'a> {
@@ -327,9 +326,9 @@ mod tests {
         let sizes: Vec<u64> = (0..6).map(|block| trace.size_of(BlockId(block)).get()).collect();
         let mib = 1 << 20;
         assert_eq!(sizes, [6 * mib, 3 * mib - 12, mib, 700, 5 * mib + 100, 4096]);
-        // The third was waiting for another stream when the history began.
+        // The third block was waiting for another stream when the history began.
         assert_eq!(trace.events()[3], Event::FreeRequested { block: BlockId(2), at_us: 0 });
-        // The fifth came on the side stream, and was completed 18 us after its request.
+        // The fifth block was on the side stream; its free completed 18 us after the request.
         assert!(matches!(trace.events()[7], Event::Allocate { stream: StreamIndex(1), at_us: 9, .. }));
         assert_eq!(trace.events()[8], Event::FreeRequested { block: BlockId(4), at_us: 12 });
         assert_eq!(trace.events()[10], Event::FreeCompleted { block: BlockId(4), at_us: 30 });

@@ -1,4 +1,4 @@
-//! Trace v1 and v2: one event a line.
+//! Reader of trace v1 and v2: one event per line.
 //!
 //! ```text
 //! # trace v1: header lines begin with '#', and may be missing
@@ -14,17 +14,17 @@ use super::build::Builder;
 use super::error::Fault;
 use super::recording::Recorded;
 
-/// A line that cannot be.
+/// Fault of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LineFault {
-    /// From 1.
+    /// Line number, from 1.
     pub(super) line: u32,
     pub(super) fault: Fault,
 }
 
 /// Reads a whole text.
 pub(super) fn read(text: &[u8]) -> Result<Builder, LineFault> {
-    // A line of these traces is some 20 bytes long.
+    // A line of these traces has about 20 bytes.
     let mut build = Builder::with_capacity(text.len() / 20);
     let mut number = 0_u32;
     for line in text.split(|&byte| byte == b'\n') {
@@ -74,8 +74,7 @@ fn read_line(build: &mut Builder, number: u32, line: &[u8]) -> Result<(), Fault>
     }
 }
 
-/// A header may name the version (`trace v1`) and what torch reached (`active_peak N reserved_peak N`); the rest of it
-/// is for people.
+/// Reads a header line. It may name the version (`trace v1`) and torch's peaks (`active_peak N reserved_peak N`); the rest is ignored.
 fn read_header(build: &mut Builder, header: &[u8]) -> Result<(), Fault> {
     let header = String::from_utf8_lossy(header);
     let mut words = header.split([' ', '\t', ':', ';', ',']).filter(|word| !word.is_empty());
@@ -96,7 +95,7 @@ fn read_header(build: &mut Builder, header: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The fields of a line that are not read yet.
+/// Unread fields of a line.
 struct Fields<'a> {
     rest: &'a [u8],
 }
@@ -133,7 +132,7 @@ impl<'a> Fields<'a> {
         Ok(number)
     }
 
-    /// The last field of every event.
+    /// Returns the time, the last field of every event.
     fn time(&mut self) -> Result<u64, Fault> {
         let at_us = self.number("time")?;
         let more = self.rest.trim_ascii();
@@ -152,7 +151,7 @@ fn not_a_number(field: &'static str, found: &[u8]) -> Fault {
     }
 }
 
-/// What fits in a one-line message.
+/// Returns the beginning of a line, short enough for a one-line message.
 fn excerpt(bytes: &[u8]) -> String {
     const SHOWN: usize = 40;
     let text = String::from_utf8_lossy(bytes.get(..SHOWN).unwrap_or(bytes)).into_owned();

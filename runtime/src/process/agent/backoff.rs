@@ -1,26 +1,26 @@
-//! How soon a lost agent is looked for again: pure.
+//! Intervals between attempts to reconnect to a lost agent (pure).
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(50);
 const MOST: Duration = Duration::from_secs(2);
-/// While somebody waits for memory.
+/// Maximum interval while a caller waits for memory.
 const URGENT: Duration = Duration::from_millis(200);
 
-/// Doubles from one attempt to the next.
+/// Interval that doubles with each attempt.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BackOff {
     last: Option<Duration>,
 }
 
 impl BackOff {
-    /// How long to wait before the next attempt.
+    /// Returns the wait before the next attempt.
     pub(super) fn next(&mut self) -> Duration {
         let next = self.last.map_or(FIRST, |last| (last * 2).min(MOST));
         *self.last.insert(next)
     }
 
-    /// No longer than this while somebody waits for memory.
+    /// Limits `wait` to [`URGENT`] if a caller waits for memory.
     pub(super) fn bounded(wait: Duration, urgent: bool) -> Duration {
         if urgent { wait.min(URGENT) } else { wait }
     }

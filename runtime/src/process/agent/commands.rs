@@ -1,4 +1,4 @@
-//! The thread that carries the agent's commands out, one after the other: they wait for uses and for copies.
+//! Thread that executes the agent's commands one after the other; a command may wait for uses and for copies.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -9,21 +9,21 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use super::AgentError;
+use super::handle::AgentHandle;
 use super::ledger::Say;
-use super::port::Port;
 use crate::process::device_registry::DeviceRegistry;
 use crate::process::gate::Closing;
 use crate::process::regions::{Refill as RefillAsk, RegionSet, Shrink, Tier};
 use crate::process::{ProcessError, Result};
 
-/// How soon memory that parked uses wait for is asked for again.
+/// Interval between requests for memory that parked uses wait for.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How soon it is looked whether the process ends.
+/// Interval between checks whether the process ends.
 const STEP: Duration = Duration::from_millis(20);
-/// How much goes to files before the agent is told, who gives up one of whom it hears nothing for 30 s: an extent of the usual size.
+/// Bytes moved to files between progress messages: one extent of the usual size. The agent drops a worker that is silent for 30 s.
 const DEMOTED_AT_ONCE: Bytes = Bytes::mib(128);
 
-/// A command, and of which agent it is.
+/// A command together with the epoch of the agent that sent it.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) epoch: u64,
@@ -32,7 +32,7 @@ pub(super) struct Command {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// `unparks`: how many had been said before it; one more ends it.
+    /// Park command; `unparks` is the number of earlier unpark requests. A further request cancels the park.
     Park {
         until: Instant,
         hold: Duration,
@@ -51,57 +51,61 @@ pub(super) enum What {
         bytes: Bytes,
     },
     Refill,
-    /// The thread ends.
+    /// Ends the command thread.
     End,
 }
 
-/// What the thread has.
+/// State of the thread that executes the agent's commands.
 #[derive(Debug)]
 pub(super) struct Carrier {
-    port: Arc<Port>,
+    handle: Arc<AgentHandle>,
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     refill: Arc<Mutex<Refill>>,
     demotion: Arc<Mutex<DemotionState>>,
-    /// They run now, or did last.
+    /// Background threads that run now or ran last.
     refill_thread: Option<JoinHandle<()>>,
     demotion_thread: Option<JoinHandle<()>>,
 }
 
-/// How it stands with bringing all memory back.
+/// State of the background refill of all memory.
 #[derive(Debug, Default)]
 struct Refill {
     is_running: bool,
-    /// It is to be done once more.
+    /// Whether another refill must follow the current one.
     is_asked: bool,
 }
 
-/// How it stands with moving copies to files.
+/// State of the background move of host copies to files.
 #[derive(Debug, Default)]
 struct DemotionState {
     is_running: bool,
-    /// The last that was said and not begun: how much is to go, and which agent wants it.
+    /// Most recent request that has not begun: the bytes to move and the epoch of the agent that asked.
     asked: Option<(Bytes, u64)>,
 }
 
-/// Uses that wait at safe points, for so long at most.
+/// Uses that wait at safe points, with the maximum wait.
 struct Parked<'g> {
     _closing: Closing<'g>,
     until: Instant,
 }
 
 impl Carrier {
-    pub(super) fn new(port: &Arc<Port>, registry: &Arc<DeviceRegistry>, regions: &Arc<RegionSet>) -> Carrier {
-        let (port, registry, regions) = (port.clone(), registry.clone(), regions.clone());
+    pub(super) fn new(
+        handle: &Arc<AgentHandle>,
+        registry: &Arc<DeviceRegistry>,
+        regions: &Arc<RegionSet>,
+    ) -> Carrier {
+        let (handle, registry, regions) = (handle.clone(), registry.clone(), regions.clone());
         let (refill, demotion) = Default::default();
-        Carrier { port, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
+        Carrier { handle, registry, regions, refill, demotion, refill_thread: None, demotion_thread: None }
     }
 
-    /// Until the end comes.
+    /// Executes commands until [`Command`]'s end marker arrives.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         let regions = self.regions.clone();
         let mut parked: Option<Parked<'_>> = None;
-        // Whether anything was shrunk since: what others have shrunk is not wanted back.
+        // Whether anything was shrunk since: only this thread's shrinks are refilled.
         let mut has_shrunk = false;
         loop {
             let command = match &parked {
@@ -120,8 +124,8 @@ impl Carrier {
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // An agent that is gone asks for nothing.
-            let is_stale = command.epoch != self.port.lock().epoch;
+            // An agent that is gone needs no answer.
+            let is_stale = command.epoch != self.handle.lock().epoch;
             match command.what {
                 What::End => break,
                 What::Unpark => {
@@ -132,7 +136,7 @@ impl Carrier {
                 }
                 _ if is_stale => {}
                 What::Park { until, hold, unparks } => {
-                    // Before the new closing: what was parked stays so.
+                    // Before the new closing, so that parked uses stay parked.
                     let outcome = self.park(&regions, until, unparks).map(|closing| {
                         parked = Some(Parked { _closing: closing, until: Instant::now() + hold });
                         Say::Parked
@@ -143,7 +147,7 @@ impl Carrier {
                     let outcome = self.shrink(&gpu, device, bytes, &tier, until).map(|()| Say::Shrunk);
                     self.answer("shrink", outcome);
                     has_shrunk = more;
-                    // What is parked stays so for the shrinks of its other GPUs.
+                    // Parked uses stay parked for the shrinks of their other GPUs.
                     if !more {
                         parked = None;
                         self.want_parked_back();
@@ -155,7 +159,7 @@ impl Carrier {
         }
         drop(parked);
         for thread in [self.refill_thread.take(), self.demotion_thread.take()].into_iter().flatten() {
-            // Its panic is its own.
+            // The thread has reported its panic itself.
             let _ = thread.join();
         }
     }
@@ -165,25 +169,25 @@ impl Carrier {
             tracing::info!(target: "glake::agent", what, %error, "a command was not carried out");
             Say::Failed { what, why: error.to_string() }
         });
-        self.port.note(|ledger, _| ledger.answer(answer));
+        self.handle.note(|ledger, _| ledger.answer(answer));
     }
 
-    /// No use runs from then on. It is given up where the agent says before that it need not be.
+    /// Closes the gate: no use runs until the guard is dropped. Cancelled if the agent sends an unpark meanwhile.
     fn park<'g>(&self, regions: &'g RegionSet, until: Instant, unparks: u64) -> Result<Closing<'g>> {
         self.check_loaded()?;
         let timeout = until.saturating_duration_since(Instant::now());
-        regions.park(timeout, &|| self.port.unparks() == unparks)
+        regions.park(timeout, &|| self.handle.unparks() == unparks)
     }
 
-    /// Whether memory is in use only while uses run.
+    /// Checks that memory is in use only while uses run.
     ///
     /// # Errors
-    /// [`AgentError::Loading`], whatever the agent takes silence for.
+    /// [`AgentError::Loading`] while the program still loads, even if the agent takes its silence for an idle worker.
     fn check_loaded(&self) -> Result<()> {
-        if self.port.is_loading() { Err(AgentError::Loading.into()) } else { Ok(()) }
+        if self.handle.is_loading() { Err(AgentError::Loading.into()) } else { Ok(()) }
     }
 
-    /// Gives back so much of a GPU: what is leased and not made, free memory, then regions' memory.
+    /// Returns `bytes` of a GPU to the agent: first unused lease, then free memory, then memory of regions.
     fn shrink(
         &self,
         gpu: &str,
@@ -199,7 +203,7 @@ impl Carrier {
             None => memory.lease.take_unused(bytes),
         };
         if !taken.is_zero() {
-            self.port.note(|ledger, _| ledger.returned(memory.id(), taken));
+            self.handle.note(|ledger, _| ledger.returned(memory.id(), taken));
         }
         let rest = bytes.saturating_sub(taken);
         if rest.is_zero() {
@@ -216,17 +220,17 @@ impl Carrier {
         };
         let timeout = Some(until.saturating_duration_since(Instant::now()));
         let ask = Shrink { bytes: Some(rest), device: Some(memory.id()), tier, timeout, ..Shrink::default() };
-        self.regions.shrink_while(&ask, &|| !self.port.is_over()).map(|_| ())
+        self.regions.shrink_while(&ask, &|| !self.handle.is_over()).map(|_| ())
     }
 
-    /// Uses that were parked for a shrink ask for nothing themselves: their memory is wanted again at once.
+    /// Requests the memory back for uses that a shrink parked: parked uses cannot request it themselves.
     fn want_parked_back(&mut self) {
         if self.regions.gate().view().parked > 0 {
             self.refill();
         }
     }
 
-    /// Brings everything back in the background; again and again, while parked uses wait for it.
+    /// Refills all memory in the background, and repeats this while parked uses wait for it.
     fn refill(&mut self) {
         {
             let mut refill = self.refill.lock();
@@ -236,7 +240,7 @@ impl Carrier {
             }
             refill.is_running = true;
         }
-        let (regions, port, refill) = (self.regions.clone(), self.port.clone(), self.refill.clone());
+        let (regions, handle, refill) = (self.regions.clone(), self.handle.clone(), self.refill.clone());
         let run = move || {
             loop {
                 let outcome = regions.refill(&RefillAsk::default());
@@ -246,17 +250,17 @@ impl Carrier {
                 let mut state = refill.lock();
                 let asked = std::mem::take(&mut state.is_asked);
                 let waits = regions.gate().view().parked > 0 && outcome.is_err();
-                if port.is_over() || !(asked || waits) {
+                if handle.is_over() || !(asked || waits) {
                     state.is_running = false;
                     return;
                 }
                 drop(state);
                 let until = Instant::now() + AGAIN;
-                while !asked && Instant::now() < until && !port.is_over() {
+                while !asked && Instant::now() < until && !handle.is_over() {
                     std::thread::sleep(STEP);
                 }
-                if port.is_over() {
-                    // Nobody would grant it.
+                if handle.is_over() {
+                    // No agent would grant it.
                     refill.lock().is_running = false;
                     return;
                 }
@@ -274,8 +278,8 @@ impl Carrier {
         }
     }
 
-    /// Moves so much of the copies in host memory to files, in the background: nobody waits for it, and every refill ends it. The agent is told
-    /// as it goes on, and at its end.
+    /// Moves up to `bytes` of host copies to files in the background. Any refill cancels it. The agent receives progress messages and the
+    /// end.
     fn demote(&mut self, bytes: Bytes, epoch: u64) {
         {
             let mut demotion = self.demotion.lock();
@@ -285,29 +289,29 @@ impl Carrier {
             }
             demotion.is_running = true;
         }
-        let (regions, port, demotion) = (self.regions.clone(), self.port.clone(), self.demotion.clone());
+        let (regions, handle, demotion) = (self.regions.clone(), self.handle.clone(), self.demotion.clone());
         let run = move || {
             loop {
-                // Not in the condition of the loop: the lock would be held in it.
+                // Not in the condition of the loop, which would hold the lock in the body.
                 let next = demotion.lock().next();
                 let Some((mut left, epoch)) = next else { break };
                 while !left.is_zero() {
                     let asked = left.min(DEMOTED_AT_ONCE);
-                    let moved = regions.demote(asked, &|| port.may_demote(epoch));
+                    let moved = regions.demote(asked, &|| handle.may_demote(epoch));
                     if let Err(error) = &moved {
                         tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
                     }
                     let moved = moved.unwrap_or_default();
                     left = left.saturating_sub(moved);
-                    // Less than was asked: nothing else can go, or something ended it.
+                    // Fewer bytes than requested: nothing else can move, or the demotion was cancelled.
                     if moved < asked || demotion.lock().asked.is_some() {
                         break;
                     }
                     if !left.is_zero() {
-                        port.note(|ledger, _| ledger.changed());
+                        handle.note(|ledger, _| ledger.changed());
                     }
                 }
-                port.note(|ledger, _| ledger.changed());
+                handle.note(|ledger, _| ledger.changed());
             }
         };
         match std::thread::Builder::new().name("glake-agent-demote".to_owned()).spawn(run) {
@@ -315,14 +319,14 @@ impl Carrier {
             Err(error) => {
                 tracing::warn!(target: "glake::agent", %error, "copies stay in host memory");
                 *self.demotion.lock() = DemotionState::default();
-                self.port.note(|ledger, _| ledger.changed());
+                self.handle.note(|ledger, _| ledger.changed());
             }
         }
     }
 }
 
 impl DemotionState {
-    /// What is to be done next; it runs no more where that is nothing.
+    /// Takes the next request; `None` marks the thread as stopped.
     fn next(&mut self) -> Option<(Bytes, u64)> {
         let next = self.asked.take();
         self.is_running = next.is_some();

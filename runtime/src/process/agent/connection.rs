@@ -1,4 +1,4 @@
-//! One connection to an agent's socket: frames out and in. It never waits but in [`Connection::poll`].
+//! A connection to an agent's socket: frames in both directions. Only [`Connection::poll`] waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -14,31 +14,31 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::process::AgentError;
 
-/// How long an agent may take to answer hello.
+/// Timeout for the agent's answer to hello.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
-/// So much is read at once.
+/// Bytes of one read.
 const PIECE: usize = 16 << 10;
-/// and so often, before what came is dealt with.
+/// Maximum number of reads before the messages are handled.
 const PIECES: usize = 16;
 
-/// A connection, until it is lost.
+/// Connection to an agent, until it is lost.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
     frames: Frames,
     out: VecDeque<u8>,
-    /// To go with the next bytes.
+    /// Descriptor to send with the next bytes.
     descriptor: Option<OwnedFd>,
-    /// Nothing more comes.
+    /// Whether the other end has closed the connection.
     has_ended: bool,
 }
 
-/// The connection is lost.
+/// Error of a write: the connection is lost.
 #[derive(Debug)]
 pub(super) struct Lost;
 
 impl Connection {
-    /// Connects to whoever serves a socket that can be trusted.
+    /// Connects to the socket at `path` after checking that it can be trusted.
     ///
     /// # Errors
     /// [`AgentError::Socket`], [`AgentError::NotThere`], [`AgentError::Os`].
@@ -64,10 +64,10 @@ impl Connection {
         &self.socket
     }
 
-    /// Says who this is, and waits for the answer; `is_over` ends the wait.
+    /// Sends hello and waits for the answer; `is_over` cancels the wait.
     ///
     /// # Errors
-    /// [`AgentError`]: what comes instead of a welcome.
+    /// The [`AgentError`] for any answer other than a welcome.
     pub(super) fn greet(
         &mut self,
         path: &Path,
@@ -105,15 +105,15 @@ impl Connection {
         }
     }
 
-    /// To be sent.
+    /// Appends a frame to the send buffer.
     pub(super) fn push(&mut self, frame: &[u8]) {
         self.out.extend(frame);
     }
 
-    /// Sends what fits now.
+    /// Sends as much of the buffer as the socket accepts now.
     ///
     /// # Errors
-    /// [`Lost`]: the other end takes nothing any more. What it has said before may be there still.
+    /// [`Lost`] if the other end no longer reads. Earlier messages from it may still be readable.
     pub(super) fn write(&mut self) -> Result<(), Lost> {
         while !self.out.is_empty() {
             let bytes = self.out.make_contiguous();
@@ -130,7 +130,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what is there, up to a bound.
+    /// Reads the bytes that are available, up to a bound.
     pub(super) fn read(&mut self) {
         let mut bytes = [0; PIECE];
         for _ in 0..PIECES {
@@ -147,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The next message of those that were read.
+    /// Takes the next message from the bytes read so far.
     ///
     /// # Errors
     /// [`FrameError`].
@@ -155,12 +155,12 @@ impl Connection {
         self.frames.take()
     }
 
-    /// Whether all that ever comes has been read.
+    /// Returns whether the other end has closed the connection and all its bytes were read.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Waits until something comes or can be sent, somebody wakes this, or the time is over.
+    /// Waits until the socket is readable or writable, `wake` is signalled, or `until` has passed.
     pub(super) fn poll(&self, wake: &OwnedFd, until: Option<Instant>) {
         let events = if self.out.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         wait(&mut [PollFd::new(&self.socket, events), PollFd::new(wake, PollFlags::IN)], until);
@@ -168,7 +168,7 @@ impl Connection {
     }
 }
 
-/// Waits until somebody wakes this, or the time is over.
+/// Waits until `wake` is signalled or `until` has passed.
 pub(super) fn pause(wake: &OwnedFd, until: Instant) {
     wait(&mut [PollFd::new(wake, PollFlags::IN)], Some(until));
     drain(wake);
@@ -180,7 +180,7 @@ fn wait(polled: &mut [PollFd<'_>], until: Option<Instant>) {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: left.subsec_nanos().into(),
     });
-    // Whatever it says, all is looked at again.
+    // Whatever the result of poll, all sources are checked again.
     let _ = poll(polled, left.as_ref());
 }
 

@@ -1,12 +1,12 @@
-//! What a worker is called, and which ranks it runs with: pure.
+//! Name of a worker and the ranks it runs with (pure).
 
 use super::AgentError;
 use crate::config::{Launch, is_name};
 
-/// The most that a name has without its rank.
+/// Maximum length of a name without its rank.
 const MOST: usize = 64;
 
-/// Who joins.
+/// Identity of a joining worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) name: String,
@@ -15,7 +15,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// As it was asked to be called; else as its program, with its number.
+    /// Builds the identity from the requested name, or else from the program's name and process id.
     ///
     /// # Errors
     /// [`AgentError::BadName`].
@@ -42,7 +42,7 @@ impl Identity {
     }
 }
 
-/// The last part of a program's path without its ending, in allowed characters.
+/// Returns the file stem of the program's path, reduced to the allowed characters.
 fn stem(program: &str) -> String {
     let file = program.rsplit('/').next().unwrap_or_default();
     let stem = file.split_once('.').map_or(file, |(stem, _)| stem);

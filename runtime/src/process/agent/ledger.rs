@@ -1,12 +1,12 @@
-//! What the agent knows of this worker, and what it is to be told: pure.
+//! Pure record of the agent's knowledge of this worker and of the messages to send.
 //!
 //! ```text
 //! refill begins ─► wanted ─► want ──grants──► refill ends ─► refilled │ cancel, failed
-//!                             └─ deny ─► said again later, or whoever waits gives up
+//!                               └─ deny ─► sent again later, or the waiting caller gives up
 //! ```
 //!
-//! Invariants: a lease here is what was set or granted less what it was said that went back, so that hello's numbers and the messages
-//! after it make the same sum. A want is said once while it is open. What can be said by a later message is not kept while nobody hears.
+//! Invariants: a lease here is the bytes set or granted minus the bytes reported as returned, so that the numbers of hello and of the later
+//! messages add up. An open want is sent once. While disconnected, messages that a later one replaces are not kept.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 use glake_device::DeviceId;
 use glake_units::Bytes;
 
-/// How long a start may make nothing new before it is over: others may load from then on. Its memory stays in use.
+/// Time without new memory after which a start is over: other workers may load then. The memory stays in use.
 const QUIET: Duration = Duration::from_secs(5);
-/// How long a start asks again that was denied for now.
+/// Time for which a start repeats a request that was denied for now.
 const START: Duration = Duration::from_secs(600);
-/// How long after holdings moved they are looked at: what a burst of growth changes is said once.
+/// Delay between a change of the holdings and the look at them, so that a burst of changes is reported once.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
-/// Least ratio of the time between two looks to the time that one takes: looks take 1 % of a core at most.
+/// Minimum ratio of the time between two looks to the duration of one: looks take at most 1 % of a core.
 const LOOK_PART: u32 = 100;
-/// How long a want is open without any agent before its worker helps itself.
+/// Time without an agent after which a worker with an open want takes memory itself.
 const ORPHANED: Duration = Duration::from_secs(10);
 
-/// Something to be said. What is held is looked up when it is. [`Say::Moved`] says as [`Say::Changed`] does, where what is held differs from
-/// what was said.
+/// A message to send; holdings are looked up when it is sent. [`Say::Moved`] becomes [`Say::Changed`] if the holdings differ from the last
+/// report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Say {
     Want { within: Duration },
@@ -42,7 +42,7 @@ pub(super) enum Say {
 }
 
 impl Say {
-    /// Whether what is held is said with it.
+    /// Returns whether the message includes the holdings.
     pub(super) fn tells_holdings(&self) -> bool {
         matches!(self, Say::Shrunk | Say::Refilled | Say::Failed { .. } | Say::Changed | Say::Moved)
     }
@@ -53,36 +53,36 @@ pub(super) struct Ledger {
     leases: Vec<Bytes>,
     todo: VecDeque<Say>,
     is_heard: bool,
-    /// Something else is held than was said.
+    /// Whether the holdings have changed since the last report.
     is_stale: bool,
-    /// When the holdings are looked at, as they may have moved.
+    /// Time of the next look at the holdings, if they may have changed.
     look: Option<Instant>,
-    /// How long the last look took.
+    /// Duration of the last look at the holdings.
     look_took: Duration,
     refills: usize,
-    /// The agent asked for a refill, and hears how it ends.
+    /// Whether the agent asked for a refill and waits for its result.
     is_refill_asked: bool,
     want: Option<Want>,
     growths: Vec<Growth>,
     start: Option<Start>,
-    /// Since when nobody hears.
+    /// Time at which the connection was lost; `None` while connected.
     lost: Option<Instant>,
 }
 
-/// Uses wait for memory.
+/// Request for memory that uses wait for.
 #[derive(Clone, Debug)]
 struct Want {
     since: Instant,
     until: Instant,
-    /// The agent knows of it.
+    /// Whether the want has been sent to the agent.
     is_said: bool,
-    /// When it is to be said again.
+    /// Time at which the want is sent again.
     again: Option<Instant>,
-    /// On these.
+    /// Devices on which memory is wanted.
     devices: Vec<DeviceId>,
 }
 
-/// A request above the lease waits.
+/// Pending request to grow beyond the lease.
 #[derive(Clone, Copy, Debug)]
 struct Growth {
     device: DeviceId,
@@ -90,23 +90,23 @@ struct Growth {
     until: Instant,
 }
 
-/// The worker loads what it will hold.
+/// State of a worker that loads its initial memory.
 #[derive(Clone, Copy, Debug)]
 struct Start {
-    /// Whoever began it waits for the agent.
+    /// Whether the loading thread must wait for the agent.
     waits: bool,
     made: Bytes,
-    /// When something new was made last.
+    /// Time at which new memory was created last.
     since: Instant,
 }
 
 impl Ledger {
-    /// A worker that holds nothing yet.
+    /// Creates the ledger of a worker without memory.
     pub(super) fn new(devices: usize) -> Ledger {
         Ledger { leases: vec![Bytes::ZERO; devices], ..Ledger::default() }
     }
 
-    /// The leases are these.
+    /// Sets the leases of all devices.
     pub(super) fn set_leases(&mut self, leases: Vec<Bytes>) {
         self.leases = leases;
     }
@@ -123,7 +123,7 @@ impl Ledger {
         self.leases.get_mut(at(device)?)
     }
 
-    /// What is to be said now, in order.
+    /// Takes the pending messages in order.
     pub(super) fn take(&mut self) -> Vec<Say> {
         self.todo.drain(..).collect()
     }
@@ -132,7 +132,7 @@ impl Ledger {
         !self.todo.is_empty()
     }
 
-    /// What is held is another than was said.
+    /// Marks the holdings as changed and queues a report.
     pub(super) fn changed(&mut self) {
         self.is_stale = true;
         if self.is_heard && self.todo.back() != Some(&Say::Changed) {
@@ -141,20 +141,20 @@ impl Ledger {
         }
     }
 
-    /// The holdings may be other than was said: they are looked at soon, once however often this is told.
+    /// Schedules a look at the holdings, which may have changed; repeated calls share one look.
     pub(super) fn moved(&mut self, now: Instant) {
         self.look.get_or_insert(now + LOOK_AFTER.max(self.look_took * LOOK_PART));
     }
 
-    /// A look at the holdings took so long.
+    /// Records the duration of a look at the holdings.
     pub(super) fn looked(&mut self, took: Duration) {
         self.look_took = took;
     }
 
-    /// An answer to a command, which is kept until it is heard.
+    /// Queues the answer to a command; kept until an agent is connected.
     pub(super) fn answer(&mut self, answer: Say) {
         if answer == Say::Parked {
-            // Nothing of it changes from here on until the agent has chosen what leaves.
+            // The holdings stay unchanged from here on until the agent has chosen its victims.
             self.changed();
         }
         self.todo.push_back(answer);
@@ -167,7 +167,7 @@ impl Ledger {
         }
     }
 
-    /// A grant came. False: there is no such device.
+    /// Adds a grant to the lease. Returns `false` if there is no such device.
     pub(super) fn granted(&mut self, device: DeviceId, bytes: Bytes) -> bool {
         let Some(lease) = self.lease_mut(device) else { return false };
         *lease = lease.saturating_add(bytes);
@@ -179,17 +179,17 @@ impl Ledger {
         self.refills += 1;
     }
 
-    /// Whether memory comes back, or waits for that.
+    /// Returns whether a refill runs or waits for memory.
     pub(super) fn is_refilling(&self) -> bool {
         self.refills > 0
     }
 
-    /// A refill has ended, or was given up.
+    /// Records that a refill has ended or was cancelled.
     pub(super) fn refill_ended(&mut self, outcome: Result<(), String>) {
         self.refills = self.refills.saturating_sub(1);
         if self.refills > 0 {
             if outcome.is_err() {
-                // It may have given back what another waits for.
+                // The failed refill may have returned memory that another waits for.
                 self.changed();
             }
             return;
@@ -200,7 +200,7 @@ impl Ledger {
             _ if !was_said && !is_asked => self.changed(),
             Ok(()) => self.todo.push_back(Say::Refilled),
             Err(why) => {
-                // Whether it was planned already is the agent's to know: the one ends its wait, the other what was planned.
+                // Send both: only the agent knows whether the want was planned. One message ends its wait, the other its plan.
                 if was_said {
                     self.todo.push_back(Say::Cancel);
                 }
@@ -209,12 +209,12 @@ impl Ledger {
         }
     }
 
-    /// The agent wants all memory back, and hears when it is.
+    /// Records that the agent asks for all memory to be refilled and waits for the result.
     pub(super) fn refill_asked(&mut self) {
         self.is_refill_asked = true;
     }
 
-    /// Memory of a device is to come back, for which more has to be granted.
+    /// Records that a refill on `device` needs a grant.
     pub(super) fn wanted(&mut self, device: DeviceId, timeout: Duration, now: Instant) {
         let want = self.want.get_or_insert_with(|| Want {
             since: now,
@@ -231,7 +231,7 @@ impl Ledger {
         }
     }
 
-    /// What is wanted is more than was said: memory left meanwhile.
+    /// Sends the want again with the larger amount: more memory has left meanwhile.
     pub(super) fn want_again(&mut self, now: Instant) {
         let Some(want) = self.want.as_mut().filter(|want| want.is_said) else { return };
         if self.is_heard {
@@ -260,7 +260,7 @@ impl Ledger {
         self.growths.retain(|growth| growth.device != device);
     }
 
-    /// A want ends without memory. Whether whoever waits is to give up; else it is said again after that time.
+    /// Handles a denied want. Returns whether the waiting caller must give up; otherwise the want is sent again after `retry`.
     pub(super) fn denied(&mut self, retry: Option<Duration>, now: Instant) -> bool {
         let again = retry.and_then(|retry| now.checked_add(retry));
         match &mut self.start {
@@ -281,18 +281,18 @@ impl Ledger {
         want.again = again.filter(|again| *again < want.until);
         let is_final = want.again.is_none();
         if is_final {
-            // Or it would be said again before whoever waits has given up.
+            // Otherwise the want would be sent again before the waiting caller has given up.
             self.want = None;
         }
         is_final
     }
 
-    /// All that was wanted is granted.
+    /// Handles the agent's admission: the whole want is granted.
     pub(super) fn admitted(&mut self) {
         self.release_start();
     }
 
-    /// The worker begins, or goes on, to load what it will hold.
+    /// Records that the worker begins or continues to load its initial memory.
     pub(super) fn starts(&mut self, made: Bytes, now: Instant) {
         self.start = Some(Start { waits: false, made, since: now });
     }
@@ -301,19 +301,19 @@ impl Ledger {
         self.start.is_some()
     }
 
-    /// Whether whoever began the start is to wait.
+    /// Returns whether the thread that began the start must wait.
     pub(super) fn start_waits(&self) -> bool {
         self.start.is_some_and(|start| start.waits)
     }
 
-    /// The agent says that whoever began the start is to wait.
+    /// Makes the thread that began the start wait, at the agent's request.
     pub(super) fn hold_start(&mut self) {
         if let Some(start) = &mut self.start {
             start.waits = start.made.is_zero();
         }
     }
 
-    /// Whoever waited for the agent waits no more.
+    /// Ends the wait of the thread that began the start.
     pub(super) fn release_start(&mut self) {
         if let Some(start) = &mut self.start {
             start.waits = false;
@@ -321,7 +321,7 @@ impl Ledger {
         }
     }
 
-    /// It holds what it will.
+    /// Ends the start: the worker has loaded its memory.
     pub(super) fn start_is_over(&mut self) {
         self.release_start();
         if self.start.take().is_some() {
@@ -329,7 +329,7 @@ impl Ledger {
         }
     }
 
-    /// What is made on all devices, while it starts: a start that makes nothing new is over.
+    /// Records the bytes created on all devices during a start. A start that creates nothing new for a time is over.
     pub(super) fn made(&mut self, made: Bytes, now: Instant) {
         let Some(start) = &mut self.start else { return };
         if start.made != made || start.waits {
@@ -339,20 +339,20 @@ impl Ledger {
         }
     }
 
-    /// Nobody hears what is said.
+    /// Records that the connection is lost.
     pub(super) fn lost(&mut self, now: Instant) {
         self.is_heard = false;
-        // Whoever hears next is told.
+        // Report to the next agent.
         self.is_stale |= self.look.take().is_some();
         self.lost.get_or_insert(now);
     }
 
-    /// What hello says of it: whether uses wait now.
+    /// Returns whether uses wait for memory now; part of hello.
     pub(super) fn wants(&self) -> bool {
         self.want.as_ref().is_some_and(|want| want.again.is_none())
     }
 
-    /// The agent that knew it hears it again.
+    /// Records that the same agent is connected again.
     pub(super) fn resumed(&mut self, now: Instant) {
         (self.is_heard, self.lost) = (true, None);
         if self.is_stale {
@@ -361,12 +361,12 @@ impl Ledger {
         self.say_want_if_due(now);
     }
 
-    /// An agent hears it that knows what hello said.
+    /// Records that an agent is connected which knows the contents of hello.
     pub(super) fn restarted(&mut self, said_wants: bool, now: Instant) {
         (self.is_heard, self.lost) = (true, None);
         match &mut self.want {
             Some(want) => want.is_said = said_wants,
-            // Whoever waited gave up while hello was answered.
+            // The waiting caller gave up while hello was answered.
             None if said_wants => self.todo.push_back(Say::Cancel),
             None => {}
         }
@@ -385,7 +385,7 @@ impl Ledger {
         }
     }
 
-    /// What time alone changes.
+    /// Applies changes that are due by time alone.
     pub(super) fn tick(&mut self, now: Instant) {
         self.growths.retain(|growth| growth.until > now);
         if self.is_heard {
@@ -396,24 +396,24 @@ impl Ledger {
         }
     }
 
-    /// When [`Ledger::tick`] is due.
+    /// Returns the time at which [`Ledger::tick`] is due.
     pub(super) fn next(&self) -> Option<Instant> {
         let again = self.want.as_ref().filter(|_| self.is_heard).and_then(|want| want.again);
         let start = self.start.map(|start| start.since + QUIET);
         [again, start, self.look].into_iter().flatten().min()
     }
 
-    /// Whether somebody waits for memory.
+    /// Returns whether a caller waits for memory.
     pub(super) fn is_urgent(&self) -> bool {
         self.want.is_some() || !self.growths.is_empty() || self.start_waits()
     }
 
-    /// Whether there has been no agent for so long that nothing is waited for.
+    /// Returns whether the agent has been away for so long that the worker no longer waits for it.
     pub(super) fn is_orphan(&self, now: Instant) -> bool {
         self.lost.is_some_and(|lost| now >= lost + ORPHANED)
     }
 
-    /// Where its worker takes memory for itself: it has waited for so long, and there is no agent.
+    /// Returns the devices on which the worker takes memory itself, because it has waited long enough without an agent.
     pub(super) fn orphaned(&self, now: Instant) -> Vec<DeviceId> {
         let since = |want: &Want| Some(want.since.max(self.lost?));
         match &self.want {
@@ -435,7 +435,7 @@ mod tests {
     const MIB: Bytes = Bytes::mib(1);
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// One that is heard, and the time.
+    /// Returns a connected ledger and the current time.
     fn heard() -> (Ledger, Instant) {
         let now = Instant::now();
         let mut ledger = Ledger::new(2);
@@ -462,12 +462,12 @@ mod tests {
         ledger.refill_ended(Ok(()));
         assert_eq!(ledger.take(), [Say::Refilled]);
         assert!(!ledger.is_urgent() && ledger.lease(GPU) == MIB);
-        // One that fails ends the agent's wait, and what was planned.
+        // A failed refill ends the agent's wait and its plan.
         ledger.refill_begun();
         ledger.wanted(GPU, SECOND, now);
         ledger.refill_ended(Err("no".to_owned()));
         assert_eq!(ledger.take(), [Say::Changed, Say::Want { within: SECOND }, Say::Cancel, failed()]);
-        // One that nobody had to grant anything for.
+        // A refill that needed no grant.
         ledger.refill_begun();
         ledger.refill_ended(Ok(()));
         assert_eq!(ledger.take(), [Say::Changed]);
@@ -517,7 +517,7 @@ mod tests {
         let mut resumed = ledger.clone();
         resumed.resumed(now + SECOND);
         assert_eq!(resumed.take(), [Say::Changed, Say::Want { within: 29 * SECOND }]);
-        // A new agent hears of the want in hello, and of who waits for growth.
+        // A new agent learns of the want from hello; growth requests are sent again.
         ledger.restarted(true, now);
         assert_eq!(ledger.take(), [Say::Changed, Say::Grow { device: GPU, bytes: MIB, within: SECOND }]);
     }
@@ -531,11 +531,11 @@ mod tests {
         assert_eq!((ledger.take(), ledger.next()), (vec![], Some(now + LOOK_AFTER)));
         ledger.tick(now + LOOK_AFTER);
         assert_eq!((ledger.take(), ledger.next()), (vec![Say::Moved], None));
-        // Looks that take long are rare.
+        // Slow looks are rare.
         ledger.looked(ms(30));
         ledger.moved(now);
         assert_eq!(ledger.next(), Some(now + ms(3000)));
-        // One that is due when the connection is lost is told over the next.
+        // A look that is due when the connection is lost is reported over the next one.
         ledger.lost(now);
         ledger.resumed(now);
         assert_eq!((ledger.take(), ledger.next()), (vec![Say::Changed], None));

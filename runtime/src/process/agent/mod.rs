@@ -1,33 +1,30 @@
-//! The worker's side of the node agent: joins it, tells it what is held and wanted, and does what it says.
+//! Worker side of the node agent: joins the agent, reports the memory held and wanted, and executes the agent's commands.
 //!
 //! ```text
 //! AgentLink ─► join ─► Session (glake-agent: poll)  ◄──socket──► agent
 //!                │         │ commands                 hello, want, grow, returned, …   welcome, grant, park, shrink, …
 //!                │         ▼
 //!                │      Carrier (glake-commands)  ─► RegionSet: park, shrink, refill
-//!                └► Port ◄─ refills, leases, pools, gate: what is to be said           ActivityWriter ─► memfd, read by the agent
+//!                └► AgentHandle ◄─ refills, leases, pools, gate: events to report              ActivityWriter ─► memfd, read by the agent
 //! ```
 //!
-//! Worker and agent each know a part: this process holds the truth, the agent a copy. Where the agent goes away the leases stand and the
-//! program goes on. What is said and when is decided without a socket ([`ledger`]).
+//! This process holds the truth, the agent a copy. If the agent disappears, the leases stay in force and the program continues. The content
+//! and the time of messages are decided without a socket ([`ledger`]).
 //!
-//! Invariants: nothing of it runs before a join, nor once [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
+//! Invariants: no thread of it runs before a join, nor after [`AgentLink::leave`] or [`AgentLink::stop`] has returned.
 
-mod activity;
 mod backoff;
 mod commands;
 mod connection;
-mod error;
+mod handle;
 mod identity;
 mod ledger;
 mod orphan;
-mod port;
 mod rights;
 mod session;
 #[cfg(test)]
 #[cfg(not(schedules))]
 mod tests;
-mod wake;
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -42,43 +39,41 @@ use glake_tiers::{LeaseEvent, LeaseObserver as _};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-pub(super) use activity::ActivityWriter;
 use commands::{Carrier, Command, What};
-pub use error::AgentError;
+pub(super) use handle::AgentHandle;
 use identity::Identity;
-pub(super) use port::Port;
 use session::Session;
 
 use super::device::DeviceMemory;
 use super::device_registry::DeviceRegistry;
-use super::observers::Observers;
+use super::observers::{AgentEvents as _, Observers};
 use super::regions::RegionSet;
-use super::{ProcessError, Result};
+use super::{AgentError, Result};
 use crate::config::{self, Launch};
 
-/// The node agent of a process, once it has joined one.
+/// Connection of a process to its node agent, once it has joined one.
 #[derive(Debug)]
 pub struct AgentLink {
     joiner: Arc<Joiner>,
 }
 
-/// What joins.
+/// State from which the process joins an agent.
 #[derive(Debug)]
 pub(super) struct Joiner {
-    port: Arc<Port>,
+    handle: Arc<AgentHandle>,
     registry: Arc<DeviceRegistry>,
     regions: Arc<RegionSet>,
     launch: Launch,
-    /// The agent's socket, where nobody names another.
+    /// Default path of the agent's socket.
     socket: Option<PathBuf>,
-    /// Not where its GPUs are simulated for this process alone.
+    /// Whether the process joins without being asked; `false` if its GPUs are simulated for this process alone.
     joins_by_itself: bool,
-    /// The first pool has started, or somebody has joined before.
+    /// Whether the first pool has started or the program has joined before.
     has_begun: AtomicBool,
-    /// What it is called where nobody says otherwise.
+    /// Configured name of the worker, used if the caller gives none.
     name: Option<String>,
     joined: Mutex<Option<Joined>>,
-    /// Nobody joins any more.
+    /// Whether further joins are refused.
     is_over: AtomicBool,
 }
 
@@ -93,15 +88,15 @@ struct Joined {
 
 impl AgentLink {
     pub(super) fn new(
+        handle: &Arc<AgentHandle>,
         registry: &Arc<DeviceRegistry>,
         regions: &Arc<RegionSet>,
         launch: Launch,
         config: config::Agent,
         joins_by_itself: bool,
     ) -> AgentLink {
-        let port = registry.observers.agent().clone();
         let joiner = Arc::new(Joiner {
-            port: port.clone(),
+            handle: handle.clone(),
             registry: registry.clone(),
             regions: regions.clone(),
             launch,
@@ -112,48 +107,48 @@ impl AgentLink {
             joined: Mutex::default(),
             is_over: AtomicBool::new(false),
         });
-        port.set_joiner(Arc::downgrade(&joiner));
+        handle.set_joiner(Arc::downgrade(&joiner));
         AgentLink { joiner }
     }
 
-    /// Joins the agent at a socket: that of `agent.socket`, else the one of this user. From then on a lease bounds what the process may
-    /// make, beginning with what is made; more is asked for. Joining again as the same is no error. A process that holds memory says by it
-    /// that it has loaded: between uses its memory may leave. A refusal whose reason may pass is tried again for 5 seconds. A process that
-    /// joins by itself and has reached no agent yet tries again at once.
+    /// Joins the agent at `socket`, or at `agent.socket`, or at this user's default socket. From then on a lease bounds the memory that the
+    /// process may create, beginning with the current amount; more has to be granted. Joining again with the same name and socket is no
+    /// error. If the process holds memory, the join marks it as loaded: between uses its memory may be evicted. A refusal that may pass is
+    /// retried for 5 seconds. A process that joins by itself and has reached no agent yet tries again at once.
     ///
     /// # Errors
-    /// [`AgentError`]; nothing has changed then.
+    /// [`AgentError`]; the state is unchanged then.
     pub fn join(&self, name: Option<&str>, socket: Option<&Path>) -> Result<()> {
         let path = self.joiner.path(socket)?;
         Ok(self.joiner.join(name, path, None)?)
     }
 
-    /// Leaves the agent: nothing but its limits bounds the process from then on. Uses that are parked go on once their memory is back, which
-    /// somebody has to ask for. Where none is joined nothing is done.
+    /// Leaves the agent: only the configured limits bound the process from then on. Parked uses continue once their memory is refilled,
+    /// which the caller has to request. Does nothing if no agent is joined.
     pub fn leave(&self) {
         self.joiner.end(true);
     }
 
-    /// Whether it joins one by itself, with its first pool.
+    /// Returns whether the process joins an agent by itself, with its first pool.
     pub fn joins_by_itself(&self) -> bool {
         self.joiner.joins_by_itself && self.joiner.socket.is_some()
     }
 
-    /// Whether it has joined one, whether that is there now or not.
+    /// Returns whether the process has joined an agent, connected or not.
     pub fn is_joined(&self) -> bool {
-        self.joiner.port.is_on()
+        self.joiner.handle.is_on()
     }
 
-    /// The socket to the agent, which a forked child has too and is to close.
+    /// Returns the agent's socket, which a forked child inherits and must close.
     pub fn socket(&self) -> Option<RawFd> {
-        self.joiner.port.socket()
+        self.joiner.handle.socket()
     }
 
-    /// The process ends: nothing of it runs from then on. The agent finds out by itself.
+    /// Ends all agent activity because the process ends. The agent notices the closed connection.
     pub(super) fn stop(&self) {
         self.joiner.is_over.store(true, Ordering::Release);
-        // First: whoever joins just now waits no more.
-        self.joiner.port.end();
+        // First, so that a join in progress stops waiting.
+        self.joiner.handle.end();
         self.joiner.end(false);
     }
 }
@@ -172,7 +167,7 @@ impl Joiner {
         }
     }
 
-    /// `starting`: it joins by itself, with the pool of this device.
+    /// Joins the agent at `path`. `starting`: the process joins by itself, with the pool of this device.
     fn join(
         &self,
         name: Option<&str>,
@@ -191,33 +186,33 @@ impl Joiner {
             let is_same = there.path == path && (name.is_none() || there.identity.name == identity.name);
             if is_same {
                 self.note_loaded();
-                self.port.start_is_over();
-                if let Some(outcome) = self.port.attempt() {
-                    self.port.start_is_over();
+                self.handle.start_is_over();
+                if let Some(outcome) = self.handle.attempt() {
+                    self.handle.start_is_over();
                     return outcome;
                 }
-            } else if self.port.is_welcomed() {
+            } else if self.handle.is_welcomed() {
                 self.note_loaded();
-                self.port.start_is_over();
+                self.handle.start_is_over();
                 let (path, name) = (there.path.clone(), there.identity.name.clone());
                 return Err(AgentError::Joined { path, name });
             }
         }
-        // One that ended by itself, or has reached no agent and gives way to another.
+        // The session ended by itself, or has reached no agent and gives way to another.
         if let Some(before) = joined.take() {
-            self.port.end();
+            self.handle.end();
             self.end_session(before);
         }
         if starting.is_none() {
             self.note_loaded();
         }
         let os = |what| move |source| AgentError::Os { what, source };
-        let wake = self.port.open().map_err(os("a descriptor"))?;
-        self.port.activity.open()?;
+        let wake = self.handle.open().map_err(os("a descriptor"))?;
+        self.handle.activity.open()?;
         self.regions.gate().tell_activity();
         let (commands, to_do) = channel();
         let session = Session {
-            port: self.port.clone(),
+            handle: self.handle.clone(),
             registry: self.registry.clone(),
             regions: self.regions.clone(),
             path: path.clone(),
@@ -226,18 +221,18 @@ impl Joiner {
             commands: commands.clone(),
             starting,
         };
-        let carrier = Carrier::new(&self.port, &self.registry, &self.regions);
+        let carrier = Carrier::new(&self.handle, &self.registry, &self.regions);
         let carrier = thread("glake-commands", move || carrier.run(&to_do)).map_err(os("a thread"))?;
         let session = thread("glake-agent", move || session.run()).map_err(os("a thread"))?;
         let there = Joined { path, identity, session, carrier, commands };
-        let outcome = self.port.outcome();
+        let outcome = self.handle.outcome();
         match (outcome, starting) {
             (Err(error), None) => {
                 self.join_threads(there);
-                self.port.activity.close();
+                self.handle.activity.close();
                 Err(error)
             }
-            // One that joins by itself has said why it does not; it tries again, but where it was refused.
+            // A process that joins by itself has logged the reason; it retries unless the agent refused it.
             _ => {
                 *joined = Some(there);
                 Ok(())
@@ -245,15 +240,15 @@ impl Joiner {
         }
     }
 
-    /// The program joins: that says that it has loaded, if it holds anything.
+    /// Marks the program as loaded if it holds memory, because it joins.
     fn note_loaded(&self) {
         if !self.regions.made().is_zero() {
-            self.port.has_loaded();
+            self.handle.has_loaded();
         }
     }
 
-    /// With the first pool, where a socket is configured and an agent can know the GPUs; whoever starts it waits for the agent, where
-    /// that says so.
+    /// Joins by itself with the first pool, if a socket is configured and an agent can know the GPUs. If the agent says so, the thread that
+    /// starts the pool waits for it.
     pub(super) fn pool_starts(&self, device: DeviceId, observers: &Observers) {
         if !self.has_begun.swap(true, Ordering::AcqRel)
             && let Some(path) = &self.socket
@@ -281,32 +276,32 @@ impl Joiner {
                 self.has_begun.store(false, Ordering::Release);
             }
         }
-        let until = Instant::now() + self.port.refill_timeout.max(session::START);
-        self.port.wait_for_admission(until, || observers.told(LeaseEvent::Waiting, device, Bytes::ZERO));
+        let until = Instant::now() + self.handle.refill_timeout.max(session::START);
+        self.handle.wait_for_admission(until, || observers.told(LeaseEvent::Waiting, device, Bytes::ZERO));
     }
 
     fn end(&self, says_bye: bool) {
         let Some(joined) = self.joined.lock().take() else { return };
         match says_bye {
-            true => self.port.say_bye(),
-            false => self.port.end(),
+            true => self.handle.say_bye(),
+            false => self.handle.end(),
         }
         self.end_session(joined);
     }
 
-    /// Ends the threads, which have been told, and all leases.
+    /// Ends the threads, which were asked to stop, and all leases.
     fn end_session(&self, joined: Joined) {
-        // Commands that wait for uses end.
+        // Ends commands that wait for uses.
         self.regions.gate().changed();
         self.join_threads(joined);
-        self.port.set_off();
+        self.handle.set_off();
         self.registry.devices.iter().for_each(DeviceMemory::end_lease);
-        self.port.activity.close();
+        self.handle.activity.close();
     }
 
     fn join_threads(&self, joined: Joined) {
         let Joined { session, carrier, commands, .. } = joined;
-        // A thread's panic is its own.
+        // The thread has reported its panic itself.
         let _ = session.join();
         let _ = commands.send(Command { epoch: 0, what: What::End });
         let _ = carrier.join();
@@ -315,10 +310,4 @@ impl Joiner {
 
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(run)
-}
-
-impl From<AgentError> for ProcessError {
-    fn from(error: AgentError) -> ProcessError {
-        ProcessError::Agent(Box::new(error))
-    }
 }

@@ -1,21 +1,21 @@
-//! Workers that wait for memory while there is no agent help themselves one after the other.
+//! Lock by which workers that wait for memory without an agent take it one after the other.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
-/// The turn of one worker among all that lost the agent of a socket; it ends when this is dropped.
+/// Exclusive turn among all workers that lost the agent of a socket; ends on drop.
 #[derive(Debug)]
 pub(super) struct Turn {
     file: File,
 }
 
 impl Turn {
-    /// The turn, if nobody has it.
+    /// Takes the turn; `None` if another worker has it.
     ///
     /// # Errors
-    /// What the operating system answers: nobody can have it.
+    /// The operating system's error; no worker can take a turn then.
     pub(super) fn take(socket: &Path) -> std::io::Result<Option<Turn>> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".orphans");
@@ -32,7 +32,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // A child that was forked meanwhile has the file open too, and must not have the turn.
+        // A child forked meanwhile also has the file open and must not keep the lock.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }

@@ -1,18 +1,18 @@
-//! Whether this process runs in secure-execution mode, as ld.so calls it: then nothing of its environment says where an agent is.
+//! Detection of secure-execution mode, as ld.so calls it: the environment must not name the agent then.
 
 use rustix::process::{getegid, geteuid, getgid, getuid};
 
-/// In what the kernel tells a program at its start: whether its environment is to be trusted less.
+/// Key in the kernel's auxiliary vector for secure-execution mode.
 const AT_SECURE: usize = 23;
 
-/// Whether it has rights that its user has not: set-uid, set-gid, capabilities of its file, or what a security module says. Where the kernel
-/// does not let it see that, it is taken for one of those.
+/// Returns whether the process has rights that its user lacks: set-uid, set-gid, file capabilities or a security module's. Returns `true`
+/// if the kernel does not provide the vector.
 pub(super) fn is_secure_execution() -> bool {
     let told = || std::fs::read("/proc/self/auxv").map_or(true, |vector| says_secure(&vector));
     getuid() != geteuid() || getgid() != getegid() || told()
 }
 
-/// What a vector of pairs says: a type and its value, each a word.
+/// Reads the flag from an auxiliary vector: pairs of a key and a value, one word each.
 fn says_secure(vector: &[u8]) -> bool {
     let words = vector.chunks_exact(size_of::<usize>()).filter_map(|word| word.try_into().ok());
     let words: Vec<usize> = words.map(usize::from_ne_bytes).collect();

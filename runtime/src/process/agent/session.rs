@@ -1,5 +1,4 @@
-//! The thread that speaks to the agent: connects, says hello, says what is to be said, hears what comes, and begins anew where the
-//! connection is lost.
+//! Thread that talks to the agent: connects, sends hello, sends and receives messages, and reconnects if the connection is lost.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -8,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use glake_device::DeviceId;
-use glake_process::ProcessStat;
+use glake_meter::ProcessStat;
 use glake_tiers::Lease;
 use glake_units::Bytes;
 use glake_wire::{FrameError, Hello, Holding, Peer, Received, ToAgent, ToWorker, Welcome};
@@ -17,41 +16,42 @@ use super::AgentError;
 use super::backoff::BackOff;
 use super::commands::{Command, What};
 use super::connection::{ANSWER, Connection, pause};
+use super::handle::{AgentHandle, State};
 use super::identity::Identity;
 use super::ledger::Say;
 use super::orphan::Turn;
-use super::port::{Port, State};
 use crate::process::device::DeviceMemory;
 use crate::process::device_registry::DeviceRegistry;
+use crate::process::observers::AgentEvents as _;
 use crate::process::regions::RegionSet;
 
-/// How often hello is said before nothing is made meanwhile.
+/// Number of hello attempts before allocations are held back during one.
 const TRIES: u32 = 4;
-/// How soon it is looked whether a start goes on.
+/// Interval between checks whether a start may continue.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long whoever starts the first pool waits for the agent at least.
+/// Minimum time for which the thread that starts the first pool waits for the agent.
 pub(super) const START: Duration = Duration::from_secs(600);
-/// What is copied out and what is not may differ by less without a word: small blocks come and go all the time.
+/// Change of the holdings below which no report is sent: small blocks come and go all the time.
 const NOTABLE: Bytes = Bytes::mib(16);
-/// How long a bye may take to be sent.
+/// Timeout for sending the goodbye message.
 const BYE: Duration = Duration::from_secs(1);
 
-/// What the thread has.
+/// State of the thread that talks to the agent.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) port: Arc<Port>,
+    pub(super) handle: Arc<AgentHandle>,
     pub(super) registry: Arc<DeviceRegistry>,
     pub(super) regions: Arc<RegionSet>,
     pub(super) path: PathBuf,
     pub(super) identity: Identity,
     pub(super) wake: Arc<OwnedFd>,
     pub(super) commands: Sender<Command>,
-    /// It joins by itself, with the pool of this device, and is tried again where it fails.
+    /// Device whose pool caused the process to join by itself; such a join is retried after a failure.
     pub(super) starting: Option<DeviceId>,
 }
 
 impl Session {
-    /// Until the threads are to end, or a first attempt fails for good.
+    /// Runs until the threads must stop or a first attempt fails for good.
     pub(super) fn run(&self) {
         let begin = Instant::now();
         let (mut back_off, mut turn, mut has_warned) = (BackOff::default(), None, false);
@@ -59,16 +59,16 @@ impl Session {
             match self.join() {
                 Ok(mut connection) => {
                     (back_off, turn, has_warned) = (BackOff::default(), None, false);
-                    self.port.set_outcome(Ok(()), true);
+                    self.handle.set_outcome(Ok(()), true);
                     self.serve(&mut connection);
-                    // Before its number is another file's: a forked child closes it by that.
-                    self.port.set_socket(None);
+                    // Before its number can be reused by another file: a forked child closes it by number.
+                    self.handle.set_socket(None);
                     self.lost();
                 }
                 Err(AgentError::Ending) => break,
                 Err(error) => {
-                    // One that has joined keeps its leases as bounds, whatever the next agent answers, until one takes it.
-                    let is_joined = self.port.is_on();
+                    // A joined process keeps its leases as bounds, whatever the next agents answer, until one takes them over.
+                    let is_joined = self.handle.is_on();
                     let by_itself = self.starting.is_some();
                     let is_awaited = !is_joined && !by_itself && error.is_brief() && begin.elapsed() < ANSWER;
                     if !has_warned && (by_itself || is_joined) {
@@ -77,7 +77,7 @@ impl Session {
                     }
                     let goes_on = is_joined || is_awaited || by_itself && error.may_pass();
                     if !is_awaited {
-                        self.port.set_outcome(Err(error), goes_on);
+                        self.handle.set_outcome(Err(error), goes_on);
                     }
                     if !goes_on {
                         return;
@@ -90,16 +90,16 @@ impl Session {
     }
 
     fn is_over(&self) -> bool {
-        self.port.is_over()
+        self.handle.is_over()
     }
 
-    /// Waits before the next attempt, no longer than whoever waits for memory can bear.
+    /// Waits before the next attempt, but not longer than a caller that waits for memory can afford.
     fn wait(&self, wait: Duration) {
         let begin = Instant::now();
         loop {
             let (is_over, urgent) = {
-                let mut state = self.port.lock();
-                (self.port.is_over() || state.take_hurried(), state.ledger.is_urgent())
+                let mut state = self.handle.lock();
+                (self.handle.is_over() || state.take_hurried(), state.ledger.is_urgent())
             };
             let until = begin + BackOff::bounded(wait, urgent);
             if is_over || Instant::now() >= until {
@@ -109,7 +109,7 @@ impl Session {
         }
     }
 
-    /// Connects and is welcomed; anew where more was made than hello told.
+    /// Connects and waits for the welcome; repeats both if memory was created after hello was built.
     fn join(&self) -> Result<Connection, AgentError> {
         for last in (0..TRIES).map(|tried| tried + 1 == TRIES) {
             if let Some(connection) = self.join_once(last)? {
@@ -119,11 +119,11 @@ impl Session {
         Err(AgentError::Ending)
     }
 
-    /// Until it is welcomed it goes on as it is: an agent may be long in answering. The last time it makes nothing meanwhile.
+    /// Connects once. Allocations continue until the welcome, because an agent may answer late; on the last attempt they are held back.
     fn join_once(&self, is_last: bool) -> Result<Option<Connection>, AgentError> {
         let mut connection = Connection::open(&self.path)?;
-        self.port.set_socket(Some(connection.socket()));
-        let is_new = !self.port.is_on();
+        self.handle.set_socket(Some(connection.socket()));
+        let is_new = !self.handle.is_on();
         let mut taken = None;
         if is_new {
             self.note_made();
@@ -134,7 +134,7 @@ impl Session {
                 }
             }
         }
-        let page = self.port.activity.descriptor();
+        let page = self.handle.activity.descriptor();
         let page =
             page.map_err(|source| AgentError::Os { what: "a descriptor of the activity page", source });
         let welcomed = page.and_then(|page| {
@@ -146,17 +146,17 @@ impl Session {
         match welcomed {
             Ok((welcome, told, said_wants)) => {
                 if is_new && taken.is_none() && self.take_leases().is_err() {
-                    self.port.set_socket(None);
-                    self.port.set_off();
+                    self.handle.set_socket(None);
+                    self.handle.set_off();
                     return Ok(None);
                 }
                 self.welcomed(&welcome, told, said_wants);
                 Ok(Some(connection))
             }
             Err(error) => {
-                self.port.set_socket(None);
+                self.handle.set_socket(None);
                 if is_new {
-                    self.port.set_off();
+                    self.handle.set_off();
                 }
                 if let Some(before) = taken {
                     self.leases().zip(before).for_each(|(lease, before)| lease.set(before));
@@ -166,24 +166,24 @@ impl Session {
         }
     }
 
-    /// What is made now is what hello tells of.
+    /// Sets the ledger's leases to the memory created so far, which hello will report.
     fn note_made(&self) {
         let made = self.leases().map(|lease| lease.view().made).collect();
-        self.port.lock().ledger.set_leases(made);
-        if self.port.is_loading() {
-            self.port.starts(self.regions.made());
+        self.handle.lock().ledger.set_leases(made);
+        if self.handle.is_loading() {
+            self.handle.starts(self.regions.made());
         }
         for memory in self.registry.devices.iter() {
-            self.port.activity.made(memory.id(), memory.lease.view().made);
+            self.handle.activity.made(memory.id(), memory.lease.view().made);
         }
     }
 
-    /// From now on all is the agent's to grant, beginning with what was [noted](Session::note_made) as made. Answers what the leases were.
+    /// Hands the leases to the agent, beginning with the [noted](Session::note_made) amounts. Returns the previous leases.
     ///
     /// # Errors
-    /// More is made by now: nothing has changed.
+    /// More memory was created meanwhile; the state is unchanged.
     fn take_leases(&self) -> Result<Vec<Option<Bytes>>, Bytes> {
-        self.port.set_on(|told| {
+        self.handle.set_on(|told| {
             let mut before = Vec::new();
             for (lease, told) in self.leases().zip(told) {
                 match lease.hand_over(*told) {
@@ -198,14 +198,14 @@ impl Session {
         })
     }
 
-    /// What hello says now, and the position in the conversation as of which it does.
+    /// Builds the hello message and returns the position in the conversation that it describes.
     fn hello(&self) -> (Hello, u64) {
-        // What comes before it is in it, for an agent that knows nothing; it is said to one that knows the rest. Nothing may come between:
-        // it would count twice.
+        // Hello covers earlier messages, for an agent without knowledge; other agents get them. No change may come between:
+        // it would be counted twice.
         let (mut state, held) = loop {
-            let says = self.port.lock().ledger.take();
+            let says = self.handle.lock().ledger.take();
             let held = self.held();
-            let mut state = self.port.lock();
+            let mut state = self.handle.lock();
             self.push(&mut state, says, &held);
             if !state.ledger.has_something_to_say() {
                 break (state, held);
@@ -230,7 +230,7 @@ impl Session {
     }
 
     fn welcomed(&self, welcome: &Welcome, told: u64, said_wants: bool) {
-        let mut state = self.port.lock();
+        let mut state = self.handle.lock();
         let now = Instant::now();
         if welcome.epoch == state.epoch {
             state.conversation.resume(welcome.received);
@@ -239,8 +239,8 @@ impl Session {
             state.conversation.restart(told);
             state.epoch = welcome.epoch;
             state.ledger.restarted(said_wants, now);
-            // Whatever the agent before had parked.
-            self.port.unparked();
+            // Cancel parks that the previous agent requested.
+            self.handle.unparked();
             self.regions.gate().changed();
             let _ = self.commands.send(Command { epoch: welcome.epoch, what: What::Unpark });
         }
@@ -251,12 +251,12 @@ impl Session {
     }
 
     fn lost(&self) {
-        let mut state = self.port.lock();
+        let mut state = self.handle.lock();
         state.is_heard = false;
         state.ledger.lost(Instant::now());
     }
 
-    /// Speaks and hears until the connection is lost, or the threads are to end.
+    /// Sends and receives messages until the connection is lost or the threads must stop.
     fn serve(&self, connection: &mut Connection) {
         let mut bye = None;
         loop {
@@ -271,12 +271,12 @@ impl Session {
                 return;
             }
             let (is_over, is_silent, until) = {
-                let state = self.port.lock();
+                let state = self.handle.lock();
                 let is_said =
                     !state.ledger.has_something_to_say() && state.conversation.unacknowledged() == 0;
                 let is_silent = is_said || !state.says_bye;
                 let look = state.ledger.is_starting().then(|| Instant::now() + LOOK);
-                (self.port.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
+                (self.handle.is_over(), is_silent, [state.ledger.next(), look].into_iter().flatten().min())
             };
             let now = Instant::now();
             if is_over {
@@ -291,13 +291,13 @@ impl Session {
         }
     }
 
-    /// Puts what is to be said into frames.
+    /// Moves pending messages of the conversation into frames.
     fn say(&self, connection: &mut Connection) {
         let made = self.regions.made();
         let says = {
-            let mut state = self.port.lock();
+            let mut state = self.handle.lock();
             let now = Instant::now();
-            if self.port.wake.has_moved() {
+            if self.handle.wake.has_moved() {
                 state.ledger.moved(now);
             }
             state.ledger.tick(now);
@@ -305,13 +305,13 @@ impl Session {
             state.ledger.take()
         };
         if says.contains(&Say::Moved) {
-            self.port.wake.begin_look();
+            self.handle.wake.begin_look();
         }
-        // Looked at after it was known what is to be said: it tells of what is held then, or later.
+        // Looked up after the messages were taken, so that the holdings are of the same time or later.
         let began = Instant::now();
         let held = if says.is_empty() { Vec::new() } else { self.held() };
         let took = began.elapsed();
-        let mut state = self.port.lock();
+        let mut state = self.handle.lock();
         if !says.is_empty() {
             state.ledger.looked(took);
         }
@@ -327,7 +327,7 @@ impl Session {
         }
     }
 
-    /// Puts what is to be said into the conversation.
+    /// Adds pending messages to the conversation.
     fn push(&self, state: &mut State, says: Vec<Say>, held: &[Holding]) {
         for say in says {
             if say == Say::Moved && !differ(&state.told, held) {
@@ -359,11 +359,11 @@ impl Session {
         }
     }
 
-    /// What is held now; the leases are told apart.
+    /// Returns the current holdings without their leases.
     fn held(&self) -> Vec<Holding> {
         let starting = self.starting;
-        // First: a use that begins meanwhile shows that the rest may be of before or after it.
-        let as_of = self.port.activity.begun_if_idle();
+        // First: if a use begins meanwhile, the number shows that the rest may be of before or after it.
+        let as_of = self.handle.activity.begun_if_idle();
         let holding = |memory: &DeviceMemory| {
             let held = self.regions.device_holding(memory);
             Holding {
@@ -400,18 +400,18 @@ impl Session {
         self.registry.devices.iter().find(|memory| memory.gpu() == gpu)
     }
 
-    /// Deals with all that was read.
+    /// Handles all messages that were read.
     ///
     /// # Errors
-    /// The connection cannot go on.
+    /// The connection cannot continue.
     fn hear(&self, connection: &mut Connection) -> Result<(), Unheard> {
         while let Some(frame) = connection.take()? {
-            let mut state = self.port.lock();
+            let mut state = self.handle.lock();
             match state.conversation.receive(frame.seq, frame.ack) {
                 Received::New => {
                     self.apply(&mut state, frame.message);
                     drop(state);
-                    self.port.notify();
+                    self.handle.notify();
                 }
                 Received::Repeated => {}
                 Received::Gap => return Err(Unheard::Gap { seq: frame.seq }),
@@ -444,10 +444,10 @@ impl Session {
             }
             ToWorker::Park { within_ms } => {
                 let hold = Duration::from_millis(within_ms).min(MOST);
-                command(What::Park { until: by(within_ms), hold, unparks: self.port.unparks() });
+                command(What::Park { until: by(within_ms), hold, unparks: self.handle.unparks() });
             }
             ToWorker::Unpark => {
-                self.port.unparked();
+                self.handle.unparked();
                 self.regions.gate().changed();
                 command(What::Unpark);
             }
@@ -481,22 +481,22 @@ impl Session {
         self.registry.devices.iter().map(|memory| &memory.lease)
     }
 
-    /// Uses have waited for too long while there is no agent: what they wait for is taken, if nobody else does so now, and the driver's
-    /// free memory decides.
+    /// Takes the wanted memory itself if uses have waited too long without an agent and no other worker does so now. The driver's free
+    /// memory limits it.
     fn help_itself(&self, turn: &mut Option<Turn>) {
         let (wanting, is_over) = {
-            let state = self.port.lock();
+            let state = self.handle.lock();
             (state.ledger.orphaned(Instant::now()), !state.ledger.is_urgent())
         };
         if is_over {
             *turn = None;
         }
-        // All that is evicted there: several may wait, each for a part of it.
+        // All memory evicted there: several refills may wait, each for a part of it.
         let missing = |held: &Holding| {
             let device = DeviceId(held.device);
             let comes_back = held.evicted.saturating_add(held.room).saturating_add(held.growth);
             let all = held.resident.saturating_add(comes_back);
-            let missing = all.saturating_sub(self.port.lock().ledger.lease(device));
+            let missing = all.saturating_sub(self.handle.lock().ledger.lease(device));
             (wanting.contains(&device) && !missing.is_zero()).then_some((device, missing))
         };
         let missing: Vec<_> =
@@ -520,16 +520,16 @@ impl Session {
         }
         for (device, bytes) in missing {
             let Ok(memory) = self.registry.device(device.0.into()) else { continue };
-            self.port.lock().ledger.granted(device, bytes);
+            self.handle.lock().ledger.granted(device, bytes);
             memory.lease.grant(bytes);
         }
     }
 }
 
-/// Longer than any command may take.
+/// Upper bound for the duration of any command.
 const MOST: Duration = Duration::from_secs(3600);
 
-/// Why a connection that was welcomed cannot go on.
+/// Reason why a welcomed connection cannot continue.
 #[derive(Debug, thiserror::Error)]
 enum Unheard {
     #[error("message {seq} came without the one before it")]
@@ -538,12 +538,12 @@ enum Unheard {
     Frame(#[from] FrameError),
 }
 
-/// Whether holdings are other than was said, so that the agent has to know it. Leases it knows.
+/// Returns whether the holdings differ from the report so much that the agent must know. Leases are ignored: the agent knows them.
 fn differ(told: &[Holding], held: &[Holding]) -> bool {
     let far = |told: Bytes, held: Bytes| told.max(held).saturating_sub(told.min(held)) >= NOTABLE;
     let is_same = |told: &Holding, held: &Holding| {
         let exact = |of: &Holding| (of.device, of.resident, of.fixed, of.evicted, of.room, of.hosted);
-        // While nothing is unused, uses change nothing that is said; one that runs makes anything said stale.
+        // While no memory is unused, uses change nothing in a report; a running use makes any report stale.
         let unused = |of: &Holding| of.unused.unwrap_or_default();
         let is_known = held.as_of.is_none() || unused(held).is_zero() || held.as_of == told.as_of;
         exact(told) == exact(held)
@@ -555,7 +555,7 @@ fn differ(told: &[Holding], held: &[Holding]) -> bool {
     told.len() != held.len() || !told.iter().zip(held).all(|(told, held)| is_same(told, held))
 }
 
-/// What is held, with the leases as the conversation has them.
+/// Adds the leases of the conversation to the holdings.
 fn leased(state: &State, mut held: Vec<Holding>) -> Vec<Holding> {
     for holding in &mut held {
         holding.lease = state.ledger.lease(DeviceId(holding.device));

@@ -1,35 +1,35 @@
-//! What a copy is asked for besides its bytes.
+//! Options of a copy besides its ranges.
 
 use glake_device::{DeviceId, Stream};
 use glake_transfer::{CopyOptions, Priority};
 
-/// What the copies of one call have to do with each other.
+/// Relation between the copies of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// It is one copy.
+    /// A single copy.
     One,
-    /// They are many, in no order among themselves.
+    /// Several copies without an order among themselves.
     List,
-    /// They are of one range of host memory, to several GPUs.
+    /// Several copies of one host range to different GPUs.
     ToAll,
 }
 
-/// What a copy is asked for besides its bytes.
+/// Options of a copy besides its ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyAsk {
-    /// In whose order it runs.
+    /// Stream in whose order the copy runs.
     pub stream: Stream,
-    /// Whose the default streams are, where it is said.
+    /// Device whose default streams are meant, if the caller names one.
     pub device: Option<DeviceId>,
-    /// Which copies it lets pass, and which let it pass.
+    /// Scheduling priority of the copy.
     pub priority: Priority,
-    /// Whether the call returns when the bytes are there.
+    /// Whether the call returns only after the bytes have arrived.
     pub blocking: bool,
-    /// Whether both sides are compared then.
+    /// Whether both sides are compared afterwards.
     pub verify: bool,
-    /// Whether it is the driver's own copy, whatever its size.
+    /// Whether the driver makes the copy, whatever its size.
     pub direct: bool,
-    /// Whether somebody will wait for it by its handle.
+    /// Whether the caller will wait for the copy by its handle.
     pub waited: bool,
 }
 

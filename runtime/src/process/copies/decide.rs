@@ -1,14 +1,14 @@
-//! Who makes a copy: the one place that decides it.
+//! Choice of the implementation of a copy: the only place that decides between the driver and the engine.
 //!
 //! ```text
 //! copy ─┬─ asked to be direct, or too small ────────────────────────────────┐
 //!       ├─ its ends: nothing to gain, not host and GPU, not open to the stream ─┼─► Native: the driver's own copy
 //!       ├─ under a context that is not its GPU's primary one ───────────────┘
-//!       └─ else ─► Engine, with what its ends were found to be; of a list, of what is alike
-//! a try   also Native: no relays, the other way round, refused before anything was enqueued
+//!       └─ otherwise ─► Engine, with the properties of its ends; a list in groups of equal ends
+//!  a try   also Native: no relays, the opposite direction, refused before any enqueue
 //! ```
 //!
-//! Nothing is enqueued here, and nothing is asked of the driver that the answer before has settled.
+//! Nothing is enqueued here. The driver is asked only for answers that the earlier checks left open.
 
 use glake_device::CopyRequest;
 use glake_device::owned::{Blocks, Lent, LentCopy};
@@ -22,24 +22,24 @@ use super::ask::{CopyAsk, Form};
 use super::endpoints::Ends;
 use super::pending::captured;
 
-/// Who makes the copies of a call.
+/// Implementation that makes the copies of a call.
 #[derive(Debug)]
 pub(super) enum Maker<'a> {
-    /// The driver.
+    /// The driver makes all copies.
     Native,
-    /// The engine, one copy.
+    /// The engine makes the single copy.
     Engine(LentCopy, Ends),
-    /// The engine these, the driver the rest.
+    /// The engine makes the blocks, the driver the rest.
     Blocks { blocks: Vec<Blocks<'a>>, rest: Vec<Lent<'a>> },
-    /// The engine, from one range to several GPUs.
+    /// The engine copies one range to several GPUs.
     ToAll(Vec<(LentCopy, Ends)>),
 }
 
 impl Copies {
-    /// Who makes the copies of a call.
+    /// Chooses the implementation for the copies of a call.
     ///
     /// # Errors
-    /// What the driver answers; [`ProcessError::Captured`].
+    /// The driver's error; [`ProcessError::Captured`].
     pub(super) fn decide<'a>(&self, lent: Lent<'a>, form: Form, ask: &CopyAsk) -> Result<Maker<'a>> {
         let maker = match form {
             Form::One => self.decide_one(lent, ask)?,
@@ -52,18 +52,18 @@ impl Copies {
         Ok(maker)
     }
 
-    /// Whether a copy that is tried may be one for the engine, before more is asked of it.
+    /// Returns whether a tried copy may suit the engine, from its size and the relays alone.
     ///
     /// # Errors
-    /// What bringing its ends back meets, or starting the relays.
+    /// Errors of refilling its ends or of starting the relays.
     pub(super) fn may_split(&self, size: Bytes) -> Result<bool> {
         Ok(size >= self.least_split() && self.has_relays()?)
     }
 
-    /// What both ends are of a copy that is tried, where it is one for the engine and goes the way that is asked for.
+    /// Returns the ends of a tried copy if it suits the engine and has the requested direction.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(super) fn decide_try(
         &self,
         request: &CopyRequest,
@@ -77,12 +77,12 @@ impl Copies {
         Ok(ends)
     }
 
-    /// Whether the bytes of a copy are compared, of whatever size and whatever way.
+    /// Returns whether the bytes of a copy are compared, whatever its size and path.
     pub(super) fn verifies(&self, ask: &CopyAsk) -> bool {
         ask.blocking && (ask.verify || self.registry.engine.config().verify)
     }
 
-    /// What both ends are, where it is a copy for the engine.
+    /// Returns both ends if the copy suits the engine.
     fn split(&self, request: &CopyRequest, ask: &CopyAsk) -> Result<Option<Ends>> {
         if ask.direct || request.size < self.least_split() {
             return Ok(None);
@@ -96,19 +96,19 @@ impl Copies {
         }
     }
 
-    /// Nobody can wait for what is captured, nor under a context that is none of ours.
+    /// Refuses copies that the caller could not wait for: captured ones, and those under a foreign context.
     ///
     /// # Errors
     /// [`ProcessError::ForeignContext`], [`ProcessError::Captured`].
     fn refuse_native(&self, ask: &CopyAsk) -> Result<()> {
-        // A copy that nobody waits for is made in the context that is current, whichever that is.
+        // A copy without a wait runs in the current context, whichever it is.
         if (ask.blocking || ask.waited) && self.streams.primary_of(ask.stream)?.is_none() {
             return Err(ProcessError::ForeignContext);
         }
         self.refuse_wait(ask)
     }
 
-    /// A captured copy runs when its graph does: no call can wait for it.
+    /// Refuses a wait for a captured copy, which runs only when its graph does.
     ///
     /// # Errors
     /// [`ProcessError::Captured`].
@@ -142,7 +142,7 @@ impl Copies {
             let (alike, others) = left.split_at(count);
             left = others;
             match sides(device, ends) {
-                // All ends are what was found of the first.
+                // All ends equal those of the first.
                 Some((to, from)) => {
                     if let Some(first) = alike.requests().iter().find(|request| !request.size.is_zero()) {
                         self.open_later(first);
@@ -169,19 +169,19 @@ impl Copies {
     }
 }
 
-/// Whether a copy was refused before anything of it was enqueued: the process asks the driver of its stream, and ends before it asks the
-/// engine.
+/// Returns whether a copy was refused before any part of it was enqueued: the stream lookup and the end of the process are checked before
+/// the engine.
 pub(super) fn is_early(error: &ProcessError) -> bool {
     matches!(error, ProcessError::Driver(_) | ProcessError::Captured { .. })
 }
 
-/// The ends, where one is host memory and the other a GPU's. Where the stream's device may not make the copy the engine has no
-/// way back to one link: then it is none for it.
+/// Returns the ends if one is host memory and the other a GPU's. If the stream's device may not make the copy, the engine could not fall
+/// back to one link, so the result is `None`.
 fn sides(device: DeviceId, ends: Option<Ends>) -> Option<Ends> {
     ends.filter(|(to, from)| to.is_other_side_of(from) && to.is_open_to(device) && from.is_open_to(device))
 }
 
-/// Whether a copy between these goes a way. Memory that moves as it is touched is on neither side.
+/// Returns whether a copy between these ends has the given direction. Managed memory is on neither side.
 fn goes((to, from): &Ends, way: Option<Direction>) -> bool {
     let is_host = |kind: PointerKind| matches!(kind, PointerKind::Pinned | PointerKind::Pageable);
     match way {

@@ -1,13 +1,12 @@
-//! What the memory at an address is, and who may touch it.
+//! Kind and reachability of the memory at an address.
 //!
 //! ```text
-//! address ─► of a pool: by its range, without the driver; its device may touch it, and who the pool says, nobody else
-//!         └► any other: as the driver knows it
+//! address ─► pool memory: by its range, without the driver; accessible to its device and the devices that the pool names
+//!         └► other memory: as the driver reports it
 //! ```
 //!
-//! A range is what the one allocation or registration is that holds all of it; one that leaves the registration it begins in is
-//! nothing that a copy could count on. Host memory that was
-//! pinned a few copies before is not asked for again (`pinned`), where the driver's own copies follow, or parts of one.
+//! A range must lie within one allocation or registration; a copy cannot rely on a range that leaves the registration in which it begins.
+//! Host memory that was pinned a few copies before is not queried again (`pinned`) if the driver makes the copy or its parts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,35 +23,35 @@ use super::super::device_registry::DeviceRegistry;
 use super::super::streams::Streams;
 use super::pinned::PinnedRanges;
 
-/// Where it begins, and how long it is.
+/// Start address and size of a range.
 type Range = (Address, Bytes);
 
-/// What memory is, and whose streams may touch it without a copy in between.
+/// Kind of memory, and the devices whose streams may access it directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Endpoint {
-    /// What it is.
+    /// Kind of the memory, from the driver or the pool.
     pub(in super::super) kind: PointerKind,
-    /// Those devices.
+    /// Devices whose streams may access it directly.
     pub(in super::super) reach: DeviceSet,
-    /// Whether it is pool memory: others than those devices cannot touch it at all.
+    /// Whether it is pool memory, which devices outside `reach` cannot access at all.
     pub(in super::super) is_pool: bool,
 }
 
 impl Endpoint {
-    /// Pinned memory of the host.
+    /// Endpoint of pinned host memory.
     const PINNED: Endpoint = Endpoint { kind: PointerKind::Pinned, reach: DeviceSet::ALL, is_pool: false };
 
-    /// Whether streams of a device can take part in a copy of it.
+    /// Returns whether streams of a device can take part in a copy of the memory.
     pub(super) fn is_open_to(&self, device: DeviceId) -> bool {
         !self.is_pool || self.reach.contains(device)
     }
 
-    /// What ranges like this one have in common.
+    /// Returns the properties that the engine compares between ranges.
     pub(super) fn side(&self) -> Side {
         Side { kind: self.kind, reach: self.reach }
     }
 
-    /// Whether a copy between these is one between host memory and a GPU's.
+    /// Returns whether a copy between these ends is between host memory and a GPU.
     pub(in super::super) fn is_other_side_of(&self, other: &Endpoint) -> bool {
         let on_host = |end: &Endpoint| matches!(end.kind, PointerKind::Pinned | PointerKind::Pageable);
         let [own, others] = [self, other].map(|end| (end.kind.device().is_some(), on_host(end)));
@@ -60,21 +59,21 @@ impl Endpoint {
     }
 }
 
-/// Where a copy goes, and where it comes from.
+/// Destination and source of a copy.
 pub(in super::super) type Ends = (Endpoint, Endpoint);
 
-/// The ends of the copies of one call: memory that was found once is not asked for again.
+/// Endpoints of the copies of one call, cached so that memory is queried once.
 #[derive(Debug)]
 pub(in super::super) struct EndsOfMany<'e> {
     endpoints: &'e Endpoints,
-    /// By where they begin, with how long they are.
+    /// Known ranges by start address, with their size.
     known: BTreeMap<Address, (Bytes, Endpoint)>,
-    /// Where the ends of the last copy lay, where that is known.
+    /// Ranges in which the ends of the last copy lay, if known.
     last: [Option<Range>; 2],
 }
 
 impl EndsOfMany<'_> {
-    /// What both ends of a copy are, as [`Endpoints::end_of`] tells.
+    /// Returns both ends of a copy, as [`Endpoints::end_of`] does.
     ///
     /// # Errors
     /// What the driver answers.
@@ -83,7 +82,7 @@ impl EndsOfMany<'_> {
         Ok(to.zip(from))
     }
 
-    /// The copy in parts whose ends are each of one kind, with what these are.
+    /// Splits the copy into parts whose ends are of one kind each, and returns these with the parts.
     ///
     /// # Errors
     /// What the driver answers.
@@ -94,7 +93,7 @@ impl EndsOfMany<'_> {
             match self.of(&part.request())? {
                 _ if size.is_zero() => {}
                 Some(ends) => parts.push((part, ends)),
-                // A range ends where its first and its last byte differ: looked for by halves.
+                // A range ends where the kinds of its first and last byte differ; found by bisection.
                 None => {
                     let half = Bytes::new(size.get() / 2);
                     if half.is_zero() {
@@ -108,8 +107,7 @@ impl EndsOfMany<'_> {
         Ok(parts)
     }
 
-    /// What the ends of the first copy are, and how many of the copies, from the first on, have alike ends. Those of no
-    /// bytes have any.
+    /// Returns the ends of the first copy and the number of leading copies with equal ends. Copies of 0 bytes match any ends.
     ///
     /// # Errors
     /// What the driver answers.
@@ -120,7 +118,7 @@ impl EndsOfMany<'_> {
         let ends = self.of(&requests[first])?;
         let mut count = first + 1;
         for request in &requests[count..] {
-            // Most lie where the one before does.
+            // Most ends lie in the ranges of the previous copy.
             let is_alike = request.size.is_zero() || self.is_where_last(request) || self.of(request)? == ends;
             if !is_alike {
                 break;
@@ -130,7 +128,7 @@ impl EndsOfMany<'_> {
         Ok((ends, count))
     }
 
-    /// Whether both ends lie in the memory where those of the last copy were found.
+    /// Returns whether both ends lie in the ranges of the last copy.
     #[inline]
     fn is_where_last(&self, request: &CopyRequest) -> bool {
         let [Some(to), Some(from)] = self.last else { return false };
@@ -151,8 +149,8 @@ impl EndsOfMany<'_> {
     fn learn(&mut self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.endpoints.found(start, size)?;
         if let (Some(end), Some((from, size))) = (end, range) {
-            // Of ranges that overlap, as where a copy leaves a block, the first is remembered alone: then the one before an address is the
-            // one that may hold it.
+            // Of overlapping ranges, as where a copy leaves a block, only the first is cached: the one before an address is then the
+            // only one that may contain it.
             let behind = Address(from.0.saturating_add(size.get()));
             let before = self.known.range(..behind).next_back();
             if before.is_none_or(|(start, (size, _))| start.0.saturating_add(size.get()) <= from.0) {
@@ -167,13 +165,13 @@ fn kind_of(pool: &GpuPool) -> PointerKind {
     PointerKind::Device { device: pool.device(), mapped: true }
 }
 
-/// What a range of a pool is, and a range around it of which the same is true.
+/// Returns the endpoint of a range of a pool, and a surrounding range for which it also holds.
 fn end_of_pool(pool: &GpuPool, start: Address, size: Bytes) -> (Endpoint, Range) {
     let (reach, range) = pool.reach_of(start, size);
     (Endpoint { kind: kind_of(pool), reach, is_pool: true }, range)
 }
 
-/// Whether a range lies in another.
+/// Returns whether a range lies within another.
 #[inline]
 fn holds((from, whole): Range, start: Address, size: Bytes) -> bool {
     let offset = start.0.checked_sub(from.0);
@@ -181,7 +179,7 @@ fn holds((from, whole): Range, start: Address, size: Bytes) -> bool {
     end.is_some_and(|end| end <= whole.get())
 }
 
-/// What is known of memory: that of pools by their ranges, and of other memory what the driver was last asked.
+/// Lookup of endpoints: pool memory by its ranges, other memory by the driver, with a cache of pinned ranges.
 #[derive(Debug)]
 pub(in super::super) struct Endpoints {
     registry: Arc<DeviceRegistry>,
@@ -194,7 +192,7 @@ impl Endpoints {
         Endpoints { registry: registry.clone(), streams: streams.clone(), pinned: PinnedRanges::default() }
     }
 
-    /// What a range of memory is; `None` where it is not of one kind, or leaves the allocation or registration that it begins in.
+    /// Returns the endpoint of a range; `None` if the range mixes kinds or leaves its allocation or registration.
     ///
     /// # Errors
     /// What the driver answers.
@@ -202,7 +200,7 @@ impl Endpoints {
         Ok(self.found(start, size)?.0)
     }
 
-    /// As above, and the range of which the same is true, where one is known.
+    /// Returns the endpoint of a range, and the surrounding range for which it holds, if known.
     fn found(&self, start: Address, size: Bytes) -> Result<(Option<Endpoint>, Option<Range>)> {
         if let Some(pool) = self.pool_of(start, size) {
             let (end, range) = end_of_pool(pool, start, size);
@@ -214,26 +212,26 @@ impl Endpoints {
         let is_one = match (kind, start.checked_add(size.get().saturating_sub(1))) {
             _ if in_one => true,
             (_, None) | (PointerKind::Pinned | PointerKind::Device { mapped: false, .. }, _) => false,
-            // Mapped memory may be many handles side by side, and of memory that the driver does not know it tells no range.
+            // Mapped memory may consist of many handles side by side, and for unknown memory the driver reports no range.
             (_, Some(last)) => {
                 self.registry.completion_events.driver().pointer_attributes(last)?.kind == kind
             }
         };
         let reach = match kind {
-            // Who may touch what others mapped only they know.
+            // Only the owner of a foreign mapping knows which devices can access it.
             PointerKind::Device { mapped: true, .. } => DeviceSet::EMPTY,
             PointerKind::Device { device, .. } => DeviceSet::of(device),
             PointerKind::Pinned => DeviceSet::ALL,
             PointerKind::Managed | PointerKind::Pageable => DeviceSet::EMPTY,
         };
-        // Of mapped memory that is nobody's here the driver tells addresses that may hold anything.
+        // For mapped memory of other libraries the driver reports addresses with arbitrary contents.
         let is_whole = matches!(kind, PointerKind::Pinned | PointerKind::Device { mapped: false, .. });
         let range = range.filter(|_| is_whole);
         Ok((is_one.then_some(Endpoint { kind, reach, is_pool: false }), range))
     }
 
-    /// What both ends of a copy on a stream are; `None` where it is one for the driver. That is asked only where the answer can matter,
-    /// or `anyway`: it takes as long as the smallest copies gain.
+    /// Returns both ends of a copy on a stream; `None` if the driver must make it. The driver is queried only if the answer can matter, or
+    /// if `anyway` is set: a query takes as long as the smallest copies gain.
     ///
     /// # Errors
     /// What the driver answers.
@@ -264,7 +262,7 @@ impl Endpoints {
         let of_pool = to.is_some() || from.is_some();
         let mut ends = pools.map(|(start, pool)| (start, pool.map(|pool| end_of_pool(pool, start, size).0)));
         for (start, end) in ends.iter_mut().filter(|(_, end)| end.is_none()) {
-            // All parts of a copy of pool memory are the driver's own copies, unless a graph keeps them.
+            // All parts of a copy of pool memory are driver copies, unless a graph captures them.
             *end = match of_pool && !anyway && self.pinned.holds(*start, size) && !self.captures(on)? {
                 true => Some(Endpoint::PINNED),
                 false => self.seen(*start, size)?,
@@ -280,7 +278,7 @@ impl Endpoints {
         self.streams.is_captured(self.streams.user(raw)?)
     }
 
-    /// As [`Endpoints::end_of`]; what is pinned is remembered.
+    /// Returns the endpoint like [`Endpoints::end_of`] and caches pinned ranges.
     fn seen(&self, start: Address, size: Bytes) -> Result<Option<Endpoint>> {
         let (end, range) = self.found(start, size)?;
         if let (Some(Endpoint { kind: PointerKind::Pinned, .. }), Some(range)) = (end, range) {
@@ -289,28 +287,28 @@ impl Endpoints {
         Ok(end)
     }
 
-    /// As [`Endpoints::end_of`], for many.
+    /// Returns a lookup with a cache for the copies of one call.
     pub(in super::super) fn many(&self) -> EndsOfMany<'_> {
         EndsOfMany { endpoints: self, known: BTreeMap::new(), last: [None; 2] }
     }
 
-    /// The pool that a range lies in. No driver call.
+    /// Returns the pool in which a range lies. No driver call.
     #[inline]
     pub(super) fn pool_of(&self, start: Address, size: Bytes) -> Option<&Arc<GpuPool>> {
         let mut pools = self.registry.devices.iter().filter_map(|memory| Some(&memory.started()?.pool));
         pools.find(|pool| holds(pool.range(), start, size))
     }
 
-    /// The device whose pool an address lies in. No driver call.
+    /// Returns the device whose pool contains the address. No driver call.
     #[inline]
     pub(in super::super) fn pool_owner(&self, at: Address) -> Option<DeviceId> {
         self.pool_of(at, Bytes::new(1)).map(|pool| pool.device())
     }
 
-    /// The devices whose memory a copy is between; `None` where an end is host memory, or memory that moves.
+    /// Returns the two devices of a device-to-device copy; `None` if an end is host or managed memory.
     ///
     /// # Errors
-    /// What the driver answers about memory that is no pool's.
+    /// The driver's error for memory outside pools.
     pub(super) fn devices_of(&self, request: &CopyRequest) -> Result<Option<CopyDevices>> {
         let of = |at| -> Result<Option<DeviceId>> {
             Ok(match self.pool_owner(at) {
@@ -321,12 +319,13 @@ impl Endpoints {
         Ok(of(request.to)?.zip(of(request.from)?).map(|(to, from)| CopyDevices { to, from }))
     }
 
-    /// The devices whose streams may make a copy, as far as pools are asked. No driver call.
+    /// Returns the devices whose streams may make a copy, as far as pools restrict them. No driver call.
     pub(super) fn may_make(&self, request: &CopyRequest) -> DeviceSet {
         self.reach_of(request.to, request.size).intersection(self.reach_of(request.from, request.size))
     }
 
-    /// Whether streams of a device may make a copy, as far as pools are asked: memory of its own it may touch anyway. No driver call.
+    /// Returns whether streams of a device may make a copy, as far as pools restrict it; a device may always access its own memory. No
+    /// driver call.
     #[inline]
     pub(super) fn is_open_to(&self, device: DeviceId, request: &CopyRequest) -> bool {
         let open = |start| match self.pool_of(start, Bytes::new(1)) {
@@ -336,7 +335,7 @@ impl Endpoints {
         open(request.to) && open(request.from)
     }
 
-    /// Whether streams of any device may make a copy, as far as pools are asked.
+    /// Returns whether streams of every device may make a copy, as far as pools restrict it.
     #[inline]
     pub(in super::super) fn is_open_to_all(&self, request: &CopyRequest) -> bool {
         let open = |start| match self.pool_of(start, Bytes::new(1)) {
@@ -349,7 +348,7 @@ impl Endpoints {
         open(request.to) && open(request.from)
     }
 
-    /// Who may touch what lies at an address.
+    /// Returns the devices that may access the memory at an address.
     fn reach_of(&self, at: Address, size: Bytes) -> DeviceSet {
         self.pool_of(at, Bytes::new(1)).map_or(DeviceSet::ALL, |pool| pool.reach_of(at, size).0)
     }

@@ -1,13 +1,12 @@
 //! Copies of the program's bytes.
 //!
 //! ```text
-//! Lent, CopyAsk ─► decide: who makes it ─┬─► Engine: over several links ──────────────┬─► pending, until somebody has waited
-//!                    ▲                   └─► native: the driver's own, for one link ──┘
-//!                    endpoints: what memory is, and who may touch it
+//! Lent, CopyAsk ─► decide: driver or engine ─┬─► Engine: over several links ──────────────┬─► pending, until the caller has waited
+//!                    ▲                       └─► native: the driver's own, for one link ──┘
+//!                    endpoints: kind of the memory, devices that may access it
 //! ```
 //!
-//! Invariants: `decide` is the only place that says who makes a copy and which are refused. Memory that is evicted comes back before
-//! anything is asked of it.
+//! Invariants: only `decide` chooses the implementation of a copy and refuses copies. Evicted memory is refilled before it is queried.
 
 mod ask;
 mod decide;
@@ -41,12 +40,12 @@ use native::NativeCount;
 use opening::Opening;
 use pending::{Pending, PendingCopies};
 
-/// The copies of a process's program.
+/// Copies of a process's program.
 #[derive(Debug)]
 pub struct Copies {
     registry: Arc<DeviceRegistry>,
     streams: Arc<Streams>,
-    /// What is evicted comes back before a copy touches it.
+    /// Regions, which refill evicted memory before a copy accesses it.
     regions: Arc<RegionSet>,
     pub(super) ends: Endpoints,
     pub(super) pending: PendingCopies,
@@ -71,8 +70,8 @@ impl Copies {
         }
     }
 
-    /// Lets copies use the links of other GPUs, or no longer. They are made ready in the background: a copy takes one link
-    /// until then, and no copy waits for it.
+    /// Enables or disables the links of other GPUs for copies. The relays start in the background; until they are ready a copy uses one
+    /// link and does not wait.
     ///
     /// # Errors
     /// [`super::ProcessError::NoRelays`]; [`super::ProcessError::Transfer`] where there is no thread.
@@ -80,12 +79,11 @@ impl Copies {
         self.registry.multi_path(on)
     }
 
-    /// Makes or enqueues copies, each by whoever makes it best; the handle of one that is to be waited for, or 0.
+    /// Makes or enqueues copies, each by the faster of driver and engine. Returns the handle of a copy that the caller will wait for, or 0.
     ///
     /// # Errors
-    /// [`super::ProcessError::Transfer`], also for an earlier copy that failed: then nothing was done.
-    /// [`super::ProcessError::Captured`], [`super::ProcessError::ForeignContext`]: nobody can wait for it. What bringing memory back
-    /// meets; what the driver answers.
+    /// [`super::ProcessError::Transfer`], also for an earlier copy that failed: nothing was done then. [`super::ProcessError::Captured`]
+    /// and [`super::ProcessError::ForeignContext`]: a wait for the copy would be impossible. Errors of refilling memory and of the driver.
     pub fn copy(&self, lent: Lent<'_>, form: Form, ask: &CopyAsk) -> Result<u64> {
         self.streams.with_default_of(ask.device, || {
             lent.requests().iter().try_for_each(|request| self.bring_back(request))?;
@@ -112,20 +110,20 @@ impl Copies {
         })?
     }
 
-    /// Whether a copy may be one for the engine, for those who would make it themselves else; what is evicted of it comes back first.
+    /// Returns whether a copy may suit the engine, for callers that would make it themselves otherwise. Refills its evicted memory first.
     ///
     /// # Errors
-    /// What bringing memory back meets.
+    /// Errors of refilling memory.
     pub fn is_worth_trying(&self, request: &CopyRequest) -> Result<bool> {
         self.bring_back(request)?;
         self.may_split(request.size)
     }
 
-    /// Makes or enqueues a copy where it is one for the engine, and goes the way that is asked for; whether it was. What is refused before
-    /// anything was enqueued is none for it.
+    /// Makes or enqueues a copy if it suits the engine and has the requested direction; returns whether it did. A copy refused before any
+    /// enqueue does not suit it.
     ///
     /// # Errors
-    /// As [`Copies::copy`], of what was enqueued.
+    /// As [`Copies::copy`], for an enqueued copy.
     pub fn attempt(&self, lent: Lent<'_>, ask: &CopyAsk, way: Option<Direction>) -> Result<bool> {
         match self.split_tried(lent, ask, way) {
             Err(error) if is_early(&error) => Ok(false),
@@ -133,23 +131,23 @@ impl Copies {
         }
     }
 
-    /// The device whose memory is at an address; `None`: the host's, or memory that moves as it is touched.
+    /// Returns the device whose memory is at an address; `None` for host and managed memory.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn device_of(&self, at: Address) -> Result<Option<DeviceId>> {
         Ok(self.ends.end_of(at, Bytes::new(1))?.and_then(|end| end.kind.device()))
     }
 
-    /// Waits on the host until the bytes of a copy are there, and ends its handle; 0 is that of a copy which is done.
+    /// Waits on the host until the bytes of a copy have arrived, and releases its handle; 0 is the handle of a finished copy.
     ///
     /// # Errors
-    /// [`super::ProcessError::UnknownCopy`]; why the bytes are not there.
+    /// [`super::ProcessError::UnknownCopy`]; the error of the copy.
     pub fn wait(&self, handle: u64) -> Result<()> {
         if handle == 0 { Ok(()) } else { self.pending.wait(handle) }
     }
 
-    /// Ends the handle of a copy without waiting for it; 0 is that of a copy which is done.
+    /// Releases the handle of a copy without waiting; 0 is the handle of a finished copy.
     ///
     /// # Errors
     /// [`super::ProcessError::UnknownCopy`].
@@ -157,7 +155,7 @@ impl Copies {
         if handle == 0 { Ok(()) } else { self.pending.drop(handle) }
     }
 
-    /// Whether the bytes of a copy are there; its handle stays.
+    /// Returns whether the bytes of a copy have arrived; its handle stays valid.
     ///
     /// # Errors
     /// As [`Copies::wait`].
@@ -165,13 +163,13 @@ impl Copies {
         if handle == 0 { Ok(true) } else { self.pending.is_done(handle) }
     }
 
-    /// Smaller copies are the driver's own: nothing is asked about their ends.
+    /// Returns the size below which the driver makes every copy, without a query of its ends.
     #[inline]
     pub(super) fn least_split(&self) -> Bytes {
         self.registry.engine.least()
     }
 
-    /// Whether any GPU's link is lent to others' copies now; starts the relays where they are on and were not started.
+    /// Returns whether relays can serve copies now; starts the relays if they are enabled and were not started.
     ///
     /// # Errors
     /// [`super::ProcessError::Transfer`].
@@ -180,10 +178,10 @@ impl Copies {
         Ok(self.registry.engine.is_on() && !self.registry.engine()?.relays().is_empty())
     }
 
-    /// A handle for all work that is on a stream now.
+    /// Returns a handle for all work enqueued on a stream so far.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(super) fn mark(&self, raw: Stream) -> Result<u64> {
         let on = self.streams.user(raw)?;
         if self.streams.is_captured(on)? {
@@ -194,7 +192,7 @@ impl Copies {
         Ok(self.pending.keep(Pending::Native(event)))
     }
 
-    /// Evicted memory comes back before a copy touches it; a copy of what was decommitted is refused.
+    /// Refills evicted memory before a copy accesses it; refuses a copy of decommitted memory.
     #[inline]
     fn bring_back(&self, request: &CopyRequest) -> Result<()> {
         self.regions.written(request.to)?;
@@ -214,7 +212,7 @@ impl Copies {
     }
 
     fn split_tried(&self, lent: Lent<'_>, ask: &CopyAsk, way: Option<Direction>) -> Result<bool> {
-        // Also so that what such a context is of is left to the program.
+        // This also leaves memory of such a context to the program.
         if self.streams.primary_of(ask.stream)?.is_none() {
             return Ok(false);
         }
@@ -227,7 +225,7 @@ impl Copies {
         })?
     }
 
-    /// Gives one copy to the engine; its handle.
+    /// Passes one copy to the engine and returns its handle.
     fn split_one(&self, copy: LentCopy, ends: Ends, ask: &CopyAsk) -> Result<u64> {
         let (to, from) = spans((copy, ends));
         if !ask.blocking {
@@ -235,13 +233,13 @@ impl Copies {
             return self.enqueue(ask.stream, ask.options(ask.waited), copy);
         }
         let on = self.streams.user(ask.stream)?;
-        // It compares itself.
+        // The engine compares the bytes itself.
         let options = CopyOptions { verify: self.verifies(ask), ..ask.options(false) };
         self.registry.engine()?.copy_blocking(&to, &from, on, options)?;
         Ok(0)
     }
 
-    /// Enqueues with the engine; the handle, where somebody waits for it.
+    /// Enqueues with the engine; returns the handle if the caller will wait for it.
     fn enqueue(
         &self,
         raw: Stream,
@@ -259,7 +257,7 @@ impl Copies {
         })
     }
 
-    /// Waits for what was enqueued where the call is to; else its handle.
+    /// Waits for the enqueued copies if the call is blocking; otherwise returns their handle.
     fn ended(&self, handle: u64, lent: Lent<'_>, ask: &CopyAsk) -> Result<u64> {
         if !ask.blocking {
             return Ok(handle);
@@ -269,11 +267,11 @@ impl Copies {
         Ok(0)
     }
 
-    /// Compares both sides of copies that have arrived, where that is asked for, and copies again what differs: every way that a copy
-    /// can take ends here, but for [`Engine::copy_blocking`], which compares itself.
+    /// Compares both sides of finished copies if requested, and repeats copies that differ. Every path of a copy ends here, except
+    /// [`Engine::copy_blocking`], which compares itself.
     ///
     /// # Errors
-    /// [`super::ProcessError::Transfer`]: bytes differ after the second copy too; what the driver answers.
+    /// [`super::ProcessError::Transfer`]: the bytes still differ after the second copy; the driver's error.
     fn compare(&self, lent: Lent<'_>, ask: &CopyAsk) -> Result<()> {
         if !self.verifies(ask) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The driver's own copies: in the order of the program's stream, by a device that may touch both ends.
+//! The driver's own copies, in the order of the program's stream, made by a device that may access both ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,18 +9,18 @@ use super::super::Result;
 use super::Copies;
 use super::ask::CopyAsk;
 
-/// The way of one of the driver's own copies.
+/// Placement of a driver copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// On the stream itself.
     Here,
-    /// On a stream of another device, in the order of the first.
+    /// On a stream of another device, ordered with the program's stream.
     Beside(DeviceId),
-    /// On the stream itself, between two devices that have no access to each other's memory.
+    /// On the stream itself, between two devices without access to each other's memory.
     Between(CopyDevices),
 }
 
-/// How many copies were none for the engine.
+/// Counters of the copies that the driver made.
 #[derive(Debug, Default)]
 pub(super) struct NativeCount {
     copies: AtomicU64,
@@ -34,17 +34,17 @@ impl NativeCount {
         self.bytes.fetch_add(request.size.get(), Ordering::Relaxed);
     }
 
-    /// How many, and their bytes.
+    /// Returns the number of copies and their bytes.
     pub(super) fn get(&self) -> (u64, u64) {
         (self.copies.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 }
 
 impl Copies {
-    /// Makes the driver's own copies; their handle, where somebody waits for them.
+    /// Makes the driver's copies; returns their handle if the caller will wait for them.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(super) fn make_native(&self, lent: Lent<'_>, ask: &CopyAsk) -> Result<u64> {
         if !ask.blocking {
             self.enqueue_native(&[lent], ask)?;
@@ -53,7 +53,7 @@ impl Copies {
         let mut known = None;
         let enqueued = self.each_native(&[lent], ask, &mut known);
         if enqueued.is_err() {
-            // A part may be enqueued. What the copy met is what the caller is told.
+            // Some copies may be enqueued. The caller gets the error of the copy.
             let _told = self.tell_clock(&[lent], known, ask.stream);
             return enqueued.map(|()| 0);
         }
@@ -63,19 +63,19 @@ impl Copies {
         Ok(0)
     }
 
-    /// Enqueues the driver's own copies, which nobody waits for here.
+    /// Enqueues the driver's copies without waiting.
     ///
     /// # Errors
-    /// What the driver answers; a part may be enqueued then.
+    /// The driver's error; some copies may be enqueued then.
     pub(super) fn enqueue_native(&self, lent: &[Lent<'_>], ask: &CopyAsk) -> Result<()> {
         let mut known = None;
         let enqueued = self.each_native(lent, ask, &mut known);
-        // Also of what fails: a part may be enqueued.
+        // After a failure too: some copies may be enqueued.
         let told = self.tell_clock(lent, known, ask.stream);
         enqueued.and(told)
     }
 
-    /// `known` is the device of the stream, once it was asked for.
+    /// Enqueues the copies one by one; `known` caches the device of the stream.
     fn each_native(&self, lent: &[Lent<'_>], ask: &CopyAsk, known: &mut Option<DeviceId>) -> Result<()> {
         let driver = &**self.registry.completion_events.driver();
         let copies = lent.iter().flat_map(Lent::each);
@@ -93,17 +93,17 @@ impl Copies {
                 copy.enqueue(driver, device, ask.stream)
             };
             match copied {
-                // Nothing was asked about memory that is no pool's: it may be another GPU's.
+                // Memory outside pools was not queried: it may be another GPU's.
                 Err(refused @ DriverError::Refused { .. }) => self.enqueue_refused(copy, refused, ask.stream),
                 copied => Ok(copied?),
             }
         })
     }
 
-    /// Enqueues a copy that was refused, where it is one between two GPUs that was made by the wrong one of them.
+    /// Enqueues a refused copy again if it was a device-to-device copy on the stream of the wrong device.
     ///
     /// # Errors
-    /// The refusal, or what the driver answers then.
+    /// The first refusal, or the driver's error of the second attempt.
     #[cold]
     fn enqueue_refused(&self, copy: LentCopy, refused: DriverError, raw: Stream) -> Result<()> {
         let request = copy.request();
@@ -118,10 +118,10 @@ impl Copies {
         }
     }
 
-    /// Enqueues a copy of pool memory that a stream's device was given no access to.
+    /// Enqueues a copy of pool memory to which the stream's device has no access.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     fn enqueue_elsewhere(&self, copy: LentCopy, device: DeviceId, raw: Stream) -> Result<()> {
         self.enqueue_by(self.way(device, &copy.request())?, copy, device, raw)
     }
@@ -138,15 +138,15 @@ impl Copies {
         }
     }
 
-    /// The way of a copy that a stream's device may not make as things are. Pool memory is opened to the GPU of the other end, which is seen
-    /// by nobody but these copies; where that fails, the driver copies without.
+    /// Returns the placement of a copy that the stream's device may not make itself. Opens the pool memory to the GPU of the other end,
+    /// which only these copies use; if this fails, the driver copies without peer access.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     fn way(&self, device: DeviceId, request: &CopyRequest) -> Result<Way> {
         let Some(devices) = self.ends.devices_of(request)?.filter(|devices| devices.to != devices.from)
         else {
-            // One end is host memory, or memory that moves; or both ends are one GPU's.
+            // One end is host or managed memory, or both ends are on one GPU.
             let may = self.ends.may_make(request);
             return Ok(if may.contains(device) {
                 Way::Here
@@ -156,7 +156,7 @@ impl Copies {
         };
         let CopyDevices { to, from } = devices;
         let is_pool = |at| self.ends.pool_owner(at).is_some();
-        // Memory that is no pool's is its own GPU's alone, as far as is known.
+        // Memory outside pools is accessible to its own GPU only, as far as is known.
         let makers = match (is_pool(request.to), is_pool(request.from)) {
             (true, false) => [from; 2],
             (false, _) => [to; 2],
@@ -179,10 +179,11 @@ impl Copies {
         self.tell_clock_of(lent.iter().flat_map(Lent::requests), device, raw)
     }
 
-    /// Copies of pool memory were enqueued on a stream, of a device if that is known: see [`glake_device::owned::CompletionEvents::enqueued_on`].
+    /// Tells the completion clock that copies of pool memory were enqueued on a stream, of `device` if known: see
+    /// [`glake_device::owned::CompletionEvents::enqueued_on`].
     ///
     /// # Errors
-    /// What the driver answers; the copies are done then, or their device lost.
+    /// The driver's error; the copies are finished then, or their device is lost.
     fn tell_clock_of<'r>(
         &self,
         requests: impl Iterator<Item = &'r CopyRequest>,

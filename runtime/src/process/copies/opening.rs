@@ -1,11 +1,11 @@
-//! Memory that others than its own GPU have to touch after all.
+//! Peer access that is granted on demand.
 //!
-//! Memory of regions is closed to relays, for it comes and goes faster so: parts of single copies go through slots. Small blocks of a list
-//! are copied by relays' kernels, which have to touch them, and a broadcast by the GPUs that it goes to. So a region is opened with the
-//! first of these, on the engine's thread, and stays open; until then its GPU's own link copies. One that could not be opened is asked for
-//! again by the next, a few times.
+//! Regions are closed to relays at first, because that makes shrink and refill faster; parts of single copies go through staging slots.
+//! Relay kernels that copy small blocks of a list, and broadcasts, need direct access. The engine's thread opens a region at the first such
+//! copy and it stays open; until then its GPU's own link copies. A region that could not be opened is retried by the next copies, a few
+//! times.
 //!
-//! A copy between two GPUs, which neither could make, opens the pool of one to the other first, and a region where it lies in one.
+//! A copy between two GPUs that neither could make first opens the pool of one to the other, and the region if the memory lies in one.
 
 use std::sync::Arc;
 
@@ -16,27 +16,27 @@ use rustc_hash::FxHashMap;
 use super::Copies;
 use crate::sync::Mutex;
 
-/// So often the opening of a region, or of a pool to a device, may fail.
+/// Maximum number of failed attempts to open a region, or a pool to a device.
 const MOST: u32 = 3;
 
-/// The memory that is to be opened and is not yet.
+/// Memory that waits to be opened.
 #[derive(Debug, Default)]
 pub(super) struct Opening {
-    /// Regions, by their device.
+    /// Requested regions by device.
     asked: Arc<Mutex<FxHashMap<(DeviceId, DomainId), Asked>>>,
-    /// How often each pool's memory could not be opened to a device.
+    /// Failed attempts to open a pool to a device, by both devices.
     refused: Mutex<FxHashMap<(DeviceId, DeviceId), u32>>,
 }
 
 #[derive(Debug, Default)]
 struct Asked {
-    /// Whether the engine's thread is to open it.
+    /// Whether a request to the engine's thread is pending.
     is_pending: bool,
     failed: u32,
 }
 
 impl Copies {
-    /// Has the memory of a copy opened to relays where it is closed; waits for nothing.
+    /// Requests that the engine's thread opens the memory of a copy to relays if it is closed; does not wait.
     pub(super) fn open_later(&self, request: &CopyRequest) {
         let Some(engine) = self.registry.engine.made() else { return };
         for start in [request.to, request.from] {
@@ -66,8 +66,8 @@ impl Copies {
         }
     }
 
-    /// Opens the pool memory of a copy to a device, where it is closed to it. A pool that could not be opened is not tried for ever: the copy
-    /// goes another way.
+    /// Opens the pool memory of a copy to a device if it is closed to it. After several failures the pool is not tried again, and the copy
+    /// takes another path.
     #[cold]
     pub(super) fn open_to(&self, device: DeviceId, request: &CopyRequest) {
         for start in [request.to, request.from] {

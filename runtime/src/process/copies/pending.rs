@@ -1,7 +1,7 @@
-//! Copies that somebody still waits for, by handle.
+//! Unfinished copies by handle.
 //!
-//! Invariants: a handle is above 0 and never given twice; it is ended by one wait, or dropped. The table's lock is held for a look-up
-//! only, a copy's own while its driver is asked.
+//! Invariants: a handle is above 0 and never reused; one wait or drop releases it. The table's lock is held for a lookup only; the copy's
+//! own lock while its driver is queried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,35 +13,35 @@ use rustc_hash::FxHashMap;
 use super::super::{ProcessError, Result};
 use crate::sync::Mutex;
 
-/// A copy that somebody waits for.
+/// A copy that a caller may wait for.
 #[derive(Debug)]
 pub(super) enum Pending {
     Engine(Box<CopyHandle>),
-    /// One of the driver's own: what it is behind of.
+    /// A driver copy: event recorded after it.
     Native(OwnedEvent),
-    /// It runs when a graph does, as often as that does: nobody can wait for it here.
+    /// A captured copy, which runs each time its graph does: waiting is impossible.
     Captured(UserStream),
 }
 
-/// Those that were not waited for yet.
+/// Table of copies without a completed wait.
 #[derive(Debug, Default)]
 pub(in super::super) struct PendingCopies {
     last: AtomicU64,
     copies: Mutex<FxHashMap<u64, PendingCopy>>,
 }
 
-/// Empty once it was waited for.
+/// Entry of a copy; empty after the wait.
 type PendingCopy = Arc<Mutex<Option<Pending>>>;
 
 impl PendingCopies {
-    /// Its handle.
+    /// Stores a copy and returns its handle.
     pub(super) fn keep(&self, pending: Pending) -> u64 {
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.copies.lock().insert(handle, Arc::new(Mutex::new(Some(pending))));
         handle
     }
 
-    /// Waits for a copy, and ends its handle.
+    /// Waits for a copy and releases its handle.
     pub(super) fn wait(&self, handle: u64) -> Result<()> {
         let copy = self.copies.lock().remove(&handle);
         // Another thread may be asking whether it is done.
@@ -53,20 +53,20 @@ impl PendingCopies {
         }
     }
 
-    /// Ends the handle of a copy, which goes on.
+    /// Releases the handle of a copy, which continues.
     pub(super) fn drop(&self, handle: u64) -> Result<()> {
         let copy = self.copies.lock().remove(&handle);
-        // Another thread may wait for it, or ask: it keeps what it has.
+        // Another thread may be waiting or querying: it keeps its reference.
         copy.map(std::mem::drop).ok_or(ProcessError::UnknownCopy { handle })
     }
 
-    /// How many handles there are.
+    /// Returns the number of handles in use.
     #[cfg(test)]
     pub(in super::super) fn len(&self) -> usize {
         self.copies.lock().len()
     }
 
-    /// Whether a copy is done; its handle stays.
+    /// Returns whether a copy is finished; its handle stays valid.
     pub(super) fn is_done(&self, handle: u64) -> Result<bool> {
         let copy = self.copies.lock().get(&handle).cloned();
         let copy = copy.ok_or(ProcessError::UnknownCopy { handle })?;
@@ -80,7 +80,7 @@ impl PendingCopies {
     }
 }
 
-/// Why nobody can wait for it.
+/// Returns the error of a wait for a captured copy.
 pub(super) fn captured(on: UserStream) -> ProcessError {
     ProcessError::Captured { device: on.device, stream: on.raw }
 }
@@ -94,7 +94,7 @@ mod schedules {
     use super::*;
     use crate::sync::schedules;
 
-    /// A handle is ended once, by whoever comes first; who comes later is told that there is none.
+    /// The first caller releases a handle; later callers get an error.
     #[test]
     fn a_handle_is_ended_once() {
         schedules(|| {

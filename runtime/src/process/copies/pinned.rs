@@ -1,18 +1,18 @@
-//! Host memory that was pinned when the driver was last asked what it is.
+//! Cache of host ranges that the driver recently reported as pinned.
 //!
-//! Invariant: whoever goes by it makes the driver's own copy, or parts of one, which are right whatever the memory has become meanwhile.
+//! Invariant: users of the cache make driver copies or parts of them, which are correct even if the memory is no longer pinned.
 
 use glake_device::Address;
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-/// How many ranges are kept.
+/// Maximum number of cached ranges.
 const KEPT: usize = 8;
-/// After so many copies the driver is asked again: to ask takes 1 us, and pageable memory that is taken for pinned is copied at the
+/// Number of copies after which the driver is queried again. A query takes 1 us; pageable memory wrongly taken for pinned is copied at the
 /// driver's rate.
 const TRUSTED: u32 = 64;
 
-/// The ranges; the last is the one that was seen last.
+/// Cached ranges; the last one was reported most recently.
 #[derive(Debug, Default)]
 pub(super) struct PinnedRanges(Mutex<Vec<Seen>>);
 
@@ -20,12 +20,12 @@ pub(super) struct PinnedRanges(Mutex<Vec<Seen>>);
 struct Seen {
     start: Address,
     size: Bytes,
-    /// How many copies may still go by it.
+    /// Number of copies that may still use the entry.
     trusted: u32,
 }
 
 impl PinnedRanges {
-    /// A range of host memory was found pinned.
+    /// Adds a range that the driver reported as pinned.
     pub(super) fn saw(&self, (start, size): (Address, Bytes)) {
         let mut ranges = self.0.lock();
         ranges.retain(|seen| seen.start != start);
@@ -35,7 +35,7 @@ impl PinnedRanges {
         ranges.push(Seen { start, size, trusted: TRUSTED });
     }
 
-    /// Whether memory lies in one of them. Not where another thread looks just now.
+    /// Returns whether memory lies in a cached range; `false` if another thread holds the cache.
     pub(super) fn holds(&self, start: Address, size: Bytes) -> bool {
         let Some(mut ranges) = self.0.try_lock() else { return false };
         let holds = |seen: &Seen| {
@@ -80,7 +80,7 @@ mod tests {
         assert!(ranges.holds(at(1), Bytes::mib(1)));
         ranges.saw((at(9), Bytes::mib(1)));
         assert!(!ranges.holds(at(1), Bytes::mib(1)) && ranges.holds(at(9), Bytes::mib(1)));
-        // Of what begins there it is known how large it is now.
+        // Replaces an older range with the same start.
         ranges.saw((at(9), Bytes::kib(4)));
         assert!(!ranges.holds(at(9), Bytes::kib(8)) && ranges.holds(at(9), Bytes::kib(4)));
     }

@@ -1,4 +1,4 @@
-//! What copies did.
+//! Statistics of copies and relays.
 
 use glake_device::owned::DeviceSet;
 
@@ -6,7 +6,7 @@ use super::Copies;
 use crate::metrics::CopyStats;
 
 impl Copies {
-    /// What copies did, and what their relays cost.
+    /// Returns the statistics of copies and the cost of their relays.
     pub fn statistics(&self) -> CopyStats {
         let engine = self.registry.engine.made();
         let done = engine.map(|engine| engine.statistics()).unwrap_or_default();

@@ -1,21 +1,21 @@
-//! Which use touched a tag last.
+//! Number of the last use of each tag.
 
 use std::collections::BTreeMap;
 
 use super::tags::Tags;
 
-/// The last use of each tag, whether it has ended or not.
+/// Number of the last use of each tag, whether it has ended or not.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastUses {
     of_all: u64,
-    /// Of those only that a use named.
+    /// Last use of each tag that a use named.
     of_tag: BTreeMap<String, u64>,
-    /// Every use touches what lies in no region.
+    /// Last use of any tag: every use may touch memory outside regions.
     of_any: u64,
 }
 
 impl LastUses {
-    /// A use begins, or goes on, as that number.
+    /// Records that a use of `tags` begins or resumes under `number`.
     pub(super) fn note(&mut self, tags: &Tags, number: u64) {
         self.of_any = number;
         match tags {
@@ -31,7 +31,7 @@ impl LastUses {
         }
     }
 
-    /// The number of the last use of a tag; 0: there was none.
+    /// Returns the number of the last use of a tag; 0 if there was none.
     pub(super) fn of(&self, tag: &str) -> u64 {
         match tag {
             super::DEFAULT => self.of_any,

@@ -1,19 +1,19 @@
-//! Keeps the program's work and what is evicted apart.
+//! Gate that keeps the program's work away from evicted memory.
 //!
 //! ```text
 //! active(tags) ─► admit ─► the work ─► leave
-//!                   ▲ waits, asks for a refill, or is refused             state: pure; here: one lock and one condition
-//! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, but for what is evicted
-//! safepoint ─► one load ─ somebody closes ─► parked: counts as not running, until all of its memory is back
-//!                                              └ on a vote: asked before anything moves, and may go on instead
+//!                   ▲ waits, requests a refill, or fails                state: pure; here: one lock and one condition
+//! shrink ─► close ──┴─► no use of these tags runs ─► moves ─► dropped: open, except for evicted memory
+//! safepoint ─► one load ─ a shrink is closing ─► parked: counts as not running until all of its memory is back
+//!                                              └ with a vote: asked before anything moves, and may continue instead
 //! ```
 //!
-//! What is evicted the gate does not remember: it asks, each time somebody wants to begin.
+//! The gate does not store which memory is evicted: it queries the regions each time a use wants to begin.
 //!
-//! Who only waits until its tags are there ([`Gate::wait`]) is no use at any time.
+//! A caller that only waits for its tags ([`Gate::wait`]) never counts as a use.
 //!
-//! Invariants: what can let somebody go on is said under the lock, or, of what is evicted, before [`Gate::changed`] takes it; and
-//! everybody who waits is woken. The lock is held for bookkeeping only.
+//! Invariants: every change that can let a waiter continue is made under the lock or, for evictions, before [`Gate::changed`] takes it, and
+//! wakes all waiters. The lock is held for bookkeeping only.
 
 mod last_uses;
 mod state;
@@ -31,46 +31,46 @@ use state::{ClosingId, GateState, Obstacle};
 pub use tags::Tags;
 pub(super) use tags::{DEFAULT, GRAPH, is_reserved};
 
-use super::agent::ActivityWriter;
+use super::activity::ActivityWriter;
 use super::{ProcessError, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// How long a use that begins lets parked ones go on first: they are awake long before, if their threads are there.
+/// Maximum time for which a beginning use lets parked ones resume first; their threads wake up long before.
 const PARKED_FIRST: Duration = Duration::from_millis(100);
 
-/// How long uses are not parked again that were parked in vain: their work did not end, or they voted against it.
+/// Time for which uses are not parked again after a park in vain: their work did not end, or they voted against the move.
 pub(super) const PARKED_IN_VAIN: Duration = Duration::from_secs(5);
 
-/// How long a closing waits for votes at most. Longer than any who votes waits for others: who has voted for a move is moved.
+/// Timeout of a closing for votes; longer than any voter waits for other ranks, because a use that voted for a move is moved.
 const VOTES: Duration = Duration::from_secs(300);
 
-/// What a use does that begins while its tags are closed.
+/// Behaviour of a use that begins while its tags are closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenClosed {
-    /// It asks for the refill itself, and waits for it.
+    /// Requests the refill itself and waits for it.
     #[default]
     Refill,
-    /// It waits until somebody refills.
+    /// Waits until another caller refills.
     Hold,
-    /// It is refused.
+    /// Fails with [`ProcessError::Closed`].
     Refuse,
 }
 
-/// How it stands with the gate.
+/// State of the gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateView {
-    /// Uses that have begun and not ended.
+    /// Number of uses that have begun and not ended.
     pub uses: usize,
-    /// Of these, uses that wait at safe points.
+    /// Number of those uses that wait at safe points.
     pub parked: usize,
-    /// What is being closed.
+    /// Tags of each closing in progress.
     pub closing: Vec<Tags>,
-    /// Tags of which some memory is evicted.
+    /// Tags with evicted memory.
     pub closed: Vec<String>,
 }
 
 impl GateView {
-    /// As the C interface gives it.
+    /// Returns the state as JSON for the C interface.
     pub fn json(&self) -> Value {
         let tags = |tags: &Tags| match tags {
             Tags::All => Value::Null,
@@ -86,30 +86,30 @@ impl GateView {
     }
 }
 
-/// The gate of a process.
+/// Gate of a process: admits uses and closes tags for moves.
 #[derive(Debug)]
 pub struct Gate {
     state: Mutex<GateState>,
     changed: Condvar,
     memory: Arc<dyn Evicted>,
-    /// How long a use runs at least between two parks.
+    /// Minimum time for which a use runs between two parks.
     quantum: Duration,
-    /// Closings under way: what a safe point looks at.
+    /// Number of closings in progress, checked by every safe point.
     closings: AtomicUsize,
-    /// The process ends: nothing is waited for to be closed.
+    /// Set when the process ends: closings no longer wait.
     stopped: AtomicBool,
     activity: Arc<ActivityWriter>,
 }
 
-/// What a use that wants to begin finds.
+/// Result of a request to begin a use.
 #[derive(Debug)]
 pub(super) enum Admission<T> {
     Admitted(T),
-    /// These are evicted, and whoever asked shall bring them back.
+    /// Memory of these tags is evicted; the caller must refill it.
     Evicted(Vec<String>),
 }
 
-/// Tags that are closed while this lives: no use of them runs.
+/// Guard of closed tags: no use of them runs while it exists.
 #[derive(Debug)]
 pub(in super::super) struct Closing<'g> {
     gate: &'g Gate,
@@ -117,14 +117,14 @@ pub(in super::super) struct Closing<'g> {
 }
 
 impl Gate {
-    /// Open, but for what of this memory is evicted.
+    /// Creates an open gate. `memory` reports the evicted tags; `quantum` is the minimum time between two parks.
     pub(super) fn new(memory: Arc<dyn Evicted>, quantum: Duration, activity: Arc<ActivityWriter>) -> Gate {
         let (state, changed) = (Mutex::default(), Condvar::default());
         let (closings, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
         Gate { state, changed, memory, quantum, closings, stopped, activity }
     }
 
-    /// Uses may have begun to run, or run no more: one load, but where an agent reads it.
+    /// Publishes the number of running uses (one load unless an agent reads it).
     #[inline]
     fn note_uses(&self, state: &GateState) {
         if self.activity.is_on() && state.is_any_running() != self.activity.says_busy() {
@@ -133,43 +133,43 @@ impl Gate {
         }
     }
 
-    /// Says anew what runs, for who reads it from now on.
+    /// Publishes the running uses again, for an agent that has just connected.
     pub(super) fn tell_activity(&self) {
         let state = self.state.lock();
         let running = state.uses() - state.parked();
         self.activity.uses(running as u64, state.begun());
     }
 
-    /// The process ends: who waits for uses to end waits no more.
+    /// Ends all waits for uses because the process ends.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.changed();
     }
 
-    /// How it stands.
+    /// Returns the state of the gate.
     pub fn view(&self) -> GateView {
         let state = self.state.lock();
         let (closing, closed) = (state.closings().cloned().collect(), self.memory.evicted(&Tags::All));
         GateView { uses: state.uses(), parked: state.parked(), closing, closed }
     }
 
-    /// The number of the last use of a tag, if none of it runs and nothing of it leaves or is about to.
+    /// Returns the number of the last use of a tag; `None` if one runs or a closing touches the tag.
     pub(super) fn idle_since(&self, tag: &str) -> Option<u64> {
         let state = self.state.lock();
         state.is_idle(tag).then(|| state.last_use_of(tag))
     }
 
-    /// The number of the last use of a tag, whether it runs or not: another one, once a use begins or goes on.
+    /// Returns the number of the last use of a tag, running or not. The number changes when a use begins or resumes.
     pub(super) fn last_use_of(&self, tag: &str) -> u64 {
         self.state.lock().last_use_of(tag)
     }
 
-    /// Whether no use runs, and nothing leaves or is about to.
+    /// Returns whether no use runs and no closing is in progress.
     pub(super) fn is_idle(&self) -> bool {
         self.state.lock().is_all_idle()
     }
 
-    /// Begins a use. It waits while its tags are being closed, and as `when` says where they are closed.
+    /// Begins a use. Waits while its tags are being closed; if they are evicted, `when` decides.
     ///
     /// # Errors
     /// [`ProcessError::Closed`]; [`ProcessError::HeldTooLong`].
@@ -182,7 +182,7 @@ impl Gate {
         self.pass(tags, when, timeout, |state, parked_first| state.begin(tags, &*self.memory, parked_first))
     }
 
-    /// Waits until a use could begin, and begins none: it may meet another closing when it does.
+    /// Waits until a use could begin, but begins none; a later begin may meet another closing.
     ///
     /// # Errors
     /// As [`Gate::admit`].
@@ -204,7 +204,7 @@ impl Gate {
         attempt: impl Fn(&mut GateState, bool) -> std::result::Result<T, Obstacle>,
     ) -> Result<Admission<T>> {
         let wait = Wait::of(timeout);
-        // Until when parked uses go first, once nothing else is in the way.
+        // Deadline of the precedence of parked uses, set once no other obstacle is left.
         let mut patience = None;
         let mut state = self.state.lock();
         loop {
@@ -238,7 +238,7 @@ impl Gate {
         }
     }
 
-    /// Ends a use.
+    /// Ends the use with this number.
     ///
     /// # Errors
     /// [`ProcessError::UnknownUse`].
@@ -251,21 +251,21 @@ impl Gate {
         if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
     }
 
-    /// Whether anybody waits for uses, or moves what they use: one relaxed load.
+    /// Returns whether a caller waits for uses to end or moves their memory (one relaxed load).
     #[inline]
     pub fn wants_safepoints(&self) -> bool {
         self.closings.load(Ordering::Relaxed) > 0
     }
 
-    /// A thread of a use is at a point at which it needs none of its memory, and all work that it has enqueued ends without it. Where a
-    /// shrink waits for the use, the thread waits here until all memory of the use is back; the use is parked while all its threads do.
-    /// Answers whether it waited.
+    /// Marks a safe point of a use: its thread needs none of its memory, and all work enqueued by it ends without the thread. If a shrink
+    /// waits for the use, the thread waits until all memory of the use is back. The use is parked while all its threads wait. Returns
+    /// whether the thread waited.
     #[inline]
     pub fn safepoint(&self, id: UseId) -> bool {
         self.meets_safe_point() && self.park(id)
     }
 
-    /// As [`Gate::wants_safepoints`], from a safe point of a use: that there are such is noted.
+    /// Returns [`Gate::wants_safepoints`] and records that the program has safe points.
     #[inline]
     pub fn meets_safe_point(&self) -> bool {
         self.activity.met_safe_point();
@@ -277,12 +277,12 @@ impl Gate {
         self.arrive(id) && self.go_on(id, None)
     }
 
-    /// Whether a shrink waits for this use, and it may be parked now.
+    /// Returns whether a shrink waits for this use and it may be parked now.
     pub fn wants(&self, id: UseId) -> bool {
         self.wants_safepoints() && self.state.lock().wants(id, Instant::now())
     }
 
-    /// As [`Gate::arrive`], and nothing of the use moves before [`Gate::vote`]: for who first has to hear others.
+    /// Arrives like [`Gate::arrive`], but nothing of the use moves before [`Gate::vote`]. For uses that must first agree with other ranks.
     pub fn arrive_to_vote(&self, id: UseId) -> bool {
         let mut state = self.state.lock();
         let arrived = state.arrive_to_vote(id, Instant::now());
@@ -294,7 +294,7 @@ impl Gate {
         arrived
     }
 
-    /// Whether the vote of a use is asked for: the work of all that is parked has ended. Waits for that up to the timeout.
+    /// Returns whether the use must vote: the work of all parked uses has ended. Waits for that up to `timeout`.
     pub fn ballot(&self, id: UseId, timeout: Duration) -> Ballot {
         let wait = Wait::of(Some(timeout));
         let mut state = self.state.lock();
@@ -306,9 +306,9 @@ impl Gate {
         }
     }
 
-    /// Votes, for a use that is asked: with `yes` its memory moves and its threads wait on; else the thread goes on at once and the use
-    /// is not parked for a while. False: the vote is not heard. After a yes nothing moves then, after a no something has been agreed to;
-    /// the thread has to wait on in both cases, with [`Gate::go_on`].
+    /// Votes for a use that was asked. With `yes` its memory moves and its threads keep waiting; otherwise the thread continues at once and
+    /// the use is not parked for a while. Returns `false` if the vote came too late: after a yes nothing moves, after a no the use has
+    /// already agreed. The thread must then keep waiting with [`Gate::go_on`].
     pub fn vote(&self, id: UseId, yes: bool) -> bool {
         let mut state = self.state.lock();
         let heard = match yes {
@@ -321,7 +321,8 @@ impl Gate {
         heard
     }
 
-    /// The first half of [`Gate::safepoint`]: whether the thread has to wait, with [`Gate::go_on`] until that answers true.
+    /// Performs the first half of [`Gate::safepoint`]. Returns whether the thread must wait, with [`Gate::go_on`], until that returns
+    /// `true`.
     pub fn arrive(&self, id: UseId) -> bool {
         let mut state = self.state.lock();
         let arrived = state.arrive(id, Instant::now());
@@ -333,7 +334,7 @@ impl Gate {
         arrived
     }
 
-    /// Waits until a thread that has arrived can go on; false where it still cannot after the timeout, and has to wait on.
+    /// Waits until an arrived thread can continue. Returns `false` after `timeout`; the thread must then wait again.
     pub fn go_on(&self, id: UseId, timeout: Option<Duration>) -> bool {
         let wait = Wait::of(timeout);
         let mut state = self.state.lock();
@@ -345,13 +346,13 @@ impl Gate {
         state.go_on(id, Instant::now() + self.quantum);
         self.note_uses(&state);
         drop(state);
-        // Who wants to begin waits for those that were parked.
+        // Beginning uses wait for the parked ones.
         self.changed.notify_all();
         true
     }
 
-    /// One more thread is inside a use, which is parked only when that one is at a safe point too. False where it is parked now: the
-    /// thread is not inside, and begins a use of its own.
+    /// Adds a thread to a use, which is then parked only once this thread is at a safe point too. Returns `false` if the use is parked now:
+    /// the thread was not added and must begin a use of its own.
     ///
     /// # Errors
     /// [`ProcessError::UnknownUse`].
@@ -359,7 +360,7 @@ impl Gate {
         self.state.lock().join(id).ok_or(ProcessError::UnknownUse { id: id.0 })
     }
 
-    /// A thread that joined a use is no longer inside it.
+    /// Removes a thread from a use that it joined.
     ///
     /// # Errors
     /// [`ProcessError::UnknownUse`].
@@ -372,15 +373,15 @@ impl Gate {
         if left { Ok(()) } else { Err(ProcessError::UnknownUse { id: id.0 }) }
     }
 
-    /// Lets no use of these tags begin, and waits until those that run have ended or are parked.
+    /// Lets no use of these tags begin, and waits until the running ones have ended or are parked.
     ///
     /// # Errors
-    /// [`ProcessError::StillUsed`]: the gate is open again.
+    /// [`ProcessError::StillUsed`] after the timeout: the gate is open again.
     pub(super) fn close(&self, tags: &Tags, timeout: Option<Duration>) -> Result<Closing<'_>> {
         self.close_while(tags, timeout, &|| true)
     }
 
-    /// As [`Gate::close`], for as long as `goes_on` says so, which is asked now and then.
+    /// Closes like [`Gate::close`], but gives up once `goes_on` returns `false`; it is called regularly.
     ///
     /// # Errors
     /// As [`Gate::close`].
@@ -415,21 +416,21 @@ impl Gate {
         }
     }
 
-    /// What is evicted has changed: who waits looks again.
+    /// Wakes all waiters because the evicted memory has changed.
     pub(super) fn changed(&self) {
-        // Who has looked before the change and does not wait yet holds the lock.
+        // A waiter that looked before the change and does not wait yet holds the lock.
         drop(self.state.lock());
         self.changed.notify_all();
     }
 }
 
 impl Closing<'_> {
-    /// How many uses are parked for it.
+    /// Returns the number of uses parked for this closing.
     pub(super) fn parked(&self) -> usize {
         self.gate.state.lock().parked_for(self.id)
     }
 
-    /// Asks parked uses that vote, and waits for their answers: whether what is closed may move.
+    /// Asks parked uses that vote and waits for their answers. Returns whether the closed memory may move.
     pub(super) fn is_agreed(&self) -> bool {
         let wait = Wait::of(Some(VOTES));
         let mut state = self.gate.state.lock();
@@ -454,7 +455,7 @@ impl Closing<'_> {
         }
     }
 
-    /// The work of what is parked does not end: these uses go on with the closing's end, and are not parked again for so long.
+    /// Excludes the parked uses of this closing from parking for `pause`, because their work does not end.
     pub(super) fn hold_off(&self, pause: Duration) {
         self.gate.state.lock().hold_off(self.id, Instant::now() + pause);
     }
@@ -468,10 +469,10 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// A wait for something that may never come.
+/// Wait with an optional deadline.
 struct Wait {
     begin: Instant,
-    /// None: for ever.
+    /// Deadline; `None` waits forever.
     end: Option<Instant>,
 }
 
@@ -481,12 +482,12 @@ impl Wait {
         Wait { begin, end: timeout.and_then(|timeout| begin.checked_add(timeout)) }
     }
 
-    /// Waits for a change; false once the time is over.
+    /// Waits for a change; returns `false` after the deadline.
     fn on<T>(&self, changed: &Condvar, guard: &mut MutexGuard<'_, T>) -> bool {
         match self.end {
             None => changed.wait(guard),
             Some(end) if end <= Instant::now() => return false,
-            // What has changed by the end is looked at once more.
+            // The condition is checked once more after the deadline.
             Some(end) => _ = changed.wait_until(guard, end),
         }
         true

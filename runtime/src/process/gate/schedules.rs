@@ -1,6 +1,6 @@
-//! The gate under many ways to take turns. A wake-up that is missed is a deadlock here, which the scheduler finds.
+//! Tests of the gate under many thread schedules. A missed wake-up is a deadlock, which the scheduler detects.
 //!
-//! `cargo nextest run --locked --workspace schedules`; `GLAKE_SCHEDULES` says how many of each test.
+//! Run with `cargo nextest run --locked --workspace schedules`; `GLAKE_SCHEDULES` sets the number of schedules of each test.
 
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use shuttle::thread;
 use super::*;
 use crate::sync::schedules;
 
-/// What of each tag is evicted, said with no lock of the gate's.
+/// Evicted tags, readable without any lock of the gate.
 #[derive(Debug, Default)]
 struct Evictions([AtomicBool; 2]);
 
@@ -20,7 +20,7 @@ impl Evicted for Evictions {
     }
 }
 
-/// What of each tag is in use and being moved.
+/// Uses and moves of each tag, to check that they exclude each other.
 struct Memory {
     evictions: Arc<Evictions>,
     gate: Gate,
@@ -56,7 +56,7 @@ impl Memory {
         self.using[which].fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A use that waits, or brings back what is evicted, as `when` says.
+    /// Runs a use that waits for evicted memory or refills it, as `when` says.
     fn use_of(&self, which: usize, when: WhenClosed) {
         let tags = Tags::of(&[NAMES[which]]);
         loop {
@@ -74,7 +74,7 @@ impl Memory {
         }
     }
 
-    /// A shrink, and later whoever brings it back.
+    /// Runs a shrink followed by its refill.
     fn shrink(&self, tags: &Tags, which: &[usize]) {
         let closing = self.gate.close(tags, None).unwrap();
         for &which in which {
@@ -129,8 +129,7 @@ fn a_close_that_gives_up_leaves_the_gate_as_it_was() {
     });
 }
 
-/// A use of two threads that stops at safe points, shrinks of its memory, and who brings it back: nobody waits for ever, nothing runs on
-/// what moves.
+/// A use with two threads at safe points, shrinks of its memory and their refills: no wait hangs, and no work runs on moving memory.
 #[test]
 fn parked_uses_go_on_and_meet_no_move() {
     schedules(|| {
@@ -167,8 +166,8 @@ fn parked_uses_go_on_and_meet_no_move() {
     });
 }
 
-/// Two uses vote, as the ranks of a process group: one for the move, one against it or for it. Nothing of theirs moves before both have
-/// agreed, and nobody waits for ever.
+/// Two uses vote as the ranks of a process group, one for the move and one for or against it. Nothing moves before both have agreed, and no
+/// wait hangs.
 #[test]
 fn who_votes_is_asked_before_anything_moves() {
     for yes in [true, false] {
@@ -210,7 +209,7 @@ fn who_votes_is_asked_before_anything_moves() {
             drop(closing);
             (0..2).for_each(|which| memory.set(which, false));
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            // Who is against it may have ended before that is seen.
+            // The use that votes no may have ended before its state is read.
             assert!(agreed || !yes);
             assert_eq!(memory.gate.view(), GateView { uses: 0, parked: 0, closing: vec![], closed: vec![] });
         });

@@ -1,17 +1,16 @@
-//! Who uses what, and what is being closed: pure. What is closed is no state of the gate's: it is what is evicted, which the regions
-//! know ([`Evicted`]).
+//! Pure state of uses and closings. Which memory is evicted is not part of it: the regions know ([`Evicted`]).
 //!
 //! ```text
 //! use       begin ──► running ──end──►            begin ──closing, evicted──► an obstacle
 //!                     │     ▲
-//!              arrive ▼     │ go on: no closing, nothing evicted            all its threads have arrived: parked
+//!              arrive ▼     │ resume: no closing, nothing evicted            all its threads have arrived: parked
 //!                     parked ──on a vote: no──► running                     with yes, it stays parked
 //! closing   close ──► waits for the uses that run ──► asks those that vote ──► moves ──► end        no new use meanwhile
 //! ```
 //!
-//! Invariants: while a closing moves ([`GateState::running`] and [`GateState::open_votes`] are 0) no use that it touches runs: each was not there, or is parked, and
-//! goes on only where no closing touches it and nothing of it is evicted. A use is admitted only where none of its tags is being
-//! closed, nothing of them is evicted, and no parked use is about to go on: those come first.
+//! Invariants: while a closing moves ([`GateState::running`] and [`GateState::open_votes`] are 0), no use that it touches runs. Such a use
+//! is parked, and resumes only once no closing touches it and none of its memory is evicted. A use is admitted only if none of its tags is
+//! being closed or evicted and no parked use is about to resume: those come first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,63 +19,63 @@ use std::time::Instant;
 use super::last_uses::LastUses;
 use super::tags::Tags;
 
-/// Names a use that runs.
+/// Number of a running use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UseId(pub u64);
 
-/// Names a closing that is under way.
+/// Number of a closing in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClosingId(u64);
 
-/// Who knows which memory is evicted. Asked under the gate's lock: it answers without a lock that anybody holds who calls the gate.
+/// Source of the evicted tags. Called under the gate's lock: must not take a lock that a caller of the gate may hold.
 pub(in super::super) trait Evicted: fmt::Debug + Send + Sync {
-    /// The tags of which some memory is evicted, of those that work under `tags` touches.
+    /// Returns the evicted tags among those that work under `tags` touches.
     fn evicted(&self, tags: &Tags) -> Vec<String>;
 }
 
-/// What keeps a use from beginning.
+/// Reason that keeps a use from beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
-    /// Something of it is being closed: it waits.
+    /// A closing touches its tags; the use waits.
     Closing,
-    /// Nothing but a parked use that is about to go on, and comes first.
+    /// Only a parked use that is about to resume, which comes first.
     Parked,
-    /// Some memory of these of its tags is evicted, and nobody is closing any.
+    /// Memory of these tags is evicted, and no closing touches them.
     Evicted(Vec<String>),
 }
 
-/// What a parked use that votes says about a move, once it is asked.
+/// Voting state of a parked use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ballot {
-    /// The closing still waits for uses, or for the work of what is parked.
+    /// The closing still waits for uses, or for the work of parked ones.
     NotYet,
-    /// All of that has ended: with yes its memory moves.
+    /// All work has ended; a yes lets the memory move.
     Asked,
-    /// No closing touches the use any more, and nothing is to be moved.
+    /// No closing touches the use any more, and nothing will move.
     Over,
 }
 
-/// A use that has begun.
+/// A use in progress.
 #[derive(Clone, Debug)]
 struct Use {
     tags: Tags,
-    /// Threads inside it.
+    /// Number of threads inside the use.
     threads: usize,
-    /// Of these, threads that wait at a safe point.
+    /// Number of those threads that wait at a safe point.
     arrived: usize,
-    /// Its memory stays where it is until it has voted: it may still go on.
+    /// Whether its memory must not move before it has voted: it may still continue.
     votes: bool,
-    /// It was parked and its memory is back: it runs, though none of its threads may be awake yet.
+    /// Whether it was parked and its memory is back: it counts as running, even if its threads are not awake yet.
     released: bool,
-    /// It may not be parked again before.
+    /// Time before which it may not be parked again.
     runs_until: Option<Instant>,
 }
 
-/// What is being closed.
+/// A closing in progress.
 #[derive(Clone, Debug)]
 struct Closed {
     tags: Tags,
-    /// It asks those that vote.
+    /// Whether the closing asks for votes.
     asks: bool,
 }
 
@@ -108,7 +107,7 @@ pub(super) struct GateState {
 }
 
 impl GateState {
-    /// What keeps a use of these tags from beginning now.
+    /// Returns the obstacle for a use of these tags, if there is one.
     pub(super) fn obstacle(&self, tags: &Tags, memory: &dyn Evicted) -> Option<Obstacle> {
         if self.is_closing(tags) {
             return Some(Obstacle::Closing);
@@ -121,13 +120,13 @@ impl GateState {
         self.closings.values().any(|closing| tags.uses_any_of(&closing.tags))
     }
 
-    /// Whether a use that is parked could go on, and its threads are about to.
+    /// Returns whether a parked use could resume, so that its threads are about to.
     fn is_one_about_to_go_on(&self, memory: &dyn Evicted) -> bool {
         let mut parked = self.uses.values().filter(|parked| parked.is_parked());
         parked.any(|parked| self.obstacle(&parked.tags, memory).is_none())
     }
 
-    /// Begins a use, where nothing keeps it from that; with `parked_first` after the parked uses that can go on.
+    /// Begins a use unless an obstacle exists; with `parked_first`, parked uses that can resume count as one.
     pub(super) fn begin(
         &mut self,
         tags: &Tags,
@@ -158,7 +157,7 @@ impl GateState {
         Ok(id)
     }
 
-    /// One thread more is inside a use. False where it is parked: the thread is not inside. `None`: there is no such use.
+    /// Adds a thread to a use. Returns `false` if the use is parked: the thread was not added. `None`: no such use.
     pub(super) fn join(&mut self, id: UseId) -> Option<bool> {
         let joined = self.uses.get_mut(&id)?;
         if joined.is_parked() {
@@ -168,21 +167,21 @@ impl GateState {
         Some(true)
     }
 
-    /// One thread less is inside a use, which goes on with the others.
+    /// Removes a thread from a use, which continues with the others.
     pub(super) fn leave(&mut self, id: UseId) -> bool {
         let Some(left) = self.uses.get_mut(&id) else { return false };
         left.threads = left.threads.saturating_sub(1).max(1);
         true
     }
 
-    /// Whether a closing touches a use that has run for long enough.
+    /// Returns whether a closing touches the use and the use has run for long enough.
     pub(super) fn wants(&self, id: UseId, now: Instant) -> bool {
         self.uses.get(&id).is_some_and(|wanted| {
             self.is_closing(&wanted.tags) && wanted.runs_until.is_none_or(|until| now >= until)
         })
     }
 
-    /// A thread of a use has come to a safe point; whether it has to wait there: a closing wants the use.
+    /// Marks that a thread of a use has reached a safe point. Returns whether it must wait there because a closing wants the use.
     pub(super) fn arrive(&mut self, id: UseId, now: Instant) -> bool {
         if !self.wants(id, now) {
             return false;
@@ -193,7 +192,7 @@ impl GateState {
         true
     }
 
-    /// As [`GateState::arrive`], and nothing of the use moves before it has voted.
+    /// Arrives like [`GateState::arrive`], but nothing of the use moves before it has voted.
     pub(super) fn arrive_to_vote(&mut self, id: UseId, now: Instant) -> bool {
         let arrives = self.arrive(id, now);
         if arrives && let Some(here) = self.uses.get_mut(&id) {
@@ -202,7 +201,7 @@ impl GateState {
         arrives
     }
 
-    /// Whether a use that votes is asked.
+    /// Returns the voting state of a use.
     pub(super) fn ballot(&self, id: UseId) -> Ballot {
         let Some(parked) = self.uses.get(&id) else { return Ballot::Over };
         let closings = self.closings.values().filter(|closing| parked.tags.uses_any_of(&closing.tags));
@@ -212,7 +211,7 @@ impl GateState {
         })
     }
 
-    /// A use that is asked lets its memory move; whether anybody who moves it has heard that.
+    /// Records that a use lets its memory move. Returns whether the closing still counts the vote.
     pub(super) fn agree(&mut self, id: UseId) -> bool {
         let asked = self.ballot(id) == Ballot::Asked;
         match self.uses.get_mut(&id) {
@@ -224,7 +223,7 @@ impl GateState {
         }
     }
 
-    /// A thread of a use that votes goes on at once; the use is not parked before `until`. Whether it can: it has not agreed.
+    /// Lets a thread of a voting use continue at once; the use is not parked before `until`. Returns `false` if it has already agreed.
     pub(super) fn refuse(&mut self, id: UseId, until: Instant) -> bool {
         let votes = self.uses.get(&id).is_some_and(|parked| parked.votes);
         if votes {
@@ -233,14 +232,14 @@ impl GateState {
         votes
     }
 
-    /// Whether a thread that waits at a safe point can go on; so it can where its use has ended.
+    /// Returns whether a thread at a safe point can continue, which is also the case if its use has ended.
     pub(super) fn can_go_on(&self, id: UseId, memory: &dyn Evicted) -> bool {
         self.uses
             .get(&id)
             .is_none_or(|parked| parked.released || self.obstacle(&parked.tags, memory).is_none())
     }
 
-    /// A thread goes on from a safe point. Its use runs until then at least; of one that was parked a new use of its memory begins.
+    /// Lets a thread continue from a safe point. Its use runs at least until `runs_until`; a use that was parked gets a new number.
     pub(super) fn go_on(&mut self, id: UseId, runs_until: Instant) {
         if let Some(parked) = self.uses.get_mut(&id) {
             if parked.all_arrived() {
@@ -251,7 +250,7 @@ impl GateState {
         }
     }
 
-    /// A closing could not park these uses safely: they run, and are not parked before.
+    /// Resumes the parked uses of a closing and excludes them from parking before `until`, because they could not be parked safely.
     pub(super) fn hold_off(&mut self, id: ClosingId, until: Instant) {
         let Some(closing) = self.closings.get(&id) else { return };
         for parked in self.uses.values_mut().filter(|parked| parked.tags.uses_any_of(&closing.tags)) {
@@ -259,12 +258,12 @@ impl GateState {
         }
     }
 
-    /// Whether there was such a use.
+    /// Ends a use; returns whether it existed.
     pub(super) fn end_use(&mut self, id: UseId) -> bool {
         self.uses.remove(&id).is_some()
     }
 
-    /// Before a closing: parked uses that have all of their memory back go on, whoever closes. Those that still have to vote are asked anew.
+    /// Resumes parked uses whose memory is all back, before a closing begins. Uses that still have to vote are asked again.
     pub(super) fn release(&mut self, memory: &dyn Evicted) {
         let is_back =
             |used: &Use| used.is_parked() && !used.votes && self.obstacle(&used.tags, memory).is_none();
@@ -284,19 +283,19 @@ impl GateState {
         id
     }
 
-    /// How many uses run of what a closing closes: all began before it, and none is parked.
+    /// Returns the number of running uses that the closing waits for: all began before it and none is parked.
     pub(super) fn running(&self, id: ClosingId) -> usize {
         let Some(closing) = self.closings.get(&id) else { return 0 };
         self.uses.values().filter(|used| !used.is_parked() && used.tags.uses_any_of(&closing.tags)).count()
     }
 
-    /// How many uses of what a closing closes are parked.
+    /// Returns the number of parked uses that the closing touches.
     pub(super) fn parked_for(&self, id: ClosingId) -> usize {
         let Some(closing) = self.closings.get(&id) else { return 0 };
         self.uses.values().filter(|used| used.is_parked() && used.tags.uses_any_of(&closing.tags)).count()
     }
 
-    /// A closing asks those parked uses that vote; answers how many have not agreed yet.
+    /// Asks the parked uses that vote. Returns the number that have not agreed yet.
     pub(super) fn open_votes(&mut self, id: ClosingId) -> usize {
         let Some(closing) = self.closings.get_mut(&id) else { return 0 };
         closing.asks = true;
@@ -304,32 +303,32 @@ impl GateState {
         self.uses.values().filter(asked).count()
     }
 
-    /// A closing asks no more: who agrees from now on is not heard.
+    /// Stops asking for votes: a later yes does not count.
     pub(super) fn stop_asking(&mut self, id: ClosingId) {
         if let Some(closing) = self.closings.get_mut(&id) {
             closing.asks = false;
         }
     }
 
-    /// The closing is over. What it evicted is evicted by then.
+    /// Ends a closing, whose evictions are recorded by then.
     pub(super) fn end(&mut self, id: ClosingId) {
         self.closings.remove(&id);
     }
 
-    /// Whether no use of a tag runs, and nothing of it leaves or is about to. A use that is parked does not run; while what it is parked
-    /// for is under way, its memory is not idle.
+    /// Returns whether no use of a tag runs and no closing touches it. A parked use does not run, but its memory is not idle while the
+    /// closing for which it is parked is in progress.
     pub(super) fn is_idle(&self, tag: &str) -> bool {
         let mut uses = self.uses.values().filter(|used| used.tags.use_of(tag));
         let is_used = uses.any(|used| !used.is_parked() || self.is_closing(&used.tags));
         !is_used && !self.closings.values().any(|closing| closing.tags.contains(tag))
     }
 
-    /// Whether no use runs, and nothing leaves or is about to.
+    /// Returns whether no use runs and no closing is in progress.
     pub(super) fn is_all_idle(&self) -> bool {
         self.closings.is_empty() && self.uses.values().all(Use::is_parked)
     }
 
-    /// The number of the last use of a tag.
+    /// Returns the number of the last use of a tag.
     pub(super) fn last_use_of(&self, tag: &str) -> u64 {
         self.last_uses.of(tag)
     }
@@ -338,12 +337,12 @@ impl GateState {
         self.uses.len()
     }
 
-    /// How many uses have begun so far.
+    /// Returns the number of uses begun so far.
     pub(super) fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// Whether any use runs.
+    /// Returns whether any use runs.
     pub(super) fn is_any_running(&self) -> bool {
         self.uses.values().any(|used| !used.is_parked())
     }

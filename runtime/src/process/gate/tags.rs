@@ -1,29 +1,29 @@
-//! Which regions somebody speaks of.
+//! Sets of regions, given by their tags.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The tag of what lies in no region.
+/// Tag of memory outside regions.
 pub(in super::super) const DEFAULT: &str = "default";
-/// How the tags of graphs' pools begin.
+/// Prefix of the tags of graph pools.
 pub(in super::super) const GRAPH: &str = "graph ";
 
-/// Regions by their tags.
+/// A set of regions, given by tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tags {
-    /// Every region, what lies in none, and the pools of graphs.
+    /// Every region, memory outside regions and the pools of graphs.
     All,
-    /// These.
+    /// Exactly the listed tags.
     These(BTreeSet<String>),
 }
 
-/// Whether a tag is one of those that a program cannot define: its memory is in no region.
+/// Returns whether a tag is reserved for memory outside regions, so that a program cannot define it.
 pub(in super::super) fn is_reserved(tag: &str) -> bool {
     tag == DEFAULT || tag.starts_with(GRAPH)
 }
 
 impl Tags {
-    /// These; none: all.
+    /// Returns the set of these tags; an empty list means all.
     pub fn of<S: AsRef<str>>(tags: &[S]) -> Tags {
         match tags {
             [] => Tags::All,
@@ -31,7 +31,7 @@ impl Tags {
         }
     }
 
-    /// Whether work under these touches the memory of a tag: that of no region it may always touch.
+    /// Returns whether work under these tags may touch the memory of `tag`. Memory outside regions may always be touched.
     pub(in super::super) fn use_of(&self, tag: &str) -> bool {
         match self {
             Tags::All => true,
@@ -39,7 +39,7 @@ impl Tags {
         }
     }
 
-    /// Whether a tag is one of these.
+    /// Returns whether `tag` is in the set.
     pub(super) fn contains(&self, tag: &str) -> bool {
         match self {
             Tags::All => true,
@@ -47,7 +47,7 @@ impl Tags {
         }
     }
 
-    /// Whether work under these touches any memory of others.
+    /// Returns whether work under these tags touches any memory of `others`.
     pub(super) fn uses_any_of(&self, others: &Tags) -> bool {
         match others {
             Tags::All => true,

@@ -1,23 +1,22 @@
-//! Whether bytes changed between when they were offloaded and when their block was freed, by work that no version counter knows.
+//! Detection of bytes that changed between offload and free, by in-place kernels that no version counter records.
 //!
 //! ```text
 //! program:  pack ──────────── a kernel writes in place, maybe ──────────── free
 //! out:       └─► digest ─► copy                                             └─► digest ─► copy to the same host memory ─► event: a hold
-//! later:                    both digests are taken: compared ─► the save is fine, or changes
+//! later:                    both digests are read: compared ─► the save is unchanged or changed
 //! ```
 //!
-//! What a backward pass would have read without offloading is what the block has when its last holder frees it: until then the graph
-//! would have held it. So a save that is checked is copied twice, to one place, the second time behind the work that was on the block's
-//! stream when it was freed; whatever wrote meanwhile, what is reloaded is right. That costs the link once more, and neither host
-//! memory nor a wait. The digests, which the GPU takes at the rate of its memory, are for the passes that follow: they tell which saves
-//! need no second copy, and which must stay on their GPU. Saves of one range that share a copy are right together, for they would have
-//! shared the block.
+//! Without offloading, a backward pass would read the block's contents at the time its last holder frees it. A checked save is therefore
+//! copied twice to the same place, the second time after the work on the block's stream at its free, so that a reload is correct in any
+//! case. This costs link bandwidth, but no host memory and no wait. The digests, computed at the rate of GPU memory, serve later passes:
+//! they tell which saves need no second copy and which must stay on their GPU. Saves of one range that share a copy are correct together,
+//! because they would have shared the block.
 //!
-//! A save is known by its site and a number that says where in the program it is, and how large. Its first [`OFTEN`] copies are checked, and
-//! one more after plans were made anew.
+//! A save is identified by its site, its number in the program and its size. Its first [`OFTEN`] copies are checked, and one more after
+//! each new plan.
 //!
-//! Invariants: a save is fine only after so many of its digests were equal; one that changed once stays so. What could not be compared
-//! counts for nothing, so that it is checked again. Nothing waits on the host for a digest.
+//! Invariants: a save counts as unchanged only after [`OFTEN`] equal digests; a changed save stays changed. A missed comparison counts for
+//! nothing, so that the save is checked again. Nothing waits on the host for a digest.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -29,51 +28,51 @@ use rustc_hash::FxHashMap;
 
 use crate::sync::Mutex;
 
-/// So many copies of a save are checked.
+/// Number of copies of a save that are checked.
 pub(super) const OFTEN: u8 = 2;
-/// So many digests are under way at a time, each with a slot of 128 KiB or more; copies beyond are made twice, and not compared.
+/// Maximum number of digests in flight, each with a slot of at least 128 KiB. Further copies are made twice but not compared.
 const MOST: usize = 512;
-/// So many saves of a site are remembered; others are always checked.
+/// Maximum number of saves remembered for a site; others are always checked.
 const MOST_SAVES: usize = 1 << 18;
 
-/// Where in a program bytes are saved.
+/// Identity of a save: the place in a program that saves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SaveId {
-    /// The site that saves them.
+    /// Site that saves the bytes.
     pub site: u64,
-    /// Which of its saves it is: the same number in each pass.
+    /// Number of the save within the site, equal in each pass.
     pub save: u64,
 }
 
-/// What is known of a save.
+/// Result of the checks of a save so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckState {
-    /// It is to be checked.
+    /// Needs a further check.
     Due,
-    /// Its bytes did not change when it was checked.
+    /// Unchanged in all its checks.
     Fine,
-    /// Its bytes changed: they belong on their GPU.
+    /// Changed in a check: the bytes must stay on their GPU.
     Changed,
 }
 
-/// What was compared.
+/// Number of comparisons by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Compared {
     pub(super) same: u64,
     pub(super) changed: u64,
-    /// What was to be compared and was not.
+    /// Number of comparisons that could not be made.
     pub(super) missed: u64,
 }
 
-/// What is looked at once more when its block is freed.
+/// A save whose block is digested and copied again when it is freed.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// Under which number it is offloaded.
+    /// Number of the offloaded entry.
     pub(super) entry: u64,
     pub(super) save: SaveId,
     pub(super) block: BlockId,
     pub(super) address: Address,
-    /// On which stream it was packed.
+    /// Stream on which the save was packed.
     pub(super) stream: Stream,
     pub(super) digest: Option<Digesting>,
 }
@@ -91,16 +90,16 @@ struct Known {
     is_changed: bool,
 }
 
-/// The checks of a process.
+/// Checks of a process and their results.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
-    /// By where their blocks begin.
+    /// Watched saves by the start address of their blocks.
     watched: Mutex<FxHashMap<Address, Vec<Watch>>>,
-    /// How many these are: every free asks.
+    /// Number of watched saves, read by every free.
     count: AtomicUsize,
-    /// In the order in which their digests are taken.
+    /// Digests in flight, in the order in which they are computed.
     pending: Mutex<VecDeque<Pending>>,
-    /// By site.
+    /// Results by site and save.
     known: Mutex<FxHashMap<u64, FxHashMap<u64, Known>>>,
     same: AtomicU64,
     changed: AtomicU64,
@@ -108,7 +107,7 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// What is known of a save by now.
+    /// Returns the result of a save's checks so far.
     pub(super) fn state(&self, save: SaveId) -> CheckState {
         self.poll();
         let known = self.known.lock();
@@ -119,37 +118,37 @@ impl Checks {
         }
     }
 
-    /// Saves of a site are to be checked anew, but for those that changed.
+    /// Makes all saves of a site due for a full check, except changed ones.
     pub(super) fn again(&self, site: u64) {
         if let Some(saves) = self.known.lock().get_mut(&site) {
             saves.retain(|_, known| known.is_changed);
         }
     }
 
-    /// Saves of a site are to be checked once more.
+    /// Makes all saves of a site due for one further check.
     pub(super) fn once_more(&self, site: u64) {
         for known in self.known.lock().get_mut(&site).into_iter().flat_map(FxHashMap::values_mut) {
             known.same = known.same.min(OFTEN - 1);
         }
     }
 
-    /// A site is gone.
+    /// Forgets a removed site.
     pub(super) fn forget_site(&self, site: u64) {
         self.known.lock().remove(&site);
     }
 
-    /// Whether one more digest may be taken.
+    /// Returns whether another digest may be started.
     pub(super) fn have_room(&self) -> bool {
         self.count.load(Ordering::Relaxed) + 2 * self.pending.lock().len() < MOST
     }
 
-    /// Whether a free may be of anything that is watched.
+    /// Returns whether any save is watched, so that a free must look.
     #[inline]
     pub(super) fn are_any_watched(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// To be looked at when its block is freed. Its site is known from here on, until it goes.
+    /// Watches a save until its block is freed. Its site is known from now on until it is removed.
     pub(super) fn watch(&self, watch: Watch) {
         self.known.lock().entry(watch.save.site).or_default();
         let mut watched = self.watched.lock();
@@ -157,14 +156,14 @@ impl Checks {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is watched of the block that begins there, once.
+    /// Takes the watched saves of the block that begins at an address.
     pub(super) fn take(&self, block: Address) -> Vec<Watch> {
         let taken = self.watched.lock().remove(&block).unwrap_or_default();
         self.count.fetch_sub(taken.len(), Ordering::Relaxed);
         taken
     }
 
-    /// What is offloaded under a number is gone before its block was freed.
+    /// Stops watching an entry that was released before its block was freed.
     pub(super) fn forget(&self, block: Address, entry: u64) {
         let mut watched = self.watched.lock();
         let Some(watches) = watched.get_mut(&block) else { return };
@@ -176,23 +175,23 @@ impl Checks {
         }
     }
 
-    /// Both digests of a save are on their way.
+    /// Stores the two digests of a save for comparison.
     pub(super) fn compare(&self, save: SaveId, first: Digesting, second: Digesting) {
         self.pending.lock().push_back(Pending { save, first, second });
     }
 
-    /// A save was not compared.
+    /// Counts a comparison that could not be made.
     pub(super) fn miss(&self) {
         self.missed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Compares what has been taken.
+    /// Compares the digests that are finished.
     pub(super) fn poll(&self) {
         let mut pending = self.pending.lock();
         while let Some(Pending { save, first, second }) =
             pending.pop_front_if(|pending| !matches!(pending.second.is_done(), Ok(false)))
         {
-            // Both are of one stream: nothing is waited for.
+            // Both are on one stream: this does not wait.
             match first.wait().and_then(|first| Ok(first == second.wait()?)) {
                 Ok(is_same) => self.note(save, is_same),
                 Err(_) => self.miss(),
@@ -200,13 +199,13 @@ impl Checks {
         }
     }
 
-    /// Of how many sites anything is known.
+    /// Returns the number of sites with results.
     #[cfg(all(test, not(schedules)))]
     pub(super) fn sites(&self) -> usize {
         self.known.lock().len()
     }
 
-    /// How often bytes were the same, and how often not.
+    /// Returns the number of equal, changed and missed comparisons.
     pub(super) fn compared(&self) -> Compared {
         let [same, changed, missed] =
             [&self.same, &self.changed, &self.missed].map(|count| count.load(Ordering::Relaxed));
@@ -217,7 +216,7 @@ impl Checks {
         let count = if is_same { &self.same } else { &self.changed };
         count.fetch_add(1, Ordering::Relaxed);
         let mut known = self.known.lock();
-        // A site that went meanwhile has no saves any more.
+        // A site removed meanwhile has no saves.
         let Some(saves) = known.get_mut(&site) else { return };
         if saves.len() < MOST_SAVES || saves.contains_key(&save) {
             let known = saves.entry(save).or_default();

@@ -1,20 +1,20 @@
-//! How large the chunks are that host memory is taken in. Pure.
+//! Sizes of the chunks of host memory (pure).
 //!
-//! What does not fit at the end of a chunk goes on in another ([`Ranges::take_parts`](super::ranges::Ranges::take_parts)), so that little but the
-//! rest of the last one is lost: a chunk is small beside all of them.
+//! An entry that does not fit at the end of a chunk continues in another ([`Ranges::take_parts`](super::ranges::Ranges::take_parts)).
+//! Chunks are small compared with the total, so that little more than the rest of the last one is lost.
 
 use glake_units::Bytes;
 
-/// So many of the least chunks fill an arena of the pool.
+/// Number of the smallest chunks that fill an arena of the pool.
 const IN_ARENA: u64 = 4;
-/// The next chunk is this part of what there is.
+/// Divisor of the current total that gives the size of the next chunk.
 const PART: u64 = 32;
-/// No chunk is larger, unless one thing is.
+/// Maximum size of a chunk, unless a single entry is larger.
 pub(super) const MOST: Bytes = Bytes::gib(4);
-/// Arenas of a pool that pins what is asked for.
+/// Arena size for a pool that pins each request separately.
 const ARENA: Bytes = Bytes::mib(256);
 
-/// The sizes of chunks of a pool.
+/// Sizes of the chunks taken from a pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChunkSizes {
     arena: Bytes,
@@ -22,14 +22,15 @@ pub(super) struct ChunkSizes {
 }
 
 impl ChunkSizes {
-    /// Of a pool with arenas of this size, which several of the least chunks fill; larger ones have arenas of their own.
+    /// Returns the sizes for a pool with arenas of `arena` bytes. Several of the smallest chunks fill an arena; larger chunks have arenas
+    /// of their own.
     pub(super) fn of(arena: Bytes) -> ChunkSizes {
         let arena = if arena < Bytes::mib(8) { ARENA } else { arena };
         let arena = arena.align_up(Bytes::mib(8)).unwrap_or(ARENA);
         ChunkSizes { arena, least: Bytes::new(arena.get() / IN_ARENA) }
     }
 
-    /// The next one, in which so much fits, where there is so much already.
+    /// Returns the size of the next chunk, for an entry of `size` bytes and a current total of `there`.
     pub(super) fn next(self, size: Bytes, there: Bytes) -> Bytes {
         let part = Bytes::new(there.get() / PART).min(MOST);
         let two = self.least.saturating_add(self.least);
@@ -41,7 +42,7 @@ impl ChunkSizes {
         chunk.max(size.align_up(self.least).unwrap_or(size))
     }
 
-    /// The next one where so much is known to be needed.
+    /// Returns the size of the next chunk if `missing` bytes are known to be needed.
     pub(super) fn ahead(self, missing: Bytes) -> Bytes {
         missing.min(MOST).align_up(self.least).unwrap_or(missing)
     }
@@ -52,7 +53,7 @@ mod tests {
     use super::super::ranges::Ranges;
     use super::*;
 
-    /// The bytes of one layer of a model that are offloaded: one step of so many tokens.
+    /// Returns the sizes of the tensors that one layer of a model offloads in a step with `tokens` tokens.
     fn layer(tokens: u64, hidden: u64, inner: u64) -> Vec<u64> {
         let (small, large) = (tokens * hidden * 2, tokens * inner * 2);
         vec![
@@ -70,7 +71,7 @@ mod tests {
         ]
     }
 
-    /// How much host memory steps need in all, beside what the largest of them offloads at a time.
+    /// Returns the host memory that all steps need, relative to the largest amount offloaded at a time.
     fn pinned(steps: &[Vec<u64>]) -> f64 {
         let chunks = ChunkSizes::of(ARENA);
         let (mut ranges, mut all, mut count, mut most) = (Ranges::<u64>::default(), 0, 0, 0);

@@ -1,11 +1,11 @@
-//! What is offloaded, by number.
+//! Offloaded entries by number.
 //!
 //! ```text
-//! away: copied out ──begin──► coming: a copy in is begun ──begin──► coming …        any of them ──release──► gone
+//! away: copied out ──begin──► coming: a copy in is started ──begin──► coming …        any of them ──release──► gone
 //!   └ no bytes: there is nothing to copy
 //! ```
 //!
-//! Invariants: a number is above 0 and never given twice. An entry's lock is held while its copies are enqueued, the table's for a look-up
+//! Invariants: a number is above 0 and never reused. An entry's lock is held while its copies are enqueued, the table's lock for a lookup
 //! only.
 
 use std::sync::Arc;
@@ -23,67 +23,67 @@ use super::super::{ProcessError, Result};
 use super::host_memory::{HostMemory, HostRange, InMark};
 use crate::sync::Mutex;
 
-/// Bytes that were copied out.
+/// Bytes that were copied to the host.
 #[derive(Debug)]
 pub(super) struct Away {
-    /// Whose memory they were.
+    /// Device from which the bytes were copied.
     pub(super) device: DeviceId,
     pub(super) size: Bytes,
     pub(super) taken: HostRange,
-    /// The end of the copy out.
+    /// Completion event of the copy out.
     pub(super) out: Arc<OwnedEvent>,
-    /// The parts of the copy out that relays took part in, and that were not seen to arrive.
+    /// Parts of the copy out that use relays and were not seen to finish.
     pub(super) copied: Vec<CopyHandle>,
-    /// Where the block begins that is looked at once more when it is freed.
+    /// Start of the block that is checked again when it is freed; `None` if no check is due.
     pub(super) watched: Option<Address>,
-    /// Whether a copy over another of them failed, so that nobody knows what the host has.
+    /// Whether a second copy over the host memory failed, so that its contents are undefined.
     pub(super) is_torn: bool,
 }
 
-/// The last copy in that was begun.
+/// The most recent copy back to the GPU.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) event: Arc<OwnedEvent>,
-    /// Its number among the copies of its queue.
+    /// Number of the copy within its queue.
     pub(super) number: u64,
-    /// The parts of it that relays took part in, and that were not seen to arrive.
+    /// Parts of the copy that use relays and were not seen to finish.
     pub(super) copied: Vec<CopyHandle>,
-    /// Where it goes.
+    /// Destination block of the copy.
     pub(super) block: BlockId,
-    /// What keeps the block's bytes, until the block's stream waits.
+    /// Hold on the block's bytes, until the block's stream waits for the copy.
     pub(super) hold: Option<HoldId>,
 }
 
-/// What is known under one number.
+/// State of one offloaded entry.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Its bytes, and whose memory they are in; `None`: there are none.
+    /// Copied bytes and the pool of their host memory; `None` for an entry of 0 bytes.
     pub(super) away: Option<(Away, Arc<HostMemory>)>,
     pub(super) load: Option<Load>,
-    /// Whether any way back was begun.
+    /// Whether a copy in was ever started.
     pub(super) is_loaded: bool,
 }
 
 impl Away {
-    /// Whether the copy out lost bytes, as far as it was seen to end. Never waits.
+    /// Reports a failed copy out, as far as its end was seen. Never waits.
     pub(super) fn check(&mut self) -> Result<()> {
         check(&self.out, &mut self.copied)
     }
 }
 
 impl Load {
-    /// As [`Away::check`].
+    /// Reports a failed copy in, as [`Away::check`] does.
     pub(super) fn check(&mut self) -> Result<()> {
         check(&self.event, &mut self.copied)
     }
 
-    /// What whoever has the host memory next waits for.
+    /// Returns the mark that the next owner of the host memory waits for.
     pub(super) fn into_mark(self) -> InMark {
         InMark { number: self.number, event: self.event }
     }
 }
 
-/// What was seen to arrive is not asked again.
+/// Checks the parts of a finished copy and drops those that succeeded.
 fn check(end: &OwnedEvent, copied: &mut Vec<CopyHandle>) -> Result<()> {
     if copied.is_empty() || !end.is_passed()? {
         return Ok(());
@@ -96,24 +96,24 @@ fn check(end: &OwnedEvent, copied: &mut Vec<CopyHandle>) -> Result<()> {
 }
 
 impl Entry {
-    /// No bytes.
+    /// Creates an entry of 0 bytes.
     pub(super) fn empty() -> Entry {
         Entry { away: None, load: None, is_loaded: false }
     }
 
-    /// Bytes on their way out.
+    /// Creates an entry whose bytes are being copied out.
     pub(super) fn away(away: Away, host: Arc<HostMemory>) -> Entry {
         Entry { away: Some((away, host)), load: None, is_loaded: false }
     }
 
-    /// A copy in is begun. What the one before it held stays held until its event: it goes to memory of its own.
+    /// Records a new copy in. The hold of the previous one lasts until its event: each copy has its own destination.
     pub(super) fn keep(&mut self, load: Load) {
         self.is_loaded = true;
         self.load = Some(load);
     }
 }
 
-/// Those that were not released.
+/// Table of the entries that were not released.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     last: AtomicU64,
@@ -121,26 +121,30 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Its number.
+    /// Adds an entry and returns its number.
     pub(super) fn add(&self, entry: Entry) -> u64 {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.entries.lock().insert(id, Arc::new(Mutex::new(entry)));
         id
     }
 
+    /// Returns the entry with a number.
+    ///
     /// # Errors
     /// [`ProcessError::UnknownOffload`].
     pub(super) fn of(&self, id: u64) -> Result<Arc<Mutex<Entry>>> {
         self.entries.lock().get(&id).cloned().ok_or(ProcessError::UnknownOffload { id })
     }
 
+    /// Removes the entry with a number.
+    ///
     /// # Errors
     /// As [`Entries::of`].
     pub(super) fn remove(&self, id: u64) -> Result<Arc<Mutex<Entry>>> {
         self.entries.lock().remove(&id).ok_or(ProcessError::UnknownOffload { id })
     }
 
-    /// How many there are.
+    /// Returns the number of entries.
     pub(super) fn count(&self) -> usize {
         self.entries.lock().len()
     }

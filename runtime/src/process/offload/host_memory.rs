@@ -1,11 +1,10 @@
-//! Pinned host memory for what is offloaded from one GPU, taken from the process's pool in chunks and kept between steps of a program.
+//! Pinned host memory for the offloaded bytes of one GPU, taken from the process's pool in chunks and kept between steps of a program.
 //!
-//! A program that runs ahead of its GPU packs what it offloads next while the copies in of the step before are still to run. So a
-//! range that is released is handed out again at once, behind a *mark*: the copy out waits, on the GPU, for the copy in that reads it. All
-//! copies out of a GPU are on one stream, in whose order they write; all copies in on another, so that of several marks the later
-//! one counts.
+//! A program that runs ahead of its GPU offloads the next bytes while the copies in of the previous step are still pending. A released
+//! range is therefore handed out again at once, with a *mark*: the copy out waits, on the GPU, for the copy in that reads the range. All
+//! copies out of a GPU run on one stream and all copies in on another, so that the latest of several marks suffices.
 //!
-//! Invariant: a chunk that no range of is in hands may be given up at any time; its pool hands it out again when work on it is done.
+//! Invariant: a chunk without ranges in use may be returned at any time; its pool reuses it once the work on it is finished.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -22,7 +21,7 @@ use super::chunks::{ChunkSizes, MOST};
 use super::ranges::{Ranges, Taken, rounded};
 use crate::sync::Mutex;
 
-/// A copy in that still reads a range, by its number among all of its queue.
+/// A copy in that still reads a range, with its number in its queue.
 #[derive(Clone, Debug)]
 pub(super) struct InMark {
     pub(super) number: u64,
@@ -49,17 +48,17 @@ impl Ord for InMark {
     }
 }
 
-/// Host memory of one entry: one range, or several one behind the other.
+/// Host memory of one entry: one range, or several in sequence.
 #[derive(Debug)]
 pub(super) struct HostRange {
-    /// Each with what of it is asked for.
+    /// Allocated ranges and the used span of each.
     parts: Vec<(Taken, Span)>,
-    /// What its first copy has to wait for.
+    /// Copy in that the first copy to the range must wait for.
     pub(super) mark: Option<InMark>,
 }
 
 impl HostRange {
-    /// Its parts, each beside the bytes of a GPU that it is for.
+    /// Pairs each host part with the GPU span of the same bytes.
     pub(super) fn beside(&self, gpu: &Span) -> Vec<(Span, Span)> {
         let mut at = Bytes::ZERO;
         let pairs = self.parts.iter().filter_map(|(_, host)| {
@@ -74,23 +73,23 @@ impl HostRange {
 #[derive(Debug, Default)]
 struct Memory {
     chunks: BTreeMap<usize, HostBlock>,
-    /// How many chunks there were.
+    /// Number of chunks created so far.
     made: usize,
     ranges: Ranges<InMark>,
 }
 
-/// The host memory of one GPU's copies.
+/// Host memory for the copies of one GPU.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     pool: Arc<HostPool>,
     chunks: ChunkSizes,
     memory: Mutex<Memory>,
-    /// So many take more: what is free is not given up meanwhile, to be taken again.
+    /// Number of threads that are taking more memory; free chunks are not returned meanwhile, because they would be taken again.
     growing: AtomicUsize,
 }
 
 impl HostMemory {
-    /// Of a pool with arenas of this size.
+    /// Creates the host memory on a pool with arenas of `arena` bytes.
     pub(super) fn new(pool: &Arc<HostPool>, arena: Bytes) -> Arc<HostMemory> {
         let (chunks, (memory, growing)) = (ChunkSizes::of(arena), Default::default());
         let host = Arc::new(HostMemory { pool: pool.clone(), chunks, memory, growing });
@@ -98,7 +97,7 @@ impl HostMemory {
         host
     }
 
-    /// Memory for so many bytes.
+    /// Takes a range of `size` bytes.
     ///
     /// # Errors
     /// [`ProcessError::Host`].
@@ -112,7 +111,7 @@ impl HostMemory {
             let missing = memory.ranges.missing(size.get()).map_or(size, Bytes::new);
             drop(memory);
             if is_short {
-                // What is free here is too small to be of use beside others: it may go for a range that is large enough.
+                // The free ranges are too small to help: return them to make room for one that is large enough.
                 self.grow(size, size)?;
                 continue;
             }
@@ -123,7 +122,7 @@ impl HostMemory {
         }
     }
 
-    /// Takes memory back; `last` is the last copy that was begun from it.
+    /// Returns a range; `last` is the last copy in that was started from it.
     pub(super) fn put(&self, range: HostRange, last: Option<InMark>) {
         let HostRange { parts, mark } = range;
         let last = last.max(mark);
@@ -134,10 +133,10 @@ impl HostMemory {
         }
     }
 
-    /// Has so much free.
+    /// Ensures that `size` bytes are free.
     ///
     /// # Errors
-    /// As [`HostMemory::take`]: where there is not so much nothing is pinned; what was had by then stays.
+    /// As [`HostMemory::take`], if the host lacks the memory; the bytes pinned so far are kept.
     pub(super) fn prepare(&self, size: Bytes) -> Result<()> {
         let free = Bytes::new(self.memory.lock().ranges.total());
         self.pool.has_room(size.saturating_sub(free))?;
@@ -153,7 +152,7 @@ impl HostMemory {
         })
     }
 
-    /// Does something that takes more of the pool, which has nothing of this back for it.
+    /// Runs `grow`, which takes memory from the pool, while this memory is not reclaimed.
     fn keeping<T>(&self, grow: impl FnOnce() -> T) -> T {
         self.growing.fetch_add(1, Relaxed);
         let grown = grow();
@@ -161,7 +160,7 @@ impl HostMemory {
         grown
     }
 
-    /// Gives up chunks that are free as a whole, so much or all; returns how much.
+    /// Returns completely free chunks to the pool, up to `wanted` bytes or all. Returns their size.
     pub(super) fn give_up(&self, wanted: Bytes) -> Bytes {
         let mut given = Vec::new();
         let mut memory = self.memory.lock();
@@ -176,14 +175,15 @@ impl HostMemory {
         given.iter().map(|(_, chunk)| chunk.size()).sum()
     }
 
-    /// What it has of the pool, and what of that is in hands.
+    /// Returns the bytes taken from the pool and the bytes in use.
     pub(super) fn bytes(&self) -> (Bytes, Bytes) {
         let memory = self.memory.lock();
         let all: Bytes = memory.chunks.values().map(HostBlock::size).sum();
         (all, all.saturating_sub(Bytes::new(memory.ranges.total())))
     }
 
-    /// One more chunk of a size, or where there is not so much one in which so much fits; under no lock, for it may pin memory.
+    /// Adds a chunk of `whole` bytes, or of the smallest size that fits `size` if memory is short. Called without locks, because it may pin
+    /// memory.
     fn grow(&self, size: Bytes, whole: Bytes) -> Result<()> {
         let exact = rounded(size.get()).map_or(size, Bytes::new);
         let block = match self.pool.take(whole) {

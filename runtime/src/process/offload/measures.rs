@@ -1,4 +1,4 @@
-//! What plans are made from: what the pool holds and the GPU shows beside it, what links give, what the host has room for.
+//! Measurements for plans: bytes held by the pool and elsewhere on the GPU, rates of links, and room on the host.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,26 +15,26 @@ use super::super::device_registry::DeviceRegistry;
 use super::queue::{Moved, Queues};
 use crate::sync::Mutex;
 
-/// What a link is taken to carry where nothing is known of it.
+/// Assumed rate of a link without measurements.
 pub(super) const LINK: Bandwidth = Bandwidth(50.0);
-/// What is left of a link's rate while it carries both ways, where nothing was measured.
+/// Assumed fraction of a link's rate while it carries both directions.
 const AT_ONCE: f64 = 0.92;
-/// So much has to have been moved before what it took counts.
+/// Minimum bytes moved before a measured rate counts.
 const ENOUGH: Bytes = Bytes::mib(64);
-/// What is beside the pool is told in steps, so that plans need not follow every module that the driver loads.
+/// Granularity of the memory outside the pool, so that plans do not change with every module that the driver loads.
 const STEP: u64 = 16 << 20;
 
-/// What is measured of a process's devices.
+/// Measurements of a process's devices.
 #[derive(Debug)]
 pub(super) struct Measures {
     registry: Arc<DeviceRegistry>,
     nvml: OnceLock<Option<Nvml>>,
     paths: OnceLock<PathGraph>,
-    /// Sites that sample, with the most that each has not been told yet.
+    /// Sampling sites with the largest sample that each has not read yet.
     samples: Mutex<FxHashMap<(DeviceId, u64), Bytes>>,
-    /// The budgets of sites for their pools.
+    /// Budgets of sites for their pools.
     budgets: Mutex<FxHashMap<u64, (DeviceId, Bytes)>>,
-    /// What queues had moved when rates were taken from it last, and the rates.
+    /// Bytes moved by each queue when its rate was last computed, and the rate.
     moved: Mutex<FxHashMap<(DeviceId, bool), (Moved, Bandwidth)>>,
 }
 
@@ -45,12 +45,12 @@ impl Measures {
         Measures { registry: registry.clone(), nvml, paths, samples, budgets, moved }
     }
 
-    /// The pool of a device, if it has started.
+    /// Returns the pool of a device if it has started.
     pub(super) fn pool(&self, device: DeviceId) -> Option<&Arc<GpuPool>> {
         self.memory(device)?.started().map(|started| &started.pool)
     }
 
-    /// How often streams waited for memory of a device that something else still used.
+    /// Returns the number of stream waits for memory that other work on a device still used.
     pub(super) fn waits_for_memory(&self, device: DeviceId) -> u64 {
         self.pool(device).map_or(0, |pool| pool.report().gpu_waits_made())
     }
@@ -59,7 +59,7 @@ impl Measures {
         self.registry.device(device.0.into()).ok()
     }
 
-    /// What a pool holds now, and held at most since the same site asked last.
+    /// Returns the bytes that a pool holds now, and the maximum since the same site's last call.
     pub(super) fn sample(&self, device: DeviceId, site: u64) -> Option<(Bytes, Bytes)> {
         let pool = self.pool(device)?;
         let mut samples = self.samples.lock();
@@ -73,8 +73,8 @@ impl Measures {
         samples.insert((device, site), now).map(|most| (now, most))
     }
 
-    /// What the GPU shows of this process beside the pool: contexts, modules, memory that others took. Where it tells of no processes, as in
-    /// some containers, all that is taken of the GPU counts as this one's.
+    /// Returns the process's memory on a GPU outside the pool: contexts, modules and other allocators. If the driver lists no processes, as
+    /// in some containers, all memory in use on the GPU counts as this process's.
     pub(super) fn beside(&self, device: DeviceId) -> Bytes {
         let Some(memory) = self.memory(device) else { return Bytes::ZERO };
         let reserved = memory.started().map_or(Bytes::ZERO, |started| started.pool.reserved());
@@ -93,7 +93,7 @@ impl Measures {
         (!shown.is_zero()).then_some(shown)
     }
 
-    /// What the links of a device give, by what its queues have moved where that is enough; and what they would with those of other GPUs.
+    /// Returns the rates of a device's links, measured where enough was moved, and the rates together with the links of other GPUs.
     pub(super) fn links(&self, device: DeviceId, queues: &Queues) -> (Links, Links) {
         let graph = self.paths.get_or_init(|| self.registry.assumed_paths());
         let known = |direction| {
@@ -130,13 +130,13 @@ impl Measures {
         Some(rate)
     }
 
-    /// What a host pool may still pin, beside what it has pinned for what is offloaded.
+    /// Returns the bytes that a host pool may still pin, plus the bytes already pinned for offloading.
     pub(super) fn host_room(left: Bytes, own: Bytes) -> Bytes {
         let room = AvailableMemory::of_host().least().map_or(left, |least| least.min(left));
         room.saturating_add(own)
     }
 
-    /// What a site lets its pool reserve; the least of all sites counts.
+    /// Sets the budget of a site for its pool; the smallest of all sites applies.
     pub(super) fn set_budget(&self, site: u64, budget: Option<(DeviceId, Bytes)>) {
         let mut budgets = self.budgets.lock();
         let before = match budget {

@@ -1,27 +1,27 @@
-//! Bytes of live blocks that leave their GPU and come back to another address, one tensor's at a time.
+//! Bytes of live blocks that are copied to the host and come back to another address, one tensor at a time.
 //!
 //! ```text
-//! stream:  … write ─┬─ free, and what comes next …        malloc ─┬──────────────── wait ─ read …
+//! stream:  … write ─┬─ free, and later work …            malloc ─┬──────────────── wait ─ read …
 //! out:              └─► copy ─► event: a read hold               │                   ▲
 //! in:                              └──────────────────────────────┴─► copy ─► event ─┘
 //! host:             [ taken ─────────────────────────────────── released: the next copy out waits for the event ]
 //! ```
 //!
-//! The caller frees the block as soon as it likes: its bytes are its stream's again behind the event of the copy out ([`ReadHolds`]). It
-//! takes memory for the way back itself, on its own stream.
+//! The caller may free the block at once: its stream can reuse the bytes after the event of the copy out ([`ReadHolds`]). The caller
+//! allocates the memory for the way back itself, on its own stream.
 //!
-//! | part | has |
+//! | part | purpose |
 //! |---|---|
-//! | [`Queues`] | one stream a direction and GPU, in whose order copies run; how long they took |
-//! | [`HostMemory`] | pinned host memory of a GPU's copies, handed out again behind the copies that read it |
-//! | [`Entries`] | what is offloaded, by a number that is never given twice |
-//! | [`Checks`] | whether what was offloaded changed until its block was freed |
-//! | [`Sites`] | what is to be offloaded of each pass of a site, and when its reloads begin |
-//! | [`Measures`], [`Timers`] | what plans are made from: memory, links, room, times |
+//! | [`Queues`] | one stream for each direction and GPU, in whose order copies run; their times |
+//! | [`HostMemory`] | pinned host memory of a GPU's copies, reused after the copies that read it |
+//! | [`Entries`] | offloaded entries, by a number that is never reused |
+//! | [`Checks`] | whether offloaded bytes changed until their block was freed |
+//! | [`Sites`] | the saves to offload in each pass of a site, and the start of their reloads |
+//! | [`Measures`], [`Timers`] | measurements for plans: memory, links, room, times |
 //!
-//! Invariants: nothing waits on the host for a GPU. Who waits for a copy waits for its event, on the GPU. Nothing of a copy is handed to
-//! anybody else before its event, but behind a wait for it: source and target are held, host memory goes back with its last copy.
-//! At the end of the process nothing here calls the driver.
+//! Invariants: nothing waits on the host for a GPU; waits for a copy are for its event, on the GPU. Memory of a copy is reused before its
+//! event only behind a wait for it: source and destination are held, and host memory is returned with its last copy. After the process has
+//! stopped, nothing here calls the driver.
 //!
 //! [`ReadHolds`]: glake_tiers::ReadHolds
 
@@ -70,25 +70,25 @@ use queue::Queues;
 pub use sites::{PackedItem, Sites};
 use timer::Timers;
 
-/// What of a process's memory is offloaded.
+/// Offloaded memory of a process.
 #[derive(Debug)]
 pub struct Offload {
     registry: Arc<DeviceRegistry>,
     streams: Arc<Streams>,
     regions: Arc<RegionSet>,
     queues: Queues,
-    /// By device, made when something is first offloaded.
+    /// Host memory by device, created at the first offload.
     hosts: Box<[Mutex<Option<Arc<HostMemory>>>]>,
     entries: Entries,
     checks: Checks,
     sites: Sites,
     measures: Measures,
     timers: Timers,
-    /// Times that host memory was refused.
+    /// Number of refused requests for host memory.
     refused: AtomicU64,
 }
 
-/// Where bytes of a live block are.
+/// Location of bytes within a live block.
 #[derive(Debug)]
 struct Place<'a> {
     started: &'a Started,
@@ -117,27 +117,27 @@ impl Offload {
         }
     }
 
-    /// Where the program offloads.
+    /// Returns the places where the program offloads.
     pub fn sites(&self) -> &Sites {
         &self.sites
     }
 
-    /// Copies bytes of a live block to the host, after what is on `stream` by now; the caller may free the block from then on. Returns the
-    /// number by which they are known until [`Offload::release`].
+    /// Copies bytes of a live block to the host, after the work enqueued on `stream` so far; the caller may free the block afterwards.
+    /// Returns the number of the entry, valid until [`Offload::release`].
     ///
-    /// Enqueues the copy, and waits for nothing, but for host memory to be pinned where there is none that is free.
+    /// Enqueues the copy without waiting, except to pin host memory if none is free.
     ///
     /// # Errors
-    /// [`ProcessError::Host`] where there is no host memory, [`ProcessError::NotOurs`], [`ProcessError::OffloadPrivate`],
-    /// [`ProcessError::OffloadCaptured`], [`ProcessError::ForeignContext`]: the bytes stay where they are, and so should the caller's tensor. [`ProcessError::InNoBlock`],
-    /// [`ProcessError::Pool`] where they lie in no live block; [`ProcessError::Decommitted`]; what bringing evicted memory back meets; what
-    /// the driver answers.
+    /// [`ProcessError::Host`] if there is no host memory, [`ProcessError::NotOurs`], [`ProcessError::OffloadPrivate`],
+    /// [`ProcessError::OffloadCaptured`], [`ProcessError::ForeignContext`]: the bytes stay in place, and so should the caller's tensor.
+    /// [`ProcessError::InNoBlock`] and [`ProcessError::Pool`] for bytes in no live block; [`ProcessError::Decommitted`]; errors of
+    /// refilling evicted memory and of the driver.
     pub fn offload(&self, raw: Stream, address: Address, size: Bytes) -> Result<u64> {
         self.copy_out(raw, address, size, None)
     }
 
-    /// Returns whether an owner counts on the memory at an address: memory of a private pool, or GLake's memory in no live
-    /// block, which a graph tree may keep account of. Such bytes are not offloaded, and nothing may free, move or replace them in their owner's place.
+    /// Returns whether another owner relies on the memory at an address: memory of a private pool, or GLake's memory in no live block,
+    /// which a graph tree may track. Such bytes are not offloaded, and only their owner may free, move or replace them.
     pub fn is_private(&self, address: Address) -> bool {
         let Ok(started) = self.device_of(address).and_then(|device| self.started(device)) else {
             return false;
@@ -165,7 +165,7 @@ impl Offload {
             let host = self.host(device)?;
             let out = self.queues.of(device, Direction::FromGpu)?;
             let taken = host.take(size).inspect_err(|error| self.note_refused(error))?;
-            // From here on it goes back whatever fails.
+            // From here on the host memory is returned after any failure.
             let mut out = out.lock();
             let block = place.block;
             let digest = save.and_then(|_| self.digest(&mut out, on, &place, address));
@@ -199,15 +199,16 @@ impl Offload {
         })?
     }
 
-    /// Begins to copy what was offloaded to a live block, after the copy out and after what is on `stream` by now: the block may have
-    /// been memory of earlier work there. It may be asked for again, for the same memory or other.
+    /// Starts to copy an entry back to a live block, after the copy out and the work enqueued on `stream` so far, which may have used the
+    /// block's memory. May be called again, for the same or another block.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`]; [`ProcessError::OffloadedElsewhere`] for memory of another GPU; [`ProcessError::Transfer`] where the
-    /// bytes were lost on their way out, [`ProcessError::OffloadTorn`] where they were when they were checked; as [`Offload::offload`] of the address. Nothing may be read at the address then.
+    /// [`ProcessError::UnknownOffload`]; [`ProcessError::OffloadedElsewhere`] for memory of another GPU; [`ProcessError::Transfer`] if the
+    /// copy out failed, [`ProcessError::OffloadTorn`] if the second copy of a check failed; errors as of [`Offload::offload`] for the
+    /// address. The contents at the address are undefined then.
     pub fn begin_reload(&self, id: u64, raw: Stream, address: Address) -> Result<()> {
         let entry = self.entries.of(id)?;
-        // Under no lock: it may call a program's hooks.
+        // Without locks, because it may call a program's hooks.
         self.regions.written(address)?;
         let mut entry = entry.lock();
         let Some((away, _)) = entry.away.as_mut() else {
@@ -227,11 +228,11 @@ impl Offload {
         Ok(())
     }
 
-    /// Has a stream wait, on its GPU, for the last copy in that was begun.
+    /// Makes a stream wait, on its GPU, for the most recent copy in.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownOffload`]; [`ProcessError::NotReloading`] where none was begun; [`ProcessError::OffloadCaptured`]; what the
-    /// driver answers.
+    /// [`ProcessError::UnknownOffload`]; [`ProcessError::NotReloading`] if none was started; [`ProcessError::OffloadCaptured`]; the
+    /// driver's error.
     pub fn wait_reload(&self, id: u64, raw: Stream) -> Result<()> {
         let entry = self.entries.of(id)?;
         let mut entry = entry.lock();
@@ -245,7 +246,7 @@ impl Offload {
         load.check()?;
         self.timers.waits(on.device, on.raw, &load.event);
         self.queues.driver().stream_wait_event(on.device, on.raw, load.event.id())?;
-        // The stream that the block goes back to is behind the copy now.
+        // The block's stream is ordered after the copy now.
         if StreamKey(on.id.0) == load.block.stream
             && let Some(hold) = load.hold.take()
         {
@@ -254,16 +255,16 @@ impl Offload {
         Ok(())
     }
 
-    /// [`Offload::begin_reload`] and [`Offload::wait_reload`] for one stream.
+    /// Performs [`Offload::begin_reload`] and [`Offload::wait_reload`] for one stream.
     ///
     /// # Errors
-    /// As these.
+    /// As these two.
     pub fn reload(&self, id: u64, raw: Stream, address: Address) -> Result<()> {
         self.begin_reload(id, raw, address)?;
         self.wait_reload(id, raw)
     }
 
-    /// How many bytes were offloaded under a number.
+    /// Returns the number of bytes of an entry.
     ///
     /// # Errors
     /// [`ProcessError::UnknownOffload`].
@@ -273,7 +274,7 @@ impl Offload {
         Ok(entry.away.as_ref().map_or(Bytes::ZERO, |(away, _)| away.size))
     }
 
-    /// A number for the life of the live block that an address lies in; no other block of its device ever has the same.
+    /// Returns a number for the lifetime of the live block that contains an address; no other block of its device ever has the same.
     ///
     /// # Errors
     /// [`ProcessError::NotOurs`], [`ProcessError::InNoBlock`].
@@ -282,13 +283,13 @@ impl Offload {
         Ok(self.identified(started, address, Bytes::new(1))?.generation)
     }
 
-    /// Forgets what was offloaded. Its host memory is free for the next copy out behind the copies that are still under way; nothing waits for
-    /// them on the host. At the end of the process it stays as it is.
+    /// Releases an entry. Its host memory is reused after the copies still in progress, without a wait on the host. After the process has
+    /// stopped the memory stays as it is.
     ///
     /// # Errors
     /// [`ProcessError::UnknownOffload`].
     pub fn release(&self, id: u64) -> Result<()> {
-        // Books alone are kept then: what is dropped here has events.
+        // Only bookkeeping is left then: dropped entries hold events.
         if self.registry.is_stopped() {
             return Ok(());
         }
@@ -304,16 +305,16 @@ impl Offload {
         Ok(())
     }
 
-    /// Has host memory pinned for so many bytes of a device, so that [`Offload::offload`] need not: to be called ahead, on another thread.
+    /// Pins host memory for `size` bytes of a device ahead of time, on a background thread, so that [`Offload::offload`] need not.
     ///
     /// # Errors
-    /// [`ProcessError::NoSuchDevice`]; [`ProcessError::Host`]: what was pinned by then stays.
+    /// [`ProcessError::NoSuchDevice`]; [`ProcessError::Host`]: the bytes pinned so far are kept.
     pub fn prepare(&self, device: i64, size: Bytes) -> Result<()> {
         let device = self.registry.device(device)?.id();
         self.host(device)?.prepare(size)
     }
 
-    /// Gives host memory back that nothing is offloaded to, for whoever wants host memory of this process next; returns how much.
+    /// Returns unused host memory to the pool for other users of this process. Returns its size.
     pub(super) fn trim(&self) -> Bytes {
         self.known_hosts().map(|host| host.give_up(Bytes::MAX)).sum()
     }
@@ -334,7 +335,7 @@ impl Offload {
         }
     }
 
-    /// Whose memory an address is.
+    /// Returns the device whose pool contains an address.
     fn device_of(&self, address: Address) -> Result<DeviceId> {
         let started = self.registry.devices.iter().filter_map(DeviceMemory::started);
         let holds = |started: &&Started| {
@@ -345,7 +346,7 @@ impl Offload {
         found.map(|started| started.pool.device()).ok_or(ProcessError::NotOurs { address })
     }
 
-    /// The bytes of a live block, all of which are there.
+    /// Returns the live block and span of bytes that are all on the GPU.
     fn place(&self, address: Address, size: Bytes) -> Result<Place<'_>> {
         let started = self.started(self.device_of(address)?)?;
         let block = self.identified(started, address, size)?;
@@ -362,7 +363,7 @@ impl Offload {
         }
     }
 
-    /// A stream of the program that is not captured, in its GPU's primary context.
+    /// Returns a stream of the program, in its GPU's primary context and not captured.
     fn stream(&self, raw: Stream) -> Result<UserStream> {
         if self.streams.primary_of(raw)?.is_none() {
             return Err(ProcessError::ForeignContext);
@@ -378,7 +379,7 @@ impl Offload {
         self.registry.started(self.registry.device(device.0.into())?)
     }
 
-    /// The host memory of a device's copies.
+    /// Returns the host memory for a device's copies.
     fn host(&self, device: DeviceId) -> Result<Arc<HostMemory>> {
         let count = self.hosts.len();
         let place = usize::try_from(device.0).ok().and_then(|index| self.hosts.get(index));

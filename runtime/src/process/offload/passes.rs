@@ -1,6 +1,6 @@
-//! Passes of sites: what becomes of what they save, and what is measured of them meanwhile.
+//! Passes of sites: verdicts for their saves and the measurements during a pass.
 //!
-//! Nothing is measured, and no driver called, of a site of which nothing but to offload everything was asked.
+//! A site that was only asked to offload everything causes no measurements and no driver calls.
 
 use glake_device::Stream;
 use glake_offload::{ItemId, Pack, PlanError, Preset, Request, ScopeId, Verdict};
@@ -11,19 +11,20 @@ use super::measures::Measures;
 use super::sites::{Asked, LEARNED, PackedItem, Planned, Spare, Timed};
 use super::{Offload, Position};
 
-/// Rates, and room of the host, count anew once they differ by such a part; a rate that fell, and in the first passes one that rose, once
-/// it differs by the lesser one: who waits for a link that is slower than planned waits for all that is behind.
+/// Relative change of a rate, or of the host's room, after which plans are made again. For a rate that fell, and in the first passes for
+/// one that rose, the smaller threshold applies: a link slower than planned delays everything behind it.
 const CHANGED: f64 = 0.2;
 const RATE: f64 = 0.06;
-/// A pass that stood still for memory for more than such a part of its time has too little.
+/// A pass that waited for memory for more than 1/64 of its time has too little of it.
 const STOOD: u32 = 64;
-/// So many passes are the first.
+/// Number of passes that count as the first.
 const FIRST: u64 = 8;
-/// A pass in so many is timed for the report alone.
+/// Interval, in passes, of passes timed only for the report.
 const TOLD: u64 = 64;
 
 impl Offload {
-    /// What plans of a site are for, from its next pass on, in which its saves are checked anew. Without a budget and with [`Preset::Memory`] nothing is measured.
+    /// Sets the goal of a site's plans, from its next pass on, in which its saves are checked again. Without a budget and with
+    /// [`Preset::Memory`] nothing is measured.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`], [`ProcessError::NoSuchDevice`].
@@ -43,7 +44,7 @@ impl Offload {
         Ok(())
     }
 
-    /// Forgets a site: its plans, and what is known of its saves.
+    /// Removes a site with its plans and the results of its checks.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -54,20 +55,18 @@ impl Offload {
         Ok(())
     }
 
-    /// Whether a forward of such a shape, which is about to begin, has to tell what it saves: not where the plan of one like it keeps
-    /// everything, memory is as it was, and nothing went above the budget since. A program that gives all its forwards one number has one
-    /// shape.
+    /// Returns whether a forward pass of this shape must report its saves. It need not if the plan of an equal pass keeps everything,
+    /// memory is unchanged and the budget was never exceeded since. A program that gives all forward passes one number has one shape.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownSite`]; [`ProcessError::Budget`] where a pass with the same forwards before this one needed more than the
-    /// budget.
+    /// [`ProcessError::UnknownSite`]; [`ProcessError::Budget`] if a pass with the same earlier forward passes needed more than the budget.
     pub fn needs(&self, site: u64, shape: u64) -> Result<bool> {
         let planned = self.sites.of(site)?;
         let mut planned = planned.lock();
         planned.shapes.begun = None;
         if let Some(error) = planned.shapes.failure_with(shape) {
             match self.below(&planned, error) {
-                // Another site had less, and has it no more.
+                // Another site had a smaller budget and no longer has.
                 ProcessError::Budget { budget, minimum, .. } if minimum <= budget => {
                     planned.shapes.forget_failure_with(shape);
                 }
@@ -81,7 +80,7 @@ impl Offload {
         {
             let passed = pool.budget().1;
             if passed > std::mem::replace(&mut planned.passed, passed) {
-                // Of what nobody told of: passes may save more than those of their shape did.
+                // Caused by unreported passes: a pass may save more than earlier ones of its shape.
                 planned.shapes.kept.clear();
             } else if pool.active().saturating_add(adds) <= planned.site.request().budget {
                 return Ok(false);
@@ -91,8 +90,8 @@ impl Offload {
         Ok(true)
     }
 
-    /// Bytes that this pass has not packed yet, and that `stream` makes. Fills `begin` with items whose reloads are to begin before, as
-    /// far as there is room, and says how many these are; the others come with the next call.
+    /// Records bytes that this pass has not packed yet and that work on `stream` produces. Fills `begin` with items whose reloads must
+    /// start first, as far as there is room, and returns their number; the rest follows with the next call.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -112,7 +111,7 @@ impl Offload {
         }
         let is_first = planned.site.position() == Position(0);
         if is_first {
-            // Of a pass that is over.
+            // Belongs to a finished pass.
             planned.reloads.clear();
             self.begins(site, &mut planned);
             (planned.packed, planned.checked) = Default::default();
@@ -120,7 +119,7 @@ impl Offload {
         planned.packed = planned.packed.saturating_add(pack.bytes);
         self.step(site, &mut planned, pack.bytes);
         let (item, verdict, reloads) = planned.site.packed(pack);
-        // A forward that saves nothing is of no pass.
+        // A forward pass that saves nothing belongs to no pass.
         let begun = planned.shapes.begun.take();
         planned.shapes.current.extend(begun);
         if is_first {
@@ -137,7 +136,8 @@ impl Offload {
         Ok((PackedItem { item, verdict }, planned.fill(reloads, begin)))
     }
 
-    /// A leaf is computed from here on, until its output is packed: on the stream that the pass began on, whose time is taken.
+    /// Marks the start of a leaf's computation, which ends when its output is packed. The time is measured on the stream on which the pass
+    /// began.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -148,8 +148,8 @@ impl Offload {
         Ok(())
     }
 
-    /// Times of the pass that is under way do not count: it computes what later ones will not. Where that is so in every pass, it is what
-    /// passes take.
+    /// Excludes the current pass from timing, because it computes work that later passes will not. If every pass does so, the times count
+    /// after all.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -164,8 +164,8 @@ impl Offload {
         Ok(())
     }
 
-    /// A scope is computed again: from here on, or until here, timed as [`Offload::leaf_begins`] is. Reloads that are to begin come with the
-    /// next call.
+    /// Marks the start or the end of a scope's recomputation, timed like [`Offload::leaf_begins`]. Reloads to start come with the next
+    /// call.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -190,7 +190,7 @@ impl Offload {
         Ok(())
     }
 
-    /// A handle of an item is unpacked. `begin` as of [`Offload::packed`].
+    /// Records that a handle of an item is unpacked. Fills `begin` as [`Offload::packed`] does.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
@@ -208,7 +208,7 @@ impl Offload {
         Ok(planned.fill(reloads, begin))
     }
 
-    /// The GPU's copy of an item is gone again, and a handle of it lives.
+    /// Records that the GPU copy of an item is freed while a handle of it lives.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -217,7 +217,7 @@ impl Offload {
         Ok(())
     }
 
-    /// The handle of an item is gone. With the last one the pass is over.
+    /// Records that the handle of an item is dropped. The last one ends the pass.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`]; [`ProcessError::Pass`].
@@ -232,7 +232,7 @@ impl Offload {
         Ok(())
     }
 
-    /// A pass begins: what was measured of those before it, and what it may use.
+    /// Begins a pass: evaluates the measurements of earlier passes and sets its limits.
     fn begins(&self, site: u64, planned: &mut Planned) {
         let Some(asked) = planned.is_measured().filter(|_| !self.registry.is_stopped()) else { return };
         while let Some(Timed { pass, timer, spare }) = planned.timed.front() {
@@ -265,7 +265,7 @@ impl Offload {
         let Some(pool) = self.measures.pool(asked.device) else { return };
         if let Some(budget) = asked.budget {
             self.measures.set_budget(site, Some((asked.device, budget.saturating_sub(planned.beside))));
-            // Another site may have less.
+            // Another site may have a smaller budget.
             let (budget, passed) = pool.budget();
             let budget = budget.unwrap_or(Bytes::MAX);
             planned.passed = passed;
@@ -283,7 +283,7 @@ impl Offload {
         }
     }
 
-    /// What may be asked of plans has changed, or not.
+    /// Updates the plan's request if the measurements have changed enough.
     fn look(&self, planned: &mut Planned, asked: Asked, all: bool) {
         if all {
             planned.beside = self.measures.beside(asked.device);
@@ -315,7 +315,7 @@ impl Offload {
         Some(Measures::host_room(pool.room, own))
     }
 
-    /// A step begins: what memory holds is looked at, and it is timed.
+    /// Begins a step: samples the memory and records the time.
     fn step(&self, site: u64, planned: &mut Planned, bytes: Bytes) {
         if let Some(asked) = planned.is_measured()
             && let Some((now, most)) = self.measures.sample(asked.device, site)
@@ -329,11 +329,11 @@ impl Offload {
         }
     }
 
-    /// The pass that has begun is timed, where that is of use.
+    /// Starts a timer for the new pass if its times are needed.
     fn time(&self, planned: &mut Planned, stream: Stream) {
         planned.timer = None;
         let passes = planned.site.passes();
-        // The first one makes memory and loads modules.
+        // The first pass allocates memory and loads modules.
         let is_wanted = passes > 0 && (planned.site.may_want_times() || passes % TOLD == 2);
         let Some(asked) = planned.is_measured().filter(|_| is_wanted && !self.registry.is_stopped()) else {
             return;
@@ -349,7 +349,7 @@ impl Offload {
         }
     }
 
-    /// A pass is over.
+    /// Ends the current pass.
     fn ended(&self, planned: &mut Planned) {
         let over = planned.site.passes();
         if let Some(timer) = planned.timer.take() {
@@ -373,13 +373,13 @@ impl Offload {
             planned.spare = planned.spare.grown().min(planned.most_spare);
         }
         let kept = planned.site.kept_all();
-        // Where this pass had a plan, an error that stands is another pass's.
+        // This pass had a plan, so a remaining error belongs to another pass.
         let mut unplanned = planned.site.unplanned().filter(|_| !planned.site.has_followed()).copied();
         if let Some(PlanError::BelowFloor { minimum, .. }) = unplanned
             && let Some(budget) = pool.and_then(|pool| pool.budget().0)
             && let Some(less) = planned.spare.less_for(minimum, budget)
         {
-            // Rather waits, and gaps that take a little more than the budget, than no plan.
+            // Waits, and gaps slightly above the budget, are better than no plan.
             (planned.spare, planned.most_spare) = (less, less);
             unplanned = None;
         }
@@ -387,20 +387,20 @@ impl Offload {
         planned.shapes.learn(shapes, kept, failed);
     }
 
-    /// A plan's error, in the terms of what was asked for: by this site, or by one that has less of the same GPU.
+    /// Translates a plan's error into the budget that was requested by this site, or by one with a smaller budget on the same GPU.
     pub(super) fn below(&self, planned: &Planned, error: PlanError) -> ProcessError {
         let PlanError::BelowFloor { minimum, host_room, .. } = error else { return error.into() };
         let own = planned.asked.and_then(|asked| asked.budget).unwrap_or(Bytes::MAX);
         let pool = planned.asked.and_then(|asked| self.measures.pool(asked.device));
         let least = pool.and_then(|pool| pool.budget().0);
         let budget = least.map_or(own, |least| own.min(least.saturating_add(planned.beside)));
-        // As much as is enough where its passes need a little more than these did.
+        // Enough if later passes need slightly more than these.
         let minimum = Spare::default().grown().budget_of(minimum);
         ProcessError::Budget { budget, minimum: minimum.saturating_add(planned.beside), host_room }
     }
 }
 
-/// What became of the items of a plan.
+/// Number and bytes of a plan's items with one verdict.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sum {
     pub(super) items: u64,

@@ -1,13 +1,13 @@
-//! The streams that copies run on: one a direction of each GPU.
+//! Streams for offload copies: one for each direction and GPU.
 //!
 //! ```text
-//! program:  … work ─ fork                    a fork: recorded and waited for in one go, under the queue's lock
+//! program:  … work ─ fork                    a fork: recorded and waited for in one step, under the queue's lock
 //! queue:            └─ [mark] ─ start ─ copy, over every link ─ end
 //! ```
 //!
-//! The time between a copy's two events is the time that it ran: a copy that waits for a program's work, or for a mark, does so before the
-//! first. Copies of one queue follow each other, so their sum is the time that the queue had something to move. To ask how long a copy took
-//! costs the host more than to enqueue it: of small ones a few are timed.
+//! The time between a copy's two events is its run time: waits for the program's work or for a mark come before the first. The copies of a
+//! queue run one after another, so that their sum is the time in which the queue moved bytes. Querying a copy's time costs the host more
+//! than enqueuing it, so only a sample of small copies is timed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,25 +26,25 @@ use super::entries::Away;
 use super::host_memory::HostRange;
 use crate::sync::Mutex;
 
-/// So many copies are timed at once; of those beyond, bytes are counted and no time.
+/// Maximum number of copies timed at once; for further ones only bytes are counted.
 const MOST: usize = 4096;
-/// Copies of fewer bytes are small: one in so many of them is timed.
+/// Size below which a copy is small, so that only a sample is timed.
 const SMALL: Bytes = Bytes::mib(4);
 const ONE_IN: u64 = 8;
-/// So many events are looked at before another is made: there are then few more than are in use at a time.
+/// Number of used events checked before another is created, which bounds their total.
 const LOOKS: usize = 8;
 
-/// What a queue has moved.
+/// Bytes and times that a queue has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) copies: u64,
     pub(super) bytes: Bytes,
-    /// Of the copies that were timed and are over: their bytes, and how long they ran.
+    /// Bytes of the finished, timed copies; `busy` is their run time.
     pub(super) timed: Bytes,
     pub(super) busy: Duration,
 }
 
-/// A copy between its two events.
+/// A timed copy between its two events.
 #[derive(Debug)]
 struct Running {
     start: Arc<OwnedEvent>,
@@ -52,17 +52,17 @@ struct Running {
     size: Bytes,
 }
 
-/// One queue.
+/// Queue of one direction of a GPU.
 #[derive(Debug)]
 pub(super) struct Queue {
     engine: Arc<Engine>,
     driver: Arc<dyn Driver>,
     on: UserStream,
     stream: OwnedStream,
-    /// Of the queue's own device; a fork from another device's stream has an event of its own.
+    /// Fork event of the queue's own device; a fork from another device's stream uses an event of that device.
     fork: OwnedEvent,
     running: VecDeque<Running>,
-    /// Events that were used: whoever holds none but these can have them again.
+    /// Used events, which may be reused once no other holder exists.
     events: VecDeque<Arc<OwnedEvent>>,
     moved: Moved,
 }
@@ -74,16 +74,16 @@ impl Queue {
         let stream = OwnedStream::new(&driver, device)?;
         let on = UserStream::of(&*driver, device, stream.id())?;
         let fork = OwnedEvent::new(&driver, device, EventKind::Plain)?;
-        // Where a driver has no event for a whole context, completion points are of the streams that are known.
+        // If a driver has no event for a whole context, completion points cover the known streams.
         registry.completion_events.know(device, stream.id());
         let (running, events, moved) = Default::default();
         Ok(Queue { engine, driver, on, stream, fork, running, events, moved })
     }
 
-    /// Enqueues a copy to the host behind what is on a stream of the program by now.
+    /// Enqueues a copy to the host after the work on a stream of the program so far.
     ///
     /// # Errors
-    /// What the driver answers; what was enqueued is done then.
+    /// The driver's error; enqueued work is finished then.
     pub(super) fn copy_out(
         &mut self,
         behind: UserStream,
@@ -97,33 +97,33 @@ impl Queue {
         self.copy(&to.beside(from))
     }
 
-    /// Enqueues a digest of bytes behind what is on a stream of the program by now.
+    /// Enqueues a digest of bytes after the work on a stream of the program so far.
     ///
     /// # Errors
-    /// What the driver answers; what was enqueued is done then.
+    /// The driver's error; enqueued work is finished then.
     pub(super) fn digest(&mut self, behind: UserStream, digests: &Digests, from: &Span) -> Result<Digesting> {
         self.fork(behind)?;
         let enqueued = digests.enqueue(self.on.raw, std::slice::from_ref(from)).map(Digesting::let_go);
         Ok(enqueued.inspect_err(|_| self.finish())?)
     }
 
-    /// Has the next copy wait for what is on a stream of the program by now.
+    /// Makes the next copy wait for the work on a stream of the program so far.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(super) fn follow(&mut self, behind: UserStream) -> Result<()> {
         self.fork(behind)
     }
 
-    /// Has the next copy wait for an event.
+    /// Makes the next copy wait for an event.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub(super) fn wait_for(&self, event: &OwnedEvent) -> Result<()> {
         Ok(self.stream.wait_for(event.id())?)
     }
 
-    /// Enqueues a copy from the host behind the copy out, and behind what is on a stream of the program by now; its number too.
+    /// Enqueues a copy from the host after the copy out and the work on a stream of the program so far. Returns its number too.
     ///
     /// # Errors
     /// As [`Queue::copy_out`].
@@ -140,25 +140,24 @@ impl Queue {
         Ok((event, self.moved.copies, handles))
     }
 
-    /// Which stream its copies run on.
+    /// Returns the stream on which the copies run.
     pub(super) fn id(&self) -> StreamId {
         self.on.id
     }
 
-    /// Its stream.
+    /// Returns the raw handle of the stream.
     #[cfg(test)]
     #[cfg(not(schedules))]
     pub(super) fn stream(&self) -> glake_device::Stream {
         self.on.raw
     }
 
-    /// Waits on the host for what was enqueued: after a failure, of which nobody else can know how far it came. What cannot be waited for is
-    /// lost with its device.
+    /// Waits on the host for enqueued work after a failure, whose progress is unknown. Errors are ignored: the device is lost then.
     pub(super) fn finish(&mut self) {
         let _lost = self.stream.synchronize();
     }
 
-    /// What was moved by now.
+    /// Returns the bytes and times moved so far.
     pub(super) fn moved(&mut self) -> Moved {
         self.poll();
         self.moved
@@ -175,12 +174,12 @@ impl Queue {
         Ok(self.stream.wait_for(fork.id())?)
     }
 
-    /// One copy, in parts: each to the first from the second. Its end, and those of its parts that relays took part in.
+    /// Enqueues one copy in parts, each from the second span to the first. Returns its end and the parts that use relays.
     fn copy(&mut self, parts: &[(Span, Span)]) -> Result<(Arc<OwnedEvent>, Vec<CopyHandle>)> {
         let size: Bytes = parts.iter().map(|(to, _)| to.size()).sum();
         let start = self.start(size)?;
         let end = self.event()?;
-        // The end of all parts is marked here.
+        // The end of all parts is recorded below.
         let options = CopyOptions { waited: false, ..CopyOptions::default() };
         let copies = parts.iter().map(|(to, from)| self.engine.copy(to, from, self.on, options));
         let copies = copies.filter(|copied| copied.as_ref().map_or(true, CopyHandle::is_split));
@@ -204,7 +203,7 @@ impl Queue {
         Ok((end, handles))
     }
 
-    /// Marks where a copy of so many bytes starts, if it is timed.
+    /// Records a start event for a copy of `size` bytes if it is timed.
     fn start(&mut self, size: Bytes) -> Result<Option<Arc<OwnedEvent>>> {
         if size < SMALL && !self.moved.copies.is_multiple_of(ONE_IN) {
             return Ok(None);
@@ -218,9 +217,9 @@ impl Queue {
         Ok(Some(start))
     }
 
-    /// An event that nobody else has.
+    /// Returns an event without another holder.
     fn event(&mut self) -> Result<Arc<OwnedEvent>> {
-        // The oldest are the likeliest to be nobody's any more.
+        // The oldest event is the likeliest to be unused.
         for _ in 0..LOOKS.min(self.events.len()) {
             self.events.rotate_left(1);
             if let Some(event) = self.events.back().filter(|event| Arc::strong_count(event) == 1) {
@@ -232,7 +231,7 @@ impl Queue {
         Ok(event)
     }
 
-    /// Notes how long the copies took that are over. That it is not known fails nothing.
+    /// Reads the times of finished copies. Unknown times are no error.
     fn poll(&mut self) {
         while let Some(Running { start, end, size }) =
             self.running.pop_front_if(|running| !matches!(running.end.is_passed(), Ok(false)))
@@ -245,14 +244,14 @@ impl Queue {
     }
 }
 
-/// The queues of a process, made when they are first used.
+/// Queues of a process, created at first use.
 #[derive(Debug)]
 pub(super) struct Queues {
     registry: Arc<DeviceRegistry>,
     queues: Mutex<FxHashMap<(DeviceId, Direction), SharedQueue>>,
 }
 
-/// Its lock is held while a copy is enqueued, so that what it waits for comes before it.
+/// A queue with its lock, held while a copy is enqueued so that its waits come first.
 pub(super) type SharedQueue = Arc<Mutex<Queue>>;
 
 impl Queues {
@@ -264,10 +263,10 @@ impl Queues {
         &**self.registry.completion_events.driver()
     }
 
-    /// The queue of a device.
+    /// Returns the queue of a device.
     ///
     /// # Errors
-    /// What making the engine, a stream or an event meets.
+    /// Errors of creating the engine, a stream or an event.
     pub(super) fn of(&self, device: DeviceId, direction: Direction) -> Result<SharedQueue> {
         let mut queues = self.queues.lock();
         if let Some(queue) = queues.get(&(device, direction)) {
@@ -278,18 +277,18 @@ impl Queues {
         Ok(queue)
     }
 
-    /// What a device's queue has moved; `None`: nothing yet.
+    /// Returns the bytes that a device's queue has moved; `None` if there is no queue.
     pub(super) fn moved_of(&self, device: DeviceId, direction: Direction) -> Option<Moved> {
         let queue = self.queues.lock().get(&(device, direction)).cloned()?;
         (!self.registry.is_stopped()).then(|| queue.lock().moved())
     }
 
-    /// What all queues of a direction have moved.
+    /// Returns the bytes that all queues of a direction have moved.
     pub(super) fn moved(&self, direction: Direction) -> Moved {
         let queues: Vec<_> = self.queues.lock().iter().map(|(key, queue)| (*key, queue.clone())).collect();
         let mut all = Moved::default();
         for (_, queue) in queues.into_iter().filter(|((_, way), _)| *way == direction) {
-            // Whether a copy is over is asked of the driver.
+            // Asks the driver whether copies are over.
             let mut queue = queue.lock();
             let one = if self.registry.is_stopped() { queue.moved } else { queue.moved() };
             all.copies += one.copies;

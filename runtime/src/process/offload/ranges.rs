@@ -1,15 +1,15 @@
-//! Free ranges of chunks of memory, handed out best fit first and joined when they come back. Pure.
+//! Free ranges of memory chunks, best fit, joined when they are returned (pure).
 //!
-//! A range comes back with a *mark*: what whoever has it next must wait for. Joined ranges have the later one.
+//! A range is returned with a *mark* that its next owner must wait for. Joined ranges keep the later mark.
 
 use std::collections::BTreeMap;
 
-/// Sizes and offsets are multiples of this.
+/// Granularity of sizes and offsets.
 pub(super) const QUANTUM: u64 = 512;
-/// What is taken in parts has none smaller than this, but for the last: a copy of a part is to be worth its call.
+/// Minimum size of a part, except the last one: a copy of a part must be worth its call.
 pub(super) const LEAST_PART: u64 = 4 << 20;
 
-/// A part of a chunk in somebody's hands.
+/// An allocated part of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     pub(super) chunk: usize,
@@ -23,7 +23,7 @@ struct Free<M> {
     mark: Option<M>,
 }
 
-/// The free ranges, by chunk and offset.
+/// Free ranges by chunk and offset.
 #[derive(Debug)]
 pub(super) struct Ranges<M> {
     free: BTreeMap<(usize, u64), Free<M>>,
@@ -36,12 +36,12 @@ impl<M> Default for Ranges<M> {
 }
 
 impl<M: Clone + Ord> Ranges<M> {
-    /// A new chunk, all of it free.
+    /// Adds a new chunk that is entirely free.
     pub(super) fn add(&mut self, chunk: usize, size: u64) {
         self.free.insert((chunk, 0), Free { size, mark: None });
     }
 
-    /// The front of the least range that is large enough; of several the one that was in use longest ago.
+    /// Takes the front of the smallest range that is large enough; among equals the one returned first.
     pub(super) fn take(&mut self, size: u64) -> Option<(Taken, Option<M>)> {
         let size = rounded(size)?;
         let fitting = self.free.iter().filter(|(_, free)| free.size >= size);
@@ -54,8 +54,7 @@ impl<M: Clone + Ord> Ranges<M> {
         Some((Taken { chunk, offset, size }, mark))
     }
 
-    /// So much in one range, or where there is none that is large enough in several, the largest first: what is left at the ends of chunks
-    /// is of use too.
+    /// Takes `size` bytes in one range or, if none is large enough, in several, largest first, so that the ends of chunks are used too.
     pub(super) fn take_parts(&mut self, size: u64) -> Option<(Vec<Taken>, Option<M>)> {
         if let Some((taken, mark)) = self.take(size) {
             return Some((vec![taken], mark));
@@ -75,7 +74,7 @@ impl<M: Clone + Ord> Ranges<M> {
         Some((parts, last))
     }
 
-    /// How much more has to be free, in one range, before so much can be taken; 0: nothing.
+    /// Returns the bytes that must become free, in one range, before `size` bytes can be taken; 0 if none are missing.
     pub(super) fn missing(&self, size: u64) -> Option<u64> {
         let size = rounded(size)?;
         let large = |free: &&Free<M>| free.size >= LEAST_PART;
@@ -89,7 +88,7 @@ impl<M: Clone + Ord> Ranges<M> {
         })
     }
 
-    /// Takes a range back.
+    /// Returns a range to the free ones.
     pub(super) fn put(&mut self, taken: Taken, mark: Option<M>) {
         let Taken { chunk, mut offset, size } = taken;
         let mut free = Free { size, mark };
@@ -107,19 +106,19 @@ impl<M: Clone + Ord> Ranges<M> {
         self.free.insert((chunk, offset), free);
     }
 
-    /// Forgets a chunk of this size if all of it is free.
+    /// Removes a chunk of this size if it is entirely free.
     pub(super) fn remove(&mut self, chunk: usize, size: u64) -> bool {
         let is_whole = self.free.get(&(chunk, 0)).is_some_and(|free| free.size == size);
         is_whole && self.free.remove(&(chunk, 0)).is_some()
     }
 
-    /// How much is free.
+    /// Returns the free bytes in total.
     pub(super) fn total(&self) -> u64 {
         self.free.values().map(|free| free.size).sum()
     }
 }
 
-/// A size as it is packed.
+/// Rounds a size up to the granularity; `None` on overflow.
 pub(super) fn rounded(size: u64) -> Option<u64> {
     size.max(1).checked_next_multiple_of(QUANTUM)
 }
@@ -148,7 +147,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is taken in parts has the size that was asked for, and nothing is missing where it can be taken.
+        /// Parts add up to the requested size, and `missing` is 0 whenever a request succeeds.
         #[test]
         fn parts_are_as_much_as_was_asked_for(sizes in prop::collection::vec(1u64..40 << 20, 1..40), returned in any::<prop::sample::Index>()) {
             let (mut ranges, mut held) = (Ranges::<usize>::default(), Vec::new());
@@ -157,7 +156,7 @@ mod tests {
                 let (missing, before) = (ranges.missing(size).unwrap(), ranges.total());
                 let Some((parts, _)) = ranges.take_parts(size) else {
                     prop_assert!(missing > 0);
-                    // As much as is missing is enough.
+                    // Adding the missing bytes suffices.
                     let chunk = 10 + held.len();
                     ranges.add(chunk, rounded(missing).unwrap());
                     let (parts, _) = ranges.take_parts(size).unwrap();
@@ -175,7 +174,7 @@ mod tests {
             }
         }
 
-        /// Ranges in hands never overlap, and a byte's mark is at least that of whoever had it last.
+        /// Allocated ranges never overlap, and the mark of a byte is at least that of its previous owner.
         #[test]
         fn what_is_taken_is_nobody_else_s(program in prop::collection::vec((any::<bool>(), 1u64..5000, any::<prop::sample::Index>()), 1..200)) {
             let (mut ranges, mut bytes) = (Ranges::<usize>::default(), vec![[None::<usize>; 32]; 3]);

@@ -1,4 +1,4 @@
-//! Copies that are made once more when their block is freed ([`Checks`](super::checks::Checks)).
+//! Second copies of checked saves when their block is freed ([`Checks`](super::checks::Checks)).
 
 use glake_device::owned::{Digesting, OwnedEvent};
 use glake_device::{Address, Stream};
@@ -11,12 +11,12 @@ use super::entries::Away;
 use super::queue::Queue;
 use super::{Offload, Place, ProcessError, Result};
 
-/// What digests begin at a multiple of.
+/// Alignment of digested memory in bytes.
 const WORD: u64 = 16;
 
 impl Offload {
-    /// As [`Offload::offload`], of a save that is to be checked: the bytes are copied again when the block is freed, so that what comes
-    /// back is what the block had then, and both are compared.
+    /// Offloads like [`Offload::offload`], for a save that must be checked: the bytes are copied again when the block is freed, so that a
+    /// reload returns the block's last contents, and both versions are compared.
     ///
     /// # Errors
     /// As [`Offload::offload`].
@@ -28,12 +28,12 @@ impl Offload {
         self.copy_out(raw, address, size, Some(save))
     }
 
-    /// What is known of a save.
+    /// Returns the result of a save's checks so far.
     pub fn check_state(&self, save: SaveId) -> CheckState {
         if self.registry.is_stopped() { CheckState::Due } else { self.checks.state(save) }
     }
 
-    /// The block that begins there is about to be freed. What goes wrong here is told when the bytes are reloaded.
+    /// Handles the free of the block that begins at `address`. Failures are reported when the bytes are reloaded.
     #[inline]
     pub(in super::super) fn before_free(&self, address: Address) {
         if self.checks.are_any_watched() {
@@ -41,7 +41,7 @@ impl Offload {
         }
     }
 
-    /// The digest of bytes that are about to be copied, where there is one.
+    /// Enqueues the digest of bytes that are about to be copied, if one is possible.
     pub(super) fn digest(
         &self,
         out: &mut Queue,
@@ -53,7 +53,7 @@ impl Offload {
             return None;
         }
         let digests = self.regions.digests(place.started.pool.device()).ok()??;
-        // A few bytes more, where the bytes begin in between: they are of the same block.
+        // Includes a few earlier bytes for alignment, which lie in the same block.
         let before = address.0 % WORD;
         let size = place.span.size().saturating_add(Bytes::new(before));
         let span = place.started.pool.read_holds().span(Address(address.0 - before), size).ok()?;
@@ -75,7 +75,7 @@ impl Offload {
             let mut copied = self.copy_again(&watch, away, last.as_deref());
             if copied.is_err() {
                 copied = self.copy_again(&watch, away, last.as_deref());
-                // Nobody knows how far the first came.
+                // The progress of the first copy is unknown.
                 away.is_torn = !matches!(copied, Ok(Again::Copied(_)));
             }
             match (copied, watch.digest) {
@@ -87,12 +87,12 @@ impl Offload {
         }
     }
 
-    /// Copies what a block has now over what it had.
+    /// Copies the current contents of a block over its first copy.
     fn copy_again(&self, watch: &Watch, away: &mut Away, last: Option<&OwnedEvent>) -> Result<Again> {
         let Watch { block, address, stream, ref digest, .. } = *watch;
         let device = away.device;
         self.streams.with_default_of(Some(device), || {
-            // Memory that is elsewhere, or a block that went in a way that nobody sees, as with a checkpoint that is restored.
+            // Evicted memory, or a block freed in an unobserved way, as by a restored checkpoint.
             let Ok(place) = self.place(address, away.size) else { return Ok(Again::Left) };
             if place.block != block {
                 return Ok(Again::Left);
@@ -104,7 +104,7 @@ impl Offload {
                     Err(ProcessError::OffloadCaptured { .. } | ProcessError::ForeignContext) => {
                         return Ok(Again::Left);
                     }
-                    // The program has destroyed it.
+                    // The program has destroyed the stream.
                     Err(ProcessError::Driver(error)) if error.is_gone() => return Ok(Again::Left),
                     found => streams.push(found?),
                 }
@@ -133,11 +133,11 @@ impl Offload {
     }
 }
 
-/// What became of a second copy.
+/// Result of a second copy.
 #[derive(Debug)]
 enum Again {
-    /// It is on its way, and maybe a digest.
+    /// The copy is enqueued, perhaps with a digest.
     Copied(Option<Digesting>),
-    /// There could be none: the first counts.
+    /// No second copy was possible; the first one counts.
     Left,
 }

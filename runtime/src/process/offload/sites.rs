@@ -1,6 +1,6 @@
-//! Sites of a program that offload, by number: their plans, and what is measured for them.
+//! Sites of a program that offload, by number: their plans and measurements.
 //!
-//! A site has no memory of its own: what becomes of bytes is said here, and done by whoever asks ([`Offload`]).
+//! A site has no memory of its own: it decides about bytes, and the caller carries the decision out ([`Offload`]).
 //!
 //! [`Offload`]: super::Offload
 
@@ -19,89 +19,89 @@ use super::measures::LINK;
 use super::timer::PassTimer;
 use crate::sync::Mutex;
 
-/// All sites of a process. A number is above 0 and never given twice.
+/// Table of all sites of a process. A number is above 0 and never reused.
 #[derive(Debug, Default)]
 pub struct Sites {
     known: Mutex<FxHashMap<u64, Arc<Mutex<Planned>>>>,
     given: AtomicU64,
 }
 
-/// What of a budget plans leave alone: a pool rounds blocks up, and leaves gaps that nothing fits in. How much is seen only as passes that
-/// were as planned go above their budget, or wait for memory that copies still read.
+/// Part of a budget that plans do not use, because a pool rounds blocks up and leaves gaps. The amount is learned from passes that followed
+/// their plan and exceeded the budget, or waited for memory that copies still read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Spare(u64);
 
-/// What a program asks of a site.
+/// Goal of a site as the program set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
-    /// Whose memory it is.
+    /// Device of the memory.
     pub(super) device: DeviceId,
-    /// What the GPU may show of the process; `None`: anything.
+    /// Maximum memory of the process on the GPU; `None` for no limit.
     pub(super) budget: Option<Bytes>,
-    /// What its plans are for.
+    /// Preset that the plans optimize for.
     pub(super) preset: Preset,
 }
 
-/// A pass that is over, and whose times are not read yet.
+/// A finished pass whose times have not been read.
 #[derive(Debug)]
 pub(super) struct Timed {
-    /// Its number.
+    /// Number of the pass.
     pub(super) pass: u64,
     pub(super) timer: Arc<Mutex<PassTimer>>,
-    /// What its plan left alone, if it was as planned.
+    /// Unused part of the budget, if the pass followed its plan.
     pub(super) spare: Option<Spare>,
 }
 
-/// A site, and what is known of its passes.
+/// A site and the state of its passes.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) site: Site,
-    /// Reloads that are to begin and were not asked for yet.
+    /// Reloads that are due and not yet returned to the caller.
     pub(super) reloads: VecDeque<ItemId>,
     pub(super) asked: Option<Asked>,
-    /// What the GPU showed beside the pool when that was looked at last.
+    /// Most recent measurement of the GPU memory outside the pool.
     pub(super) beside: Bytes,
-    /// Links with those of other GPUs.
+    /// Rates of the links together with those of other GPUs.
     pub(super) all_links: Links,
     pub(super) timer: Option<Arc<Mutex<PassTimer>>>,
-    /// Of passes that are over: to be read once their work is done.
+    /// Finished passes, read once their GPU work is done.
     pub(super) timed: VecDeque<Timed>,
-    /// Bytes that the pass under way, or the last one, packed; and those of them that are copied twice, to be checked.
+    /// Bytes packed by the current or last pass, and the part of them that is copied twice to be checked.
     pub(super) packed: Bytes,
     pub(super) checked: Bytes,
     pub(super) shapes: Shapes,
-    /// When saves are checked once more.
+    /// Schedule of further checks of the saves.
     pub(super) looks: Looks,
-    /// How long the last pass took that was timed, and for how much of it copies were waited for.
+    /// Duration of the last timed pass, and the part of it spent waiting for copies.
     pub(super) real: Option<(Duration, Duration)>,
-    /// Requests that the pool's budget had not served when the pass began.
+    /// Requests that the pool's budget had refused when the pass began.
     pub(super) passed: u64,
-    /// What of the budget plans leave alone, and the most that they may: what was seen to leave a plan to every pass.
+    /// Part of the budget that plans do not use, and its upper limit: the largest that was seen to leave every pass a plan.
     pub(super) spare: Spare,
     pub(super) most_spare: Spare,
-    /// What the pool had for a budget when the pass began: of all sites of its GPU the least.
+    /// Budget of the pool when the pass began: the smallest of all sites on the GPU.
     pub(super) least: Bytes,
-    /// Looked at when so many passes are over.
+    /// Number of passes after which the measurements are looked at again.
     pub(super) due: u64,
 }
 
-/// When a site's saves are checked once more: in the pass that follows a plan that was made anew, where the last such pass is long over, for
-/// all that a pass offloads is copied twice then.
+/// Schedule of a site's further checks: in the pass after a new plan, unless the last check was recent, because everything that such a pass
+/// offloads is copied twice.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
-    /// How many plans were made by the last one.
+    /// Number of plans made at the last check.
     made: u64,
-    /// After so many passes there may be another.
+    /// Number of passes after which another check is allowed.
     due: u64,
-    /// Whether the pass under way, or the last one, is such a pass.
+    /// Whether the current or last pass is a checking pass.
     is_now: bool,
 }
 
 impl Looks {
-    /// So many passes lie between two at least.
+    /// Minimum number of passes between two checks.
     pub(super) const APART: u64 = 64;
 
-    /// A pass begins, after so many, with so many plans made by now: whether its saves are checked once more.
+    /// Begins a pass, given the numbers of passes and plans so far. Returns whether its saves are checked once more.
     pub(super) fn begins(&mut self, passes: u64, made: u64) -> bool {
         self.is_now = made > self.made && passes >= self.due;
         if self.is_now {
@@ -111,32 +111,32 @@ impl Looks {
     }
 }
 
-/// Kinds of passes, as the program tells them apart before they begin.
+/// Kinds of passes as the program numbers them before they begin.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
-    /// Of the forward that has begun and saved nothing yet.
+    /// Shape of the forward pass that has begun and saved nothing yet.
     pub(super) begun: Option<u64>,
-    /// Of the pass that is under way.
+    /// Shapes of the current pass.
     pub(super) current: BTreeSet<u64>,
-    /// Those whose plans keep everything, with how much memory they add to what there was.
+    /// Shapes whose plans keep everything, with the memory that they add.
     pub(super) kept: FxHashMap<u64, Bytes>,
-    /// Those of passes that need more than the budget, and had it: of several forwards in one pass each may be small enough.
+    /// Sets of shapes that exceed the budget together: each forward pass of one alone may fit.
     failed: FxHashMap<BTreeSet<u64>, PlanError>,
 }
 
-/// A pass that has forwards of more shapes may fail, and is tried again each time.
+/// Maximum number of shapes in a remembered failure; larger passes are tried each time.
 const MOST_FORWARDS: usize = 1 << 9;
-/// Of so many shapes at most it is known what their plans keep: a program whose every input is of another size has more.
+/// Maximum number of remembered shapes: a program whose inputs all differ in size has more.
 const MOST_SHAPES: usize = 1 << 12;
 
 impl Shapes {
-    /// What a plan says of a pass that had forwards of these shapes: how much memory it adds where it keeps everything, or why it needs more
-    /// than the budget.
+    /// Records the plan of a pass with forward passes of these shapes: the memory it adds if it keeps everything, or the error if it
+    /// exceeds the budget.
     pub(super) fn learn(&mut self, shapes: BTreeSet<u64>, adds: Option<Bytes>, failed: Option<PlanError>) {
         let has_room = |known: usize| known < MOST_SHAPES;
         for &shape in &shapes {
             match adds {
-                // What is forgotten is planned again.
+                // A forgotten shape is planned again.
                 Some(adds) => {
                     if !has_room(self.kept.len()) {
                         self.kept.clear();
@@ -154,13 +154,13 @@ impl Shapes {
         }
     }
 
-    /// Why a pass needs more than the budget whose next forward is of a shape.
+    /// Returns the error of a remembered failure that `shape` would complete.
     pub(super) fn failure_with(&self, shape: u64) -> Option<PlanError> {
         let is_known = !self.failed.is_empty() && self.current.len() < MOST_FORWARDS;
         if is_known { self.failed.get(&self.with(shape)).copied() } else { None }
     }
 
-    /// Such a pass may be tried again.
+    /// Forgets the failures that `shape` would complete, so that the pass is tried again.
     pub(super) fn forget_failure_with(&mut self, shape: u64) {
         self.failed.remove(&self.with(shape));
     }
@@ -170,53 +170,53 @@ impl Shapes {
     }
 }
 
-/// What becomes of bytes that were packed.
+/// Decision about packed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedItem {
-    /// By which number the pass knows them.
+    /// Number of the item within the pass.
     pub item: ItemId,
-    /// Whether they stay, are to be offloaded, or are not to be stored.
+    /// Whether the bytes are kept, offloaded or not stored.
     pub verdict: Verdict,
 }
 
-/// What is copied twice is much where it is more than such a part of what was packed.
+/// Divisor of the packed bytes above which the bytes copied twice disturb a pass's times.
 const CHECKED: u64 = 32;
-/// After so many passes whatever they do is what passes do.
+/// Number of passes after which disturbed passes count as normal.
 pub(super) const LEARNED: u64 = 16;
 
 impl Spare {
-    /// It is counted in such parts of a budget, and is at most so many of them.
+    /// Number of parts in which a budget is counted; also the limit of the spare parts.
     const PARTS: u64 = 128;
     pub(super) const MOST: Spare = Spare(32);
 
-    /// More than it was.
+    /// Returns the next larger spare part.
     pub(super) fn grown(self) -> Spare {
         Spare(self.0 * 2).min(Spare::MOST)
     }
 
-    /// As much as is left where a pass as planned waited for memory: twice what is left at first. More would not help where something else
-    /// keeps copies waiting.
+    /// Returns the spare part after a pass that followed its plan waited for memory: at least twice the initial one. More would not help if
+    /// something else delays the copies.
     pub(super) fn for_waits(self) -> Spare {
         Spare(self.0.max(Spare::default().grown().0))
     }
 
-    /// The largest one below it that leaves a plan to passes that need so much, if there is any.
+    /// Returns the largest smaller spare part with which passes that need `minimum` have a plan.
     pub(super) fn less_for(self, minimum: Bytes, budget: Bytes) -> Option<Spare> {
         let less = std::iter::successors(Some(Spare(self.0 / 2)), |spare| Some(Spare(spare.0 / 2)));
         less.take_while(|spare| *spare >= Spare::default()).find(|spare| minimum <= spare.planned_of(budget))
     }
 
-    /// How much of a budget that is.
+    /// Returns the spare bytes of a budget.
     pub(super) fn of(self, budget: Bytes) -> Bytes {
         Bytes::new(budget.get() / Spare::PARTS * self.0)
     }
 
-    /// What plans have of a budget.
+    /// Returns the bytes of a budget that plans may use.
     pub(super) fn planned_of(self, budget: Bytes) -> Bytes {
         budget.saturating_sub(self.of(budget))
     }
 
-    /// The least budget of which plans have so much.
+    /// Returns the smallest budget of which plans may use `planned` bytes.
     pub(super) fn budget_of(self, planned: Bytes) -> Bytes {
         let left = Spare::PARTS - self.0;
         Bytes::new(planned.get().saturating_add(planned.get() / left * self.0).saturating_add(Spare::PARTS))
@@ -224,21 +224,21 @@ impl Spare {
 }
 
 impl Default for Spare {
-    /// A thirty-second: what pools lose on most programs.
+    /// Returns 1/32, the share that pools lose on most programs.
     fn default() -> Self {
         Spare(4)
     }
 }
 
 impl Sites {
-    /// A new site, which has seen no pass.
+    /// Creates a site without passes and returns its number.
     pub fn create(&self) -> u64 {
         let id = self.given.fetch_add(1, Ordering::Relaxed) + 1;
         self.known.lock().insert(id, Arc::new(Mutex::new(Planned::new())));
         id
     }
 
-    /// Forgets a site and its plans.
+    /// Removes a site and its plans.
     ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
@@ -246,6 +246,8 @@ impl Sites {
         self.known.lock().remove(&id).map(drop).ok_or(ProcessError::UnknownSite { id })
     }
 
+    /// Returns the site with a number.
+    ///
     /// # Errors
     /// [`ProcessError::UnknownSite`].
     pub(super) fn of(&self, id: u64) -> Result<Arc<Mutex<Planned>>> {
@@ -254,7 +256,7 @@ impl Sites {
 }
 
 impl Planned {
-    /// Everything is offloaded until something else is asked for.
+    /// Creates a site that offloads everything until a goal is set.
     fn new() -> Planned {
         let links = Links::new(LINK, LINK);
         Planned {
@@ -278,19 +280,19 @@ impl Planned {
         }
     }
 
-    /// Whether what memory holds, and how long steps take, is of use.
+    /// Returns the goal if memory and times must be measured for it.
     pub(super) fn is_measured(&self) -> Option<Asked> {
         self.asked.filter(|asked| asked.preset != Preset::Memory || asked.budget.is_some())
     }
 
-    /// Whether so much of the last pass was copied twice that neither its times nor the links' rates in it are those of later ones. Where
-    /// that is so in every pass, it is what passes are.
+    /// Returns whether so much of the last pass was copied twice that neither its times nor its link rates represent later passes. If this
+    /// is so in every pass, it counts as normal.
     pub(super) fn was_checked(&self) -> bool {
         let is_much = self.checked.get().saturating_mul(CHECKED) > self.packed.get();
         is_much && (self.site.passes() < LEARNED || self.looks.is_now)
     }
 
-    /// Fills `begin` with reloads that are to begin, as far as there is room, and says how many these are.
+    /// Fills `begin` with due reloads, as far as there is room, and returns their number.
     pub(super) fn fill(&mut self, reloads: Vec<ItemId>, begin: &mut [u64]) -> usize {
         self.reloads.extend(reloads);
         let count = begin.len().min(self.reloads.len());

@@ -1,4 +1,4 @@
-//! What is offloaded, and what that took.
+//! Statistics of offloading: bytes, times and checks.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use super::Offload;
 use crate::metrics::{OffloadStats, micros};
 
 impl Offload {
-    /// What is offloaded, and what that took.
+    /// Returns the statistics of offloading: bytes, times and checks.
     pub fn statistics(&self) -> OffloadStats {
         if !self.registry.is_stopped() {
             self.checks.poll();

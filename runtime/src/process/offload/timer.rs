@@ -1,4 +1,4 @@
-//! How long the steps of a pass take, by events on the stream that it runs on. Nothing waits for them: they are read once they have passed.
+//! Times of the steps of a pass, by events on its stream. Nothing waits for the events: they are read once they have passed.
 //!
 //! ```text
 //! stream:  first pack ─ … ─ pack ─ … ─ unpack ─[wait for a copy]─ … ─ last drop
@@ -18,15 +18,15 @@ use glake_units::Bytes;
 
 use crate::sync::Mutex;
 
-/// So many marks a pass at most, and so many of each that is timed beside them. A step behind the last mark is as long as all others there.
+/// Maximum number of marks in a pass, and of each other timed kind. Steps after the last mark share its remaining time equally.
 const MOST: usize = 8192;
-/// So many bytes are packed or unpacked between two marks at least.
+/// Minimum bytes packed or unpacked between two marks.
 const BETWEEN: Bytes = Bytes::mib(1);
 
-/// A stretch of the stream's work.
+/// Start and end event of a stretch of the stream's work.
 type Stretch = (Arc<OwnedEvent>, Arc<OwnedEvent>);
 
-/// The events of one pass.
+/// Events of one pass.
 #[derive(Debug)]
 pub(super) struct PassTimer {
     driver: Arc<dyn Driver>,
@@ -37,22 +37,22 @@ pub(super) struct PassTimer {
     waits: Vec<(Position, Stretch)>,
     leaves: Vec<(ItemId, Stretch)>,
     replays: Vec<(Position, ScopeId, Stretch)>,
-    /// Waits of the stream for memory, by their numbers.
+    /// The stream's waits for memory before each step, by their numbers.
     memory: Vec<(Position, Range<u64>)>,
-    /// How many of these there were.
+    /// Number of waits for memory so far.
     made: u64,
     leaf: Option<Arc<OwnedEvent>>,
     replay: Vec<(ScopeId, Arc<OwnedEvent>)>,
-    /// How many steps were done.
+    /// Number of steps so far.
     steps: usize,
     since: Bytes,
 }
 
-/// Events that were used and are nobody's any more.
+/// Unused events for later passes.
 #[derive(Debug, Default)]
 pub(super) struct Events(Mutex<Vec<Arc<OwnedEvent>>>);
 
-/// The passes that are timed, for those who wait for copies.
+/// Passes that are timed, by the stream whose waits for copies they record.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     count: AtomicUsize,
@@ -78,7 +78,7 @@ impl Events {
 }
 
 impl Timers {
-    /// A pass begins; `None`: it cannot be timed.
+    /// Begins to time a pass; `None` if no event can be recorded.
     pub(super) fn begin(&self, driver: &Arc<dyn Driver>, on: UserStream) -> Option<Arc<Mutex<PassTimer>>> {
         let begin = self.events.record(driver, on)?;
         let (driver, events) = (driver.clone(), self.events.clone());
@@ -105,14 +105,14 @@ impl Timers {
         Some(timer)
     }
 
-    /// The pass is over, or is timed no more.
+    /// Ends the timing of a pass.
     pub(super) fn end(&self, timer: &Arc<Mutex<PassTimer>>) {
         let mut active = self.active.lock();
         active.retain(|other| other.strong_count() > 0 && !Weak::ptr_eq(other, &Arc::downgrade(timer)));
         self.count.store(active.len(), Ordering::Relaxed);
     }
 
-    /// A stream is about to wait for a copy, which ends with an event.
+    /// Records that a stream is about to wait for a copy that ends with an event.
     pub(super) fn waits(&self, device: DeviceId, raw: Stream, copied: &Arc<OwnedEvent>) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -125,7 +125,7 @@ impl Timers {
 }
 
 impl PassTimer {
-    /// A step begins that packs or unpacks so much, after so many waits for memory in all.
+    /// Begins a step that packs or unpacks `bytes`, after `made` waits for memory in total.
     pub(super) fn step(&mut self, bytes: Bytes, made: u64) {
         let before = std::mem::replace(&mut self.made, made);
         if self.steps > 0 && made > before && self.memory.len() < MOST {
@@ -138,23 +138,23 @@ impl PassTimer {
         self.steps += 1;
     }
 
-    /// What was told last was none: so many there are.
+    /// Undoes the last step, so that `steps` remain.
     pub(super) fn no_step(&mut self, steps: Position) {
         self.steps = steps.0;
     }
 
-    /// The pass ends. Whether anything will be known of it: the driver may refuse its marks.
+    /// Ends the pass. Returns whether its times will be known: the driver may refuse all events.
     pub(super) fn end(&mut self) -> bool {
         self.mark();
         !self.marks.is_empty()
     }
 
-    /// A leaf begins.
+    /// Marks the start of a leaf.
     pub(super) fn leaf_begins(&mut self) {
         self.leaf = if self.leaves.len() < MOST { self.record() } else { None };
     }
 
-    /// The output of the leaf that began last is packed.
+    /// Marks the end of the most recent leaf: its output is packed.
     pub(super) fn leaf_ends(&mut self, item: ItemId) {
         if let Some(begin) = self.leaf.take()
             && let Some(end) = self.record()
@@ -163,7 +163,7 @@ impl PassTimer {
         }
     }
 
-    /// A scope is computed again, with so many steps for what it has; or was.
+    /// Marks the start or end of a scope's recomputation; `steps` is the number of steps for its saves.
     pub(super) fn replays(&mut self, scope: ScopeId, begins: bool, steps: usize) {
         self.steps = self.steps.max(steps);
         if begins && self.replays.len() + self.replay.len() >= MOST {
@@ -179,7 +179,7 @@ impl PassTimer {
         }
     }
 
-    /// On which stream it is, and its waits for memory before each step.
+    /// Returns the stream and its waits for memory before each step.
     pub(super) fn memory_waits(&self) -> (Stream, &[(Position, Range<u64>)]) {
         (self.on.raw, &self.memory)
     }
@@ -205,7 +205,7 @@ impl PassTimer {
         self.events.record(&self.driver, self.on)
     }
 
-    /// What was measured, once everything has passed. That some of it is not known fails nothing.
+    /// Returns the measurements once all events have passed. Unknown times are no error.
     pub(super) fn read(&self) -> Option<(Measured, Duration)> {
         let last = self.marks.last().map(|(_, event)| event)?;
         if matches!(last.is_passed(), Ok(false)) {
@@ -230,7 +230,7 @@ impl PassTimer {
         Some((measured, total))
     }
 
-    /// Its events are free again.
+    /// Returns the events for reuse.
     fn give_back(&mut self) {
         let mut free = self.events.0.lock();
         free.push(self.begin.clone());
@@ -277,7 +277,7 @@ mod tests {
             timer.waits(device, raw, &copied);
             timer.replays(ScopeId(0), false, 0);
         }
-        // One that began and never ended is one of them.
+        // A replay that began and never ended counts as one.
         for scope in 0..2 * MOST {
             timer.lock().replays(ScopeId(u32::try_from(scope).unwrap()), true, 0);
         }
@@ -285,7 +285,7 @@ mod tests {
         assert!(timer.lock().end());
         assert_eq!(timer.lock().memory.len(), MOST);
         drop(timer);
-        // Marks and waits have one, leaves and replays two.
+        // Marks and waits have one event, leaves and replays two.
         assert!(timers.events.0.lock().len() <= 6 * MOST + 2, "{}", timers.events.0.lock().len());
     }
 }

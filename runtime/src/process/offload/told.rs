@@ -1,4 +1,4 @@
-//! What a site does, for a report.
+//! Report of a site: goal, plan and passes.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use super::{Offload, Position};
 use crate::metrics::{ItemStats, PlanStats, SiteStats, micros};
 
 impl Offload {
-    /// What a site was asked for, what its last plan says, and what its passes were, as JSON; with `course` the plan's pass step by step.
+    /// Returns a site's goal, its last plan and its passes as JSON; with `course` also the planned pass step by step.
     ///
     /// # Errors
     /// [`super::ProcessError::UnknownSite`].
@@ -74,8 +74,8 @@ fn over_all(plan: &Plan, planned: &Planned) -> Option<std::time::Duration> {
     (other.time() < plan.time()).then(|| other.time())
 }
 
-/// When each step begins and what memory has until the next one; and each item: bytes, bytes over a link, verdict, when it is packed, when its
-/// reload begins, when it is needed.
+/// Returns the start of each step and the memory in use until the next; and for each item its bytes, the bytes over a link, its verdict,
+/// and when it is packed, reloaded and needed.
 fn steps(plan: &Plan, planned: &Planned) -> Value {
     let tape = plan.tape();
     let time = |at: Position| micros(tape.time_at(at));
@@ -113,7 +113,6 @@ fn name(preset: Preset) -> &'static str {
     match preset {
         Preset::Fit => "fit",
         Preset::Memory => "memory",
-        Preset::Hidden => "hidden",
         Preset::Hybrid => "hybrid",
     }
 }

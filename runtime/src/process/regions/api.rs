@@ -1,4 +1,4 @@
-//! Regions, as a program asks for them.
+//! Public interface of regions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use super::{
 };
 use crate::config;
 
-/// The regions of a process: what a program defines, moves and asks about.
+/// Regions of a process, as programs define, move and query them.
 #[derive(Debug)]
 pub struct Regions {
-    /// Before `set`: what it is still doing there ends with it.
+    /// Background refills; before `set`, so that they end before it is dropped.
     pub(super) background: Background,
-    /// Before `set` too.
+    /// Cleaner of idle regions; before `set` for the same reason.
     pub(super) cleaner: Cleaner,
     pub(super) set: Arc<RegionSet>,
 }
@@ -42,28 +42,26 @@ impl Regions {
         }
     }
 
-    /// What the other parts of the process ask of the regions.
+    /// Returns the part of the regions that the rest of the process uses.
     pub(in super::super) fn set(&self) -> &Arc<RegionSet> {
         &self.set
     }
 
-    /// Nothing goes on in the background from then on.
+    /// Stops all background work for good.
     pub(in super::super) fn stop_background(&self) {
         self.cleaner.stop();
         self.background.stop();
     }
 
-    /// Makes a region. The same tag with the same options again is no error. Its extents are of `tiers.extent`.
+    /// Defines a region. Repeating a definition with the same options is no error. The extents have the size `tiers.extent`.
     ///
     /// # Errors
-    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] where there is none to clean it.
+    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] if there is no thread to clean it.
     pub fn define(&self, options: RegionOptions) -> Result<()> {
         let extent = self.set.config.extent;
-        // Without slots relays could take no part in its copies.
-        let closed = !self.set.registry.engine.config().relay_slots.is_zero();
         let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
         let kept = options.policy != Policy::Discard;
-        self.set.table.define(RegionOptions { extent, closed, ..options })?;
+        self.set.table.define(RegionOptions { extent, closed: true, ..options })?;
         if clean && kept {
             self.set.flags.set_cleaned();
         }
@@ -73,7 +71,7 @@ impl Regions {
         self.prepare_once()
     }
 
-    /// The calling thread's allocations go to this region from now on, until it leaves it; private pools go before.
+    /// Routes the calling thread's allocations to this region until it leaves; private pools take precedence.
     ///
     /// # Errors
     /// [`ProcessError::UnknownTag`].
@@ -83,7 +81,7 @@ impl Regions {
         Ok(())
     }
 
-    /// The calling thread leaves the region that it entered last.
+    /// Leaves the region that the calling thread entered last.
     ///
     /// # Errors
     /// [`ProcessError::InNoRegion`].
@@ -91,17 +89,17 @@ impl Regions {
         if current_region::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
     }
 
-    /// The program promises not to write to a region's bytes until it is unsealed, on any device. With `strict` they are mapped
-    /// read-only, while no use of the region runs.
+    /// Seals a region: the program promises not to write to its bytes, on any device, until it is unsealed. With `strict` they are mapped
+    /// read-only once no use of the region runs.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; [`ProcessError::Region`] where its policy is another one; [`ProcessError::StillUsed`].
+    /// [`ProcessError::UnknownTag`]; [`ProcessError::Region`] if its policy is not `sealed`; [`ProcessError::StillUsed`].
     pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
         let tags = Tags::of(&[tag]);
         let closing = strict.then(|| self.set.gate.close(&tags, Some(timeout))).transpose()?;
-        // Who still may go on would write to what is being mapped anew.
+        // A use that could still continue would write to memory that is being remapped.
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
             return Err(ProcessError::NotAgreed { tags });
         }
@@ -110,15 +108,15 @@ impl Regions {
         Ok(())
     }
 
-    /// Its bytes may change again.
+    /// Unseals a region: its bytes may change again.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; what the pool answers.
+    /// [`ProcessError::UnknownTag`]; errors of the pool.
     pub fn unseal(&self, tag: &str) -> Result<()> {
         Ok(self.set.table.get(tag)?.unseal()?)
     }
 
-    /// Pins host memory for a region ahead, where it was made so.
+    /// Pins host memory for a region ahead of time if its options ask for it.
     ///
     /// # Errors
     /// [`ProcessError::Region`].
@@ -129,27 +127,27 @@ impl Regions {
         Ok(())
     }
 
-    /// Keeps the memory of the block that an address lies in on its GPU, or, asked as often, no longer.
+    /// Keeps the memory of the block that contains an address on its GPU (`fixed`), or ends one earlier call.
     ///
     /// # Errors
-    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] where some of it is evicted, or was not fixed.
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] if some of it is evicted, or was not fixed.
     pub fn fix(&self, address: Address, fixed: bool) -> Result<()> {
         let (_, region) = self.region_at(address)?;
         Ok(if fixed { region.fix(address) } else { region.unfix(address) }?)
     }
 
-    /// Of the block that begins at an address these bytes count and no others, or with `None` all of them again. Only what counts is
-    /// copied when its memory leaves; the rest has any value afterwards. It ends with the block.
+    /// Declares the live bytes of the block that begins at an address; `None` means all bytes. Only live bytes are copied at an eviction;
+    /// the others are undefined afterwards. The declaration ends with the block.
     ///
     /// # Errors
-    /// [`ProcessError::InNoBlock`]; [`ProcessError::Pool`] where no block begins there, or a range leaves it.
+    /// [`ProcessError::InNoBlock`]; [`ProcessError::Pool`] if no block begins there, or a range exceeds it.
     pub fn set_live(&self, address: Address, ranges: Option<&[ByteRange]>) -> Result<()> {
         self.set.set_live(address, ranges)
     }
 
-    /// As [`Regions::set_live`], asked anew at each shrink that takes the block: on a thread of its own, with no lock held, once the uses
-    /// of its memory have ended or are parked and all work of the GPUs has ended. Where it does not answer within the time that hooks
-    /// have (without hooks, `tiers.drain_timeout_ms`), for all blocks together, or wrongly, all bytes count.
+    /// Sets a callback that reports the live bytes of a block, called by each shrink that takes the block: on its own thread, without
+    /// locks, after the uses of the memory have ended or are parked and all GPU work has ended. If a callback fails, or all together exceed
+    /// the hooks' timeout (without hooks `tiers.drain_timeout_ms`), all bytes count as live.
     ///
     /// # Errors
     /// As [`Regions::set_live`].
@@ -157,23 +155,22 @@ impl Regions {
         self.set.ask_live(address, call)
     }
 
-    /// Gives memory of GPUs back, with the gate closed for what leaves; it is closed until that is back. All regions of a device go
-    /// one after the other, devices at once. Without a gate, the caller promises that no work on what leaves is enqueued from now
-    /// on until the refill is over.
+    /// Evicts GPU memory, with the gate closed for it until it is refilled. Regions of a device move one after the other, devices in
+    /// parallel. Without the gate, the caller promises to enqueue no work on the memory until the refill is over.
     ///
     /// # Errors
-    /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved, the gate is
-    /// open. [`ProcessError::Region`]: no bytes are lost, the same call goes on from there.
+    /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved and the gate is open.
+    /// [`ProcessError::Region`]: no bytes are lost, and the same call continues.
     pub fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
         self.set.shrink(ask)
     }
 
-    /// Brings memory back to the addresses that it had. Where `wait` is false that goes on in the background: what it meets is
-    /// logged, and met again by whoever needs the memory. Where it is waited for longer than its timeout it goes on so too. What is
-    /// shrunk after that stays away.
+    /// Refills evicted memory at its old addresses. If `wait` is false, the refill runs in the background and logs its errors; the next
+    /// user of the memory meets them again. The same happens after the timeout. Memory that is evicted by a later shrink stays evicted.
     ///
     /// # Errors
-    /// [`ProcessError::StillComing`]. [`ProcessError::NoRoom`]: others took the memory. [`ProcessError::Region`]. No bytes are lost, the same call goes on.
+    /// [`ProcessError::StillComing`]. [`ProcessError::NoRoom`]: other users took the memory. [`ProcessError::Region`]. No bytes are lost,
+    /// and the same call continues.
     pub fn refill(&self, ask: &Refill) -> Result<RefillReport> {
         if ask.wait {
             return match ask.timeout {
@@ -191,8 +188,8 @@ impl Regions {
         Ok(RefillReport::default())
     }
 
-    /// A stream's later work finds a region of a device there: it waits for a refill that is under way; where there is none, what is
-    /// evicted comes back before this returns.
+    /// Makes later work of a stream wait until a region is on its device: it waits for a running refill; without one, the region is
+    /// refilled before this returns.
     ///
     /// # Errors
     /// As [`Regions::refill`].
@@ -208,23 +205,23 @@ impl Regions {
         Ok(())
     }
 
-    /// What comes back first; what is not named comes after it, in the order of first allocations.
+    /// Sets the order of refills; tags that are not named follow in the order of their first allocations.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]: the order is as it was.
+    /// [`ProcessError::UnknownTag`]: the order is unchanged.
     pub fn set_order(&self, tags: &[String]) -> Result<()> {
         self.set.table.set_order(tags)
     }
 
-    /// Every region on every device, what lies in none and graphs' pools too.
+    /// Returns every region on every device, including memory outside regions and graph pools.
     ///
     /// # Errors
-    /// What the pools answer.
+    /// Errors of the pools.
     pub fn views(&self) -> Result<Vec<RegionView>> {
         self.set.views()
     }
 
-    /// The region that a block lies in; `None`: it lies in none, or there is no such block.
+    /// Returns the region of a block; `None` for a block outside regions, and for no block.
     pub fn tag_of(&self, address: Address) -> Option<String> {
         self.set.registry.devices.iter().find_map(|memory| {
             let started = memory.started()?;
@@ -234,26 +231,26 @@ impl Regions {
         })
     }
 
-    /// What is on each GPU, and who holds it.
+    /// Returns the memory in use on each GPU by holder.
     ///
     /// # Errors
-    /// What the driver answers when asked for its free memory.
+    /// The driver's error when it is asked for its free memory.
     pub fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
         self.set.memory_usage()
     }
 
-    /// The gate.
+    /// Returns the gate of the regions.
     pub fn gate(&self) -> &Gate {
         &self.set.gate
     }
 
-    /// Begins a use of memory: of these regions and of what lies in none, or of everything. While it lasts nothing of that leaves.
-    /// Uses do not nest: one that begins under another while a shrink waits for the other waits for that shrink. Where its time ends
-    /// while it brings memory back, that goes on in the background, and the next use finds it done.
+    /// Begins a use of memory: of these regions and memory outside regions, or of everything. None of it is evicted during the use. Uses do
+    /// not nest: an inner use that begins while a shrink waits for the outer one waits for that shrink. If the timeout expires during a
+    /// refill, the refill continues in the background.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] where it is to be refused; [`ProcessError::HeldTooLong`]; what its
-    /// refill meets.
+    /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] with [`WhenClosed::Refuse`]; [`ProcessError::HeldTooLong`]; errors of the
+    /// refill.
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
         self.set.registry.observers.agent().has_loaded();
@@ -261,8 +258,8 @@ impl Regions {
         Ok(id)
     }
 
-    /// Waits until a use could begin, as [`Regions::begin_use`] would, and begins none: no shrink waits for who waits here. Where a
-    /// shrink comes next, the use that begins then waits again.
+    /// Waits until a use could begin, as [`Regions::begin_use`] does, but begins none: no shrink waits for the caller. If a shrink follows,
+    /// the use that begins then waits again.
     ///
     /// # Errors
     /// As [`Regions::begin_use`].
@@ -287,14 +284,14 @@ impl Regions {
         }
     }
 
-    /// Who is told before memory leaves or comes back, and after; replaces who was told before. A hook is given the event as JSON on
-    /// a thread of its own and answers 0. One before that answers otherwise, or takes longer than `timeout`, keeps what was asked
-    /// for from being done. Of memory that comes back because it is touched they are told ("touched"), and not waited for.
+    /// Sets the hooks called before and after memory leaves or returns, replacing the previous ones. A hook gets the event as JSON on its
+    /// own thread and returns 0. If the one before returns another value, or takes longer than `timeout`, the operation is cancelled. For
+    /// memory that returns because it is touched, hooks are called ("touched") but not waited for.
     pub fn set_hooks(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
         self.set.hooks.set(before, after, timeout);
     }
 
-    /// Brings back what a copy is about to touch at an address; one load where nothing is evicted.
+    /// Refills the memory that a copy is about to touch at an address; one load if nothing is evicted.
     ///
     /// # Errors
     /// As [`Regions::refill`].
@@ -303,7 +300,7 @@ impl Regions {
         self.set.touched(address)
     }
 
-    /// Pins what is configured, with the first region.
+    /// Pins the configured host memory, with the first region.
     fn prepare_once(&self) -> Result<()> {
         let wanted = self.set.config.host_prepare;
         if wanted.is_zero() || !self.set.take_preparation() {
@@ -322,7 +319,7 @@ impl Regions {
 }
 
 impl RegionSet {
-    /// Whether there are such tags. What lies in no region is always there; graphs' pools that are new are looked for.
+    /// Checks that the tags exist. Memory outside regions always does; new graph pools are looked up.
     fn check(&self, tags: &Tags) -> Result<()> {
         let Tags::These(tags) = tags else { return Ok(()) };
         tags.iter().try_for_each(|tag| {
@@ -358,7 +355,7 @@ impl RegionSet {
             predicted_refill: Duration::ZERO,
         };
         if regions.is_empty() {
-            // Of a private pool that is gone there is nothing to see.
+            // A released private pool has nothing to show.
             return if tagged.kind == Kind::Graph { Vec::new() } else { vec![none] };
         }
         let of = |region: &Arc<glake_tiers::Region>| {

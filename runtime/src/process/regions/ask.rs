@@ -1,4 +1,4 @@
-//! What a shrink and a refill are asked for.
+//! Options of shrinks and refills.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,51 +12,51 @@ use serde::{Deserialize, Deserializer};
 
 use super::super::{ProcessError, Result};
 
-/// Where a shrink puts bytes.
+/// Destination of evicted bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tier {
-    /// Pinned memory of the host.
+    /// Pinned host memory.
     #[default]
     Host,
-    /// The memory of another GPU; `None`: of the one that has the most free.
+    /// Memory of another GPU; `None` selects the one with the most free memory.
     Peer(Option<DeviceId>),
     /// Files in the folder of `tiers.files`.
     File,
 }
 
-/// What shall leave its GPUs. The default: everything, to the host.
+/// Options of a shrink. The default evicts everything to the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shrink {
-    /// These regions; absent: all, the memory of no region and graphs' pools too.
+    /// Regions to evict; if absent, all, including memory outside regions and graph pools.
     pub tags: Option<Vec<String>>,
-    /// At least so much, over all GPUs; absent: all of it.
+    /// Minimum bytes to evict over all GPUs; if absent, everything.
     pub bytes: Option<Bytes>,
-    /// Of this GPU alone.
+    /// GPU to which the shrink is limited.
     #[serde(skip)]
     pub device: Option<DeviceId>,
-    /// Where to.
+    /// Destination of the bytes.
     pub tier: Tier,
-    /// Whether bytes are compared with their copies; absent: as `tiers.verify` says.
+    /// Whether bytes are compared with their copies; if absent, `tiers.verify` decides.
     pub verify: Option<bool>,
-    /// How long uses that run are waited for; absent: as `tiers.drain_timeout_ms` says.
+    /// Timeout for running uses; if absent, `tiers.drain_timeout_ms`.
     #[serde(rename = "timeout_ms", deserialize_with = "milliseconds")]
     pub timeout: Option<Duration>,
 }
 
-/// What shall come back. The default: everything, before the call returns.
+/// Options of a refill. The default refills everything before the call returns.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Refill {
-    /// These regions; absent: all.
+    /// Regions to refill; if absent, all.
     pub tags: Option<Vec<String>>,
-    /// At least so much, over all GPUs; absent: all of it.
+    /// Minimum bytes to refill over all GPUs; if absent, everything.
     pub bytes: Option<Bytes>,
-    /// Whether bytes are compared with what they were; absent: as `tiers.verify` says.
+    /// Whether bytes are compared with the evicted ones; if absent, `tiers.verify` decides.
     pub verify: Option<bool>,
-    /// Whether the call waits for it; false: it goes on in the background.
+    /// Whether the call waits for the refill; otherwise it runs in the background.
     pub wait: bool,
-    /// How long it is waited for; what is not back by then comes in the background. Absent: until it is over.
+    /// Timeout of the wait, after which the refill continues in the background; if absent, none.
     #[serde(rename = "timeout_ms", deserialize_with = "milliseconds")]
     pub timeout: Option<Duration>,
 }
@@ -68,7 +68,7 @@ impl Default for Refill {
 }
 
 impl Shrink {
-    /// As JSON has it.
+    /// Parses the options from JSON.
     ///
     /// # Errors
     /// [`ProcessError::BadAsk`].
@@ -76,14 +76,14 @@ impl Shrink {
         read("shrink", text)
     }
 
-    /// Whether nothing that can leave is to stay.
+    /// Returns whether everything that can be evicted is requested.
     pub(super) fn is_everything(&self) -> bool {
         self.tags.is_none() && self.bytes.is_none() && self.device.is_none()
     }
 }
 
 impl Refill {
-    /// As JSON has it.
+    /// Parses the options from JSON.
     ///
     /// # Errors
     /// [`ProcessError::BadAsk`].
@@ -132,7 +132,7 @@ impl fmt::Display for Tier {
     }
 }
 
-/// A place as requests name it.
+/// Returns the name of a place as requests spell it.
 pub(super) fn place_name(place: Place) -> String {
     match place {
         Place::Gpu => "gpu".to_owned(),

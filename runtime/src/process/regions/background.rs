@@ -1,6 +1,6 @@
-//! What goes on without a caller: one thread with a runtime of its own, started when there is something to do.
+//! Background jobs: one thread with its own async runtime, started on demand.
 //!
-//! Invariant: nothing of a job runs once [`Background::stop`] has returned.
+//! Invariant: no part of a job runs after [`Background::stop`] has returned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,12 @@ use super::super::{ProcessError, Result};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What the thread is for.
+/// Purpose of the thread in error texts.
 const WHAT: &str = "refills in the background";
-/// At most so many jobs run at a time: each waits for copies most of the time.
+/// Maximum number of concurrent jobs; each waits for copies most of the time.
 const AT_ONCE: usize = 4;
 
-/// The thread, once it is started.
+/// Background thread, once it is started.
 #[derive(Debug, Default)]
 pub(in super::super) struct Background {
     running: Mutex<Option<Running>>,
@@ -33,7 +33,7 @@ struct Running {
 }
 
 impl Background {
-    /// Does something soon. Nothing is done after a stop: the job is dropped.
+    /// Queues a job. After a stop the job is dropped.
     ///
     /// # Errors
     /// [`ProcessError::NoThread`].
@@ -56,13 +56,13 @@ impl Background {
             .map_err(|_| ProcessError::NoThread { what: WHAT, source: std::io::ErrorKind::BrokenPipe.into() })
     }
 
-    /// Waits for what runs; what has not begun is not done.
+    /// Waits for running jobs; jobs that have not begun are dropped.
     pub(in super::super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let running = self.running.lock().take();
         if let Some(Running { jobs, thread }) = running {
             drop(jobs);
-            // A job's panic is its own.
+            // The job has reported its panic itself.
             let _ = thread.join();
         }
     }
@@ -85,11 +85,11 @@ fn start() -> Result<Running> {
     let run = move || {
         runtime.block_on(async {
             while let Some(job) = asked.recv().await {
-                // Driver calls and copies are waited for: no work for the runtime's own thread.
+                // Driver calls and copies block: not on the runtime's own thread.
                 runtime.spawn_blocking(job);
             }
         });
-        // Waits for the jobs that run.
+        // Waits for running jobs.
         drop(runtime);
     };
     let named = std::thread::Builder::new().name("glake-runtime".to_owned());

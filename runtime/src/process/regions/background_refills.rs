@@ -1,13 +1,13 @@
-//! Refills that go on whoever waits for them.
+//! Refills that continue independently of their waiters.
 //!
 //! ```text
-//! gate, refill with a timeout ─► Coming ─ job in the background ─► over: told to the first who waits
-//!                      └─ waits ─► told, or its time is over: the job goes on
+//! gate, refill with a timeout ─► request ─ job in the background ─► over: the first waiter gets the result
+//!                      └─ waits ─► gets the result, or its timeout expires: the job continues
 //! ```
 //!
-//! Invariants: uses of the same tags wait for one job, as long as it runs. A job is over however it ends, without having begun too;
-//! it leaves the list before that is told, so that nobody joins one that is over. A failure is told to somebody, or logged. Of two wishes
-//! the later one holds: what is shrunk after a refill was asked for that nobody waits for stays away.
+//! Invariants: uses of the same tags wait for one job as long as it runs. A job can end without having begun. It leaves the list before its
+//! end is published, so that no use joins a finished job. An error is returned to one waiter or logged. The latest request wins: memory
+//! that is shrunk after an unattended refill was requested stays evicted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,20 +21,20 @@ use super::tagged::Tagged;
 use super::{Refill, RefillReport, Regions};
 use crate::sync::{Condvar, Mutex};
 
-/// The refills that uses have begun and that are under way.
+/// Refills begun by uses that are in progress.
 #[derive(Debug, Default)]
 pub(super) struct BackgroundRefills {
     of_uses: Mutex<Vec<(Vec<String>, Arc<BackgroundRefill>)>>,
-    /// All that have not ended.
+    /// Requests that have not ended.
     requests: Mutex<Vec<Weak<RefillRequest>>>,
 }
 
-/// A refill that goes on in the background.
+/// A refill in the background and its waiters.
 #[derive(Debug, Default)]
 pub(super) struct BackgroundRefill {
     state: Mutex<State>,
     changed: Condvar,
-    /// How many wait for it.
+    /// Number of waiters.
     waiting: AtomicUsize,
 }
 
@@ -43,32 +43,32 @@ enum State {
     #[default]
     UnderWay,
     Over(Result<RefillReport>),
-    /// Somebody was told how it ended.
+    /// Finished; a waiter has taken the result.
     Told,
-    /// It never began, or did not end by itself.
+    /// Never begun, or cancelled.
     GivenUp,
 }
 
-/// A refill that goes on whoever waits for it, as it was requested.
+/// Request of a refill, with the state at the time of the request.
 #[derive(Debug)]
 pub(super) struct RefillRequest {
-    /// How often each of its tags had been shrunk then, by device.
+    /// Number of shrinks of each tag at the time of the request, by device.
     shrinks: Vec<(Arc<Tagged>, Vec<u64>)>,
-    /// Who may wait for it; `None`: nobody does.
+    /// Job whose waiters may want the refill; `None` if it has none.
     waits: Option<Arc<BackgroundRefill>>,
 }
 
-/// Whether a refill of a tag on a device is still wanted; the default: it is.
+/// Check whether a refill of a tag on a device is still wanted; the default always is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted<'a>(Option<(&'a RefillRequest, &'a Tagged, DeviceId)>);
 
 impl<'a> Wanted<'a> {
-    /// `None`: somebody waits for it until it ends.
+    /// Creates the check for a request; `None` if the caller waits until the refill ends.
     pub(super) fn by(request: Option<&'a RefillRequest>, tagged: &'a Tagged, device: DeviceId) -> Self {
         Wanted(request.map(|request| (request, tagged, device)))
     }
 
-    /// Not once the tag was shrunk there after the request, and nobody waits for it any more.
+    /// Returns whether the refill is still wanted: a waiter exists, or the tag was not shrunk there after the request.
     pub(super) fn is_still(&self) -> bool {
         let Some((request, tagged, device)) = self.0 else { return true };
         let then = request.shrinks.iter().find(|(of, _)| std::ptr::eq(&raw const **of, tagged));
@@ -79,20 +79,20 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// How a wait for a refill ended.
+/// Result of a wait for a refill.
 #[derive(Debug)]
 enum Waited {
-    /// The refill is over.
+    /// The refill has ended.
     Over(Result<RefillReport>),
-    /// It is over, and somebody else was told how.
+    /// The refill has ended, and another waiter took the result.
     OthersTold,
-    /// It goes on.
+    /// The refill is still running.
     GoesOn,
-    /// It was given up: it got no thread, or the process ends.
+    /// The refill was cancelled: it got no thread, or the process ends.
     GivenUp,
 }
 
-/// Says that a refill is over, whatever becomes of its job.
+/// Guard that publishes the end of a refill even if its job is dropped.
 #[derive(Debug)]
 struct Ending {
     background_refills: Arc<BackgroundRefills>,
@@ -100,7 +100,7 @@ struct Ending {
 }
 
 impl BackgroundRefills {
-    /// The refill of these tags that is under way, or a new one, which the caller begins.
+    /// Returns the refill of these tags in progress, or a new one that the caller must begin.
     fn join(&self, tags: Vec<String>) -> (Arc<BackgroundRefill>, bool) {
         let mut under_way = self.of_uses.lock();
         if let Some((_, coming)) = under_way.iter().find(|(of, _)| *of == tags) {
@@ -111,7 +111,7 @@ impl BackgroundRefills {
         (coming, true)
     }
 
-    /// Whether one of a tag goes on that is not wanted any more on a device.
+    /// Returns whether a refill of a tag on a device is in progress that is no longer wanted.
     pub(super) fn has_unwanted(&self, tagged: &Tagged, device: DeviceId) -> bool {
         let is_unwanted =
             |request: Arc<RefillRequest>| !Wanted::by(Some(&request), tagged, device).is_still();
@@ -142,7 +142,7 @@ impl BackgroundRefill {
             match until {
                 None => self.changed.wait(&mut state),
                 Some(until) if until <= Instant::now() => return Waited::GoesOn,
-                // What has changed by then is looked at once more.
+                // The condition is checked once more after the deadline.
                 Some(until) => _ = self.changed.wait_until(&mut state, until),
             }
         }
@@ -176,10 +176,10 @@ impl Drop for Ending {
 }
 
 impl Regions {
-    /// Brings back what a use of `tags` found evicted; `begin` and `timeout` are the use's. Where its time ends the refill goes on.
+    /// Refills the evicted memory of a use. `begin` and `timeout` are the use's; after the timeout the refill continues.
     ///
     /// # Errors
-    /// What the refill meets; [`ProcessError::HeldTooLong`], [`ProcessError::RefillGivenUp`].
+    /// Errors of the refill; [`ProcessError::HeldTooLong`], [`ProcessError::RefillGivenUp`].
     pub(super) fn refill_for_use(
         &self,
         tags: &Tags,
@@ -201,10 +201,10 @@ impl Regions {
         }
     }
 
-    /// A refill that is waited for so long, and goes on after that.
+    /// Refills and waits up to `timeout`; the refill continues afterwards.
     ///
     /// # Errors
-    /// What the refill meets; [`ProcessError::StillComing`], [`ProcessError::RefillGivenUp`].
+    /// Errors of the refill; [`ProcessError::StillComing`], [`ProcessError::RefillGivenUp`].
     pub(super) fn refill_within(&self, ask: &Refill, timeout: Duration) -> Result<RefillReport> {
         let begin = Instant::now();
         let coming = Arc::<BackgroundRefill>::default();
@@ -227,7 +227,7 @@ impl Regions {
         self.background.spawn(move || ending.end(State::Over(regions.refill_requested(&ask, Some(&request)))))
     }
 
-    /// A refill that is requested now.
+    /// Creates a request with the current shrink counts.
     pub(super) fn request(
         &self,
         ask: &Refill,
@@ -256,7 +256,7 @@ mod schedules {
         RefillReport::default()
     }
 
-    /// Uses of the same tags share one job; whoever waits is woken, and one of them is told.
+    /// Uses of the same tags share one job; all waiters wake up, and one gets the result.
     #[test]
     fn uses_share_a_job_and_all_are_woken() {
         schedules(|| {
@@ -287,7 +287,7 @@ mod schedules {
         });
     }
 
-    /// A job that never runs wakes whoever waits for it.
+    /// A job that never runs wakes its waiters.
     #[test]
     fn a_job_that_is_given_up_wakes_everybody() {
         schedules(|| {

@@ -1,25 +1,25 @@
-//! Which regions' memory goes, and how much of each: pure.
+//! Choice of the regions to evict and the bytes of each (pure).
 
 use glake_tiers::{CopyPolicy, Policy};
 use glake_units::Bytes;
 
-/// In which order memory is given up where only some of it is wanted: what costs least first.
+/// Order of evictions when only a part is wanted: cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EvictionCost {
-    /// Its bytes are given up.
+    /// Bytes are discarded without a copy.
     Discarded,
-    /// A copy of its bytes may be there.
+    /// A host copy of the bytes may already exist.
     Copied,
-    /// Its bytes are copied.
+    /// Bytes must be copied.
     Kept,
-    /// A graph's pool: all its bytes are copied.
+    /// Pool of a graph: all its bytes must be copied.
     Graph,
-    /// What lies in no region: everything that the program does needs it.
+    /// Memory outside regions, which every use needs.
     Default,
 }
 
 impl EvictionCost {
-    /// Of a region that a program made.
+    /// Returns the cost of a region that a program defined.
     pub(super) fn of(policy: Policy, host_copy: CopyPolicy, sealed: bool) -> EvictionCost {
         match policy {
             Policy::Discard => EvictionCost::Discarded,
@@ -29,7 +29,7 @@ impl EvictionCost {
     }
 }
 
-/// How much of each goes, or comes back, to make `wanted` together; what has nothing to give is left out. In the order given.
+/// Returns the bytes to move of each candidate so that the sum reaches `wanted`, in the given order. Candidates without bytes are left out.
 pub(super) fn in_order<T: Copy>(sizes: &[(T, Bytes)], wanted: Bytes) -> Vec<(T, Bytes)> {
     let mut left = wanted;
     let mut chosen = Vec::new();

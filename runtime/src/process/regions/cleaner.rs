@@ -1,12 +1,12 @@
-//! The thread that copies idle regions' bytes to the host ([`glake_tiers::Region::clean`]), and pins host memory for idle regions, where any
-//! region is made so.
+//! Thread that copies idle regions to the host ahead of evictions ([`glake_tiers::Region::clean`]) and pins host memory for them, if any
+//! region's options ask for it.
 //!
 //! ```text
 //! each step, each region   look ─► Idleness ─► mark its work │ clean it, pin for it │ nothing
 //! ```
 //!
-//! Invariants: nothing of it runs once [`Cleaner::stop`] has returned. No use and no allocation waits for it: a copy that one of them
-//! overtakes is void. A shrink waits for one piece of an extent at most. It makes no memory of a pool, and changes no lease.
+//! Invariants: nothing of it runs after [`Cleaner::stop`] has returned. No use or allocation waits for it: an overtaken copy is void. A
+//! shrink waits for at most one piece of an extent. The thread creates no pool memory and changes no lease.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -25,14 +25,14 @@ use super::RegionSet;
 use super::idle::{Idleness, Look, Todo};
 use super::tagged::Tagged;
 
-/// How often it looks, at most and at least.
+/// Shortest and longest interval between two looks.
 const STEPS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// How soon it tries again where host memory is short, or somebody pins.
+/// Interval between retries if host memory is short or another thread pins.
 const AGAIN: Duration = Duration::from_secs(5);
-/// How long a piece lets other copies go first, and how often it looks whether they are done.
+/// Maximum time for which a piece yields to other copies, and the polling interval.
 const LET_OTHERS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(1));
 
-/// The thread, once it is started.
+/// Cleaner thread, once it is started.
 #[derive(Debug, Default)]
 pub(in super::super) struct Cleaner {
     running: Mutex<Option<JoinHandle<()>>>,
@@ -45,18 +45,18 @@ struct End {
     changed: Condvar,
 }
 
-/// A region that is looked at.
+/// Cleaning state of a region.
 #[derive(Debug, Default)]
 struct Watched {
     idleness: Idleness,
-    /// The work that was marked.
+    /// Mark of the region's pending work.
     work: Option<PendingWork>,
 }
 
 type AllWatched = FxHashMap<(DeviceId, DomainId), Watched>;
 
 impl Cleaner {
-    /// Starts it, if it does not run and was not stopped.
+    /// Starts the thread unless it runs or was stopped.
     ///
     /// # Errors
     /// [`ProcessError::NoThread`].
@@ -83,19 +83,19 @@ impl Cleaner {
         Ok(())
     }
 
-    /// Whether its thread runs.
+    /// Returns whether the thread runs.
     #[cfg(test)]
     #[cfg(not(schedules))]
     pub(super) fn is_running(&self) -> bool {
         self.running.lock().as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Waits for the piece that it copies, or the arena that it pins; it does nothing from then on.
+    /// Stops the thread and waits for the piece that it copies, or the arena that it pins.
     pub(in super::super) fn stop(&self) {
         *self.end.is_over.lock() = true;
         self.end.changed.notify_all();
         if let Some(thread) = self.running.lock().take() {
-            // Its panic is its own.
+            // The thread has reported its panic itself.
             let _ = thread.join();
         }
     }
@@ -112,7 +112,7 @@ impl End {
         *self.is_over.lock()
     }
 
-    /// Waits so long, or until the end; whether that has come.
+    /// Waits for `step` or the stop; returns whether the stop has come.
     fn waits(&self, step: Duration) -> bool {
         let mut is_over = self.is_over.lock();
         if !*is_over {
@@ -123,7 +123,7 @@ impl End {
 }
 
 impl RegionSet {
-    /// Looks at every region that something is to be done for while it is idle, and does that for those that have been for so long.
+    /// Looks at every region with work to do while idle, and does the work for those that have been idle long enough.
     fn look_at_all(&self, all: &mut AllWatched, end: &End, begin: Instant, wait: Duration) {
         let Ok(tags) = self.table.named(None) else { return };
         for tagged in tags.iter().filter(|tagged| tagged.options.clean || is_prepared(tagged)) {
@@ -148,7 +148,7 @@ impl RegionSet {
         }
     }
 
-    /// What it looks like; `None`: it is in use, or some of it is evicted or is about to be, or a capture is open.
+    /// Returns the state of an idle region; `None` if it is in use, evicted or about to be, or a capture is open.
     fn look_at(&self, tagged: &Tagged, region: &Region) -> Option<Look> {
         let after_use =
             self.gate.idle_since(tagged.tag()).filter(|_| !tagged.is_away() && !self.is_capturing())?;
@@ -158,7 +158,7 @@ impl RegionSet {
         Some(Look { after_use, state: region.state_number().ok()? })
     }
 
-    /// Whether all was done that is to be done for an idle region.
+    /// Does the work for an idle region; returns whether all of it is done.
     fn work_on(&self, tagged: &Tagged, region: &Region, look: Look, end: &End) -> Result<bool> {
         let cleaned = !tagged.options.clean || self.clean_one(tagged, region, look, end)?;
         let prepared = !is_prepared(tagged) || self.prepare_all(region.pool().device(), end)?;
@@ -175,7 +175,7 @@ impl RegionSet {
         Ok(region.clean(Clean { host: &host, mover: &*mover, digests, after_use, keep_going })?.whole)
     }
 
-    /// Before a piece: whether the region is idle still; other copies go first, for a while.
+    /// Returns whether the region is still idle before a piece, after yielding to other copies for a while.
     fn may_go_on(&self, tagged: &Tagged, after_use: u64, end: &End) -> bool {
         let begin = Instant::now();
         loop {
@@ -192,8 +192,7 @@ impl RegionSet {
         }
     }
 
-    /// Pins host memory for all regions of the host's pool of a device that are made so, while no use runs at all. False: that is left to
-    /// be done.
+    /// Pins host memory for all regions of a device whose options ask for it, while no use runs. Returns `false` if some is left to do.
     fn prepare_all(&self, device: DeviceId, end: &End) -> Result<bool> {
         let is_idle = || !end.is_over() && self.gate.is_idle() && !self.is_capturing();
         if !is_idle() {
@@ -209,20 +208,20 @@ impl RegionSet {
         Ok(host.prepare_while(&sizes, is_idle) && is_idle())
     }
 
-    /// Whether a capture is open: what pins memory, or marks work, would break it.
+    /// Returns whether a capture is open, which pinning memory or marking work would break.
     fn is_capturing(&self) -> bool {
         let asked = self.registry.completion_events.record(DeviceSet::EMPTY);
         matches!(asked, Err(DriverError::Capturing { .. }))
     }
 }
 
-/// Whether host memory is pinned for it once it is idle.
+/// Returns whether host memory is pinned for the region once it is idle.
 fn is_prepared(tagged: &Tagged) -> bool {
     tagged.options.host_copy == CopyPolicy::Prepare
 }
 
-/// How it stands after something was done: where some was left to do, that is tried again after a while; where it failed, once something
-/// has changed. What changed meanwhile is seen at the next look.
+/// Returns the state after some work: unfinished work is retried after an interval, failed work once something has changed. The next look
+/// detects changes made meanwhile.
 fn after_work(tagged: &Tagged, look: Look, done: Result<bool>, now: Duration) -> Idleness {
     match done {
         Ok(false) => Idleness::Quiet(look, now.saturating_add(AGAIN)),
@@ -239,7 +238,7 @@ impl Watched {
         self.work.as_mut().is_some_and(|work| matches!(work.has_ended(), Ok(true)))
     }
 
-    /// Where the driver marks nothing, as under a capture, the next look tries again.
+    /// Marks the pending work. If the driver refuses, as under a capture, the next look retries.
     fn mark(&mut self, region: &Region) {
         match region.pool().pending_work() {
             Ok(work) => self.work = Some(work),

@@ -1,4 +1,4 @@
-//! The gate is closed for what is to move: uses have ended or are parked, their work has ended, and who votes is for it.
+//! Closing of the gate for a move: uses have ended or are parked, their work has finished, and the votes agree.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,14 +10,17 @@ use super::super::gate::{Closing, PARKED_IN_VAIN, Tags};
 use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::ask::Shrink;
-use super::moves::Job;
+use super::shrink::Job;
 
-/// How often the work of parked uses is asked for.
+/// Timeout of a shrink for the GPU work of parked uses: longer work waits for another rank, or for the host.
+const PARK_DRAIN: Duration = Duration::from_secs(2);
+
+/// Interval between polls of the parked uses' work.
 pub(super) const POLL: Duration = Duration::from_micros(200);
 
 impl RegionSet {
-    /// No use of what these jobs move runs from then on: all have ended within `timeout`, or are parked, their work has ended, and
-    /// none that votes is against it.
+    /// Closes the gate for these jobs: all uses have ended within `timeout` or are parked, their work has finished, and no vote is against
+    /// it.
     pub(super) fn close(
         &self,
         jobs: &[Job],
@@ -33,8 +36,8 @@ impl RegionSet {
         self.agreed(closing, tags, jobs.first().map(|(_, region, _)| region.pool()))
     }
 
-    /// Closes everything, as a shrink does, and moves nothing: for who has memory moved later, or not. `goes_on` is asked now and then
-    /// whether it is still wanted.
+    /// Closes the gate for everything, as a shrink does, but moves nothing; memory may be moved later. `goes_on` is called regularly and
+    /// returns whether the closing is still wanted.
     pub(in super::super) fn park(
         &self,
         timeout: Duration,
@@ -45,7 +48,7 @@ impl RegionSet {
         self.agreed(closing, Tags::All, started.map(|started| &started.pool))
     }
 
-    /// The work of what is parked ends, and those that vote are for it.
+    /// Waits until the work of parked uses has ended and the votes agree.
     fn agreed<'g>(
         &self,
         closing: Closing<'g>,
@@ -56,18 +59,17 @@ impl RegionSet {
             && let Some(pool) = pool
         {
             let begin = Instant::now();
-            let end = Duration::from_millis(self.config.park_drain_ms);
             let mut pending = pool.pending_work()?;
             while !pending.has_ended()? {
                 let waited = begin.elapsed();
-                if waited >= end {
+                if waited >= PARK_DRAIN {
                     closing.hold_off(PARKED_IN_VAIN);
                     return Err(ProcessError::ParkedWork { tags, waited });
                 }
                 std::thread::sleep(POLL);
             }
         }
-        // Asked also where nothing is parked any more: a use that votes may have voted against it, and run again, since the gate closed.
+        // Asked even without parked uses: a use may have voted against it and run again since the gate closed.
         if !closing.is_agreed() {
             closing.hold_off(PARKED_IN_VAIN);
             return Err(ProcessError::NotAgreed { tags });

@@ -1,7 +1,7 @@
-//! Which region the calling thread allocates in.
+//! Region in which the calling thread allocates.
 //!
-//! Invariant: a process's [`RegionFlags`] count the entries that its threads' stacks hold together, so that a process in whose regions no
-//! thread is learns it by one load. A thread that ends leaves what it entered.
+//! Invariant: the [`RegionFlags`] of a process count the entries of all its threads' stacks, so that one load shows whether any thread is
+//! in a region. A thread's entries end with it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use super::flags::RegionFlags;
 use super::tagged::Tagged;
 
-/// An entry of a thread's stack.
+/// Stack of the regions that a thread has entered.
 #[derive(Debug)]
 struct CurrentRegions {
-    /// Whose: tells the processes of one program apart, of which tests have several.
+    /// Flags of the process, which identify it: a test program has several processes.
     flags: Arc<RegionFlags>,
     tagged: Arc<Tagged>,
 }
@@ -27,7 +27,7 @@ thread_local! {
     static STACK: RefCell<Vec<CurrentRegions>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread allocates in this region from now on.
+/// Enters a region on the calling thread.
 pub(super) fn push(flags: &Arc<RegionFlags>, tagged: Arc<Tagged>) {
     flags.add_thread();
     let entered = CurrentRegions { flags: flags.clone(), tagged };
@@ -35,7 +35,7 @@ pub(super) fn push(flags: &Arc<RegionFlags>, tagged: Arc<Tagged>) {
     let _ = STACK.try_with(|stack| stack.borrow_mut().push(entered));
 }
 
-/// The calling thread allocates where it did before; false where it is in no region.
+/// Leaves the innermost region; returns `false` if the thread is in none.
 pub(super) fn pop(flags: &Arc<RegionFlags>) -> bool {
     let popped = STACK.try_with(|stack| {
         let mut stack = stack.borrow_mut();
@@ -45,7 +45,7 @@ pub(super) fn pop(flags: &Arc<RegionFlags>) -> bool {
     popped.ok().flatten().is_some()
 }
 
-/// What the innermost region that the thread is in answers.
+/// Calls `ask` with the innermost region of the thread; `None` if there is none.
 pub(super) fn with_innermost<T>(flags: &Arc<RegionFlags>, ask: impl FnOnce(&Tagged) -> T) -> Option<T> {
     let found = STACK.try_with(|stack| {
         let stack = stack.borrow();

@@ -1,4 +1,4 @@
-//! Copies in the host's memory go to files, while nobody needs what they are of.
+//! Moves host copies of evicted memory to files while the memory is not needed.
 
 use glake_tiers::{Demotion, HostPool};
 use glake_units::Bytes;
@@ -8,12 +8,12 @@ use super::RegionSet;
 use super::ask::Tier;
 
 impl RegionSet {
-    /// Writes copies of evicted memory to files until at least `amount` of the host's is free; returns how much is. What comes back last goes
-    /// first. As much is unpinned, as far as whole arenas are free: the host has it again. Ends early where it is not to go on, which whoever
-    /// calls says of refills too.
+    /// Writes host copies of evicted memory to files until at least `amount` bytes of host memory are free; returns the free bytes. Regions
+    /// that are refilled last go first. Unpins the freed memory in whole arenas. Ends early once `keep_going` returns `false`, which it
+    /// must do as soon as a refill begins.
     ///
     /// # Errors
-    /// [`super::super::ProcessError::NoFiles`]; what files meet: what was written by then counts.
+    /// [`super::super::ProcessError::NoFiles`]; errors of files: the bytes written so far count.
     pub(in super::super) fn demote(&self, amount: Bytes, keep_going: &dyn Fn() -> bool) -> Result<Bytes> {
         self.stores.check(Tier::File)?;
         let (files, mut tags) = (self.stores.files()?, self.table.named(None)?);
@@ -33,7 +33,8 @@ impl RegionSet {
     }
 }
 
-/// Unpins at least so much, arena by arena, where so much is free in whole ones: who needs pinned memory meanwhile waits for one of them.
+/// Unpins at least `amount` bytes, arena by arena, as far as whole arenas are free; a request for pinned memory waits for at most one of
+/// them.
 fn unpin(host: &HostPool, amount: Bytes, keep_going: &dyn Fn() -> bool) {
     let mut unpinned = Bytes::ZERO;
     while unpinned < amount && keep_going() {

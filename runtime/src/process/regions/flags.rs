@@ -1,58 +1,57 @@
-//! What an allocation and a copy look at first: whether any thread is in a region, whether any region is cleaned, and whether anything is
-//! evicted.
+//! Flags that every allocation and copy reads first: whether any thread is in a region, any region is cleaned, or anything is evicted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Two counts in one word: threads that allocate in a region below, tags of which memory is evicted above. Between them, whether any
-/// region is cleaned, and whether anything was ever decommitted.
+/// Two counters in one word: threads inside regions in the low bits, tags with evicted memory in the high bits. Between them are the flags
+/// for cleaned regions and decommitted memory.
 #[derive(Debug, Default)]
 pub(in super::super) struct RegionFlags(AtomicU64);
 
-/// One tag of which memory is evicted.
+/// One tag with evicted memory.
 const EVICTED: u64 = 1 << 32;
-/// Regions are cleaned: there may be copies that a write makes void.
+/// Flag: regions are cleaned, so that a write may invalidate a copy.
 const CLEANED: u64 = 1 << 31;
-/// Parts of live blocks may have no memory.
+/// Flag: parts of live blocks may be decommitted.
 const DECOMMITTED: u64 = 1 << 30;
 
 impl RegionFlags {
-    /// Whether nothing has to be asked: no thread is in a region, and nothing is evicted. One relaxed load: who enters a region sees
-    /// it on its own thread, and who uses what another thread is shrinking breaks that one's promise anyway.
+    /// Returns whether no thread is in a region and nothing is evicted. One relaxed load suffices: a thread that enters a region sees its
+    /// own write, and a use of memory that another thread shrinks is a race in the program.
     #[inline]
     pub(in super::super) fn is_plain(&self) -> bool {
         self.0.load(Ordering::Relaxed) & !(CLEANED | DECOMMITTED) == 0
     }
 
-    /// Whether anything is evicted, or about to be.
+    /// Returns whether anything is evicted or about to be.
     #[inline]
     pub(in super::super) fn is_any_evicted(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= EVICTED
     }
 
-    /// Whether a write has to be told of: anything is evicted, or any region is cleaned.
+    /// Returns whether writes must be reported: anything is evicted, or any region is cleaned.
     #[inline]
     pub(in super::super) fn are_writes_told(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= CLEANED
     }
 
-    /// Whether any region is cleaned.
+    /// Returns whether any region is cleaned.
     #[inline]
     pub(in super::super) fn is_any_cleaned(&self) -> bool {
         self.0.load(Ordering::Relaxed) & CLEANED != 0
     }
 
-    /// Whether parts of live blocks may have no memory.
+    /// Returns whether parts of live blocks may be decommitted.
     #[inline]
     pub(in super::super) fn is_any_decommitted(&self) -> bool {
         self.0.load(Ordering::Relaxed) & DECOMMITTED != 0
     }
 
-    /// From now on, for as long as the process lives.
+    /// Sets the flag for the rest of the process's life.
     pub(super) fn set_decommitted(&self) {
         self.0.fetch_or(DECOMMITTED, Ordering::Release);
     }
 
-    /// From now on, for as long as the process lives.
+    /// Sets the flag for the rest of the process's life.
     pub(super) fn set_cleaned(&self) {
         self.0.fetch_or(CLEANED, Ordering::Release);
     }

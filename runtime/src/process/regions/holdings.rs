@@ -1,4 +1,4 @@
-//! What the process holds of each GPU, as an agent has to know it.
+//! Holdings of the process on each GPU, as reported to an agent.
 
 use glake_device::DeviceId;
 use glake_tiers::{Policy, RegionHolding};
@@ -7,41 +7,41 @@ use glake_units::Bytes;
 use super::super::device::DeviceMemory;
 use super::RegionSet;
 
-/// What the process holds of one GPU.
+/// Holdings of the process on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct DeviceHolding {
-    /// What its pool holds, in flight included.
+    /// Bytes of the pool, including memory being created.
     pub(in super::super) made: Bytes,
-    /// The part of it that cannot leave.
+    /// Bytes of the pool that cannot be evicted.
     pub(in super::super) fixed: Bytes,
-    /// What is evicted and is copied back before a use.
+    /// Evicted bytes that are copied back before a use.
     pub(in super::super) evicted: Bytes,
-    /// What comes back beside, without a copy.
+    /// Evicted bytes that return without a copy.
     pub(in super::super) room: Bytes,
-    /// Room to grow that is asked for with it.
+    /// Additional bytes requested for growth.
     pub(in super::super) growth: Bytes,
-    /// What would have to be copied out if all left now.
+    /// Bytes to copy out if everything were evicted now.
     pub(in super::super) dirty: Bytes,
-    /// What could leave and come back without any copy.
+    /// Bytes that could be evicted and refilled without a copy.
     pub(in super::super) discardable: Bytes,
-    /// What has no live bytes now, and would have to be copied out once it has.
+    /// Bytes without live contents now, which would have to be copied once they have some.
     pub(in super::super) unused: Bytes,
-    /// Pinned host memory that copies take.
+    /// Pinned host memory occupied by copies.
     pub(in super::super) hosted: Bytes,
 }
 
-/// How often is looked anew at what moves.
+/// Maximum number of attempts to get consistent numbers while memory moves.
 const TRIES: u32 = 8;
 
 impl RegionSet {
-    /// Of a device now. Waits for nobody who moves memory.
+    /// Returns the current holdings on a device. Does not wait for moves in progress.
     pub(in super::super) fn device_holding(&self, memory: &DeviceMemory) -> DeviceHolding {
         let mut held = self.holding_at_once(memory);
         for _ in 0..TRIES {
             if held.made == memory.lease.view().made {
                 break;
             }
-            // Some of it has moved meanwhile, and would count twice or not at all.
+            // Some memory has moved meanwhile and would count twice or not at all.
             held = self.holding_at_once(memory);
         }
         held
@@ -65,9 +65,9 @@ impl RegionSet {
             add(&mut held.unused, unused);
             add(&mut held.hosted, hosted);
         }
-        // Copies of other GPUs' memory, and what pools that were given up still hold: no shrink takes it.
+        // Copies of other GPUs' memory, and memory of released pools: no shrink can evict them.
         add(&mut held.fixed, made.saturating_sub(of_regions));
-        // Memory that comes back asks for room to grow beside it; where nothing does, nothing is asked for.
+        // A refill also requests room to grow; without one, none is requested.
         if !held.evicted.is_zero() || !held.room.is_zero() {
             held.growth = memory.lease.growth();
         }
@@ -84,7 +84,7 @@ impl RegionSet {
         own.map(|(policy, region)| (policy, region.holding())).collect()
     }
 
-    /// What is made on all devices.
+    /// Returns the bytes created on all devices.
     pub(in super::super) fn made(&self) -> Bytes {
         self.registry.devices.iter().map(|memory| memory.lease.view().made).sum()
     }

@@ -1,8 +1,8 @@
-//! What a program does before its memory leaves or comes back, and after.
+//! Hooks of the program before and after its memory leaves or returns.
 //!
-//! A hook runs on a thread of its own, with no lock held here, and is waited for no longer than was said. One that takes longer is
-//! left running; what it does then counts for nothing. Where memory comes back because it is touched hooks are told and not waited
-//! for: whoever touches it may hold what they need, an interpreter's lock or an allocator's.
+//! A hook runs on its own thread, without locks, up to a timeout. After the timeout it keeps running, but its result is ignored. If memory
+//! returns because it is touched, hooks are called but not waited for: the touching thread may hold a lock that they need, such as an
+//! interpreter's or an allocator's.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use super::super::{ProcessError, Result};
 
-/// A hook: is given an event as JSON, answers 0 where all is well.
+/// Hook that gets an event as JSON and returns 0 on success.
 pub type Hook = Arc<dyn Fn(&str) -> i32 + Send + Sync>;
 
-/// The hooks of a process.
+/// Hooks of a process.
 #[derive(Default)]
 pub(super) struct Hooks {
     both: RwLock<Both>,
@@ -26,47 +26,47 @@ pub(super) struct Hooks {
 struct Both {
     before: Option<Hook>,
     after: Option<Hook>,
-    /// None: for ever.
+    /// Timeout of a hook; `None` waits forever.
     timeout: Option<Duration>,
 }
 
-/// Tells of something that waits for no hook.
+/// Sender of the end event of an operation that waits for no hook.
 #[derive(Debug)]
 pub(super) struct Beside(Option<SyncSender<Value>>);
 
 impl Beside {
-    /// It is over: the one after is told, once the one before has answered.
+    /// Calls the hook after the operation, once the one before has returned.
     pub(super) fn over(self, event: Value) {
         if let Some(sender) = self.0 {
-            // Nobody listens where no thread was given.
+            // Fails only if no thread could be started.
             let _ = sender.try_send(event);
         }
     }
 }
 
 impl Hooks {
-    /// Replaces them.
+    /// Replaces both hooks and their timeout.
     pub(super) fn set(&self, before: Option<Hook>, after: Option<Hook>, timeout: Option<Duration>) {
         let others = std::mem::replace(&mut *self.both.write(), Both { before, after, timeout });
-        // Their end is the program's code.
+        // Their destructors are the program's code.
         drop(others);
     }
 
-    /// How long one may take, and a callback that says which bytes count, where there is no hook too. `None`: nobody has said.
+    /// Returns the timeout of hooks and of live-bytes callbacks, even without a hook; `None` if it was never set.
     pub(super) fn timeout(&self) -> Option<Duration> {
         self.both.read().timeout
     }
 
-    /// Calls the one that comes before.
+    /// Calls the hook before an operation.
     ///
     /// # Errors
-    /// [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing is to be done then.
+    /// [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: the operation must be cancelled.
     pub(super) fn before(&self, event: &Value) -> Result<()> {
         let Both { before, timeout, .. } = self.both.read().clone();
         before.map_or(Ok(()), |hook| call(hook, "before", event, timeout))
     }
 
-    /// Calls both, one after the other, for something that begins now and waits for neither. What they answer is logged.
+    /// Calls both hooks in order, for an operation that begins now and waits for neither. Their results are logged.
     pub(super) fn beside(&self, event: &Value) -> Beside {
         let Both { before, after, .. } = self.both.read().clone();
         if before.is_none() && after.is_none() {
@@ -76,7 +76,7 @@ impl Hooks {
         let event = event.clone();
         let run = move || {
             tell(before, "before", event);
-            // None comes where what it is told of did not end by itself.
+            // No event arrives if the operation did not end normally.
             if let Ok(event) = receiver.recv() {
                 tell(after, "after", event);
             }
@@ -88,7 +88,7 @@ impl Hooks {
         Beside(Some(sender))
     }
 
-    /// Calls the one that comes after. What it answers is logged, for all is done by then.
+    /// Calls the hook after an operation. Its result is logged.
     pub(super) fn after(&self, event: &Value) {
         let Both { after, timeout, .. } = self.both.read().clone();
         if let Some(hook) = after
@@ -114,9 +114,9 @@ fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>
     let text = event.to_string();
     let run = move || {
         let answer = hook(&text);
-        // Dropped here: its end is the program's code too.
+        // Dropped here, because its destructor is the program's code too.
         drop(hook);
-        // Nobody listens where it took too long.
+        // Fails only after a timeout.
         let _ = sender.send(answer);
     };
     let named = std::thread::Builder::new().name("glake-hook".to_owned());

@@ -1,4 +1,4 @@
-//! Whether a region is idle: pure.
+//! Idle state of a region (pure).
 //!
 //! ```text
 //! busy ──no use runs──► working ──all work done──► quiet ──long enough──► cleaned, prepared ──► clean
@@ -8,41 +8,41 @@
 
 use std::time::Duration;
 
-/// What a region looks like while no use of it runs.
+/// Observed state of a region without a running use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The number of its last use.
+    /// Number of the region's last use.
     pub(super) after_use: u64,
-    /// What it has, as [`glake_tiers::Region::state_number`] says it.
+    /// Version of the region's contents ([`glake_tiers::Region::state_number`]).
     pub(super) state: u64,
 }
 
-/// How it stands with a region; times are since any moment.
+/// Idle state of a region; times are relative to an arbitrary origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Idleness {
-    /// A use of it runs.
+    /// A use of the region runs.
     #[default]
     Busy,
-    /// Its work was marked, and is not known to be done.
+    /// The region's work was marked and has not finished.
     Working(Look),
-    /// All work is done since then. Where something was left to be done, it is tried again after a moment that is yet to come.
+    /// All work has been finished since this time. A time in the future is that of a retry of unfinished cleaning.
     Quiet(Look, Duration),
-    /// There is nothing to do before it changes.
+    /// Nothing is left to do until the region changes.
     Clean(Look),
 }
 
-/// What is to be done after a look.
+/// Action after a look at a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Todo {
     Nothing,
-    /// All work that is enqueued by now is to be marked.
+    /// Mark all work enqueued so far.
     Mark,
-    /// It has been idle for long enough.
+    /// Clean the region, which has been idle long enough.
     Clean,
 }
 
 impl Idleness {
-    /// After a look at it; `None`: a use of it runs. `is_done`: the work that was marked is.
+    /// Returns the next state and action after a look; `None` means that a use runs. `is_done`: the marked work has finished.
     pub(super) fn next(
         self,
         look: Option<Look>,

@@ -1,11 +1,11 @@
-//! Which bytes of blocks count when their memory leaves: said once, or asked of the program at each shrink.
+//! Live bytes of blocks, declared once or by a callback at each shrink.
 //!
 //! ```text
-//! shrink   gate closed, uses ended or parked ─► all work has ended ─► each callback, on a thread of its own ─► the first extent leaves
+//! shrink   gate closed, uses ended or parked ─► all work has ended ─► each callback, on its own thread ─► the first extent leaves
 //! ```
 //!
-//! A callback runs with no lock held here. Where it fails, takes too long, or names bytes outside of its block, all bytes of the block
-//! count, and the report says so.
+//! A callback runs without locks. If it fails, times out, or names bytes outside its block, all bytes of the block count as live and the
+//! report says so.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -20,16 +20,16 @@ use super::super::{ProcessError, Result};
 use super::RegionSet;
 use super::closing::POLL;
 
-/// Says which bytes of a block count now; `None`: it cannot.
+/// Callback that returns the live bytes of a block; `None` if it cannot.
 pub type LiveCallback = Arc<dyn Fn() -> Option<Vec<ByteRange>> + Send + Sync>;
 
-/// The callbacks of a process.
+/// Callbacks of a process.
 #[derive(Default)]
 pub(super) struct LiveCallbacks {
     all: Mutex<Vec<Asked>>,
 }
 
-/// A block of which a callback tells.
+/// A block with a callback.
 #[derive(Clone)]
 struct Asked {
     pool: Arc<GpuPool>,
@@ -44,13 +44,13 @@ impl LiveCallbacks {
         self.forget();
     }
 
-    /// Drops the callbacks of blocks that are no more, or of which something else was said. Their end is the program's code.
+    /// Drops callbacks of freed blocks and of blocks with a newer declaration. Their destructors are the program's code.
     fn forget(&self) {
         let gone: Vec<Asked> = self.all.lock().extract_if(.., |asked| asked.domain().is_none()).collect();
         drop(gone);
     }
 
-    /// Those of blocks in these domains.
+    /// Returns the callbacks of blocks in these domains.
     fn of(&self, domains: &[(DeviceId, DomainId)]) -> Vec<Asked> {
         self.forget();
         let all = self.all.lock().clone();
@@ -74,7 +74,7 @@ impl std::fmt::Debug for LiveCallbacks {
 }
 
 impl RegionSet {
-    /// As [`super::Regions::set_live`].
+    /// Implements [`super::Regions::set_live`].
     pub(super) fn set_live(&self, address: Address, ranges: Option<&[ByteRange]>) -> Result<()> {
         let pool = self.pool_of(address)?;
         match ranges {
@@ -85,7 +85,7 @@ impl RegionSet {
         Ok(())
     }
 
-    /// As [`super::Regions::ask_live`].
+    /// Implements [`super::Regions::ask_live`].
     pub(super) fn ask_live(&self, address: Address, call: LiveCallback) -> Result<()> {
         let pool = self.pool_of(address)?;
         let answer = pool.live_bytes().ask(address)?;
@@ -98,7 +98,7 @@ impl RegionSet {
         found.ok_or(ProcessError::InNoBlock { address })
     }
 
-    /// Asks what counts of blocks in these domains, once their work has ended; returns what the report warns of.
+    /// Calls the callbacks of blocks in these domains, whose work has ended; returns warnings for the report.
     pub(super) fn learn_live(&self, domains: &[(DeviceId, DomainId)]) -> Result<Vec<String>> {
         let asked = self.live_callbacks.of(domains);
         let Some(first) = asked.first() else { return Ok(Vec::new()) };
@@ -127,7 +127,7 @@ impl RegionSet {
     }
 }
 
-/// What each callback says, all within a time.
+/// Returns the answer of each callback, all within the timeout.
 fn answers(
     calls: Vec<LiveCallback>,
     timeout: Duration,
@@ -137,9 +137,9 @@ fn answers(
     let run = move || {
         for call in calls {
             let answer = call();
-            // Dropped here: its end is the program's code too.
+            // Dropped here, because its destructor is the program's code too.
             drop(call);
-            // Nobody listens where it took too long.
+            // Fails only after a timeout.
             if sender.send(answer).is_err() {
                 return;
             }
@@ -156,7 +156,7 @@ fn answers(
         }
         match receiver.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(answer) => answer.ok_or_else(|| "its callback failed".to_owned()),
-            // Its thread is gone: it panicked, and is not the next one's fault.
+            // The thread panicked; the remaining callbacks are not to blame.
             Err(RecvTimeoutError::Disconnected) => {
                 let why = std::mem::replace(&mut gone, "one before it panicked");
                 Err(why.to_owned())

@@ -1,4 +1,4 @@
-//! What is on each GPU, and who holds it.
+//! Memory in use on each GPU by holder.
 
 use glake_device::DeviceId;
 use glake_transfer::WhyUnsuspended;
@@ -12,33 +12,33 @@ use super::others::{self, Known};
 use super::tagged::Tagged;
 use crate::process::gate::DEFAULT;
 
-/// What the context of a relay is called that is there after it was to rest; why comes after it. It is named whatever it takes.
+/// Prefix of the holder name of a relay's context that could not be suspended; the reason follows. Listed whatever its size.
 const STAYS: &str = "context for copies of other GPUs, which stays: ";
 
-/// Memory that somebody holds.
+/// Memory of one holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// On which GPU; none: on the host.
+    /// GPU of the memory; `None` for host memory.
     pub device: Option<DeviceId>,
-    /// Who, in words.
+    /// Description of the holder.
     pub holder: String,
-    /// How much.
+    /// Size of the memory.
     pub bytes: Bytes,
 }
 
 impl MemoryUsage {
-    /// As the C interface gives it.
+    /// Returns the entry as JSON for the C interface.
     pub fn json(&self) -> Value {
         json!({ "device": self.device.map(|device| device.0), "holder": self.holder, "bytes": self.bytes.get() })
     }
 }
 
 impl RegionSet {
-    /// As `Regions::memory_usage`.
+    /// Implements `Regions::memory_usage`.
     pub(super) fn memory_usage(&self) -> Result<Vec<MemoryUsage>> {
         self.table.cover(&self.registry.devices);
         let tags = self.table.named(None)?;
-        // First: it waits for contexts that go.
+        // First, because it waits for contexts to be destroyed.
         let stayed = self.unsuspended_relays();
         let costs = self.registry.engine.made().map(|engine| engine.relay_cost()).unwrap_or_default();
         let mut left = Vec::new();
@@ -64,7 +64,7 @@ impl RegionSet {
                 holders.push(("context for copies of other GPUs".to_owned(), cost.context));
                 holders.push(("slots for copies of other GPUs".to_owned(), cost.slots));
             }
-            // A context that is about to go would be made again by the question.
+            // The query would create a context again that is about to be destroyed.
             let asked = match stays.map(|stayed| stayed.why) {
                 Some(WhyUnsuspended::UnderWay | WhyUnsuspended::Lost) => false,
                 Some(_) => true,
@@ -100,7 +100,7 @@ impl RegionSet {
         Ok(left)
     }
 
-    /// What the device has given out besides.
+    /// Adds the holders outside this library's pools.
     fn rest(&self, memory: &DeviceMemory, holders: &mut Vec<(String, Bytes)>) -> Result<()> {
         let info = self.registry.completion_events.driver().memory_info(memory.id())?;
         let ours: Bytes = holders.iter().map(|(_, bytes)| *bytes).sum();
@@ -120,7 +120,7 @@ impl RegionSet {
         Ok(())
     }
 
-    /// Host memory that this library has pinned: contexts on all GPUs have tables of it.
+    /// Returns the host memory pinned by this library; contexts on all GPUs have page tables for it.
     fn pinned(&self) -> Bytes {
         let stores: Bytes = self.stores.host_statistics().iter().map(|host| host.pinned).sum();
         stores.saturating_add(self.pinned_by_engine())

@@ -1,20 +1,20 @@
-//! The regions of a process: what is allocated where, what leaves its GPUs and what comes back.
+//! Regions of a process: the allocations of each, and their evictions and refills.
 //!
 //! ```text
-//! Regions ─► RegionSet: shared with what goes on in the background
+//! Regions ─► RegionSet: shared with background work
 //! enter(tag) ─► this thread's allocations ─► the tag (`Tagged`) ─► a tiers::Region a device
-//! shrink, refill ─► moves ─► Region ─► LinkMover ─► host                gate: who may use it meanwhile
-//! malloc, copies ─► RegionFlags: one load ─ something is evicted ─► refill of what is touched first
+//! shrink, refill ─► moves ─► Region ─► LinkMover ─► host                gate: which uses may run meanwhile
+//! malloc, copies ─► RegionFlags: one load ─ something is evicted ─► refill of the touched memory first
 //! ```
 //!
 //! | tag | memory |
 //! |---|---|
-//! | as defined | what threads allocated while they were in it |
-//! | `graph (a, b)` | the private pool of this number; all its bytes, free ones too |
-//! | `default` | all other |
+//! | as defined | allocations of threads inside the region |
+//! | `graph (a, b)` | the private pool of this number; all its bytes, including free ones |
+//! | `default` | all other memory |
 //!
-//! Invariants: a tag of which anything is evicted, or leaves, is marked before the first byte leaves and until the last is back; the
-//! gate reads that mark and the flags count it. No lock is held while bytes move but the region's own turn.
+//! Invariants: a tag is marked as evicted before its first byte leaves and until the last one is back; the gate reads the mark and the
+//! flags count it. While bytes move, no lock is held except the region's own turn.
 
 mod api;
 mod ask;
@@ -32,12 +32,13 @@ mod hooks;
 mod idle;
 mod live;
 mod memory_usage;
-mod moves;
 mod ongoing_shrinks;
 mod others;
 mod predict;
+mod refill;
 mod relays;
 mod report;
+mod shrink;
 mod stores;
 mod table;
 mod tagged;
@@ -80,7 +81,7 @@ use table::Table;
 pub use view::RegionView;
 pub(super) use view::{copy_name, policy_name};
 
-/// The regions of a process, and what moves them; shared with what goes on in the background.
+/// State of the regions, shared with background work.
 #[derive(Debug)]
 pub(super) struct RegionSet {
     registry: Arc<DeviceRegistry>,
@@ -94,9 +95,9 @@ pub(super) struct RegionSet {
     live_callbacks: LiveCallbacks,
     imports: Arc<Imports>,
     background_refills: Arc<BackgroundRefills>,
-    /// By device.
+    /// Ongoing shrinks by device.
     ongoing_shrinks: Box<[OngoingShrinks]>,
-    /// Whether host memory was pinned ahead, or is about to be.
+    /// Whether host memory was pinned ahead of time, or is being pinned.
     prepared: AtomicBool,
     refills_begun: RefillCount,
 }
@@ -115,7 +116,7 @@ impl RegionSet {
             gate: Gate::new(
                 table.clone(),
                 Duration::from_millis(config.park_quantum_ms),
-                registry.observers.agent().activity.clone(),
+                registry.observers.activity.clone(),
             ),
             table,
             stores: Stores::new(registry, config.clone()),
@@ -131,17 +132,17 @@ impl RegionSet {
         }
     }
 
-    /// Whether the caller is the one who pins host memory ahead.
+    /// Claims the task of pinning host memory ahead of time; returns whether the caller has it.
     fn take_preparation(&self) -> bool {
         !self.prepared.swap(true, Ordering::Relaxed)
     }
 
-    /// The process ends, and what of its memory is in files ends with it.
+    /// Ends the files of evicted memory, because the process ends.
     pub(super) fn end_files(&self) {
         self.stores.end_files();
     }
 
-    /// Pinned host memory that work of a device may touch.
+    /// Returns the pool of pinned host memory that a device can access.
     ///
     /// # Errors
     /// [`super::ProcessError::Host`].
@@ -149,20 +150,20 @@ impl RegionSet {
         self.stores.host(device)
     }
 
-    /// What digests memory of a device.
+    /// Returns the digest kernels for a device.
     ///
     /// # Errors
-    /// What loading it meets.
+    /// Errors of loading the kernels.
     pub(super) fn digests(&self, device: DeviceId) -> super::Result<Option<Arc<Digests>>> {
         self.stores.digests(true, device)
     }
 
-    /// How much host memory is pinned at once.
+    /// Returns the size of the arenas in which host memory is pinned.
     pub(super) fn host_arena(&self) -> Bytes {
         self.config.host_arena
     }
 
-    /// The gate.
+    /// Returns the gate of the regions.
     pub(super) fn gate(&self) -> &Gate {
         &self.gate
     }

@@ -1,4 +1,4 @@
-//! A refill that finds no memory waits for a shrink that is giving some back, or for what its lease is granted.
+//! Refills without memory wait for a running shrink or for a grant of the lease.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use glake_tiers::{Credits, PoolError, WaitPolicy};
 use super::background_refills::Wanted;
 use crate::sync::{Condvar, Mutex};
 
-/// How soon a refill looks again: an extent of a shrink takes longer.
+/// Interval between two attempts of a refill; an extent of a shrink takes longer.
 const STEP: Duration = Duration::from_millis(1);
 
-/// The shrinks that give back memory of one device.
+/// Shrinks in progress on one device.
 #[derive(Debug, Default)]
 pub(super) struct OngoingShrinks {
     state: Mutex<State>,
@@ -21,25 +21,25 @@ pub(super) struct OngoingShrinks {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of whose memory.
+    /// Domains that are being shrunk.
     under_way: Vec<DomainId>,
     ended: u64,
 }
 
-/// A shrink that is under way.
+/// Guard of a shrink in progress.
 #[derive(Debug)]
 pub(super) struct UnderWay<'f>(&'f OngoingShrinks, DomainId);
 
-/// Waits while there is one, then for grants. A shrink of the same region waits for the refill: that ends its wait, and may begin anew
-/// after the shrink.
+/// Wait of a refill: first for running shrinks, then for grants. A shrink of the same region waits for the refill and therefore ends the
+/// wait; the refill may begin again after the shrink.
 #[derive(Debug)]
 pub(super) struct Waiting<'f> {
     ongoing_shrinks: &'f OngoingShrinks,
     own: DomainId,
     credits: Credits,
-    /// How many had ended when it was last asked.
+    /// Number of shrinks ended at the last check.
     seen: AtomicU64,
-    /// A shrink of the same region ended it.
+    /// Whether a shrink of the same region ended the wait.
     gave_way: AtomicBool,
     wanted: Wanted<'f>,
 }
@@ -55,7 +55,7 @@ impl OngoingShrinks {
         Waiting { ongoing_shrinks: self, own, credits, seen, gave_way: AtomicBool::new(false), wanted }
     }
 
-    /// Waits until no shrink of a domain is under way; false: one still is after so long.
+    /// Waits until no shrink of a domain is in progress; returns `false` after `most`.
     pub(super) fn wait_for(&self, domain: DomainId, most: Duration) -> bool {
         let until = Instant::now() + most;
         let mut state = self.state.lock();
@@ -69,14 +69,14 @@ impl OngoingShrinks {
         true
     }
 
-    /// Whether a shrink of a domain is under way, or waits for its turn.
+    /// Returns whether a shrink of a domain is in progress or waits for its turn.
     pub(super) fn has(&self, domain: DomainId) -> bool {
         self.state.lock().under_way.contains(&domain)
     }
 }
 
 impl Waiting<'_> {
-    /// Whether it ended so that a shrink of the same region goes first.
+    /// Returns whether the wait ended to let a shrink of the same region go first.
     pub(super) fn gave_way(&self) -> bool {
         self.gave_way.load(Ordering::Relaxed)
     }
@@ -160,7 +160,7 @@ mod tests {
         assert!(!refill.wait(&SHORT) && !waiting(&ongoing_shrinks).wait(&SHORT));
     }
 
-    /// It has the turn that the shrink waits for.
+    /// The refill holds the turn that the shrink waits for.
     #[test]
     fn a_refill_does_not_wait_for_a_shrink_that_waits_for_it() {
         let ongoing_shrinks = OngoingShrinks::default();

@@ -1,35 +1,35 @@
-//! What a GPU has given out that is none of its pool's, told apart as far as that can be known.
+//! Attribution of GPU memory outside the pool, as far as it can be known.
 //!
 //! ```text
-//! given out ─┬ pool, relays: named by whoever holds them
-//!            └ others ─► imported ─► before the pool started ─► tables of pinned memory ─► since
+//! in use ─┬ pool, relays: reported by their owners
+//!         └ others ─► imported ─► before the pool started ─► page tables of pinned memory ─► since
 //! ```
 //!
 //! Invariant: the parts add up to the whole, whatever is assumed of each.
 
 use glake_units::Bytes;
 
-/// What the driver takes of each GPU that has a context, for so much pinned host memory: a page of tables. Measured on an H200.
+/// Pinned host memory for which the driver allocates one page of tables on each GPU with a context. Measured on an H200.
 const PINNED: u64 = Bytes::gib(1).get();
 const TABLES: Bytes = Bytes::mib(2);
 
-/// What is known of it.
+/// Known parts of the memory outside the pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     /// Memory of other processes that is mapped here.
     pub(super) imported: Bytes,
-    /// What the GPU had given out when its pool started.
+    /// Memory in use on the GPU when its pool started.
     pub(super) before: Bytes,
-    /// Pinned host memory of this library's.
+    /// Host memory pinned by this library.
     pub(super) pinned: Bytes,
 }
 
-/// What the driver's tables of pinned host memory take of a GPU, about.
+/// Estimates the memory of a GPU for page tables of pinned host memory.
 fn tables(pinned: Bytes) -> Bytes {
     Bytes::new(pinned.get().div_ceil(PINNED).saturating_mul(TABLES.get()))
 }
 
-/// Who holds it, in words, and how much.
+/// Splits the memory in use by holder, with a description of each.
 pub(super) fn holders(given_out: Bytes, known: Known) -> [(&'static str, Bytes); 4] {
     let mut rest = given_out;
     let mut take = |most: Bytes| {
@@ -37,7 +37,7 @@ pub(super) fn holders(given_out: Bytes, known: Known) -> [(&'static str, Bytes);
         rest = rest.saturating_sub(taken);
         taken
     };
-    // When imported memory was made nobody can be asked: it counts as neither.
+    // The time at which imported memory was created is unknown: it counts as neither.
     let imported = take(known.imported);
     let before = take(known.before);
     let tables = take(tables(known.pinned));

@@ -1,4 +1,4 @@
-//! How long a refill should take: its bytes over what the links give, and what mapping costs beside that.
+//! Predicted time of a refill: its bytes divided by the rate of the links, plus the cost of mapping.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,16 +10,16 @@ use glake_units::Bytes;
 
 use super::super::device_registry::DeviceRegistry;
 
-/// Making, mapping and opening an extent, on an H200, for its own GPU.
+/// Time to create and map an extent for its own GPU, on an H200.
 const EXTENT: Duration = Duration::from_micros(40);
-/// Opening it to one more GPU.
+/// Time to map an extent for one further GPU.
 const PEER: Duration = Duration::from_micros(15);
 
-/// Knows what the links give.
+/// Predictor with access to the rates of the links.
 #[derive(Debug)]
 pub(super) struct Prediction {
     registry: Arc<DeviceRegistry>,
-    /// What is assumed while the engine has learned nothing.
+    /// Assumed rates, used until the engine has measured some.
     assumed: OnceLock<PathGraph>,
 }
 
@@ -28,7 +28,7 @@ impl Prediction {
         Prediction { registry: registry.clone(), assumed: OnceLock::new() }
     }
 
-    /// The time for what is evicted of a region.
+    /// Returns the time to refill the evicted memory of a region.
     pub(super) fn refill(&self, region: &Region) -> Duration {
         let (_, evicted) = region.sizes();
         if evicted.is_zero() {
@@ -48,7 +48,7 @@ impl Prediction {
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    /// What the links that are awake give to a device, in GB/s.
+    /// Returns the rate to a device over all links that are not suspended, in GB/s.
     fn rate(&self, device: DeviceId) -> f64 {
         let known = self.registry.engine.made().map(|engine| engine.graph());
         let graph = match &known {

@@ -1,4 +1,4 @@
-//! What a shrink and a refill have done.
+//! Reports of shrinks and refills.
 
 use std::time::Duration;
 
@@ -11,83 +11,83 @@ use super::super::ProcessError;
 use super::ask::place_name;
 use super::memory_usage::MemoryUsage;
 
-/// What was moved of one region on one device.
+/// Result of a move for one region on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Which region.
+    /// Tag of the region.
     pub tag: String,
-    /// Of which device.
+    /// Device of the region.
     pub device: DeviceId,
-    /// Memory of the GPU that was given back, or made.
+    /// GPU memory that was released (shrink) or created (refill).
     pub memory: Bytes,
-    /// Bytes that were copied.
+    /// Bytes copied by this call.
     pub copied: Bytes,
-    /// Bytes that had been copied while the region was idle, and were still the same.
+    /// Bytes that were not copied because a copy made while the region was idle was still valid.
     pub clean: Bytes,
-    /// Bytes in blocks that were not copied, because the program says that they do not count.
+    /// Bytes in blocks that were not copied because the program declared them not live.
     pub undefined: Bytes,
-    /// Memory that is on the GPU after it.
+    /// Bytes on the GPU afterwards.
     pub resident: Bytes,
-    /// Memory that is evicted after it.
+    /// Bytes evicted afterwards.
     pub evicted: Bytes,
-    /// Where a shrink put copies; none: nowhere, it was a refill.
+    /// Destination of a shrink's copies; `None` for a refill.
     pub place: Option<Place>,
-    /// What had to stay.
+    /// Memory that could not be evicted.
     pub skipped: Vec<SkippedExtent>,
 }
 
-/// Memory that had to stay on its GPU: an extent, or what was imported at an address.
+/// Memory that could not be evicted: an extent, or imported memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkippedExtent {
-    /// On which.
+    /// Device of the memory.
     pub device: DeviceId,
-    /// Where it begins.
+    /// Start address of the memory.
     pub address: Address,
-    /// How large it is.
+    /// Size of the memory.
     pub size: Bytes,
-    /// Why.
+    /// Reason why it stays on the GPU.
     pub reason: SkipReason,
 }
 
-/// What a shrink has done.
+/// Result of a shrink.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShrinkReport {
-    /// Memory that went back to the driver.
+    /// Memory returned to the driver.
     pub freed: Bytes,
-    /// Bytes that were copied.
+    /// Bytes copied by this call.
     pub copied: Bytes,
-    /// Bytes that had been copied while regions were idle, and were still the same.
+    /// Bytes that were not copied because a copy made while their region was idle was still valid.
     pub clean: Bytes,
-    /// Bytes in blocks that were not copied, because the program says that they do not count: they have any value after a refill.
+    /// Bytes in blocks that were not copied because the program declared them not live; undefined after a refill.
     pub undefined: Bytes,
-    /// Memory of these regions that is on GPUs still.
+    /// Bytes of these regions that are still on GPUs.
     pub resident: Bytes,
-    /// By region and device.
+    /// Results by region and device.
     pub regions: Vec<Moved>,
-    /// What lies in no region and had to stay, where everything was to leave.
+    /// Memory outside regions that could not be evicted, for a shrink of everything.
     pub skipped: Vec<SkippedExtent>,
-    /// What was done otherwise than the program asked.
+    /// Deviations from the program's request.
     pub warnings: Vec<String>,
-    /// What is on each GPU now.
+    /// Memory in use on each GPU afterwards, by holder.
     pub gpu: Vec<MemoryUsage>,
-    /// How long it took.
+    /// Duration of the shrink.
     pub took: Duration,
-    /// How long a refill of what is evicted now should take.
+    /// Predicted time to refill everything that is evicted now.
     pub predicted_refill: Duration,
 }
 
-/// What a refill has done.
+/// Result of a refill.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RefillReport {
-    /// Memory that was made and mapped.
+    /// Memory created and mapped.
     pub mapped: Bytes,
-    /// Bytes that were copied.
+    /// Bytes copied by this call.
     pub copied: Bytes,
-    /// Memory of these regions that is evicted still.
+    /// Bytes of these regions that are still evicted.
     pub evicted: Bytes,
-    /// By region and device.
+    /// Results by region and device.
     pub regions: Vec<Moved>,
-    /// How long it took.
+    /// Duration of the refill.
     pub took: Duration,
 }
 
@@ -104,7 +104,7 @@ impl ShrinkReport {
         }
     }
 
-    /// As the C interface gives it.
+    /// Returns the report as JSON for the C interface.
     pub fn json(&self) -> Value {
         json!({
             "freed": self.freed.get(),
@@ -133,7 +133,7 @@ impl RefillReport {
         }
     }
 
-    /// As the C interface gives it.
+    /// Returns the report as JSON for the C interface.
     pub fn json(&self) -> Value {
         json!({
             "mapped": self.mapped.get(),
@@ -182,18 +182,18 @@ impl SkippedExtent {
     }
 }
 
-/// What keeps an extent on its GPU, in a word.
+/// Returns the word for the reason that keeps an extent on its GPU.
 fn reason_name(reason: SkipReason) -> &'static str {
     match reason {
         SkipReason::Exported => "exported",
         SkipReason::Imported => "imported",
         SkipReason::Withheld => "withheld",
-        // Whatever else keeps it there.
+        // Any other reason.
         _ => "fixed",
     }
 }
 
-/// What a shrink tells that failed after something had left.
+/// Builds the error of a shrink that failed halfway.
 pub(super) fn after_all(moved: Vec<Moved>, error: ProcessError) -> ProcessError {
     let ShrinkReport { freed, copied, regions, .. } = ShrinkReport::of(moved);
     match freed.is_zero() && copied.is_zero() {

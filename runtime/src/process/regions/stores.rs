@@ -1,4 +1,4 @@
-//! Where bytes go, and by what they travel: made when they are first needed, and kept.
+//! Destinations of evicted bytes and the movers that copy them, created on demand and kept.
 
 use std::sync::Arc;
 
@@ -19,29 +19,29 @@ use super::super::{ProcessError, Result};
 use super::ask::Tier;
 use crate::config;
 
-/// What moves the bytes of a process's regions, and where they go.
+/// Movers of a process's regions and the destinations of their bytes.
 #[derive(Debug)]
 pub(super) struct Stores {
     registry: Arc<DeviceRegistry>,
     config: config::Tiers,
-    /// One a direction, because what goes out and what comes in shall not wait for each other's stream.
+    /// Movers by direction, so that shrinks and refills do not wait for each other's stream.
     movers: Mutex<FxHashMap<(DeviceId, Direction), Arc<LinkMover>>>,
-    /// Those of what is cleaned, each on a stream of its own: it waits for no shrink.
+    /// Movers for cleaning, each on its own stream, so that cleaning waits for no shrink.
     idle_movers: Mutex<FxHashMap<DeviceId, Arc<LinkMover>>>,
     host_budget: Arc<Budget>,
-    /// Each with the devices whose work may touch it.
+    /// Host pools, each with the devices that can access it.
     hosts: Mutex<Vec<(DeviceSet, Arc<HostPool>)>>,
     files: Mutex<Files>,
     digests: Mutex<FxHashMap<DeviceId, Arc<Digests>>>,
 }
 
-/// The files of a process.
+/// Files of a process and their state.
 #[derive(Debug, Default)]
 enum Files {
     #[default]
     NotYet,
     Open(Arc<FileTier>),
-    /// The process ends.
+    /// Removed, because the process ends.
     Ended,
 }
 
@@ -59,10 +59,10 @@ impl Stores {
         }
     }
 
-    /// What moves bytes of a device.
+    /// Returns the mover for a device and direction.
     ///
     /// # Errors
-    /// What making the engine or a stream meets.
+    /// Errors of creating the engine or a stream.
     pub(super) fn mover(&self, device: DeviceId, direction: Direction) -> Result<Arc<LinkMover>> {
         let engine = self.registry.engine()?;
         let mut movers = self.movers.lock();
@@ -74,8 +74,8 @@ impl Stores {
         Ok(mover)
     }
 
-    /// What moves bytes of a device to the host while nobody waits for them. Of the usual priority: what gives way on the GPU keeps all
-    /// completion points waiting. Whoever uses it enqueues little at a time, while [`Stores::are_links_busy`] says no.
+    /// Returns the mover that copies idle memory of a device to the host. It has normal priority, because low-priority work would delay all
+    /// completion points. Users enqueue little at a time, while [`Stores::are_links_busy`] returns `false`.
     ///
     /// # Errors
     /// As [`Stores::mover`].
@@ -90,12 +90,12 @@ impl Stores {
         Ok(mover)
     }
 
-    /// Whether copies of ours from GPUs are in flight, as far as it was seen.
+    /// Returns whether copies of this process from GPUs are in flight, as far as known.
     pub(super) fn are_links_busy(&self) -> bool {
         self.registry.engine.made().is_some_and(|engine| engine.is_busy(Direction::FromGpu))
     }
 
-    /// Whether there is such a place at all; asked before anything is done.
+    /// Checks that a destination exists, before anything is moved.
     ///
     /// # Errors
     /// [`ProcessError::NoFiles`], [`ProcessError::NoPeer`], [`ProcessError::NoSuchDevice`].
@@ -108,10 +108,10 @@ impl Stores {
         }
     }
 
-    /// Where bytes of a device go.
+    /// Returns the store for bytes of a device.
     ///
     /// # Errors
-    /// As [`Stores::check`]; what making it meets.
+    /// As [`Stores::check`]; errors of creating the store.
     pub(super) fn store(&self, tier: Tier, device: DeviceId) -> Result<Store> {
         match tier {
             Tier::Host => Ok(Store::Host(self.host(device)?)),
@@ -120,7 +120,7 @@ impl Stores {
         }
     }
 
-    /// The pool of another GPU.
+    /// Returns the pool of another GPU.
     fn peer(&self, peer: Option<DeviceId>, device: DeviceId) -> Result<Arc<GpuPool>> {
         let peer = match peer {
             Some(peer) => peer,
@@ -133,7 +133,7 @@ impl Stores {
         Ok(self.registry.started(memory)?.pool.clone())
     }
 
-    /// The other GPU that has the most free memory.
+    /// Returns the other GPU with the most free memory.
     fn roomiest_but(&self, device: DeviceId) -> Result<DeviceId> {
         let driver = self.registry.completion_events.driver();
         let others = self.registry.devices.iter().map(DeviceMemory::id).filter(|other| *other != device);
@@ -142,7 +142,7 @@ impl Stores {
         roomiest.map(|(_, other)| other).ok_or(ProcessError::NoPeer { device: Some(device) })
     }
 
-    /// The files of this process.
+    /// Returns the files of this process, creating their folder if needed.
     pub(super) fn files(&self) -> Result<Arc<FileTier>> {
         let folder = self.config.files.as_ref().ok_or(ProcessError::NoFiles)?;
         let mut files = self.files.lock();
@@ -157,7 +157,7 @@ impl Stores {
         }
     }
 
-    /// Removes what is in files, because the process ends; nothing goes there any more.
+    /// Removes the files because the process ends; no bytes go there afterwards.
     pub(super) fn end_files(&self) {
         let files = std::mem::replace(&mut *self.files.lock(), Files::Ended);
         if let Files::Open(files) = files
@@ -167,7 +167,7 @@ impl Stores {
         }
     }
 
-    /// What compares bytes of a device with what they were, where that is wanted.
+    /// Returns the digest kernels for a device if `verify` is set.
     pub(super) fn digests(&self, verify: bool, device: DeviceId) -> Result<Option<Arc<Digests>>> {
         if !verify {
             return Ok(None);
@@ -181,8 +181,8 @@ impl Stores {
         Ok(Some(made))
     }
 
-    /// Pinned memory that work of a device may touch. Every device that it is for is asked when that work is done, so it is for
-    /// the devices that are used by then; for one that is used later another is made, under the same budget.
+    /// Returns pinned memory that a device can access. Completion of work is polled on every device of the pool, so a pool covers the
+    /// devices in use at its creation. For a device used later, another pool is created under the same budget.
     ///
     /// # Errors
     /// [`ProcessError::Host`].
@@ -198,7 +198,7 @@ impl Stores {
             budget: self.host_budget.clone(),
             arena: self.config.host_arena,
             spare: self.config.host_spare,
-            nodes: nodes_of(&self.registry.topology(), devices),
+            nodes: nodes_of(&self.registry.engine.topology(&self.registry.devices), devices),
             devices,
             pinning: self.registry.pinning.clone(),
             ..HostOptions::default()
@@ -208,7 +208,7 @@ impl Stores {
         Ok(pool)
     }
 
-    /// What is pinned.
+    /// Returns the statistics of each host pool.
     pub(super) fn host_statistics(&self) -> Vec<HostStatistics> {
         self.hosts.lock().iter().map(|(_, pool)| pool.statistics()).collect()
     }

@@ -1,4 +1,4 @@
-//! The tags of a process.
+//! Table of the tags of a process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::sync::RwLock;
 pub(super) struct Table {
     devices: usize,
     extent: Bytes,
-    /// Counts first allocations.
+    /// Counter that orders first allocations.
     pub(super) clock: AtomicU64,
     inner: RwLock<Inner>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Table {
 #[derive(Debug, Default)]
 struct Inner {
     tagged: BTreeMap<String, Arc<Tagged>>,
-    /// What comes back first, as the program said.
+    /// Order of refills as the program set it.
     order: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl Table {
         Table { devices, extent, clock: AtomicU64::new(0), inner: RwLock::default() }
     }
 
-    /// A new tag, or the same once more.
+    /// Defines a tag, or confirms an equal definition.
     pub(super) fn define(&self, options: RegionOptions) -> Result<()> {
         if options.tag.is_empty() || is_reserved(&options.tag) {
             return Err(ProcessError::ReservedTag { tag: options.tag });
@@ -58,7 +58,7 @@ impl Table {
         }
     }
 
-    /// A tag that there is.
+    /// Returns an existing tag.
     pub(super) fn get(&self, tag: &str) -> Result<Arc<Tagged>> {
         let inner = self.inner.read();
         inner.tagged.get(tag).cloned().ok_or_else(|| ProcessError::UnknownTag {
@@ -67,12 +67,12 @@ impl Table {
         })
     }
 
-    /// The same; what lies in no region is always there.
+    /// Returns an existing tag; the default one always exists.
     pub(super) fn known(&self, tag: &str) -> Result<Arc<Tagged>> {
         if tag == DEFAULT { Ok(self.reserved(tag.to_owned(), Kind::Default)) } else { self.get(tag) }
     }
 
-    /// These, or all, in the order of their tags.
+    /// Returns the named tags in the given order, or all.
     pub(super) fn named(&self, tags: Option<&[String]>) -> Result<Vec<Arc<Tagged>>> {
         match tags {
             None => Ok(self.inner.read().tagged.values().cloned().collect()),
@@ -89,8 +89,8 @@ impl Table {
         }
     }
 
-    /// Makes tags for what lies in no region: the default domain and the private pools of each pool that has started. Of private
-    /// pools that are gone the tags stay: a use may name one.
+    /// Creates tags for memory outside regions: the default domain and the private pools of each started pool. Tags of released private
+    /// pools stay, because a use may name one.
     pub(super) fn cover(&self, devices: &[DeviceMemory]) {
         for started in devices.iter().filter_map(DeviceMemory::started) {
             let default = self.reserved(DEFAULT.to_owned(), Kind::Default);
@@ -121,21 +121,21 @@ impl Table {
         inner.tagged.entry(tag).or_insert_with(|| Arc::new(Tagged::new(options, kind, self.devices))).clone()
     }
 
-    /// Whose a domain of a device is.
+    /// Returns the tag and the region of a domain of a device.
     pub(super) fn of_domain(&self, device: DeviceId, domain: DomainId) -> Option<(Arc<Tagged>, Arc<Region>)> {
         let inner = self.inner.read();
         inner.tagged.values().find_map(|tagged| Some((tagged.clone(), tagged.region_of(device, domain)?)))
     }
 
-    /// What comes back first; what is not named comes after it.
+    /// Sets the order of refills; tags that are not named follow.
     pub(super) fn set_order(&self, tags: &[String]) -> Result<()> {
         tags.iter().try_for_each(|tag| self.known(tag).map(|_| ()))?;
         self.inner.write().order = tags.to_vec();
         Ok(())
     }
 
-    /// Sorts by what comes back first: as the program said, then regions in the order of their first allocation, then graphs' pools,
-    /// then what lies in no region.
+    /// Sorts into the order of refills: the program's order, then regions by first allocation, then graph pools, then memory outside
+    /// regions.
     pub(super) fn sort(&self, tags: &mut [Arc<Tagged>]) {
         let inner = self.inner.read();
         let said = |tagged: &Arc<Tagged>| inner.order.iter().position(|tag| tag == tagged.tag());
@@ -166,7 +166,7 @@ mod schedules {
     use super::*;
     use crate::sync::schedules;
 
-    /// A name means one tag, whoever makes it first and whoever looks meanwhile.
+    /// A name refers to one tag, even if several threads define and look it up at once.
     #[test]
     fn a_name_means_one_tag() {
         schedules(|| {

@@ -1,8 +1,8 @@
-//! One tag: what its regions are made with, and its region on each device.
+//! A tag: the options of its regions, and its region on each device.
 //!
-//! Invariant: `is_away` is true from before a shrink begins until all memory of the tag is known to be back, by what the pools'
-//! records say; whoever ends a move looks last ([`Tagged::settle`]). The gate and the flags say nothing else: the gate reads it, the
-//! flags count it.
+//! Invariant: `is_away` is true from before a shrink begins until the pools' records show that all memory of the tag is back. Every move
+//! ends with a check of the records ([`Tagged::settle`]). The gate reads `is_away`, and the flags count it; neither stores anything else
+//! about evictions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,40 +18,40 @@ use super::super::gate::Gate;
 use super::choose::EvictionCost;
 use super::flags::RegionFlags;
 
-/// Whose memory it is.
+/// Origin of a tag's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A region that the program defined.
+    /// Region that the program defined.
     Defined,
-    /// Private pools of a number.
+    /// Private pools with one number.
     Graph,
-    /// The default domain.
+    /// Default domain: memory outside regions.
     Default,
 }
 
-/// A tag, and what is tagged with it.
+/// A tag and its regions.
 #[derive(Debug)]
 pub(super) struct Tagged {
     pub(super) options: RegionOptions,
     pub(super) kind: Kind,
-    /// The domains of a defined region, by device, where something was allocated.
+    /// Domains of a defined region by device, created at the first allocation.
     domains: Box<[OnceLock<DomainId>]>,
-    /// In the order in which they were made. Of a defined region one a device.
+    /// Regions in order of creation; a defined tag has one for each device.
     regions: Mutex<Vec<Arc<Region>>>,
-    /// Whether it is sealed, and strictly: what is made of it is sealed too.
+    /// Whether the tag is sealed, and strictly; also applies to regions created later.
     seal: Mutex<Option<bool>>,
-    /// When it was first allocated in, among all; `u64::MAX`: never.
+    /// Position among first allocations of all tags; `u64::MAX` if there was none.
     first: AtomicU64,
-    /// Shrinks that are under way.
+    /// Number of shrinks in progress.
     out: Mutex<u32>,
-    /// How many moved it, or found nothing to move, by device.
+    /// Number of shrinks by device, including those that found nothing to move.
     shrinks: Box<[AtomicU64]>,
     is_away: AtomicBool,
-    /// Devices where somebody who touched it brings it back, and hooks are told: the bits of a [`DeviceSet`].
+    /// Devices on which a touching thread runs a refill whose hooks were called, as the bits of a [`DeviceSet`].
     touched: AtomicU64,
 }
 
-/// Is the first to touch a region that is evicted.
+/// Guard of the first thread to touch an evicted region.
 #[derive(Debug)]
 pub(super) struct FirstTouch<'s> {
     tagged: &'s Tagged,
@@ -78,7 +78,7 @@ impl Tagged {
         &self.options.tag
     }
 
-    /// The domain for allocations on a device, made now if there is none.
+    /// Returns the domain for allocations on a device, creating it if needed.
     #[inline]
     pub(super) fn domain(&self, pool: &Arc<GpuPool>, clock: &AtomicU64) -> Option<DomainId> {
         let place = self.domains.get(usize::try_from(pool.device().0).ok()?)?;
@@ -87,7 +87,7 @@ impl Tagged {
             let domain = region.domain();
             let seal = self.seal.lock();
             if let Some(strict) = *seal {
-                // A pool that refuses that refuses what is asked for next as well.
+                // A pool that refuses this also refuses the next request.
                 let _ = region.seal(strict);
             }
             self.regions.lock().push(region);
@@ -96,7 +96,7 @@ impl Tagged {
         }))
     }
 
-    /// Seals its regions, and those that are made from now on.
+    /// Seals its current and future regions.
     ///
     /// # Errors
     /// As [`Region::seal`].
@@ -109,10 +109,10 @@ impl Tagged {
         self.regions().iter().try_for_each(|region| region.seal(strict))
     }
 
-    /// Takes that back.
+    /// Unseals its regions.
     ///
     /// # Errors
-    /// As [`Region::unseal`]; it is sealed still.
+    /// As [`Region::unseal`]; it stays sealed then.
     pub(super) fn unseal(&self) -> Result<(), RegionError> {
         let mut seal = self.seal.lock();
         self.regions().iter().try_for_each(|region| region.unseal())?;
@@ -129,7 +129,7 @@ impl Tagged {
         self.first.fetch_min(now, Ordering::Relaxed);
     }
 
-    /// The region of a domain that exists, made now if there is none.
+    /// Creates the region of an existing domain if there is none.
     pub(super) fn cover(&self, pool: &Arc<GpuPool>, domain: DomainId, clock: &AtomicU64) {
         let mut regions = self.regions.lock();
         let known =
@@ -140,7 +140,7 @@ impl Tagged {
         }
     }
 
-    /// Forgets the regions of a device whose domains are gone: they were given up, and nothing was left of them.
+    /// Drops the regions of a device whose domains no longer exist.
     pub(super) fn forget(&self, device: DeviceId, is_own: impl Fn(DomainId) -> bool) {
         self.regions.lock().retain(|region| region.pool().device() != device || is_own(region.domain()));
     }
@@ -149,7 +149,7 @@ impl Tagged {
         self.regions.lock().clone()
     }
 
-    /// The region of a domain of a device.
+    /// Returns the region of a domain of a device.
     pub(super) fn region_of(&self, device: DeviceId, domain: DomainId) -> Option<Arc<Region>> {
         let regions = self.regions.lock();
         regions.iter().find(|region| region.domain() == domain && region.pool().device() == device).cloned()
@@ -169,31 +169,31 @@ impl Tagged {
         }
     }
 
-    /// Whether some of it is evicted, or is about to be.
+    /// Returns whether some of its memory is evicted or about to be.
     #[inline]
     pub(super) fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Acquire)
     }
 
-    /// A shrink of a device is carried out: refills that were requested before it bring nothing back there any more that nobody waits for.
+    /// Counts a shrink on a device: earlier refill requests without a waiter no longer apply there.
     pub(super) fn count_shrink(&self, device: DeviceId) {
         if let Some(count) = usize::try_from(device.0).ok().and_then(|place| self.shrinks.get(place)) {
             count.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// How many there were, by device.
+    /// Returns the number of shrinks by device.
     pub(super) fn shrinks(&self) -> impl Iterator<Item = u64> + '_ {
         self.shrinks.iter().map(|count| count.load(Ordering::Acquire))
     }
 
-    /// A shrink of a device begins: whoever touches it from now on asks for it back.
+    /// Begins a shrink on a device: a thread that touches the memory from now on requests a refill.
     pub(super) fn begin_out(&self, flags: &RegionFlags, device: DeviceId) {
         self.count_shrink(device);
         self.out_begins(flags);
     }
 
-    /// Some of it is on its way out, until [`Tagged::end_out`]; refills that were requested before are wanted as ever.
+    /// Marks memory as leaving until [`Tagged::end_out`]; earlier refill requests stay valid.
     pub(super) fn out_begins(&self, flags: &RegionFlags) {
         let mut out = self.out.lock();
         *out += 1;
@@ -202,13 +202,13 @@ impl Tagged {
         }
     }
 
-    /// It has ended.
+    /// Ends a shrink and updates the mark.
     pub(super) fn end_out(&self, flags: &RegionFlags, gate: &Gate) {
         *self.out.lock() -= 1;
         self.settle(flags, gate);
     }
 
-    /// Looks at what is evicted, after something was moved, freed or given up.
+    /// Updates the mark of evicted memory from the pools' records, after a move, a free or a release.
     pub(super) fn settle(&self, flags: &RegionFlags, gate: &Gate) {
         let out = self.out.lock();
         let is_away = *out > 0 || !self.regions().iter().all(|region| region.is_usable());
@@ -221,7 +221,7 @@ impl Tagged {
         gate.changed();
     }
 
-    /// Whether nobody else who touched its region of a device brings that back.
+    /// Claims the first touch of its region on a device; `None` if another thread has it.
     pub(super) fn touch_first(&self, device: DeviceId) -> Option<FirstTouch<'_>> {
         let device = DeviceSet::of(device);
         let touched = self.touched.fetch_or(device.bits(), Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl Drop for FirstTouch<'_> {
     }
 }
 
-/// How much a refill of a region has to do: at least one byte where something of it is interrupted.
+/// Returns the bytes that a refill of a region must move: at least 1 if a move was interrupted.
 pub(super) fn wanting(region: &Region) -> Bytes {
     if region.is_whole() { Bytes::ZERO } else { region.sizes().1.max(Bytes::new(1)) }
 }

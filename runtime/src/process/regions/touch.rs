@@ -1,4 +1,4 @@
-//! Memory that is about to be used comes back first; what is nobody's any more keeps nobody out.
+//! Refills of memory that is about to be used, and release of evicted memory that was freed.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use super::tagged::Tagged;
 use super::{RegionSet, current_region};
 
 impl RegionSet {
-    /// The domain that an allocation goes to which private pools leave in `routed`: that of the region that the thread is in, if any.
-    /// What is evicted of it comes back first.
+    /// Returns the domain of an allocation that private pools leave in `routed`: the one of the thread's region, if it is in one. Refills
+    /// its evicted memory first.
     ///
     /// # Errors
-    /// What the refill meets.
+    /// Errors of the refill.
     #[inline(never)]
     pub(in super::super) fn domain_of(&self, started: &Started, routed: DomainId) -> Result<DomainId> {
         let own = || {
@@ -33,16 +33,16 @@ impl RegionSet {
         Ok(domain)
     }
 
-    /// Brings back what is evicted of a domain that somebody is about to use; one load where nothing is evicted.
+    /// Refills the evicted memory of a domain that is about to be used; one load if nothing is evicted.
     ///
     /// # Errors
-    /// What the refill meets.
+    /// Errors of the refill.
     #[inline]
     pub(in super::super) fn touched_domain(&self, started: &Started, domain: DomainId) -> Result<()> {
         if self.flags.is_any_evicted() { self.touch(started, domain) } else { Ok(()) }
     }
 
-    /// The domain of a block that is about to be freed, where what is evicted may then be nobody's.
+    /// Returns the domain of a block that is about to be freed, if its evicted memory may then be unused.
     #[cold]
     pub(in super::super) fn domain_to_free(&self, address: Address) -> Option<(DeviceId, DomainId)> {
         let mut found = self.registry.devices.iter().filter_map(|memory| {
@@ -52,7 +52,7 @@ impl RegionSet {
         found.next()
     }
 
-    /// A block was freed; of which domain is not known where nothing was evicted before.
+    /// Updates the marks after a free; the domain is unknown if nothing was evicted before it.
     #[cold]
     pub(in super::super) fn freed(&self, domain: Option<(DeviceId, DomainId)>) {
         match domain {
@@ -65,7 +65,7 @@ impl RegionSet {
         }
     }
 
-    /// Blocks were freed, or memory was given up.
+    /// Updates all marks, after blocks were freed or memory was released.
     pub(in super::super) fn given_up(&self) {
         if self.flags.is_any_evicted()
             && let Ok(tags) = self.table.named(None)
@@ -74,14 +74,14 @@ impl RegionSet {
         }
     }
 
-    /// Opens the gate for those of which nothing is evicted any more.
+    /// Opens the gate for tags without evicted memory.
     pub(super) fn settle(&self, tags: &[Arc<Tagged>]) {
         for tagged in tags.iter().filter(|tagged| tagged.is_away()) {
             tagged.settle(&self.flags, &self.gate);
         }
     }
 
-    /// Brings back what is evicted of a domain.
+    /// Refills the evicted memory of a domain.
     #[cold]
     fn touch(&self, started: &Started, domain: DomainId) -> Result<()> {
         match self.table.of_domain(started.pool.device(), domain) {
@@ -90,19 +90,19 @@ impl RegionSet {
         }
     }
 
-    /// Brings back what somebody is about to touch at an address; one load where nothing is evicted.
+    /// Refills the memory at an address that is about to be accessed; one load if nothing is evicted.
     ///
     /// # Errors
-    /// What the refill meets.
+    /// Errors of the refill.
     #[inline]
     pub(in super::super) fn touched(&self, address: Address) -> Result<()> {
         if self.flags.is_any_evicted() { self.touch_address(address) } else { Ok(()) }
     }
 
-    /// As [`RegionSet::touched`], of what is about to be written to: a copy of it that was made while nobody used it counts no more.
+    /// Refills like [`RegionSet::touched`] before a write, which also invalidates the copy of an idle region.
     ///
     /// # Errors
-    /// What the refill meets.
+    /// Errors of the refill.
     #[inline]
     pub(in super::super) fn written(&self, address: Address) -> Result<()> {
         if self.flags.are_writes_told() { self.write_to(address) } else { Ok(()) }
@@ -119,7 +119,7 @@ impl RegionSet {
         Ok(())
     }
 
-    /// A block of a domain was handed out, or is about to be written to: its bytes are not those that were copied.
+    /// Records that a block was allocated or is about to be written, so that a copy of its bytes is invalid.
     #[cold]
     pub(in super::super) fn handed_out(&self, started: &Started, domain: DomainId, address: Address) {
         if self.flags.is_any_cleaned()
@@ -130,19 +130,19 @@ impl RegionSet {
         }
     }
 
-    /// Brings back the region of the block that an address lies in.
+    /// Refills the region of the block that contains an address.
     #[cold]
     fn touch_address(&self, address: Address) -> Result<()> {
         self.domain_at(address).map_or(Ok(()), |(started, domain)| self.touch(started, domain))
     }
 
-    /// The domain of the block that an address lies in, and whose it is.
+    /// Returns the device and domain of the block that contains an address.
     fn domain_at(&self, address: Address) -> Option<(&Started, DomainId)> {
         let started = self.started_at(address)?;
         Some((started, started.pool.find(address)?.domain))
     }
 
-    /// The device whose pool an address is of.
+    /// Returns the device whose pool contains an address.
     pub(super) fn started_at(&self, address: Address) -> Option<&Started> {
         let holds = |started: &&Started| {
             let (start, size) = started.pool.range();

@@ -1,4 +1,4 @@
-//! Regions as a program sees them.
+//! State of regions as reported to a program.
 
 use std::time::Duration;
 
@@ -9,44 +9,44 @@ use serde_json::{Value, json};
 
 use super::ask::place_name;
 
-/// A region on one device. One that nothing was allocated in is on none.
+/// State of a region on one device. A region without allocations has no device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionView {
-    /// By what the program knows it.
+    /// Tag of the region.
     pub tag: String,
-    /// What becomes of its bytes.
+    /// Policy for its bytes at an eviction.
     pub policy: Policy,
-    /// What becomes of their copy.
+    /// Policy for its host copy after a refill.
     pub host_copy: CopyPolicy,
-    /// Whether nobody writes to its bytes.
+    /// Whether the program promised not to write to its bytes.
     pub sealed: bool,
-    /// What was copied while nobody used it; none: it is not cleaned.
+    /// Counters of cleaning; `None` if the region is not cleaned.
     pub clean: Option<CleanCounts>,
-    /// Whose memory; none yet.
+    /// Device of the memory; `None` without allocations.
     pub device: Option<DeviceId>,
-    /// Memory on the GPU.
+    /// Bytes on the GPU.
     pub resident: Bytes,
-    /// Memory that is not.
+    /// Bytes that are evicted.
     pub evicted: Bytes,
-    /// Memory that the program gave up within live blocks.
+    /// Bytes that the program decommitted within live blocks.
     pub decommitted: Bytes,
-    /// Bytes in live blocks, wherever they are.
+    /// Bytes in live blocks, on the GPU or evicted.
     pub live: Bytes,
-    /// Where what is evicted is, and how much: where most is comes first.
+    /// Places of the evicted bytes, largest amount first.
     pub places: Vec<(Place, Bytes)>,
-    /// How long a refill of it should take.
+    /// Predicted time to refill the region.
     pub predicted_refill: Duration,
 }
 
 type Places = serde_json::Map<String, Value>;
 
 impl RegionView {
-    /// Where most of what is evicted is.
+    /// Returns the place with most of the evicted bytes.
     pub fn place(&self) -> Option<Place> {
         self.places.first().map(|(place, _)| *place)
     }
 
-    /// As the C interface gives it.
+    /// Returns the state as JSON for the C interface.
     pub fn json(&self) -> Value {
         json!({
             "tag": self.tag,
@@ -78,7 +78,7 @@ fn clean_json(counts: CleanCounts) -> Value {
     })
 }
 
-/// A policy as programs name it.
+/// Returns the name of a policy as programs spell it.
 pub(in super::super) fn policy_name(policy: Policy) -> &'static str {
     match policy {
         Policy::Keep => "keep",
@@ -87,7 +87,7 @@ pub(in super::super) fn policy_name(policy: Policy) -> &'static str {
     }
 }
 
-/// What becomes of a copy, as programs name it.
+/// Returns the name of a copy policy as programs spell it.
 pub(in super::super) fn copy_name(policy: CopyPolicy) -> &'static str {
     match policy {
         CopyPolicy::Drop => "drop",

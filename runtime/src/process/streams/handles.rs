@@ -1,12 +1,12 @@
-//! Which stream a handle means, remembered: asking the driver is no part of a hit.
+//! Cache from stream handles to streams, so that a hit needs no driver call.
 //!
 //! ```text
-//! handle ─► seats: read without a lock ─► table: all, under a lock ─► the driver
-//!             └ a seat is one handle's for good: empty ─► named ─► known ⇄ forgotten
+//! handle ─► seats: read without a lock ─► table: all handles, under a lock ─► the driver
+//!             └ a seat belongs to one handle forever: empty ─► named ─► known ⇄ forgotten
 //! ```
 //!
-//! The per-thread default stream is remembered by threads only, because its handle means another stream on each. A handle
-//! whose stream was destroyed by others and that names a new one is taken for the same stream, as torch takes it.
+//! The per-thread default stream is cached by threads only, because its handle means another stream on each. If a program destroys a stream
+//! itself and its handle is reused, the new stream is taken for the old one, as torch does.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,19 +17,19 @@ use glake_tiers::PoolStream;
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
-/// Handles that are found without a lock; a program with more looks under the lock for some.
+/// Number of handles that are found without a lock; a program with more looks some up under the lock.
 const SEATS: usize = 1 << SEAT_BITS;
 const SEAT_BITS: u32 = 8;
-/// A handle sits at most so many seats from its own.
+/// Maximum distance of a handle's seat from its preferred one.
 const REACH: usize = 4;
-/// No device.
+/// Value for an empty seat in place of a device.
 const EMPTY: u32 = u32::MAX;
-/// No stream's key.
+/// Value for an unknown stream key.
 const UNKNOWN: u64 = u64::MAX;
-/// Per-thread default streams that a thread remembers, by device.
+/// Maximum number of per-thread default streams that a thread caches, by device.
 const OWN: usize = 16;
 
-/// A handle and what it means. Written under the table's lock: the names before the first key, and never again.
+/// A handle and its stream. Written under the table's lock; the name is written once, before the first key.
 #[derive(Debug)]
 struct Seat {
     key: AtomicU64,
@@ -37,7 +37,7 @@ struct Seat {
     device: AtomicU32,
 }
 
-/// What the handle of the per-thread default stream means.
+/// Stream of the per-thread default handle on one thread.
 #[derive(Clone, Copy)]
 struct Own {
     process: u32,
@@ -49,10 +49,10 @@ thread_local! {
     static OWN_STREAMS: [Cell<Option<Own>>; OWN] = const { [const { Cell::new(None) }; OWN] };
 }
 
-/// The handles that a process has seen. Its owner is shared, so that the seats lie there without a pointer between.
+/// Stream handles that a process has used. Embedded in a shared owner, so that the seats are reached without an extra indirection.
 #[derive(Debug)]
 pub(super) struct StreamHandles {
-    /// Tells the processes of one program apart, of which tests have several.
+    /// Number of the process: a test program has several processes.
     process: u32,
     seats: [Seat; SEATS],
     known: RwLock<Table>,
@@ -61,7 +61,7 @@ pub(super) struct StreamHandles {
 #[derive(Debug, Default)]
 struct Table {
     streams: FxHashMap<(u32, Stream), PoolStream>,
-    /// The handle by which a stream was used first.
+    /// Handle by which each stream was used first.
     handles: FxHashMap<StreamKey, Stream>,
 }
 
@@ -72,7 +72,7 @@ impl StreamHandles {
         StreamHandles { process, seats: [const { Seat::empty() }; SEATS], known: RwLock::default() }
     }
 
-    /// The stream of a handle, for the calling thread.
+    /// Returns the stream of a handle for the calling thread.
     #[inline]
     pub(super) fn of(
         &self,
@@ -86,7 +86,7 @@ impl StreamHandles {
         }
     }
 
-    /// Whether a stream of a device was used by this handle, which is no default one.
+    /// Returns whether a stream of the device was used by this handle; default handles do not count.
     pub(super) fn knows(&self, device: DeviceId, raw: Stream) -> bool {
         self.seats_of(device, raw).any(|seat| seat.key_of(device, raw).is_some())
             || self.known.read().streams.contains_key(&(device.0, raw))
@@ -112,7 +112,7 @@ impl StreamHandles {
         Ok(stream)
     }
 
-    /// The calling thread's default stream.
+    /// Returns the calling thread's default stream.
     fn own(&self, driver: &dyn Driver, device: DeviceId) -> glake_device::Result<PoolStream> {
         let place = device.0 as usize % OWN;
         let own = OWN_STREAMS.with(|own| own[place].get());
@@ -125,7 +125,7 @@ impl StreamHandles {
         Ok(stream)
     }
 
-    /// A stream is gone: its handle may come to mean another. Returns which it was, if it was ever used.
+    /// Forgets a destroyed stream, whose handle may be reused. Returns its id if it was ever used.
     pub(super) fn forget(&self, device: DeviceId, raw: Stream) -> Option<StreamId> {
         let mut table = self.known.write();
         let known = table.streams.remove(&(device.0, raw));
@@ -135,12 +135,12 @@ impl StreamHandles {
         known.map(|stream| StreamId(stream.key.0))
     }
 
-    /// The handle by which a stream was used first.
+    /// Returns the handle by which a stream was used first.
     pub(super) fn handle(&self, key: StreamKey) -> Option<Stream> {
         self.known.read().handles.get(&key).copied()
     }
 
-    /// Where a handle may sit. Handles are addresses of structures, or small numbers.
+    /// Returns the seats that a handle may take. Handles are addresses of structures, or small numbers.
     #[inline]
     fn seats_of(&self, device: DeviceId, raw: Stream) -> impl Iterator<Item = &Seat> {
         let mixed = (raw.0 ^ u64::from(device.0) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -155,16 +155,16 @@ impl Seat {
         Seat { key: AtomicU64::new(UNKNOWN), raw: AtomicU64::new(0), device: AtomicU32::new(EMPTY) }
     }
 
-    /// What a handle means, if this is its seat.
+    /// Returns the stream key of a handle if this is its seat.
     #[inline]
     fn key_of(&self, device: DeviceId, raw: Stream) -> Option<StreamKey> {
-        // Whoever sees a key sees the names that were written before it.
+        // A thread that sees a key also sees the names written before it.
         let key = self.key.load(Ordering::Acquire);
         let known = key != UNKNOWN && self.names(device, raw);
         known.then_some(StreamKey(key))
     }
 
-    /// Whether a handle that is in no seat may take this one: it was its own before, or nobody's.
+    /// Returns whether a handle without a seat may take this one: the seat is empty or was its own before.
     fn is_for(&self, device: DeviceId, raw: Stream) -> bool {
         self.names(device, raw) || self.device.load(Ordering::Relaxed) == EMPTY
     }

@@ -1,4 +1,4 @@
-//! Streams that were made for the program, which destroys them or leaves them to the end of the process.
+//! Streams created for the program, which destroys them or leaves them to the end of the process.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use glake_device::{DeviceId, Driver, Result, Stream};
 
 use crate::sync::Mutex;
 
-/// Those that live.
+/// Table of the created streams that exist.
 #[derive(Debug, Default)]
 pub(super) struct MadeStreams {
     streams: Mutex<HashMap<(DeviceId, Stream), OwnedStream>>,
@@ -22,7 +22,7 @@ impl MadeStreams {
         Ok(raw)
     }
 
-    /// Returns whether it was made here.
+    /// Destroys a stream; returns whether it was created here.
     pub(super) fn destroy(&self, device: DeviceId, raw: Stream) -> bool {
         let stream = self.streams.lock().remove(&(device, raw));
         stream.is_some()
@@ -38,7 +38,7 @@ mod schedules {
     use super::*;
     use crate::sync::schedules;
 
-    /// Each stream is destroyed once, however many ask for it, and all that were made are gone then.
+    /// Each stream is destroyed once even with concurrent requests, and none remains.
     #[test]
     fn a_stream_is_destroyed_once() {
         let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());

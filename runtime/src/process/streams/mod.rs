@@ -1,11 +1,11 @@
-//! The streams of a program: which one a handle means, whose it is, and those that were made here.
+//! Streams of a program: the stream and device of a handle, and streams created by this library.
 //!
 //! ```text
-//! handle ─► StreamHandles ─► PoolStream          with_default_of: whose the default handles are, for one call of a thread
-//!        └► its device, whether it is captured   MadeStreams: for programs that have no CUDA runtime
+//! handle ─► StreamHandles ─► PoolStream          with_default_of: device of the default handles, for one call of a thread
+//!        └► its device, whether it is captured   MadeStreams: for programs without the CUDA runtime
 //! ```
 //!
-//! Invariant: what a thread said of the default handles holds for the one call that it was said for.
+//! Invariant: the device that a thread sets for default handles applies to that one call only.
 
 mod handles;
 mod made;
@@ -26,11 +26,11 @@ use handles::StreamHandles;
 use made::MadeStreams;
 
 thread_local! {
-    /// Whose the default handles are in the call that the thread makes; `None`: the current device's.
+    /// Device of the default handles during the thread's current call; `None` means the current device.
     static DEFAULT_OF: Cell<Option<DeviceId>> = const { Cell::new(None) };
 }
 
-/// What was said before, said again at the end.
+/// Guard that restores the previous device of the default handles.
 struct Back(Option<DeviceId>);
 
 impl Drop for Back {
@@ -39,17 +39,17 @@ impl Drop for Back {
     }
 }
 
-/// Whether a handle means a stream of each device.
+/// Returns whether a handle is a default one, which exists on each device.
 fn is_default(raw: Stream) -> bool {
     matches!(raw, Stream(0) | Stream::LEGACY | Stream::PER_THREAD)
 }
 
-/// Whose stream a default handle is meant to be, where a call says so.
+/// Returns the device of a default handle if the current call sets one.
 fn default_of(raw: Stream) -> Option<DeviceId> {
     DEFAULT_OF.get().filter(|_| is_default(raw))
 }
 
-/// The streams of a program.
+/// Streams of a program.
 #[derive(Debug)]
 pub struct Streams {
     handles: StreamHandles,
@@ -62,19 +62,19 @@ impl Streams {
         Streams { handles: StreamHandles::new(), made: MadeStreams::default(), registry: registry.clone() }
     }
 
-    /// A stream of a device that does not synchronise with the legacy one, for programs without a CUDA runtime: those on
-    /// the simulated device have no other.
+    /// Creates a non-blocking stream of a device, for programs without the CUDA runtime; programs on the simulated device have no other
+    /// source.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn create(&self, device: i64) -> Result<Stream> {
         Ok(self.made.create(self.driver(), self.registry.device(device)?.id())?)
     }
 
-    /// Waits on the host until the work of a stream is done; `None`: of the device that it is of.
+    /// Waits on the host until the work of a stream is done; without a device, of the stream's own.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn synchronize(&self, device: Option<i64>, raw: Stream) -> Result<()> {
         let device = match device {
             Some(device) => self.registry.device(device)?.id(),
@@ -83,7 +83,7 @@ impl Streams {
         Ok(self.driver().stream_synchronize(device, raw)?)
     }
 
-    /// Destroys a stream of [`Streams::create`]; its work still runs to its end.
+    /// Destroys a stream of [`Streams::create`]; its enqueued work still completes.
     ///
     /// # Errors
     /// [`ProcessError::UnknownStream`].
@@ -101,11 +101,11 @@ impl Streams {
         Ok(())
     }
 
-    /// The device whose stream a handle is; the default handles are the thread's current device's, or those of the device that
-    /// [`Streams::with_default_of`] says.
+    /// Returns the device of a stream handle. Default handles belong to the thread's current device, or to the one set by
+    /// [`Streams::with_default_of`].
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     pub fn device_of(&self, raw: Stream) -> Result<DeviceId> {
         match default_of(raw) {
             Some(device) => Ok(device),
@@ -113,7 +113,7 @@ impl Streams {
         }
     }
 
-    /// Runs a call in which the default handles are the streams of a device, where one is given.
+    /// Runs `call` with the default handles set to the streams of `device`, if one is given.
     ///
     /// # Errors
     /// [`ProcessError::NoSuchDevice`]: the call was not made.
@@ -124,11 +124,11 @@ impl Streams {
         Ok(call())
     }
 
-    /// The device in whose primary context a copy on a stream runs that this thread makes now; none where the current context, or the
-    /// stream's, is another one: such copies are the driver's, and links of that GPU serve its own copies only from then on.
+    /// Returns the device in whose primary context this thread's copies on a stream run; `None` if the current context or the stream's is
+    /// another one. The driver makes such copies, and the link of that GPU serves only its own copies from then on.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     #[inline]
     pub(super) fn primary_of(&self, raw: Stream) -> Result<Option<DeviceId>> {
         if let Some(device) = default_of(raw) {
@@ -144,10 +144,10 @@ impl Streams {
         Ok(primary)
     }
 
-    /// Enqueues work of one device in the order of another device's stream: behind what is there, before what comes.
+    /// Enqueues work of one device in the order of another device's stream: after its earlier work and before its later work.
     ///
     /// # Errors
-    /// What `enqueue` or the driver answers; what was enqueued is done then.
+    /// The error of `enqueue` or the driver; enqueued work is finished then.
     pub(super) fn beside(
         &self,
         device: DeviceId,
@@ -171,7 +171,7 @@ impl Streams {
         Ok(joined?)
     }
 
-    /// The stream of a handle, for the calling thread.
+    /// Returns the stream of a handle for the calling thread.
     #[inline]
     pub(super) fn of(
         &self,
@@ -182,16 +182,16 @@ impl Streams {
         self.handles.of(driver, device, raw)
     }
 
-    /// The handle by which a stream was used first.
+    /// Returns the handle by which a stream was used first.
     pub(super) fn handle(&self, key: StreamKey) -> Option<Stream> {
         self.handles.handle(key)
     }
 
-    /// Says that work of a stream uses a block of a device's pool. A stream of another device has that device watched: the pool's
-    /// own completion points do not cover its work. A stream of a context that is not its device's primary one is covered by none.
+    /// Records that work on a stream uses a block of a device's pool. For a stream of another device, that device is watched too, because
+    /// the pool's own completion points do not cover its work. Work in a context other than its device's primary one is covered by none.
     ///
     /// # Errors
-    /// What the driver answers of a handle that names no stream: the block counts as used by some stream then.
+    /// The driver's error for an invalid handle; the block counts as used by some stream then.
     pub(super) fn record(&self, started: &Started, address: Address, raw: Stream) -> Result<()> {
         let pool = &started.pool;
         let devices = self.devices_of(pool.device(), raw).inspect_err(|_| {
@@ -199,15 +199,15 @@ impl Streams {
         })?;
         for device in devices.iter() {
             pool.watch(device)?;
-            // Captured, or of such a context, a stream does not say which it is.
+            // A captured stream, or one of such a context, does not reveal which one it is.
             let stream = self.handles.of(&**self.driver(), device, raw).unwrap_or(PoolStream::UNKNOWN);
             pool.record_stream(address, stream);
         }
         Ok(())
     }
 
-    /// The devices whose stream a handle may mean by which memory of `memory` is used. A default handle means that device's, or the
-    /// current device's: callers name no device.
+    /// Returns the devices that a handle may mean when it uses memory of `memory`. A default handle may mean that device or the current
+    /// one, because callers name no device.
     fn devices_of(&self, memory: DeviceId, raw: Stream) -> Result<DeviceSet> {
         let own = DeviceSet::of(memory);
         if self.registry.devices.len() == 1 {
@@ -221,14 +221,14 @@ impl Streams {
         Ok(DeviceSet::of(known.map_or_else(|| self.driver().stream_device(raw), Ok)?))
     }
 
-    /// Whose stream a handle is, and which.
+    /// Returns the device and the id of a stream handle.
     pub(super) fn user(&self, raw: Stream) -> Result<UserStream> {
         let device = self.device_of(raw)?;
         let stream = self.handles.of(&**self.driver(), device, raw)?;
         Ok(UserStream { device, raw, id: StreamId(stream.key.0) })
     }
 
-    /// Whether a stream is captured into a graph.
+    /// Returns whether a stream is captured into a graph.
     pub(super) fn is_captured(&self, on: UserStream) -> Result<bool> {
         Ok(self.driver().capture_state(on.device, on.raw)? != CaptureState::None)
     }
@@ -284,13 +284,13 @@ mod tests {
 
     const BUSY: Duration = Duration::from_millis(50);
 
-    /// A stream of a device on which a kernel runs for a while.
+    /// Creates a stream of a device and keeps it busy with a kernel.
     fn busy(parts: &Parts, device: u32, raw: Stream) -> Stream {
         parts.sim.enqueue_kernel(DeviceId(device), raw, &[], &[], BUSY, |_| {}).unwrap();
         raw
     }
 
-    /// A block of the second GPU that is recorded and freed; whether nobody has its memory before the work that runs then is done.
+    /// Frees a recorded block of the second GPU and returns whether its memory is held back until the running work is done.
     fn waits(parts: &Parts, raw: Stream) -> bool {
         let started = parts.registry.started(parts.registry.device(1).unwrap()).unwrap();
         started.stop();
@@ -298,7 +298,7 @@ mod tests {
         parts.streams.record(started, block, raw).unwrap();
         let begin = parts.sim.now();
         started.pool.free(block).unwrap();
-        // Its own stream asks first, then anybody.
+        // Its own stream asks first, then any other.
         let again = parts.block(1, Bytes::mib(32));
         let is_early = again == block && parts.sim.now() < begin + BUSY;
         started.pool.free(again).unwrap();

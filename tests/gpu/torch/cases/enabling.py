@@ -98,9 +98,9 @@ class Enabling(unittest.TestCase):
         done = fixture.code("""
             import fixture, torch
             from fixture import MIB
-            fixture.enable({"pool": {"memory_fraction": 0.05}})
+            fixture.enable({"pool": {"limit": "1GiB"}})
             try:
-                fixture.new(int(torch.cuda.mem_get_info()[1] * 0.06))
+                fixture.new(1100 * MIB)
                 print("no error")
             except RuntimeError as error:
                 print(error)

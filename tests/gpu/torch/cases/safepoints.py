@@ -12,7 +12,7 @@ from fixture import MIB
 
 ORDER = 0  # compiling takes long: first
 ALONE = True  # it looks at what the whole GPU has given out
-CONFIG = {"tiers": {"park_quantum_ms": 5, "extent": "8MiB"}}
+CONFIG = {"tiers": {"extent": "8MiB"}}
 PARKS = 4
 
 

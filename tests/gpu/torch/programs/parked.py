@@ -66,7 +66,7 @@ class Shrinks(threading.Thread):
 def main():
     import glake
 
-    fixture.enable({"tiers": {"park_quantum_ms": 5, "extent": "8MiB"}})
+    fixture.enable({"tiers": {"extent": "8MiB"}})
     torch.cuda.set_device(RANK % torch.cuda.device_count())
     dist.init_process_group(BACKEND)
     net, shrinks, sums, waited_at = Net(), Shrinks(), [], []

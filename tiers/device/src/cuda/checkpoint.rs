@@ -1,7 +1,7 @@
-//! The driver's checkpoint of other processes (CUDA 12.8, drivers from 570 on), asked without a context.
+//! Checkpoints of other processes by the driver (CUDA 12.8, driver 570 or later). The calls need no context.
 //!
-//! Version 580 restores a process at its first try or never: a restore without room (error 2) leaves it checkpointed, and
-//! each later one fails (error 304).
+//! Driver 580 restores a process at the first attempt or never: a restore without room (error 2) leaves the process checkpointed, and every
+//! later attempt fails (error 304).
 
 use std::ffi::{c_int, c_uint};
 use std::fmt;
@@ -10,13 +10,12 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use glake_meter::checkpoint::{CheckpointError, ProcessCheckpoint, ProcessState, Step};
 
-use super::api::Api;
-use super::code::Code;
+use super::api::{Api, Code};
 
-/// A call on a process by its id, and its arguments.
+/// Signature of a checkpoint call: a process id and its arguments.
 type Call<A> = unsafe extern "C" fn(c_int, *mut A) -> c_uint;
 
-/// The driver of this machine, which checkpoints processes of this user. It makes no context.
+/// Checkpoint interface of this machine's driver, for processes of this user. Creates no context.
 pub struct CudaCheckpoint {
     state: Call<c_uint>,
     lock: Call<sys::CUcheckpointLockArgs>,
@@ -26,10 +25,10 @@ pub struct CudaCheckpoint {
 }
 
 impl CudaCheckpoint {
-    /// Opens the driver, and keeps it open: GPUs that nobody uses are then ready for a restore.
+    /// Opens the driver and keeps it open, so that idle GPUs stay initialised for a restore.
     ///
     /// # Errors
-    /// [`CheckpointError::NoDriver`]: there is none, or an older one.
+    /// [`CheckpointError::NoDriver`] if there is no driver or it is too old.
     pub fn open() -> Result<CudaCheckpoint, CheckpointError> {
         let none = |found: &str| CheckpointError::NoDriver { found: found.to_owned() };
         let api = Api::open().ok_or_else(|| none("libcuda.so.1 could not be loaded"))?;
@@ -46,7 +45,7 @@ impl CudaCheckpoint {
     }
 
     /// # Safety
-    /// The library is there.
+    /// libcuda must be loadable.
     unsafe fn find() -> Option<CudaCheckpoint> {
         // SAFETY: the caller's promise.
         let library = unsafe { sys::culib() };
@@ -72,12 +71,12 @@ impl ProcessCheckpoint for CudaCheckpoint {
         // SAFETY: an out-parameter of this frame, of the enum's size.
         match unsafe { (self.state)(number(pid), &raw mut state) } {
             0 => {}
-            // A process that the driver does not know, or that never started it.
+            // The process is unknown to the driver or has not initialised it.
             1 | 3 | 304 => return Err(CheckpointError::NoContext { pid }),
             code => return Err(refused(pid, Step::State, code)),
         }
         Ok(match state {
-            // Also of one that has no context.
+            // Also reported for a process without a context.
             0 => ProcessState::Running,
             1 => ProcessState::Locked,
             2 => ProcessState::Checkpointed,
@@ -87,10 +86,10 @@ impl ProcessCheckpoint for CudaCheckpoint {
     }
 
     fn lock(&self, pid: u32, within: Duration) -> Result<(), CheckpointError> {
-        // Zero would be for ever.
+        // Zero would mean no timeout.
         let timeout = u32::try_from(within.as_millis()).unwrap_or(u32::MAX).max(1);
         let mut arguments = sys::CUcheckpointLockArgs { timeoutMs: timeout, reserved0: 0, reserved1: [0; 7] };
-        // SAFETY: arguments of this frame, what is reserved zero.
+        // SAFETY: arguments of this frame, with reserved fields zero.
         match unsafe { (self.lock)(number(pid), &raw mut arguments) } {
             600 => Err(CheckpointError::Late { pid, within }),
             code => done(pid, Step::Lock, code),
@@ -110,7 +109,7 @@ impl ProcessCheckpoint for CudaCheckpoint {
             reserved: [0; 44],
             reserved1: 0,
         };
-        // SAFETY: as above; without pairs every GPU is its own.
+        // SAFETY: as above; without pairs every GPU is restored to itself.
         match unsafe { (self.restore)(number(pid), &raw mut arguments) } {
             2 => Err(CheckpointError::NoRoom { pid }),
             code => done(pid, Step::Restore, code),
@@ -131,7 +130,7 @@ impl fmt::Debug for CudaCheckpoint {
 }
 
 fn number(pid: u32) -> c_int {
-    // The kernel's are below 2^22.
+    // The kernel's process ids are below 2^22.
     c_int::try_from(pid).unwrap_or(c_int::MAX)
 }
 
@@ -139,7 +138,7 @@ fn done(pid: u32, step: Step, code: c_uint) -> Result<(), CheckpointError> {
     if code == 0 { Ok(()) } else { Err(refused(pid, step, code)) }
 }
 
-/// Not supported: what the documentation says of IPC, MPS and others.
+/// Maps an error code; 801 (not supported) is what CUDA's documentation names for IPC, MPS and others.
 fn refused(pid: u32, step: Step, code: c_uint) -> CheckpointError {
     match code {
         801 => CheckpointError::Unsupported { pid, step, code },

@@ -1,50 +1,50 @@
-//! Which context a call runs in.
+//! Selection and lifetime of the context that each call runs in.
 //!
 //! Invariants:
 //! - A call leaves the thread's current context and its capture mode as it found them.
-//! - Contexts are the primary ones, retained when first used, or ours alone, made then. One is given back only on request, while nothing that was made in it
-//!   here lives: a process may end with work under way.
-//! - No call loses its context. One that found it current needs nothing: the program holds it. One that pushed it holds `calls` for
-//!   reading until it has popped it, and giving back takes `calls` for writing, without waiting for it.
+//! - Contexts are the primary ones, retained at first use, or private ones, created at first use. A context is released only on request and
+//!   while no object created here is alive in it: a process may exit with work in flight.
+//! - No call loses its context while it runs. If the context was already current, the program holds it. A call that pushed the context
+//!   holds `calls` for reading until the pop; a release takes `calls` for writing, without waiting for it.
 
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cudarc::driver::sys;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use super::alive::Alive;
-use super::stream;
-use super::{ContextKind, Cuda};
-use crate::{DeviceId, DriverError, Result, Stream, Verb};
+use super::{ContextKind, Cuda, stream};
+use crate::{DeviceId, DriverError, Living, Result, Stream, Verb};
 
-/// One device's context.
+/// Context state of one device.
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// The `CUcontext` while it is retained; 0: it is not.
+    /// Retained `CUcontext`; 0 if none is retained.
     raw: AtomicUsize,
-    /// How many were retained before it.
+    /// Number of contexts retained before this one.
     since: AtomicU64,
-    /// A stream of ours for copies that the host waits for; 0: none.
+    /// Private stream for copies that the host waits for; 0 if not created yet.
     own: AtomicU64,
-    /// Taken while either is being made.
+    /// Lock held while the context or the private stream is created.
     making: Mutex<()>,
     calls: RwLock<()>,
-    /// What was made in it.
+    /// Counts of objects created in the context.
     pub(super) alive: Alive,
 }
 
-/// While it lives, the thread is in some context, and under relaxed capture mode where that was asked for.
+/// Guard that keeps a context current, and relaxed capture mode if requested, until dropped.
 pub(super) struct CurrentContext<'a> {
     cuda: &'a Cuda,
     pushed: bool,
-    /// The capture mode before.
+    /// Capture mode to restore.
     relaxed: Option<sys::CUstreamCaptureMode>,
-    /// Keeps the context from being given back.
+    /// Keeps the context from being released.
     _hold: Option<ContextHold<'a>>,
 }
 
-/// Keeps a context that is retained from being given back.
+/// Guard that keeps a retained context from being released.
 pub(super) type ContextHold<'a> = RwLockReadGuard<'a, ()>;
 
 impl Cuda {
@@ -54,13 +54,13 @@ impl Cuda {
         self.switch(guard, device, verb)
     }
 
-    /// Makes a device's context current for what no capture mode forbids, which is cheaper.
+    /// Makes a device's context current for calls that every capture mode allows; cheaper than [`Cuda::make_current`].
     pub(super) fn make_current_as_is(&self, device: DeviceId, verb: Verb) -> Result<CurrentContext<'_>> {
         self.switch(CurrentContext { cuda: self, pushed: false, relaxed: None, _hold: None }, device, verb)
     }
 
-    /// For marks on a stream and waits of it, which no capture mode forbids, and which belong to its context whatever the current one
-    /// is; but each context has default streams of its own. A stream that lives keeps its context.
+    /// Makes a context current for recording on a stream or waiting in it. Every capture mode allows both, and they run in the stream's own
+    /// context whichever is current, except for default streams, which each context has its own of. A live stream keeps its context alive.
     pub(super) fn make_current_for(
         &self,
         device: DeviceId,
@@ -73,13 +73,13 @@ impl Cuda {
         Ok(CurrentContext { cuda: self, pushed: false, relaxed: None, _hold: None })
     }
 
-    /// Makes a device's context current if it has one, by whomever it was made. Makes none.
+    /// Makes a device's context current if it exists, whoever created it. Never creates one.
     pub(super) fn make_current_if_made(
         &self,
         device: DeviceId,
         verb: Verb,
     ) -> Result<Option<CurrentContext<'_>>> {
-        // It is not given back between the question and the entry, which takes it once more.
+        // The context cannot be released between the query and the entry, which retains it once more.
         let _hold = self.slot(device)?.calls.read_recursive();
         if self.has_context(device, verb)? { self.make_current(device, verb).map(Some) } else { Ok(None) }
     }
@@ -105,13 +105,13 @@ impl Cuda {
         Ok(guard)
     }
 
-    /// For calls that need a context, and any will do: stays in the current one, else takes the one that has been used for the
-    /// longest, which is likeliest to stay, and the first device's only if there is none.
+    /// Makes some context current, for calls that work in any: the current one, else the one retained longest ago (the likeliest to stay),
+    /// else the first device's.
     pub(super) fn make_any_current(&self, verb: Verb) -> Result<CurrentContext<'_>> {
         self.make_some_current(verb).map(|(guard, _)| guard)
     }
 
-    /// As above, and whose context it is, if it is one of ours.
+    /// Like [`Cuda::make_any_current`]; also returns the device of the context if it is one of ours.
     pub(super) fn make_some_current(&self, verb: Verb) -> Result<(CurrentContext<'_>, Option<DeviceId>)> {
         let guard = self.relax(verb)?;
         let current = self.current(verb)?;
@@ -122,7 +122,7 @@ impl Cuda {
         }
         drop(guard);
         let retained = |slot: &Context| slot.raw.load(Ordering::Acquire) != 0;
-        // One may be given back meanwhile.
+        // The context may be released in the meantime.
         for _ in &self.contexts {
             let used = (0_u32..).map(DeviceId).zip(&self.contexts).filter(|(_, slot)| retained(slot));
             let Some((device, _)) = used.min_by_key(|(_, slot)| slot.since.load(Ordering::Relaxed)) else {
@@ -135,7 +135,7 @@ impl Cuda {
         Ok((self.make_current(DeviceId(0), verb)?, Some(DeviceId(0))))
     }
 
-    /// For calls that need no context.
+    /// Enters relaxed capture mode, for calls that need no context.
     pub(super) fn relax(&self, verb: Verb) -> Result<CurrentContext<'_>> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: an out-parameter of this frame.
@@ -143,10 +143,10 @@ impl Cuda {
         Ok(CurrentContext { cuda: self, pushed: false, relaxed: Some(mode), _hold: None })
     }
 
-    /// A device's context, retained if it is not yet, which stays while the second value lives.
+    /// Returns a device's context, retained if necessary, and a guard that keeps it from being released.
     pub(super) fn keep(&self, device: DeviceId, verb: Verb) -> Result<(sys::CUcontext, ContextHold<'_>)> {
         let slot = self.slot(device)?;
-        // A thread that has it already, in a call around this one, gets it again.
+        // A thread that already holds the lock, in an enclosing call, acquires it again.
         let kept = slot.calls.read_recursive();
         let retained = || match slot.raw.load(Ordering::Acquire) {
             0 => None,
@@ -179,13 +179,13 @@ impl Cuda {
         Ok((context, kept))
     }
 
-    /// Gives a device's context back, where nothing of ours lives in it and no call runs in it.
+    /// Releases a device's context if none of our objects lives in it and no call runs in it.
     pub(super) fn give_back(&self, device: DeviceId) -> Result<()> {
         let verb = Verb::ReleaseContext;
         let slot = self.slot(device)?;
         slot.alive.none(device)?;
         let Some(_alone) = slot.calls.try_write() else { return Err(DriverError::NotReady { verb }) };
-        // What was made since is seen by now: its call has ended.
+        // The counts are up to date: every call that created an object has ended.
         slot.alive.none(device)?;
         let retained = slot.raw.load(Ordering::Acquire);
         if retained == 0 {
@@ -194,14 +194,14 @@ impl Cuda {
         let handle = self.device(device, verb)?;
         {
             let mut guard = self.relax(verb)?;
-            // SAFETY: a retained context, which nobody but this call can give back now.
+            // SAFETY: a retained context that only this call can release now.
             unsafe { self.api.cuCtxPushCurrent_v2(retained as sys::CUcontext) }.of(verb)?;
             guard.pushed = true;
             // SAFETY: a call without parameters, in the context that was pushed.
             unsafe { self.api.cuCtxSynchronize() }.of(verb)?;
             let own = Stream(slot.own.load(Ordering::Acquire));
             if own.0 != 0 {
-                // SAFETY: a stream of ours: whoever uses it keeps the context, and nobody does.
+                // SAFETY: a private stream: its users hold the context, and there are none now.
                 unsafe { self.api.cuStreamDestroy_v2(stream::raw(own)) }.of(verb)?;
                 slot.own.store(0, Ordering::Release);
             }
@@ -209,14 +209,14 @@ impl Cuda {
         match self.kind {
             // SAFETY: it was retained once, and not given back since.
             ContextKind::Primary => unsafe { self.api.cuDevicePrimaryCtxRelease_v2(handle) }.of(verb)?,
-            // SAFETY: it was made here, nothing of ours lives in it, and nobody else knows it.
+            // SAFETY: created here, without live objects of ours, and unknown to other code.
             ContextKind::Own => unsafe { self.api.cuCtxDestroy_v2(retained as sys::CUcontext) }.of(verb)?,
         }
         slot.raw.store(0, Ordering::Release);
         Ok(())
     }
 
-    /// Whether a device has its context, by whomever it was made. Makes none.
+    /// Returns whether a device's context exists, whoever created it. Never creates one.
     pub(super) fn has_context(&self, device: DeviceId, verb: Verb) -> Result<bool> {
         if self.slot(device)?.raw.load(Ordering::Acquire) != 0 {
             return Ok(true);
@@ -231,8 +231,8 @@ impl Cuda {
         Ok(active != 0)
     }
 
-    /// The stream for copies that the host waits for, which lives as long as the second value: it neither waits for nor delays
-    /// the caller's streams. To be called inside the device's context.
+    /// Returns the private stream for copies that the host waits for, valid while the guard lives. The stream neither waits for nor delays
+    /// the caller's streams. The device's context must be current.
     pub(super) fn own_stream(&self, device: DeviceId, verb: Verb) -> Result<(Stream, ContextHold<'_>)> {
         let slot = self.slot(device)?;
         let kept = slot.calls.read_recursive();
@@ -252,7 +252,7 @@ impl Cuda {
         Ok((own, kept))
     }
 
-    /// CUDA's name for a device.
+    /// Returns CUDA's handle of a device.
     pub(super) fn device(&self, device: DeviceId, verb: Verb) -> Result<sys::CUdevice> {
         self.slot(device)?;
         let ordinal = i32::try_from(device.0).map_err(|_| self.no_such(device))?;
@@ -262,7 +262,7 @@ impl Cuda {
         Ok(handle)
     }
 
-    /// Whose context it is: mostly one of ours.
+    /// Returns the device of a context, which is usually one of ours.
     pub(super) fn device_of(&self, context: sys::CUcontext, verb: Verb) -> Result<DeviceId> {
         let is = |slot: &Context| slot.raw.load(Ordering::Acquire) == context as usize;
         let known = self.contexts.iter().position(is);
@@ -275,7 +275,7 @@ impl Cuda {
         // SAFETY: an out-parameter of this frame.
         let asked = unsafe { self.api.cuCtxGetDevice(&mut device) }.of(verb);
         let mut popped = null_mut();
-        // SAFETY: an out-parameter of this frame; what is popped was pushed above.
+        // SAFETY: an out-parameter of this frame; pops the context pushed above.
         unsafe { self.api.cuCtxPopCurrent_v2(&mut popped) }.of(verb)?;
         asked?;
         let count = u32::try_from(self.contexts.len()).unwrap_or(u32::MAX);
@@ -284,14 +284,14 @@ impl Cuda {
         found.ok_or(DriverError::NoSuchDevice { device: DeviceId(count), count })
     }
 
-    /// The device whose primary context it is; none where it is another context.
+    /// Returns the device whose primary context this is; `None` for any other context.
     pub(super) fn primary_device(&self, context: sys::CUcontext, verb: Verb) -> Result<Option<DeviceId>> {
         let device = self.device_of(context, verb)?;
         let retained = self.slot(device)?.raw.load(Ordering::Acquire);
         if retained != 0 || self.kind == ContextKind::Own {
             return Ok((retained == context as usize).then_some(device));
         }
-        // One that nobody has retained is nobody's current one.
+        // A context that was never retained cannot be current.
         if !self.has_context(device, verb)? {
             return Ok(None);
         }
@@ -321,13 +321,100 @@ impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = null_mut();
-            // SAFETY: an out-parameter of this frame; what is popped was pushed by this value. If it fails, the
-            // process is past using CUDA.
+            // SAFETY: an out-parameter of this frame; pops the context pushed by this value. If it fails, the
+            // process cannot use CUDA any more.
             let _ = unsafe { self.cuda.api.cuCtxPopCurrent_v2(&mut popped) };
         }
         if let Some(mut mode) = self.relaxed {
             // SAFETY: as above.
             let _ = unsafe { self.cuda.api.cuThreadExchangeStreamCaptureMode(&mut mode) };
         }
+    }
+}
+
+/// Live objects of one context. A count changes inside the call that creates or destroys an object, after the driver has succeeded.
+#[derive(Debug, Default)]
+pub(super) struct Alive {
+    pub(super) streams: Count,
+    pub(super) events: Count,
+    pub(super) modules: Count,
+    pub(super) extents: Count,
+    pub(super) registrations: Count,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+/// Device whose context each object was created in, for objects whose destroy call does not name it.
+#[derive(Debug)]
+pub(super) struct Owners<K>(Mutex<HashMap<K, DeviceId>>);
+
+impl Alive {
+    /// Returns `ContextInUse` if any object is alive.
+    pub(super) fn none(&self, device: DeviceId) -> Result<()> {
+        let living = Living {
+            streams: self.streams.get(),
+            events: self.events.get(),
+            modules: self.modules.get(),
+            extents: self.extents.get(),
+            registrations: self.registrations.get(),
+        };
+        if living.is_none() { Ok(()) } else { Err(DriverError::ContextInUse { device, living }) }
+    }
+}
+
+impl Count {
+    pub(super) fn more(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn less(&self) {
+        // Objects created by the program and destroyed here were never counted. The closure never returns `None`.
+        let less = |count: u64| Some(count.saturating_sub(1));
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<K: Eq + Hash> Owners<K> {
+    pub(super) fn new() -> Owners<K> {
+        Owners(Mutex::default())
+    }
+
+    pub(super) fn made(&self, what: K, device: DeviceId) {
+        self.0.lock().insert(what, device);
+    }
+
+    pub(super) fn gone(&self, what: &K) -> Option<DeviceId> {
+        self.0.lock().remove(what)
+    }
+}
+
+#[cfg(test)]
+mod alive_tests {
+    use super::*;
+
+    #[test]
+    fn living_objects_are_listed() {
+        let alive = Alive::default();
+        alive.none(DeviceId(3)).unwrap();
+        alive.streams.more();
+        alive.streams.more();
+        alive.extents.more();
+        let refused = alive.none(DeviceId(3)).unwrap_err();
+        assert!(refused.to_string().contains("2 streams, 1 extents"), "{refused}");
+        (0..3).for_each(|_| alive.streams.less());
+        alive.extents.less();
+        alive.registrations.more();
+        let refused = alive.none(DeviceId(3)).unwrap_err();
+        assert!(refused.to_string().contains("1 ranges of pinned memory"), "{refused}");
+        alive.registrations.less();
+        let owners = Owners::new();
+        owners.made(7, DeviceId(1));
+        assert_eq!([owners.gone(&7), owners.gone(&7)], [Some(DeviceId(1)), None]);
+        alive.none(DeviceId(3)).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! What reaches what: pinned host memory, peers, and what an address belongs to.
+//! Pinned host memory, peer access and pointer attributes.
 
 use std::ffi::c_void;
 
@@ -6,11 +6,11 @@ use cudarc::driver::sys;
 use glake_units::Bytes;
 
 use super::Cuda;
-use super::code::Code;
+use super::api::Code;
 use super::memory::length;
 use crate::{Address, DeviceId, PointerAttributes, PointerKind, Result, Verb};
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
+/// Flag `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 const PORTABLE: u32 = 1;
 
 /// # Safety
@@ -23,7 +23,7 @@ pub(super) unsafe fn register(cuda: &Cuda, start: Address, size: Bytes) -> Resul
         start,
         size,
     )?;
-    // Pinned for every context, but it would go with this one.
+    // Pinned for every context, but releasing this context would unpin it.
     if let Some(device) = device {
         cuda.slot(device)?.alive.registrations.more();
         cuda.registrations.made(start, device);
@@ -63,7 +63,7 @@ pub(super) fn enable_peer_access(cuda: &Cuda, device: DeviceId, peer: DeviceId) 
     }
 }
 
-/// In one call: of an address that is nobody's it tells zeroes, which is no error.
+/// Queries all attributes in one call. For an unknown address the driver returns zeroes and no error.
 pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<PointerAttributes> {
     let verb = Verb::PointerAttributes;
     let _guard = cuda.make_any_current(verb)?;
@@ -107,7 +107,7 @@ pub(super) fn pointer_attributes(cuda: &Cuda, address: Address) -> Result<Pointe
     Ok(PointerAttributes { kind, range: (size > 0).then_some((Address(start), Bytes::new(size as u64))) })
 }
 
-/// Whether the memory has a handle: only what `cuMemMap` mapped does.
+/// Returns whether the memory has a handle; only memory mapped by `cuMemMap` does.
 fn is_mapped(cuda: &Cuda, address: Address) -> Result<bool> {
     let verb = Verb::PointerAttributes;
     let mut handle = 0;
@@ -118,7 +118,7 @@ fn is_mapped(cuda: &Cuda, address: Address) -> Result<bool> {
             unsafe { cuda.api.cuMemRelease(handle) }.of(verb)?;
             Ok(true)
         }
-        // A lost context is reported, everything else means no.
+        // A lost context is an error; every other error means no.
         code => match code.of(verb) {
             Err(error) if error.is_sticky() => Err(error),
             _ => Ok(false),

@@ -1,4 +1,4 @@
-//! Virtual memory: addresses, physical memory, and who may touch it.
+//! Virtual memory: address reservations, physical memory and access rights.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -17,7 +17,7 @@ const FD: sys::CUmemAllocationHandleType =
 
 pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
     if !cuda.has_context(device, Verb::MemoryInfo)? {
-        // Half a GiB would go to the context that the driver wants for its answer.
+        // The driver's own query needs a context, which would take half a GiB.
         let described = cuda.describe(device)?;
         if let Some(free) = free_by_nvml(&described) {
             return Ok(MemoryInfo { free, total: described.memory });
@@ -30,8 +30,7 @@ pub(super) fn info(cuda: &Cuda, device: crate::DeviceId) -> Result<MemoryInfo> {
     Ok(MemoryInfo { free: Bytes::new(free as u64), total: Bytes::new(total as u64) })
 }
 
-/// Memory of a device that nobody has taken, asked without a context; `None` where that is not known, as for a part of a
-/// GPU.
+/// Returns a device's free memory without needing a context; `None` where NVML cannot tell, as for a MIG instance.
 fn free_by_nvml(device: &DeviceInfo) -> Option<Bytes> {
     let memory = Nvml::open()?.read(device.pci.as_deref()?).ok()?;
     let is_whole = memory.total.get().abs_diff(device.memory.get()) <= device.memory.get() / 16;
@@ -92,7 +91,7 @@ pub(super) fn create(cuda: &Cuda, size: Bytes, properties: ExtentProperties) -> 
 /// As [`crate::Driver::release`].
 pub(super) unsafe fn release(cuda: &Cuda, handle: Handle) -> Result<()> {
     let _relaxed = cuda.relax(Verb::Release)?;
-    // Before the driver may give the same number to another.
+    // Before the driver can reuse the number.
     let of = cuda.extents.gone(&handle);
     // SAFETY: the caller's promise.
     let released = unsafe { cuda.api.cuMemRelease(handle.0) }.of(Verb::Release);
@@ -130,7 +129,7 @@ pub(super) unsafe fn set_access(cuda: &Cuda, start: Address, size: Bytes, access
     let made = access.iter().find_map(|of| cuda.make_current_if_made(of.device, Verb::SetAccess).transpose());
     let _guard = match made {
         Some(made) => made?,
-        // A device needs no context of its own to be given access.
+        // A device can be given access without having a context.
         None => cuda.make_any_current(Verb::SetAccess)?,
     };
     let described: Vec<sys::CUmemAccessDesc> = access
@@ -177,7 +176,7 @@ pub(super) fn import(cuda: &Cuda, shared: BorrowedFd<'_>) -> Result<Handle> {
     Ok(Handle(handle))
 }
 
-/// Lengths of memory fit a `usize`: the only targets with a CUDA driver have 64 bits.
+/// Converts a size; it always fits, because every target with a CUDA driver is 64-bit.
 pub(super) fn length(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
 }

@@ -1,28 +1,16 @@
 //! NVIDIA's driver.
 //!
-//! Every verb is one call of libcuda, made inside the device's primary context and under relaxed capture mode,
-//! both put back afterwards; every answer is looked at. Nothing here panics: a machine without a driver, or with
-//! one that lacks a call, gets an error.
-
-mod alive;
-mod api;
-mod bytes;
-mod checkpoint;
-mod code;
-mod context;
-mod event;
-mod host;
-mod kernel;
-mod mapped;
-mod memory;
-mod stream;
+//! Every verb is one call of libcuda, made in the device's primary context under relaxed capture mode. Both are restored afterwards, and
+//! every result is checked. Nothing here panics: a missing driver, or one that lacks a call, is an error.
 
 use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use api::{Api, Code};
+use context::{Context, Owners};
 use cudarc::driver::sys::CUdevice_attribute;
 use glake_units::Bytes;
 
@@ -31,36 +19,40 @@ use crate::{
     DriverError, Event, EventKind, ExtentProperties, Handle, Kernel, LaunchRequest, MemoryInfo, Module,
     ModuleSource, PointerAttributes, Priority, Result, Stream, StreamId, Verb,
 };
-use alive::Owners;
-use api::Api;
-pub use checkpoint::CudaCheckpoint;
-use code::Code;
-use context::Context;
-use mapped::Mapped;
 
-/// The GPUs of this machine. Contexts are made when first used: opening costs no device memory.
+pub use checkpoint::CudaCheckpoint;
+
+mod api;
+mod checkpoint;
+mod context;
+mod host;
+mod memory;
+mod stream;
+mod work;
+
+/// The GPUs of this machine. Contexts are created at first use: opening takes no device memory.
 pub struct Cuda {
     api: Api,
     kind: ContextKind,
     contexts: Vec<Context>,
-    /// How many times one was retained.
+    /// Number of contexts retained so far.
     retained: AtomicU64,
     extents: Owners<Handle>,
     registrations: Owners<Address>,
     mapped: Mapped,
 }
 
-/// Which contexts a driver's calls run in.
+/// Kind of the contexts that a driver's calls run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContextKind {
-    /// The primary ones, which the runtime and every library of the program use.
+    /// Primary contexts, shared with the runtime and every library of the program.
     Primary,
-    /// Ours alone ([`Driver::own_contexts`]).
+    /// Contexts of our own ([`Driver::own_contexts`]).
     Own,
 }
 
 impl Cuda {
-    /// Opens the driver.
+    /// Opens the driver of this machine.
     ///
     /// # Errors
     /// [`DriverError::NoDriver`] where there is no library, or no GPU behind it.
@@ -173,11 +165,11 @@ impl Driver for Cuda {
 
     unsafe fn copy(&self, device: DeviceId, request: CopyRequest, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { bytes::copy(self, device, request, stream) }
+        unsafe { work::copy(self, device, request, stream) }
     }
     unsafe fn copy_on(&self, request: CopyRequest, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { bytes::copy_on(self, request, stream) }
+        unsafe { work::copy_on(self, request, stream) }
     }
     unsafe fn copy_between(
         &self,
@@ -187,11 +179,11 @@ impl Driver for Cuda {
         stream: Stream,
     ) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { bytes::copy_between(self, device, request, owners, stream) }
+        unsafe { work::copy_between(self, device, request, owners, stream) }
     }
     unsafe fn copy_batch(&self, device: DeviceId, requests: &[CopyRequest], stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { bytes::copy_batch(self, device, requests, stream) }
+        unsafe { work::copy_batch(self, device, requests, stream) }
     }
     unsafe fn fill(
         &self,
@@ -202,14 +194,14 @@ impl Driver for Cuda {
         stream: Stream,
     ) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { bytes::fill(self, device, start, size, byte, stream) }
+        unsafe { work::fill(self, device, start, size, byte, stream) }
     }
     fn read_now(&self, device: DeviceId, from: Address, into: &mut [u8]) -> Result<()> {
-        bytes::read_now(self, device, from, into)
+        work::read_now(self, device, from, into)
     }
     unsafe fn write_now(&self, device: DeviceId, to: Address, bytes: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { bytes::write_now(self, device, to, bytes) }
+        unsafe { work::write_now(self, device, to, bytes) }
     }
 
     fn stream_create(&self, device: DeviceId, priority: Priority) -> Result<Stream> {
@@ -257,29 +249,29 @@ impl Driver for Cuda {
     }
 
     fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<Event> {
-        event::create(self, device, kind)
+        stream::create_event(self, device, kind)
     }
     unsafe fn event_destroy(&self, device: DeviceId, event: Event) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { event::destroy(self, device, event) }
+        unsafe { stream::destroy_event(self, device, event) }
     }
     fn event_record(&self, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
-        event::record(self, device, event, stream)
+        stream::record(self, device, event, stream)
     }
     fn event_record_context(&self, device: DeviceId, event: Event) -> Result<()> {
-        event::record_context(self, device, event)
+        stream::record_context(self, device, event)
     }
     fn event_query(&self, device: DeviceId, event: Event) -> Result<bool> {
-        event::query(self, device, event)
+        stream::query(self, device, event)
     }
     fn event_synchronize(&self, device: DeviceId, event: Event) -> Result<()> {
-        event::synchronize(self, device, event)
+        stream::synchronize_event(self, device, event)
     }
     fn event_elapsed(&self, device: DeviceId, from: Event, to: Event) -> Result<f64> {
-        event::elapsed(self, device, from, to)
+        stream::elapsed(self, device, from, to)
     }
     fn context_synchronize(&self, device: DeviceId) -> Result<()> {
-        event::context_synchronize(self, device)
+        stream::context_synchronize(self, device)
     }
 
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
@@ -296,18 +288,18 @@ impl Driver for Cuda {
     }
 
     fn module_load(&self, device: DeviceId, source: &ModuleSource) -> Result<Module> {
-        kernel::load(self, device, source)
+        work::load(self, device, source)
     }
     unsafe fn module_unload(&self, device: DeviceId, module: Module) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { kernel::unload(self, device, module) }
+        unsafe { work::unload(self, device, module) }
     }
     fn kernel_find(&self, device: DeviceId, module: Module, name: &str) -> Result<Kernel> {
-        kernel::find(self, device, module, name)
+        work::find(self, device, module, name)
     }
     unsafe fn launch(&self, device: DeviceId, request: &LaunchRequest<'_>, stream: Stream) -> Result<()> {
         // SAFETY: the caller's promise is passed on.
-        unsafe { kernel::launch(self, device, request, stream) }
+        unsafe { work::launch(self, device, request, stream) }
     }
 
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool> {
@@ -329,6 +321,33 @@ impl Driver for Cuda {
     }
 }
 
+/// Number of cached answers.
+const PLACES: usize = 64;
+
+pub(super) struct Mapped([AtomicU64; PLACES]);
+
+impl Mapped {
+    pub(super) fn new() -> Mapped {
+        Mapped([const { AtomicU64::new(0) }; PLACES])
+    }
+
+    pub(super) fn known(&self, number: u64) -> Option<bool> {
+        let word = self.place(number).load(Ordering::Relaxed);
+        (number > 0 && word >> 1 == number).then_some(word & 1 == 1)
+    }
+
+    pub(super) fn remember(&self, number: u64, mapped: bool) {
+        if number > 0 && number < 1 << 63 {
+            self.place(number).store(number << 1 | u64::from(mapped), Ordering::Relaxed);
+        }
+    }
+
+    fn place(&self, number: u64) -> &AtomicU64 {
+        // The remainder is less than the length, so it fits.
+        &self.0[(number % PLACES as u64) as usize]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,6 +360,28 @@ mod tests {
                 assert!(matches!(error, DriverError::NoDriver { .. }), "{error:?}");
                 assert!(error.to_string().contains("--device sim"), "{error}");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod mapped_tests {
+    use super::*;
+
+    #[test]
+    fn answers_belong_to_one_allocation() {
+        let mapped = Mapped::new();
+        mapped.remember(5, true);
+        mapped.remember(6, false);
+        assert_eq!(
+            [5, 6, 7, 5 + 64].map(|number| mapped.known(number)),
+            [Some(true), Some(false), None, None]
+        );
+        mapped.remember(5 + 64, false);
+        assert_eq!([5, 5 + 64].map(|number| mapped.known(number)), [None, Some(false)]);
+        for number in [0, 1 << 63] {
+            mapped.remember(number, true);
+            assert_eq!(mapped.known(number), None);
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Streams.
+//! Streams and events: creation, identity, records, waits and capture state.
 
 use std::ptr::null_mut;
 
 use cudarc::driver::sys;
 
 use super::Cuda;
-use super::code::Code;
-use super::event::raw_event;
+use super::api::Code;
 use crate::{
-    Address, CaptureState, Compare, DeviceId, DriverError, Event, Priority, Result, Stream, StreamId, Verb,
+    Address, CaptureState, Compare, DeviceId, DriverError, Event, EventKind, Priority, Result, Stream,
+    StreamId, Verb,
 };
 
-/// Marks an id that is made of a stream's handle: CUDA's own ids are small numbers.
+/// Bit that marks an id derived from a stream's handle; CUDA's own ids are small numbers.
 const STAND_IN: u64 = 1 << 55;
 
 const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -20,7 +20,7 @@ pub(super) fn raw(stream: Stream) -> sys::CUstream {
     stream.0 as usize as sys::CUstream
 }
 
-/// Whether each context has one of its own by this name.
+/// Returns whether a handle is a default stream, which each context has its own of.
 pub(super) fn is_default(stream: Stream) -> bool {
     is_legacy(stream) || stream == Stream::PER_THREAD
 }
@@ -40,7 +40,7 @@ pub(super) fn create(cuda: &Cuda, device: DeviceId, priority: Priority) -> Resul
     Ok(stream)
 }
 
-/// A stream of the current context, of high priority.
+/// Creates a high-priority stream in the current context.
 fn create_first(cuda: &Cuda, verb: Verb) -> Result<Stream> {
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: out-parameters of this frame.
@@ -51,7 +51,7 @@ fn create_first(cuda: &Cuda, verb: Verb) -> Result<Stream> {
     Ok(Stream(stream as u64))
 }
 
-/// A stream of the current context, of normal priority.
+/// Creates a normal-priority stream in the current context.
 pub(super) fn create_here(cuda: &Cuda, verb: Verb) -> Result<Stream> {
     let mut stream = null_mut();
     // SAFETY: an out-parameter of this frame.
@@ -69,12 +69,13 @@ pub(super) unsafe fn destroy(cuda: &Cuda, device: DeviceId, stream: Stream) -> R
     Ok(())
 }
 
-/// CUDA's ids are unique within a context for its default streams; the device on top makes them so in the process.
+/// Returns CUDA's id of a stream. For default streams the id is unique only within a context; the device in the upper bits makes it unique
+/// in the process.
 pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<StreamId> {
     let _guard = cuda.make_current(device, Verb::StreamId)?;
     let own = u64::from(device.0) << 56;
     if !is_legacy(stream) && capture_here(cuda, stream, Verb::StreamId)? != CaptureState::None {
-        // The question would break the capture.
+        // The query would invalidate the capture.
         return match stream {
             Stream::PER_THREAD => {
                 Err(DriverError::Capturing { verb: Verb::StreamId, code: DriverError::CAPTURING })
@@ -88,11 +89,11 @@ pub(super) fn id(cuda: &Cuda, device: DeviceId, stream: Stream) -> Result<Stream
     Ok(StreamId(id ^ own))
 }
 
-/// The default handles have no context of their own: they are the current one's.
+/// Returns the device of a stream. Default handles have no context of their own: they belong to the current one.
 pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     let verb = Verb::StreamDevice;
     let mut context = cuda.current(verb)?;
-    // No capture mode forbids the question.
+    // Every capture mode allows the query.
     let _guard = if context.is_null() { Some(cuda.make_any_current(verb)?) } else { None };
     if context.is_null() || !is_default(stream) {
         // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
@@ -101,8 +102,8 @@ pub(super) fn device(cuda: &Cuda, stream: Stream) -> Result<DeviceId> {
     cuda.device_of(context, verb)
 }
 
-/// A stream of another context may be used under the current one; then neither of the two decides, and it is none of ours. A thread
-/// without a current context has the one that [`device`] says.
+/// Returns the primary context that a call on this stream would run in. `None` if the stream belongs to another context than the current
+/// one: then neither decides. A thread without a current context uses the one that [`device`] returns.
 pub(super) fn primary_of(cuda: &Cuda, stream: Stream) -> Result<Option<DeviceId>> {
     let verb = Verb::PrimaryOf;
     let current = cuda.current(verb)?;
@@ -114,7 +115,7 @@ pub(super) fn primary_of(cuda: &Cuda, stream: Stream) -> Result<Option<DeviceId>
         return Ok(own);
     }
     let mut of = null_mut();
-    // No capture mode forbids the question.
+    // Every capture mode allows the query.
     let _guard = if current.is_null() { Some(cuda.make_any_current(verb)?) } else { None };
     // SAFETY: an out-parameter of this frame; the stream is the caller's to name.
     unsafe { cuda.api.cuStreamGetCtx(raw(stream), &mut of) }.of(verb)?;
@@ -179,8 +180,7 @@ pub(super) fn capture_state(cuda: &Cuda, device: DeviceId, stream: Stream) -> Re
     capture_here(cuda, stream, Verb::CaptureState)
 }
 
-/// Whether a stream of the current context is recording; a driver without ids of captures (before CUDA 12.3) says
-/// 0 for each.
+/// Returns the capture state of a stream of the current context. Drivers before CUDA 12.3 have no capture ids and report 0 for each.
 pub(super) fn capture_here(cuda: &Cuda, stream: Stream, verb: Verb) -> Result<CaptureState> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let mut id = 0;
@@ -199,4 +199,80 @@ pub(super) fn capture_here(cuda: &Cuda, stream: Stream, verb: Verb) -> Result<Ca
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureState::Active(id),
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => CaptureState::Invalidated,
     })
+}
+
+const DISABLE_TIMING: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+const BLOCKING_SYNC: u32 = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+
+pub(super) fn raw_event(event: Event) -> sys::CUevent {
+    event.0 as usize as sys::CUevent
+}
+
+pub(super) fn create_event(cuda: &Cuda, device: DeviceId, kind: EventKind) -> Result<Event> {
+    let _guard = cuda.make_current(device, Verb::EventCreate)?;
+    let flags = match kind {
+        EventKind::Plain => DISABLE_TIMING,
+        EventKind::Timed => 0,
+        EventKind::Sleeping => DISABLE_TIMING | BLOCKING_SYNC,
+    };
+    let mut event = null_mut();
+    // SAFETY: an out-parameter of this frame.
+    unsafe { cuda.api.cuEventCreate(&mut event, flags) }.of(Verb::EventCreate)?;
+    cuda.slot(device)?.alive.events.more();
+    Ok(Event(event as u64))
+}
+
+/// # Safety
+/// As [`crate::Driver::event_destroy`].
+pub(super) unsafe fn destroy_event(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
+    let _guard = cuda.make_current(device, Verb::EventDestroy)?;
+    // SAFETY: the caller's promise.
+    unsafe { cuda.api.cuEventDestroy_v2(raw_event(event)) }.of(Verb::EventDestroy)?;
+    cuda.slot(device)?.alive.events.less();
+    Ok(())
+}
+
+pub(super) fn record(cuda: &Cuda, device: DeviceId, event: Event, stream: Stream) -> Result<()> {
+    let _guard = cuda.make_current_for(device, stream, Verb::EventRecord)?;
+    // SAFETY: stream and event are the caller's to name.
+    unsafe { cuda.api.cuEventRecord(raw_event(event), raw(stream)) }.of(Verb::EventRecord)
+}
+
+pub(super) fn record_context(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
+    let verb = Verb::EventRecordContext;
+    let _guard = cuda.make_current(device, verb)?;
+    let (context, _hold) = cuda.keep(device, verb)?;
+    // SAFETY: a retained context, which is kept; the event is the caller's to name.
+    unsafe { cuda.api.cuCtxRecordEvent(context, raw_event(event)) }.of(verb)
+}
+
+pub(super) fn query(cuda: &Cuda, device: DeviceId, event: Event) -> Result<bool> {
+    let _guard = cuda.make_current(device, Verb::EventQuery)?;
+    // SAFETY: the event is the caller's to name.
+    match unsafe { cuda.api.cuEventQuery(raw_event(event)) } {
+        Code::NOT_READY => Ok(false),
+        code => code.of(Verb::EventQuery).map(|()| true),
+    }
+}
+
+pub(super) fn synchronize_event(cuda: &Cuda, device: DeviceId, event: Event) -> Result<()> {
+    let _guard = cuda.make_current(device, Verb::EventSynchronize)?;
+    // SAFETY: the event is the caller's to name.
+    unsafe { cuda.api.cuEventSynchronize(raw_event(event)) }.of(Verb::EventSynchronize)
+}
+
+pub(super) fn elapsed(cuda: &Cuda, device: DeviceId, from: Event, to: Event) -> Result<f64> {
+    let _guard = cuda.make_current(device, Verb::EventElapsed)?;
+    let mut milliseconds = 0.0;
+    // SAFETY: an out-parameter of this frame; the events are the caller's to name.
+    unsafe { cuda.api.cuEventElapsedTime_v2(&mut milliseconds, raw_event(from), raw_event(to)) }
+        .of(Verb::EventElapsed)?;
+    Ok(f64::from(milliseconds) * 1000.0)
+}
+
+pub(super) fn context_synchronize(cuda: &Cuda, device: DeviceId) -> Result<()> {
+    // Creating a context would take memory of an unused device.
+    let Some(_guard) = cuda.make_current_if_made(device, Verb::ContextSynchronize)? else { return Ok(()) };
+    // SAFETY: a call without parameters, in the context that was entered.
+    unsafe { cuda.api.cuCtxSynchronize() }.of(Verb::ContextSynchronize)
 }

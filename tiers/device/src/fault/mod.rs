@@ -1,20 +1,18 @@
-//! A driver that fails when told to.
+//! A driver decorator that injects faults by rule.
 //!
 //! ```text
-//!   call ──► rules ──► answered with an error        the driver below never sees it
-//!                 ├──► accepted, and its device lost  ··· the stream comes to it ···►  every call on the device
-//!                 │    (bytes: none, or half)             other devices go on          answers the error
-//!                 └──► accepted, and done by half: nobody is told
+//!   call ──► rules ──► error returned                   the wrapped driver never sees it
+//!                 ├──► accepted, and its device lost  ··· the stream reaches it  ···►  every call on the device
+//!                 │    (bytes: none, or half)             other devices go on          returns the error
+//!                 └──► accepted, and half done: silent data loss
 //! ```
 //!
-//! Invariants: a call that answers an injected error was not made, but for what destroys: that is destroyed below too. A
-//! call that is accepted and fails later takes its place in its stream, so that events behind it pass, and waits for them
-//! on other devices too: a wait carries no error. From then on no work of its device reaches memory. The error is told
-//! once the host has waited, or asked, past the place of the failure; so it is with a real driver, whose errors
-//! stick to a context and leave other devices' contexts alone.
+//! Invariants: a call that returns an injected error was not made, except for destroy calls, which are made too. An accepted call that
+//! fails later keeps its place in its stream, so that later events complete, and so do waits for them on other devices: a wait carries no
+//! error. From then on no work of its device reaches memory. The error is reported once the host has waited or queried past the point of
+//! failure. A real driver behaves alike: errors stick to a context and leave other devices' contexts alone. The event of a pending loss
+//! belongs to the wrapped driver and is destroyed once it has completed or is forgotten.
 
-mod loss;
-mod rule;
 #[cfg(test)]
 mod tests;
 
@@ -25,21 +23,17 @@ use parking_lot::Mutex;
 
 use crate::decorate::{Call, delegate};
 use crate::{
-    Address, CopyDevices, CopyRequest, DeviceId, Driver, DriverError, LaunchRequest, PointerKind, Result,
-    Stream, Verb,
+    Address, CaptureState, CopyDevices, CopyRequest, DeviceId, Driver, DriverError, Event, EventKind,
+    LaunchRequest, PointerKind, Refusal, Result, Stream, Verb,
 };
-use loss::Losses;
-use rule::{Judged, Part, Rule};
 
-pub use rule::{Fault, Injected, When};
-
-/// Makes calls fail by rule; the first rule that applies to a call decides.
+/// Driver decorator that makes calls fail by rule; the first matching rule decides.
 #[derive(Debug)]
 pub struct Faults {
     inner: Arc<dyn Driver>,
     state: Arc<Mutex<State>>,
     losses: Arc<Losses>,
-    /// All that have these rules: the driver below each, and what is lost there.
+    /// All drivers under these rules, with the lost devices of each.
     family: Family,
 }
 
@@ -52,7 +46,7 @@ struct State {
 }
 
 impl Faults {
-    /// Wraps a driver; nothing fails yet.
+    /// Wraps a driver, without any fault yet.
     pub fn new(inner: Arc<dyn Driver>) -> Self {
         Faults::of(inner, Arc::default(), Arc::default())
     }
@@ -63,14 +57,13 @@ impl Faults {
         Faults { inner, state, losses, family }
     }
 
-    /// Replaces the rules; all counts start again, and devices that were lost are as new, as for a process that has been
-    /// started again.
+    /// Replaces the rules. All counts restart, and lost devices are usable again, as for a restarted process.
     pub fn set(&self, faults: &[Fault]) {
         self.state.lock().rules = faults.iter().map(Rule::new).collect();
         self.family.lock().iter().for_each(|(inner, losses)| losses.forget(&**inner));
     }
 
-    /// How many calls were made to fail so far. Those that a lost device does not do are not counted.
+    /// Returns the number of injected faults so far, without calls refused by a lost device.
     pub fn injected(&self) -> u64 {
         self.state.lock().injected
     }
@@ -88,7 +81,7 @@ impl Faults {
         judged
     }
 
-    /// The error of a call on a device that is lost.
+    /// Returns an error if the device of the call is lost.
     fn alive(&self, call: &Call) -> Result<()> {
         match call.device.and_then(|device| self.losses.lost(device)) {
             Some(code) => Err(DriverError::Sticky { verb: call.verb, code }),
@@ -96,9 +89,9 @@ impl Faults {
         }
     }
 
-    /// A verb that is no work of a stream.
+    /// Handles a verb that is not stream work.
     fn around<T>(&self, call: Call, verb: impl FnOnce(&dyn Driver) -> Result<T>) -> Result<T> {
-        // No lock is held over the call: it may wait for what another thread's call does.
+        // No lock is held during the call: it may wait for another thread's call.
         if tells(call.verb) {
             self.losses.look(&*self.inner);
         }
@@ -126,7 +119,7 @@ impl Faults {
         answer
     }
 
-    /// Work of a stream; `targets` are the ranges that it writes, and `make` does part of it.
+    /// Handles stream work; `targets` are the ranges that it writes, and `make` executes a part of it.
     fn work(
         &self,
         call: Call,
@@ -151,7 +144,7 @@ impl Faults {
                     }
                     _ => self.losses.leave_out(&*self.inner, device, stream),
                 }
-                // A copy to pageable memory returns when its bytes are there.
+                // A copy to pageable memory returns once its bytes have arrived.
                 let pageable = |to| {
                     self.inner.pointer_attributes(to).is_ok_and(|found| found.kind == PointerKind::Pageable)
                 };
@@ -166,7 +159,7 @@ impl Faults {
     }
 }
 
-/// Whether a verb waits on the host, or asks about the past, and so may find a failure.
+/// Returns whether a verb waits on the host or queries past work, and so may report a failure.
 fn tells(verb: Verb) -> bool {
     use Verb::{ContextSynchronize, EventQuery, EventSynchronize, ReadNow, StreamSynchronize, WriteNow};
     matches!(
@@ -203,7 +196,7 @@ impl Driver for Faults {
     delegate!(kernels);
     delegate!(reach);
 
-    /// Under the same rules. What is lost there is lost to those contexts alone.
+    /// Wraps private contexts under the same rules. A loss there affects only those contexts.
     fn own_contexts(&self) -> Result<Arc<dyn Driver>> {
         let inner = self.inner.own_contexts()?;
         Ok(Arc::new(Faults::of(inner, self.state.clone(), self.family.clone())))
@@ -293,4 +286,249 @@ impl Drop for Faults {
     fn drop(&mut self) {
         self.losses.forget(&*self.inner);
     }
+}
+
+/// A fault rule: matching calls and their outcome.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fault {
+    /// Verb to match; `None` matches all.
+    pub verb: Option<Verb>,
+    /// Selection among the matching calls.
+    pub when: When,
+    /// Outcome of a selected call.
+    pub error: Injected,
+}
+
+/// Selection among the calls that match a [`Fault`], counted from 1 since the fault was set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum When {
+    /// Only the call with this number.
+    Nth(u64),
+    /// The call with this number and all after it.
+    From(u64),
+    /// Each call with this probability (0 never, 1 always); equal seeds select equal calls.
+    Chance {
+        /// Probability of a fault, from 0 to 1.
+        probability: f64,
+        /// Seed of the random numbers.
+        seed: u64,
+    },
+}
+
+/// Outcome of a faulty call. The first group is returned as a [`DriverError`] with the call's verb and size. The second group is accepted
+/// and fails when its stream reaches it, with this error number of the driver; a verb that is no stream work, or that waits for its bytes,
+/// returns the error at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Injected {
+    /// The driver lacks the call.
+    Unsupported,
+    /// The device is busy.
+    NotReady,
+    /// The device is out of memory.
+    OutOfMemory,
+    /// A stream capture is open.
+    Capturing,
+    /// The arguments break this rule.
+    Refused(Refusal),
+    /// The context is lost; only this call reports it, later calls do not.
+    Sticky(u32),
+    /// Another error of the driver.
+    Failed(u32),
+
+    /// None of the bytes arrive, and the device is lost.
+    Lost(u32),
+    /// The first half of each range arrives (for a kernel, which cannot be split: all of it), and the device is lost.
+    Damaged(u32),
+
+    /// The first half of each range arrives (for a kernel, which cannot be split: nothing), without any error, like hardware that loses
+    /// bytes silently. A verb that is no stream work has no effect.
+    Short,
+}
+
+/// Decision on a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Judged {
+    /// Execute the call unchanged.
+    Pass,
+    /// Return this error.
+    Answer(Injected),
+    /// Report success, do only this part of the work, and lose the device with this error number.
+    Lose(Part, u32),
+    /// Report success, but do only this part of the work.
+    Shorten(Part),
+}
+
+/// Share of the work that reaches memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Nothing,
+    Half,
+    All,
+}
+
+#[derive(Debug)]
+struct Rule {
+    fault: Fault,
+    seen: u64,
+    random: fastrand::Rng,
+}
+
+impl Rule {
+    fn new(fault: &Fault) -> Self {
+        let seed = match fault.when {
+            When::Chance { seed, .. } => seed,
+            When::Nth(_) | When::From(_) => 0,
+        };
+        Rule { fault: *fault, seen: 0, random: fastrand::Rng::with_seed(seed) }
+    }
+
+    /// Returns the decision on a call of `verb`; [`Judged::Pass`] if the rule does not match.
+    fn judge(&mut self, verb: Verb) -> Judged {
+        if self.fault.verb.is_some_and(|of| of != verb) || !self.hits() {
+            return Judged::Pass;
+        }
+        match self.fault.error {
+            Injected::Lost(code) => Judged::Lose(Part::Nothing, code),
+            Injected::Damaged(code) => Judged::Lose(Part::Half, code),
+            Injected::Short => {
+                let part = if verb == Verb::Launch { Part::Nothing } else { Part::Half };
+                Judged::Shorten(part)
+            }
+            error => Judged::Answer(error),
+        }
+    }
+
+    fn hits(&mut self) -> bool {
+        self.seen += 1;
+        match self.fault.when {
+            When::Nth(n) => self.seen == n,
+            When::From(n) => self.seen >= n,
+            When::Chance { probability, .. } => self.random.f64() < probability,
+        }
+    }
+}
+
+impl Injected {
+    fn of(self, call: &Call) -> DriverError {
+        let verb = call.verb;
+        match self {
+            Injected::Unsupported => DriverError::Unsupported { verb, code: DriverError::UNSUPPORTED },
+            Injected::NotReady => DriverError::NotReady { verb },
+            Injected::OutOfMemory => DriverError::OutOfMemory { verb, wanted: call.size },
+            Injected::Capturing => DriverError::Capturing { verb, code: DriverError::CAPTURING },
+            Injected::Refused(reason) => DriverError::Refused { verb, address: call.start, reason },
+            Injected::Sticky(code) | Injected::Lost(code) | Injected::Damaged(code) => {
+                DriverError::Sticky { verb, code }
+            }
+            Injected::Failed(code) => DriverError::of_number(verb, code),
+            // Handled by the caller; never returned as an error.
+            Injected::Short => DriverError::Failed { verb, code: 999 },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Losses {
+    table: Mutex<Vec<Loss>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    device: DeviceId,
+    code: u32,
+    /// Event that completes when the device is lost; `None` once it is.
+    at: Option<Event>,
+}
+
+impl Losses {
+    /// Schedules the loss of a device for when one of its streams reaches its current end. Of several such points the first one reached
+    /// counts.
+    fn lose(&self, driver: &dyn Driver, device: DeviceId, stream: Stream, code: u32) {
+        self.add(Loss { device, code, at: mark(driver, device, stream) }, driver);
+    }
+
+    /// Discards work of a device that is about to be lost. Later waits report the loss, on whichever stream the failure is.
+    fn leave_out(&self, driver: &dyn Driver, device: DeviceId, stream: Stream) {
+        if let Some(loss) = self.find(device) {
+            self.lose(driver, device, stream, loss.code);
+        }
+    }
+
+    /// Marks a device as lost immediately.
+    fn lose_now(&self, driver: &dyn Driver, device: DeviceId, code: u32) {
+        self.add(Loss { device, code, at: None }, driver);
+    }
+
+    /// Returns the error number of a lost device.
+    fn lost(&self, device: DeviceId) -> Option<u32> {
+        let of = |loss: &&Loss| loss.device == device && loss.at.is_none();
+        self.table.lock().iter().find(of).map(|loss| loss.code)
+    }
+
+    /// Returns whether a device no longer executes work, reported or not.
+    fn is_doomed(&self, device: DeviceId) -> bool {
+        self.find(device).is_some()
+    }
+
+    /// Promotes pending losses whose event has completed. Called by waits and by queries of past work, which may report them.
+    fn look(&self, driver: &dyn Driver) {
+        let pending: Vec<Loss> = self.table.lock().iter().filter(|loss| loss.at.is_some()).copied().collect();
+        for loss in pending {
+            let Some(event) = loss.at else { continue };
+            if matches!(driver.event_query(loss.device, event), Ok(false)) {
+                continue;
+            }
+            let mut table = self.table.lock();
+            let found = table.iter_mut().find(|other| other.at == Some(event));
+            // Another thread may have handled this loss first.
+            let Some(found) = found else { continue };
+            found.at = None;
+            drop(table);
+            destroy(driver, loss.device, event);
+        }
+    }
+
+    /// Makes every device usable again.
+    fn forget(&self, driver: &dyn Driver) {
+        for loss in std::mem::take(&mut *self.table.lock()) {
+            if let Some(event) = loss.at {
+                destroy(driver, loss.device, event);
+            }
+        }
+    }
+
+    fn find(&self, device: DeviceId) -> Option<Loss> {
+        self.table.lock().iter().find(|loss| loss.device == device).copied()
+    }
+
+    fn add(&self, loss: Loss, driver: &dyn Driver) {
+        let mut table = self.table.lock();
+        if !table.iter().any(|other| other.device == loss.device && other.at.is_none()) {
+            table.push(loss);
+            return;
+        }
+        drop(table);
+        if let Some(event) = loss.at {
+            destroy(driver, loss.device, event);
+        }
+    }
+}
+
+/// Returns an event that completes when a stream has done its work so far; `None` if it cannot be recorded.
+fn mark(driver: &dyn Driver, device: DeviceId, stream: Stream) -> Option<Event> {
+    if !matches!(driver.capture_state(device, stream), Ok(CaptureState::None)) {
+        return None;
+    }
+    let event = driver.event_create(device, EventKind::Plain).ok()?;
+    if driver.event_record(device, event, stream).is_err() {
+        destroy(driver, device, event);
+        return None;
+    }
+    Some(event)
+}
+
+fn destroy(driver: &dyn Driver, device: DeviceId, event: Event) {
+    // SAFETY: created by `mark`, shared with no other code, and taken out of the table before. If this fails, the
+    // driver keeps the event.
+    let _ = unsafe { driver.event_destroy(device, event) };
 }

@@ -1,4 +1,4 @@
-//! Memory of a GPU for our own use, mapped once for a set of devices.
+//! GPU memory for internal use, mapped once for a set of devices.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use crate::{
     Access, Address, DeviceId, DriverError, ExtentProperties, Place, PointerKind, Protection, Result, Verb,
 };
 
-/// One extent at addresses of its own. Dropping it waits for all work of the devices that may touch it.
+/// One extent at addresses of its own. Dropping it waits for all work of the devices that may access it.
 #[derive(Debug)]
 pub struct Buffer {
     device: DeviceId,
     reach: DeviceSet,
     size: Bytes,
-    /// Before the extent: what is dropped first unmaps it.
+    /// Declared before the extent, so that it is dropped, and unmapped, first.
     reservation: Reservation,
     _extent: Extent,
 }
 
 impl Buffer {
-    /// At least `size` of a GPU's memory, which the work of `reach` may touch; the GPU itself may in any case.
+    /// Allocates at least `size` bytes of a GPU's memory, accessible to work of the devices in `reach` and always to the GPU itself.
     ///
     /// # Errors
     /// What the driver answers, above all where there is no memory, or a device of `reach` cannot reach this one.
@@ -34,8 +34,8 @@ impl Buffer {
         Buffer::open(completion_events, device, size, reach, false)
     }
 
-    /// The same, where work of `reach` is joined into the GPU's own context of this clock by whoever enqueues it
-    /// ([`Reservation::lend`]): its end waits for that context alone.
+    /// Like [`Buffer::new`], if the caller joins all work of the devices in `reach` into the GPU's own context ([`Reservation::lend`]):
+    /// dropping the buffer then waits for that context only.
     ///
     /// # Errors
     /// As [`Buffer::new`].
@@ -72,22 +72,22 @@ impl Buffer {
         Ok(Buffer { device, reach, size, reservation, _extent: extent })
     }
 
-    /// Whose memory it is.
+    /// Returns the device that owns the memory.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub fn start(&self) -> Address {
         self.reservation.start()
     }
 
-    /// How long it is.
+    /// Returns the size in bytes.
     pub fn size(&self) -> Bytes {
         self.size
     }
 
-    /// A range of it, for asynchronous work; `None` past its end.
+    /// Returns a range of the buffer for asynchronous work; `None` past its end.
     pub fn span(self: &Arc<Self>, offset: Bytes, size: Bytes) -> Option<Span> {
         let kind = PointerKind::Device { device: self.device, mapped: true };
         // SAFETY: mapped with access for `reach` while this lives, and its end waits for all work of those devices.
@@ -95,12 +95,12 @@ impl Buffer {
         whole.part(offset, size)
     }
 
-    /// Copies its bytes to the host and returns when they are there. The caller orders it after the work that wrote them.
+    /// Copies bytes to the host and returns when they have arrived. The caller orders it after the work that wrote them.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         self.reservation.read(offset, into)
     }
 
-    /// Copies bytes of the host to it and returns when they are there.
+    /// Copies host bytes into the buffer and returns when they have arrived.
     pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<()> {
         self.reservation.write(offset, bytes)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{DeviceId, Driver, Event, EventKind, Result, Stream};
 
-/// An event of a device's context.
+/// Owner of an event of a device's context.
 #[derive(Debug)]
 pub struct OwnedEvent {
     driver: Arc<dyn Driver>,
@@ -13,43 +13,43 @@ pub struct OwnedEvent {
 }
 
 impl OwnedEvent {
-    /// A new event.
+    /// Creates an event in a device's context.
     pub fn new(driver: &Arc<dyn Driver>, device: DeviceId, kind: EventKind) -> Result<Self> {
         let event = driver.event_create(device, kind)?;
         Ok(OwnedEvent { driver: driver.clone(), device, event })
     }
 
-    /// Its name, for waits of streams. It dies with this owner.
+    /// Returns the raw event, for waits of streams. It is valid while this owner lives.
     pub fn id(&self) -> Event {
         self.event
     }
 
-    /// Whose it is.
+    /// Returns the device whose context the event belongs to.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Marks a point of a stream.
+    /// Records the event on a stream.
     pub fn record(&self, stream: Stream) -> Result<()> {
         self.driver.event_record(self.device, self.event, stream)
     }
 
-    /// Marks a point of its whole context.
+    /// Records the event for its whole context.
     pub fn record_context(&self) -> Result<()> {
         self.driver.event_record_context(self.device, self.event)
     }
 
-    /// Whether its point has been passed.
+    /// Returns whether the event has completed.
     pub fn is_passed(&self) -> Result<bool> {
         self.driver.event_query(self.device, self.event)
     }
 
-    /// Waits on the host for its point, asleep if it is [`EventKind::Sleeping`].
+    /// Blocks the calling thread until the event completes, asleep if it is [`EventKind::Sleeping`].
     pub fn synchronize(&self) -> Result<()> {
         self.driver.event_synchronize(self.device, self.event)
     }
 
-    /// Microseconds from another passed event to this one, both timed.
+    /// Returns the microseconds since another event; both must be timed and completed.
     pub fn since(&self, from: &OwnedEvent) -> Result<f64> {
         self.driver.event_elapsed(self.device, from.event, self.event)
     }
@@ -58,7 +58,7 @@ impl OwnedEvent {
 impl Drop for OwnedEvent {
     fn drop(&mut self) {
         // SAFETY: the event is alive and this owner's; waits already enqueued on it stay valid (CUDA keeps a
-        // destroyed event until it has completed). A failure leaves it to the context.
+        // destroyed event until it has completed). If this fails, the event stays with its context.
         let _ = unsafe { self.driver.event_destroy(self.device, self.event) };
     }
 }

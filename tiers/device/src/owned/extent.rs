@@ -8,12 +8,12 @@ use glake_units::Bytes;
 
 use crate::{Driver, DriverError, ExtentProperties, Handle, Result};
 
-/// How often a busy device is asked again to release before the memory is leaked: about 100 ms.
+/// Retries of a release while the device is busy, about 100 ms in total, before the memory is leaked.
 const ATTEMPTS: u32 = 1000;
 const PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
 
-/// A piece of physical memory. It may be mapped many times; the bytes live until it is dropped and the last
-/// mapping is gone, so dropping it is safe at any time.
+/// Owner of a piece of physical memory, which may be mapped many times. The bytes live until the owner is dropped and the last mapping is
+/// gone, so dropping it is safe at any time.
 #[derive(Debug)]
 pub struct Extent {
     driver: Arc<dyn Driver>,
@@ -25,14 +25,14 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// New memory, holding zeroes; `size` is a multiple of the granularity.
+    /// Creates zeroed memory; `size` is a multiple of the granularity.
     pub fn new(driver: &Arc<dyn Driver>, size: Bytes, properties: ExtentProperties) -> Result<Self> {
         let handle = driver.create(size, properties)?;
         Ok(Extent::of(driver, handle, size, properties))
     }
 
-    /// Memory that another process exported. Size and properties are what that process says: neither can be
-    /// asked of the driver, which refuses to map another size.
+    /// Imports memory that another process exported. Size and properties must be those stated by that process: the driver cannot be asked
+    /// for them, and refuses to map another size.
     pub fn import(
         driver: &Arc<dyn Driver>,
         shared: BorrowedFd<'_>,
@@ -48,27 +48,27 @@ impl Extent {
         Extent { driver: driver.clone(), handle, size, properties, exported, released: false }
     }
 
-    /// A file descriptor by which another process can import it; it was made exportable.
+    /// Returns a file descriptor with which another process can import the memory, which must have been created exportable.
     pub fn export(&self) -> Result<OwnedFd> {
         let shared = self.driver.export(self.handle)?;
         self.exported.store(true, Ordering::Relaxed);
         Ok(shared)
     }
 
-    /// Counts it as exported from now on, though no descriptor of it was made yet.
+    /// Marks the memory as exported before any descriptor of it exists.
     pub fn mark_exported(&self) {
         self.exported.store(true, Ordering::Relaxed);
     }
 
-    /// Whether another process may have it: it was exported once, and who took it does not tell when they are done.
+    /// Returns whether another process may hold the memory: it was exported once, and importers do not report when they are done.
     pub fn is_exported(&self) -> bool {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// Releases it, as dropping it does, and says where that fails.
+    /// Releases the memory like dropping it, but reports a failure.
     ///
     /// # Errors
-    /// What the driver answers, and the memory itself, still alive.
+    /// The driver's error, and the memory itself, still alive.
     pub fn release(mut self) -> std::result::Result<(), (Extent, DriverError)> {
         match self.try_release() {
             Ok(()) => {
@@ -79,16 +79,16 @@ impl Extent {
         }
     }
 
-    /// Leaves it to the driver, which would not release it.
+    /// Leaks memory that the driver refuses to release.
     pub fn abandon(mut self) {
         self.released = true;
     }
 
-    /// Asks again while the device is busy.
+    /// Releases the handle, retrying while the device is busy.
     fn try_release(&self) -> Result<()> {
         let mut attempts = 1;
         loop {
-            // SAFETY: the handle is alive and this owner's, who forgets it then. Mappings keep the memory.
+            // SAFETY: this owner has the live handle and forgets it afterwards. Mappings keep the memory.
             match unsafe { self.driver.release(self.handle) } {
                 Err(DriverError::NotReady { .. }) if attempts < ATTEMPTS => std::thread::sleep(PAUSE),
                 answer => return answer,
@@ -97,17 +97,17 @@ impl Extent {
         }
     }
 
-    /// How large it is.
+    /// Returns the size in bytes.
     pub fn size(&self) -> Bytes {
         self.size
     }
 
-    /// What it was made like.
+    /// Returns the properties that the memory was created with.
     pub fn properties(&self) -> ExtentProperties {
         self.properties
     }
 
-    /// Its name. It dies with this owner.
+    /// Returns the raw handle. It is valid while this owner lives.
     pub fn handle(&self) -> Handle {
         self.handle
     }
@@ -120,7 +120,7 @@ impl Extent {
 impl Drop for Extent {
     fn drop(&mut self) {
         if !self.released {
-            // A failure leaks it.
+            // If this fails, the memory leaks.
             let _ = self.try_release();
         }
     }

@@ -1,4 +1,4 @@
-//! Owners of what a driver gives: written once over [`Driver`](crate::Driver), so that no crate above is unsafe.
+//! Owning types over [`Driver`](crate::Driver): implemented once, so that no crate above needs unsafe code.
 //!
 //! ```text
 //!  Reservation   addresses  ├──────┬──────┬ ─ ─ ─ ─ ─ ─ ─ ┬──────┤     Mapping: offset and size, a small value
@@ -10,21 +10,19 @@
 //!                   ── record() ─► RecordedPoint ── poll(), wait() ─► CompletionProof ── unmap(.., &CompletionProof)
 //! ```
 //!
-//! CUDA takes a mapping away from under running work without a word. So an unmap asks for a proof: a [`CompletionProof`],
-//! which only a completion of whole contexts gives, not older than what the mapping was retired at. Work enqueued
-//! through raw addresses (by a program, by an unsafe verb) is the duty of who handed the addresses out: it must
-//! have been enqueued before the [`Sequence`] that the mapping is retired with was marked.
+//! CUDA unmaps memory under running work without an error. So an unmap demands a proof: a [`CompletionProof`], which only the completion of
+//! whole contexts yields, not older than the mark that the mapping was retired at. Work enqueued through raw addresses (by a program, by an
+//! unsafe verb) is the duty of the code that handed the addresses out: it must have been enqueued before the [`Sequence`] that the mapping
+//! is retired with was marked.
 
 mod blocks;
 mod buffer;
 mod completion;
-mod devices;
 pub mod digest;
 mod event;
 mod extent;
 mod flag;
 mod gather;
-mod lent;
 mod pages;
 mod range;
 mod registration;
@@ -32,25 +30,24 @@ mod reservation;
 mod span;
 mod stream;
 mod table;
-mod uncached;
 
-pub use blocks::{Blocks, Piece, Side, copy_piece, copy_pieces};
+pub use crate::ids::DeviceSet;
+
+pub use blocks::{Blocks, Lent, LentCopy, Piece, copy_piece, copy_pieces};
 pub use buffer::Buffer;
 pub use completion::{
     CaptureHold, CompletionEvents, CompletionProof, RecordedPoint, SeenCapture, Sequence, may_ask,
     this_thread,
 };
-pub use devices::DeviceSet;
 pub use digest::{Digest, Digesting, Digests, PartialDigest};
 pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;
 pub use gather::{BlockList, Gather};
-pub use lent::{Lent, LentCopy};
 pub use pages::Pages;
 pub use range::PinnedRange;
 pub use registration::Registration;
 pub use reservation::Reservation;
-pub use span::{Span, copy};
+pub use span::{Side, Span, copy};
 pub use stream::{OwnedStream, StreamRef};
 pub use table::Mapping;

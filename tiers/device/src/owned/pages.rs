@@ -1,4 +1,4 @@
-//! Host memory straight from the operating system, on huge pages where it has them.
+//! Host memory straight from the operating system, on huge pages if available.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -7,30 +7,29 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use crate::{Address, DriverError, Result, Verb};
 
-/// The size of a huge page: what the memory is aligned to, and a multiple of which it is long.
+/// Size of a huge page, the alignment and the unit of length of the memory.
 const HUGE: usize = 2 << 20;
-/// The size of a small page, should there be no huge ones.
+/// Size of a small page, for systems without huge pages.
 const SMALL: usize = 4 << 10;
-/// More NUMA nodes than any machine has: the kernel is built for at most this many.
+/// Upper bound of NUMA node numbers: the kernel supports at most this many.
 const NODES: usize = 1 << 10;
 
-/// A range of zeroed host memory of its own, not inherited by a forked child.
+/// An exclusive range of zeroed host memory that a forked child does not inherit.
 ///
 /// ```text
-/// mapped  ├ head ┼──────── size ────────┼ rest ┤     one huge page longer than it is: the head and the rest are never touched
+/// mapped  ├ head ┼──────── size ────────┼ rest ┤     one huge page longer than `size`: head and rest are never touched
 /// ```
 #[derive(Debug)]
 pub struct Pages {
     map: MmapRaw,
-    /// How much lies before the first huge page.
+    /// Bytes before the first huge page.
     head: usize,
     size: usize,
 }
 
 impl Pages {
-    /// At least `size` of memory, rounded up to huge pages. `threads` threads touch it, so that the pages are
-    /// there when it is pinned (16 threads make pinning 4 GiB four times as fast as one driver call); 0 touches
-    /// nothing.
+    /// Maps at least `size` bytes, rounded up to huge pages. `threads` threads touch the memory, so that its pages exist when it is pinned
+    /// (16 threads make pinning 4 GiB four times as fast as one driver call); 0 touches nothing.
     pub fn new(size: Bytes, threads: usize) -> Result<Self> {
         let refused = |source| DriverError::Os { verb: Verb::HostRegister, source };
         let rounded = size.align_up(Bytes::new(HUGE as u64)).and_then(|s| usize::try_from(s.get()).ok());
@@ -40,7 +39,7 @@ impl Pages {
         let map = MmapRaw::from(MmapOptions::new().len(whole).map_anon().map_err(refused)?);
         let head = map.as_ptr().align_offset(HUGE);
         for wish in [Advice::HugePage, Advice::DontFork] {
-            // Without them the memory is the same, only slower, or copied on a fork.
+            // Failures are harmless: the memory is slower, or copied on a fork.
             let _ = map.advise_range(wish, head, size);
         }
         let mut pages = Pages { map, head, size };
@@ -48,11 +47,11 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Spreads the memory over NUMA nodes, in turns. For memory that nobody has touched yet: pages that are there stay.
+    /// Interleaves the memory over NUMA nodes. Only for memory not touched yet: existing pages do not move.
     ///
     /// # Errors
-    /// What the operating system answers where it has no such nodes or does not let this process choose. The memory is as
-    /// good as before then, and lies where it is touched from.
+    /// The operating system's error if it has no such nodes or forbids the choice. The memory stays usable and each page lies on the node
+    /// that touches it first.
     pub fn interleave(&mut self, nodes: &[u32]) -> std::io::Result<()> {
         const BITS: usize = libc::c_ulong::BITS as usize;
         let mut mask: Vec<libc::c_ulong> = Vec::new();
@@ -64,10 +63,10 @@ impl Pages {
             mask.resize(mask.len().max(node / BITS + 1), 0);
             mask[node / BITS] |= 1 << (node % BITS);
         }
-        // The kernel looks at one bit less than it is told of.
+        // The kernel reads one bit less than the given number.
         let bits = mask.len() * BITS + 1;
-        // SAFETY: the range is this value's own, and the mask holds the bits that are told. What changes is where pages that
-        // are not there yet will lie.
+        // SAFETY: the range is this value's own, and the mask holds that many bits. The call changes only the placement of pages
+        // that do not exist yet.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -82,25 +81,25 @@ impl Pages {
         if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     }
 
-    /// Where it starts.
+    /// Returns the start address.
     pub fn start(&self) -> Address {
         Address(self.first() as u64)
     }
 
-    /// How long it is.
+    /// Returns the size in bytes.
     pub fn size(&self) -> Bytes {
         Bytes::new(self.size as u64)
     }
 
-    /// Its bytes. Work that a device still does on them is the caller's to wait for.
+    /// Returns the bytes as a slice. The caller must wait for device work on them.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is mapped for as long as this value lives, and initialised by the system.
         unsafe { std::slice::from_raw_parts(self.first(), self.size) }
     }
 
-    /// Its bytes, to change.
+    /// Returns the bytes for writing. The caller must wait for device work on them.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has a reference.
+        // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.first(), self.size) }
     }
 
@@ -108,14 +107,13 @@ impl Pages {
         self.map.as_mut_ptr().wrapping_add(self.head)
     }
 
-    /// Has the operating system put pages under a part of such memory that begins with one, as they are first written to. Bytes stay
-    /// what they are. Not by `MADV_POPULATE_WRITE`: it holds the lock of the address space, for which other threads' pages, and pinning,
-    /// then wait.
+    /// Makes the operating system allocate the pages of a page-aligned part, as first writes would; the bytes do not change.
+    /// `MADV_POPULATE_WRITE` is not used: it holds the address-space lock, so that page faults and pinning on other threads would wait.
     pub fn touch(part: &mut [u8]) {
         for page in part.chunks_mut(SMALL) {
             // SAFETY: the first byte of a slice that is not empty, to which this is the only reference.
             let first = unsafe { AtomicU8::from_ptr(page.as_mut_ptr()) };
-            // What is there already is only looked at. A new page's first byte is zero: so it is written to, and not read before.
+            // An existing page is only read. The first byte of a new page is zero, so it is written without being read first.
             let _ = first.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -138,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_aligned_zeroed_memory() {
+    fn pages_are_aligned_and_zeroed() {
         for (asked, threads) in [(1, 0), (5 << 20, 3), (2 << 20, 16)] {
             let mut pages = Pages::new(Bytes::new(asked), threads).unwrap();
             assert!(pages.size().get() >= asked && pages.size().is_aligned(Bytes::mib(2)));
@@ -151,7 +149,7 @@ mod tests {
         assert!(Pages::new(Bytes::new(1 << 62), 1).is_err());
     }
 
-    /// The line of `/proc/self/smaps` about the mapping that begins at an address.
+    /// Returns the `VmFlags` line of `/proc/self/smaps` for the mapping at an address.
     fn flags(start: Address) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let own = maps.lines().skip_while(|line| {
@@ -185,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_touched_is_there() {
+    fn touched_pages_exist() {
         let mut pages = Pages::new(Bytes::mib(4), 0).unwrap();
         let (there, rest) = pages.as_mut_slice().split_at_mut(HUGE);
         Pages::touch(there);

@@ -6,8 +6,8 @@
 //!                  join──► [          0          ]
 //! ```
 //!
-//! Invariant: the ranges of one registration do not overlap, and the registration itself is reached through them only. So
-//! whoever has a range may change its bytes; the last range unpins the memory.
+//! Invariant: the ranges of one registration do not overlap, and the registration itself is reached through them only. So the owner of a
+//! range may change its bytes; dropping the last range unpins the memory.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use glake_units::Bytes;
 use super::{DeviceSet, Registration, Span};
 use crate::{Address, PointerKind};
 
-/// A range of pinned memory that nobody else has.
+/// An exclusively owned range of pinned memory.
 ///
-/// Dropping one does not wait for work on it: the memory stays pinned while a range of it is left.
+/// Dropping it does not wait for work on it: the memory stays pinned while any range of it is left.
 #[derive(Debug)]
 pub struct PinnedRange {
     memory: Arc<Registration>,
@@ -27,31 +27,31 @@ pub struct PinnedRange {
 }
 
 impl PinnedRange {
-    /// All of it.
+    /// Returns a registration as one range.
     pub fn whole(memory: Registration) -> Self {
         let size = memory.size();
         PinnedRange { memory: Arc::new(memory), offset: Bytes::ZERO, size }
     }
 
-    /// Whether it is all that was pinned at once: dropping it unpins.
+    /// Returns whether the range is a whole registration, so that dropping it unpins memory.
     pub fn is_whole(&self) -> bool {
         self.size == self.memory.size()
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub fn start(&self) -> Address {
         Address(self.memory.start().0 + self.offset.get())
     }
 
-    /// How long it is.
+    /// Returns the size in bytes.
     pub fn size(&self) -> Bytes {
         self.size
     }
 
-    /// The first `size` of it, and the rest.
+    /// Splits the range into its first `size` bytes and the rest.
     ///
     /// # Errors
-    /// The range itself, where one of them would be empty.
+    /// The unchanged range, if one of the parts would be empty.
     pub fn split(self, size: Bytes) -> Result<(PinnedRange, PinnedRange), PinnedRange> {
         let rest = self.size.saturating_sub(size);
         if size.is_zero() || rest.is_zero() {
@@ -62,16 +62,16 @@ impl PinnedRange {
         Ok((PinnedRange { size, ..self }, second))
     }
 
-    /// Whether another range of the same registration begins where it ends.
+    /// Returns whether `next` belongs to the same registration and begins where this range ends.
     pub fn is_before(&self, next: &PinnedRange) -> bool {
         let touches = self.offset.checked_add(self.size) == Some(next.offset);
         touches && Arc::ptr_eq(&self.memory, &next.memory)
     }
 
-    /// It and the range that begins where it ends, as one.
+    /// Joins the range with the one that begins where it ends.
     ///
     /// # Errors
-    /// Both, where they are not of one registration side by side.
+    /// Both ranges, if they are not adjacent parts of one registration.
     pub fn join(self, next: PinnedRange) -> Result<PinnedRange, (PinnedRange, PinnedRange)> {
         if !self.is_before(&next) {
             return Err((self, next));
@@ -79,19 +79,19 @@ impl PinnedRange {
         Ok(PinnedRange { size: self.size.saturating_add(next.size), ..self })
     }
 
-    /// Its bytes. Work that a device still does on them is the caller's to wait for.
+    /// Returns the bytes as a slice. The caller must wait for device work on them.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is pinned as long as this value lives, initialised by the system, and only this value reaches it.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.length()) }
     }
 
-    /// Its bytes, to change.
+    /// Returns the bytes for writing. The caller must wait for device work on them.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has a reference to this value.
+        // SAFETY: as above, and the borrow of this value is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.length()) }
     }
 
-    /// A part of it, for asynchronous work; `None` past its end.
+    /// Returns a part of the range for asynchronous work; `None` past its end.
     pub fn span(self: &Arc<Self>, offset: Bytes, size: Bytes) -> Option<Span> {
         let range = (self.start(), self.size);
         // SAFETY: pinned for every device; the end of the registration, which this value keeps, waits for all their work.
@@ -100,11 +100,11 @@ impl PinnedRange {
     }
 
     fn pointer(&self) -> *mut u8 {
-        // The registration's bytes are never borrowed whole, for other ranges of them may be borrowed to change.
+        // The registration's bytes are never borrowed as a whole: other ranges may be borrowed mutably.
         std::ptr::with_exposed_provenance_mut(usize::try_from(self.start().0).unwrap_or(0))
     }
 
-    /// It lies in memory of this process, so it fits.
+    /// Returns the length in bytes. It fits, because the range lies in this process's memory.
     fn length(&self) -> usize {
         usize::try_from(self.size.get()).unwrap_or(0)
     }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_own_bytes() {
+    fn ranges_have_disjoint_bytes() {
         let (recorder, whole) = ranges();
         let start = whole.start();
         assert!(whole.is_whole());
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_two_registrations_stay_two() {
+    fn ranges_of_two_registrations_do_not_join() {
         let ((_, one), (_, other)) = (ranges(), ranges());
         let (first, _rest) = one.split(Bytes::mib(1)).unwrap();
         let (_first, rest) = other.split(Bytes::mib(1)).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_and_the_last_span_unpin() {
+    fn the_last_range_or_span_unpins() {
         let (recorder, whole) = ranges();
         let (first, second) = whole.split(Bytes::mib(1)).unwrap();
         let first = Arc::new(first);

@@ -8,10 +8,10 @@ use glake_units::Bytes;
 use super::{CompletionEvents, DeviceSet, Pages};
 use crate::{Address, Result};
 
-/// Host memory of its own that every device can copy from and to at full speed.
+/// Exclusively owned host memory that every device can copy from and to at full speed.
 ///
-/// Dropping it waits for all work of all devices that have a context, then unpins and frees; if that fails (a lost context), it leaks
-/// the memory: a device may still write to it.
+/// Dropping it waits for all work of all devices that have a context, then unpins and frees the memory. If that fails (a lost context), the
+/// memory leaks: a device may still write to it.
 #[derive(Debug)]
 pub struct Registration {
     completion_events: Arc<CompletionEvents>,
@@ -20,7 +20,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Pins memory.
+    /// Pins pages of host memory.
     pub fn new(completion_events: &Arc<CompletionEvents>, pages: Pages) -> Result<Self> {
         let driver = completion_events.driver();
         let devices = driver.devices()?.into_iter().map(|device| device.id).collect();
@@ -33,22 +33,22 @@ impl Registration {
         })
     }
 
-    /// Where it starts.
+    /// Returns the start address.
     pub fn start(&self) -> Address {
         self.pages.start()
     }
 
-    /// How long it is.
+    /// Returns the size in bytes.
     pub fn size(&self) -> Bytes {
         self.pages.size()
     }
 
-    /// Its bytes. Work that a device still does on them is the caller's to wait for.
+    /// Returns the bytes as a slice. The caller must wait for device work on them.
     pub fn as_slice(&self) -> &[u8] {
         self.pages.as_slice()
     }
 
-    /// Its bytes, to change.
+    /// Returns the bytes for writing. The caller must wait for device work on them.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.pages.as_mut_slice()
     }
@@ -74,7 +74,7 @@ mod tests {
     use crate::{Recorder, Verb};
 
     #[test]
-    fn is_unpinned_after_all_work() {
+    fn unpinning_waits_for_all_work() {
         let recorder = Arc::new(Recorder::measured(Stub::new()).with_log());
         let completion_events = CompletionEvents::new(recorder.clone());
         let mut pinned =

@@ -1,7 +1,6 @@
-//! A range of addresses, and what is mapped in it.
+//! An address range and the mappings in it.
 //!
-//! Invariant: the driver's mappings in the range are those of the table; nobody else maps there, for nobody else
-//! is told of the addresses by a safe call that maps.
+//! Invariant: the driver's mappings in the range are those of the table: no other safe call that maps memory learns of these addresses.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,8 +12,8 @@ use super::table::Table;
 use super::{CompletionEvents, CompletionProof, DeviceSet, Extent, Mapping, OwnedStream, Sequence, Span};
 use crate::{Access, Address, DeviceId, Driver, DriverError, PointerKind, Refusal, Result, Verb};
 
-/// Addresses set aside. Dropping it waits for the contexts that may use it, unmaps what is left and gives the
-/// addresses back; if that fails (a lost context), it leaks them.
+/// A reserved address range. Dropping it waits for the contexts that may use it, unmaps everything and releases the addresses; if that
+/// fails (a lost context), they leak.
 #[derive(Debug)]
 pub struct Reservation {
     completion_events: Arc<CompletionEvents>,
@@ -25,8 +24,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Sets `size` (a multiple of the granularity) of addresses aside. Copies with the host run in the context
-    /// of `device`.
+    /// Reserves `size` bytes of addresses (a multiple of the granularity). Copies with the host run in the context of `device`.
     pub fn new(completion_events: &Arc<CompletionEvents>, device: DeviceId, size: Bytes) -> Result<Self> {
         let start = completion_events.driver().reserve(size)?;
         Ok(Reservation {
@@ -38,39 +36,39 @@ impl Reservation {
         })
     }
 
-    /// Where it starts.
+    /// Returns the start address.
     pub fn start(&self) -> Address {
         self.start
     }
 
-    /// How long it is.
+    /// Returns the size in bytes.
     pub fn size(&self) -> Bytes {
         self.size
     }
 
-    /// Whose context copies with the host run in.
+    /// Returns the device in whose context copies with the host run.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// How many mappings it holds, retired ones too.
+    /// Returns the number of mappings, including retired ones.
     pub fn mappings(&self) -> usize {
         self.table.lock().len()
     }
 
-    /// Where something is mapped: offset and size of each run of mappings that lie side by side, in order.
+    /// Returns the mapped runs in order: offset and size of each group of adjacent mappings.
     pub fn mapped(&self) -> Vec<(Bytes, Bytes)> {
         let runs = self.table.lock().runs().into_iter();
         runs.map(|run| (Bytes::new(run.start), Bytes::new(run.end - run.start))).collect()
     }
 
-    /// Whether a mapping is there: one that is not retired may be used, where access is set.
+    /// Returns whether a mapping exists. Unless it is retired it may be used, within its access rights.
     pub fn is_mapped(&self, mapping: Mapping) -> bool {
         let range = self.range(Verb::Map, mapping.offset, mapping.size);
         range.is_ok_and(|range| self.table.lock().is_mapped(&range))
     }
 
-    /// The devices that may load and store everywhere in a mapping; none where it is not.
+    /// Returns the devices that may load and store everywhere in a mapping; empty if it does not exist.
     pub fn writers(&self, mapping: Mapping) -> DeviceSet {
         let range = self.range(Verb::SetAccess, mapping.offset, mapping.size);
         range.map_or(DeviceSet::EMPTY, |range| {
@@ -79,11 +77,11 @@ impl Reservation {
         })
     }
 
-    /// Mapped memory for asynchronous work, for the devices that may load and store all of it. What is mapped there is not unmapped
-    /// while the span lives, nor before what was enqueued by then is done.
+    /// Returns mapped memory for asynchronous work, for the devices that may load and store all of it. Its mappings are not unmapped while
+    /// the span lives, nor before work enqueued by then is done.
     ///
     /// # Errors
-    /// [`Refusal::NotMapped`] where not all of it is mapped.
+    /// [`Refusal::NotMapped`] unless all of it is mapped.
     pub fn span(self: &Arc<Self>, offset: Bytes, size: Bytes) -> Result<Span> {
         let range = self.range(Verb::Copy, offset, size)?;
         let reach = {
@@ -93,12 +91,12 @@ impl Reservation {
         };
         let lease = Arc::new(Lease { reservation: self.clone(), range });
         let kind = PointerKind::Device { device: self.device, mapped: true };
-        // SAFETY: it keeps the mappings; after it they are unmapped only with a proof that covers the mark which its
-        // end draws.
+        // SAFETY: the lease keeps the mappings; afterwards they are unmapped only with a proof that covers the mark
+        // drawn when the lease is dropped.
         Ok(unsafe { Span::owned(&lease, (self.address(offset), size), kind, reach) })
     }
 
-    /// Maps a whole extent. There is no access until [`Reservation::set_access`].
+    /// Maps a whole extent. Access is granted only by [`Reservation::set_access`].
     pub fn map(&self, offset: Bytes, extent: &Extent) -> Result<Mapping> {
         let mapping = Mapping { offset, size: extent.size() };
         let range = self.range(Verb::Map, offset, extent.size())?;
@@ -112,53 +110,52 @@ impl Reservation {
         done.map(|()| mapping)
     }
 
-    /// Gives access to whole mappings in a row, in one call.
+    /// Grants access to whole adjacent mappings in one call.
     ///
     /// # Errors
-    /// [`Refusal::InUse`] if it would take access away: that is [`Reservation::protect`]'s.
+    /// [`Refusal::InUse`] if it would remove access: use [`Reservation::protect`].
     pub fn set_access(&self, offset: Bytes, size: Bytes, access: &[Access]) -> Result<()> {
         self.change_access(offset, size, access, false)
     }
 
-    /// Says that only work of ours will touch this memory from another device, and that whoever enqueues it joins it into the
-    /// owner's context or tells its clock of it ([`CompletionEvents::outside`]): no proof of that device's work is asked for. To be said before
-    /// the device is given access.
+    /// Declares that only internal work accesses this memory from `device`, and that the enqueuer joins it into the owner's context or
+    /// registers it ([`CompletionEvents::outside`]): proofs need not cover that device. Call it before the device is given access.
     pub fn lend(&self, device: DeviceId) {
         self.table.lock().lend(device);
     }
 
-    /// Says that any work of a device may touch this memory from now on: proofs of it are asked for. To be said before it may.
+    /// Declares that any work of a device may access this memory from now on, so that proofs must cover it. Call it before that is
+    /// possible.
     pub fn watch(&self, device: DeviceId) {
         let mark = self.completion_events.mark();
         self.table.lock().watch(device, mark);
     }
 
-    /// As [`Reservation::set_access`], and may take access away: it first waits for the contexts that lose it.
-    /// What is enqueued afterwards faults.
+    /// Changes access like [`Reservation::set_access`], and may also remove it: it first waits for the contexts that lose access. Work
+    /// enqueued afterwards faults.
     pub fn protect(&self, offset: Bytes, size: Bytes, access: &[Access]) -> Result<()> {
         self.change_access(offset, size, access, true)
     }
 
-    /// Says that nothing enqueued after `mark` was drawn uses these mappings, and from here on nothing does;
-    /// [`CompletionEvents::mark`] draws one for now. All or none.
+    /// Retires mappings: nothing enqueued after `mark` was drawn uses them, now or later. [`CompletionEvents::mark`] draws a mark. All of
+    /// them or none.
     pub fn retire(&self, mappings: &[Mapping], mark: Sequence) -> Result<()> {
         let ranges = self.ranges(mappings)?;
         self.table.lock().retire(&ranges, mark).map_err(|r| self.refused_at(Verb::Unmap, mappings, r))
     }
 
-    /// Takes [`Reservation::retire`] back, for an unmap that was given up: the mappings may be used again.
+    /// Reverts [`Reservation::retire`] for an unmap that was given up: the mappings may be used again.
     pub fn revive(&self, mappings: &[Mapping]) -> Result<()> {
         let ranges = self.ranges(mappings)?;
         self.table.lock().revive(&ranges);
         Ok(())
     }
 
-    /// Unmaps retired mappings, adjacent ones by one call.
+    /// Unmaps retired mappings; adjacent ones share one driver call.
     ///
     /// # Errors
-    /// [`Refusal::InUse`], and nothing is unmapped, if one of them is not retired, is being read or written, or
-    /// the proof does not cover its mark on every device that had been given access by then. An error of the driver
-    /// leaves what is not yet unmapped retired: try again.
+    /// [`Refusal::InUse`], without unmapping anything, if a mapping is not retired, is being read or written, or if the proof does not
+    /// cover its mark on every device that had access by then. After an error of the driver the remaining mappings stay retired: retry.
     pub fn unmap(&self, mappings: &[Mapping], passed: &CompletionProof) -> Result<()> {
         let ranges = self.ranges(mappings)?;
         let plan = if self.completion_events.gave(passed) {
@@ -172,7 +169,7 @@ impl Reservation {
             if outcome.is_ok() {
                 let start = Address(self.start.0 + run.start);
                 // SAFETY: the mappings are retired and all work from before their marks is done on every device
-                // that may touch them; the table keeps host copies and other calls away.
+                // that may access them; the table excludes host copies and other calls.
                 outcome = unsafe { self.driver().unmap(start, Bytes::new(run.end - run.start)) };
                 self.table.lock().end_unmap(run, outcome.is_ok());
             } else {
@@ -182,8 +179,8 @@ impl Reservation {
         outcome
     }
 
-    /// Retires mappings as of now, waits for the contexts that may use them, and unmaps them. Mappings that no device was given access to
-    /// are unmapped at once.
+    /// Retires mappings as of now, waits for the contexts that may use them, and unmaps them. Mappings that no device ever had access to
+    /// are unmapped without a wait.
     pub fn unmap_now(&self, mappings: &[Mapping]) -> Result<()> {
         let ranges = self.ranges(mappings)?;
         let (users, is_opened) = {
@@ -197,8 +194,7 @@ impl Reservation {
         self.unmap(mappings, &passed)
     }
 
-    /// Copies mapped bytes to the host, after work that the caller has ordered before, and returns when they are
-    /// there.
+    /// Copies mapped bytes to the host and returns when they have arrived. The caller orders it after the work that wrote them.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         let size = Bytes::new(into.len() as u64);
         self.using(Verb::ReadNow, offset, size, || {
@@ -206,7 +202,7 @@ impl Reservation {
         })
     }
 
-    /// Copies bytes of the host to mapped memory and returns when they are there.
+    /// Copies host bytes to mapped memory and returns when they have arrived.
     pub fn write(&self, offset: Bytes, bytes: &[u8]) -> Result<()> {
         self.using(Verb::WriteNow, offset, Bytes::new(bytes.len() as u64), || {
             // SAFETY: the range is mapped and in use by this call until it returns.
@@ -218,7 +214,7 @@ impl Reservation {
     pub fn fill(&self, offset: Bytes, size: Bytes, byte: u8) -> Result<()> {
         let stream = OwnedStream::new(self.driver(), self.device)?;
         self.using(Verb::Fill, offset, size, || {
-            // SAFETY: the range is mapped and in use by this call until it returns, by when the work is done or
+            // SAFETY: the range is mapped and in use by this call until it returns; by then the work is done or
             // the context is lost.
             unsafe { self.driver().fill(self.device, self.address(offset), size, byte, stream.id())? };
             stream.synchronize().or_else(|_| self.driver().context_synchronize(self.device))
@@ -258,8 +254,8 @@ impl Reservation {
             false => Ok(()),
         };
         let outcome = outcome.and_then(|()| {
-            // SAFETY: the table says that these mappings are live and stay so during this call, and nobody loses
-            // access whose work has not been waited for.
+            // SAFETY: the table says that these mappings are live and stay so during this call, and every
+            // device that loses access has been waited for.
             unsafe { self.driver().set_access(self.address(offset), size, access) }
         });
         self.table.lock().end_access(&range, access, mark, outcome.is_ok());
@@ -286,7 +282,7 @@ impl Reservation {
     }
 }
 
-/// Mapped memory that spans are of.
+/// Keeps the mapped memory of spans in use.
 #[derive(Debug)]
 struct Lease {
     reservation: Arc<Reservation>,
@@ -311,7 +307,7 @@ impl Drop for Reservation {
         if !left.is_empty() && self.unmap_now(&left).is_err() {
             return;
         }
-        // SAFETY: nothing is mapped in the range, and what was has been waited for. A failure leaks addresses.
+        // SAFETY: nothing is mapped in the range, and former users have been waited for. If this fails, the addresses leak.
         let _ = unsafe { self.driver().unreserve(self.start, self.size) };
     }
 }
@@ -385,11 +381,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_watched_stays_so_whatever_is_lent_before_or_after() {
+    fn watching_prevails_over_lending() {
         for lent_first in [false, true] {
             let fixture = fixture();
             let peer = DeviceId(1);
-            // Before anything is mapped.
+            // Declared before any mapping exists.
             let lend = |now: bool| {
                 if now {
                     fixture.home.lend(peer)
@@ -409,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_from_before_the_retirement_serves_what_was_idle_before_it() {
+    fn an_older_proof_suffices_for_mappings_idle_before_it() {
         let fixture = fixture();
         let mapped = fixture.map(&[0]);
         let idle_since = fixture.completion_events.mark();
@@ -419,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_keeps_its_mappings_until_what_was_enqueued_is_done() {
+    fn a_span_keeps_its_mappings_until_its_work_is_done() {
         let fixture = fixture();
         let stub = fixture.stub.clone();
         let mapped = fixture.map(&[0, 1]);
@@ -449,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_answers_only_for_what_it_could_touch() {
+    fn proofs_need_only_devices_that_had_access() {
         let fixture = fixture();
         let mapped = fixture.map(&[0, 1]);
         let second = [Access { device: DeviceId(1), protection: Protection::ReadWrite }];
@@ -511,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_opened_to_nobody_is_unmapped_without_a_wait() {
+    fn mappings_without_access_are_unmapped_without_a_wait() {
         let fixture = fixture();
         let mapped = fixture.map(&[0, 1]);
         fixture.home.set_access(Bytes::ZERO, TWO, &read_write(1)).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{OwnedEvent, Piece, Span, copy, copy_piece};
 use crate::{CaptureState, DeviceId, Driver, Event, EventKind, Priority, Result, Stream};
 
-/// A stream and whose it is: what a call on it needs to run in its context.
+/// A stream with the driver and the device that calls on it need.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamRef<'a> {
     driver: &'a dyn Driver,
@@ -14,27 +14,27 @@ pub struct StreamRef<'a> {
 }
 
 impl<'a> StreamRef<'a> {
-    /// A stream that somebody else owns, of the driver's context of a device.
+    /// Wraps a stream that the caller owns, in the driver's context of a device.
     pub fn new(driver: &'a dyn Driver, device: DeviceId, stream: Stream) -> StreamRef<'a> {
         StreamRef { driver, device, stream }
     }
 
-    /// Whose context it is of.
+    /// Returns the driver whose context the stream belongs to.
     pub fn driver(self) -> &'a dyn Driver {
         self.driver
     }
 
-    /// Whose it is.
+    /// Returns the device of the stream.
     pub fn device(self) -> DeviceId {
         self.device
     }
 
-    /// Its name.
+    /// Returns the raw stream.
     pub fn id(self) -> Stream {
         self.stream
     }
 
-    /// Enqueues a copy between two spans of one size.
+    /// Enqueues a copy between two spans of equal size.
     ///
     /// # Errors
     /// As [`copy`].
@@ -50,7 +50,7 @@ impl<'a> StreamRef<'a> {
         copy_piece(self.driver, self.device, self.stream, piece)
     }
 
-    /// Makes what is enqueued from now on wait for an event.
+    /// Makes work enqueued from now on wait for an event.
     ///
     /// # Errors
     /// What the driver answers.
@@ -59,7 +59,7 @@ impl<'a> StreamRef<'a> {
     }
 }
 
-/// A stream of a device's context that does not synchronise with the legacy one.
+/// Owner of a stream that does not synchronise with the legacy one.
 #[derive(Debug)]
 pub struct OwnedStream {
     driver: Arc<dyn Driver>,
@@ -68,23 +68,23 @@ pub struct OwnedStream {
 }
 
 impl OwnedStream {
-    /// A new stream of normal priority.
+    /// Creates a stream of normal priority.
     pub fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Self> {
         Self::with_priority(driver, device, Priority::Normal)
     }
 
-    /// A new stream.
+    /// Creates a stream with a given priority.
     pub fn with_priority(driver: &Arc<dyn Driver>, device: DeviceId, priority: Priority) -> Result<Self> {
         let stream = driver.stream_create(device, priority)?;
         Ok(OwnedStream { driver: driver.clone(), device, stream })
     }
 
-    /// It, for calls.
+    /// Borrows the stream for calls.
     pub fn of(&self) -> StreamRef<'_> {
         StreamRef::new(&*self.driver, self.device, self.stream)
     }
 
-    /// Whether it is recording a graph.
+    /// Returns the capture state of the stream.
     ///
     /// # Errors
     /// What the driver answers.
@@ -92,27 +92,27 @@ impl OwnedStream {
         self.driver.capture_state(self.device, self.stream)
     }
 
-    /// Its name, for verbs that take a stream. It dies with this owner.
+    /// Returns the raw stream, for verbs that take one. It is valid while this owner lives.
     pub fn id(&self) -> Stream {
         self.stream
     }
 
-    /// Whose it is.
+    /// Returns the device of the stream.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// A new event of its context.
+    /// Creates an event in the stream's context.
     pub fn event(&self) -> Result<OwnedEvent> {
         OwnedEvent::new(&self.driver, self.device, EventKind::Plain)
     }
 
-    /// Makes what is enqueued from now on wait for an event.
+    /// Makes work enqueued from now on wait for an event.
     pub fn wait_for(&self, event: Event) -> Result<()> {
         self.driver.stream_wait_event(self.device, self.stream, event)
     }
 
-    /// Waits on the host for its work.
+    /// Blocks the calling thread until the stream's work is done.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.stream_synchronize(self.device, self.stream)
     }

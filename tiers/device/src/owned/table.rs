@@ -1,9 +1,8 @@
-//! What is mapped in a reservation: pure bookkeeping, the driver is called by [`super::Reservation`].
+//! Table of the mappings of a reservation: pure bookkeeping, without driver calls, which are up to [`super::Reservation`].
 //!
-//! Invariants: entries do not overlap; an entry changes hands as plan, execute, commit: it is `Changing` while the
-//! driver is asked, and whatever fails leaves it as it was. A range in `busy` is made of live entries and keeps
-//! them from being unmapped. A device that was first given access after a mark was drawn has touched nothing that is
-//! retired with that mark, so no proof of its work is asked for.
+//! Invariants: entries do not overlap. Every change is planned, executed and committed: an entry is `Changing` during the driver call, and
+//! a failure leaves it as it was. A range in `busy` consists of live entries and keeps them from being unmapped. A device that first got
+//! access after a mark was drawn has touched nothing that is retired with that mark, so its work needs no proof.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,23 +12,22 @@ use glake_units::Bytes;
 use super::{CompletionProof, DeviceSet, Sequence};
 use crate::{Access, DeviceId, Protection, Refusal};
 
-/// A place of a reservation where an extent is mapped. It is a name, not an owner: using one that is gone is
-/// refused.
+/// A place in a reservation where an extent is mapped. A name, not an owner: using a stale one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
-    /// From the start of the reservation.
+    /// Offset from the start of the reservation.
     pub offset: Bytes,
-    /// The size of the extent.
+    /// Size of the extent.
     pub size: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The driver is being asked.
+    /// A driver call on the mapping is in progress.
     Changing,
-    /// It may be used.
+    /// The mapping may be used.
     Live,
-    /// Nothing enqueued after the mark uses it.
+    /// Retired: nothing enqueued after the mark uses the mapping.
     Retired(Sequence),
 }
 
@@ -37,23 +35,24 @@ enum State {
 struct Entry {
     end: u64,
     state: State,
-    /// Devices that may load and store, and those that were ever given any access.
+    /// Devices that may load and store, and devices that ever had any access.
     writers: DeviceSet,
     readers: DeviceSet,
-    /// Before `Changing`, for an unmap that fails.
+    /// State to restore if an unmap fails.
     before: State,
-    /// What was enqueued through spans was enqueued before this mark.
+    /// Work enqueued through spans was enqueued before this mark.
     used: Sequence,
 }
 
-/// The mappings of one reservation.
+/// All mappings of one reservation.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: BTreeMap<u64, Entry>,
     busy: Vec<Range<u64>>,
-    /// A mark from before each device was given its first access to anything here.
+    /// Mark drawn before each device first got access to any mapping here.
     since: BTreeMap<DeviceId, Sequence>,
-    /// Devices that only work of ours touches this memory from, which the owner's completion points cover ([`super::CompletionEvents::outside`]).
+    /// Devices from which only internal work accesses this memory; the owner's completion points cover it
+    /// ([`super::CompletionEvents::outside`]).
     lent: DeviceSet,
 }
 
@@ -78,7 +77,7 @@ impl Table {
         Ok(())
     }
 
-    /// Commits a mapping, or takes the plan back.
+    /// Commits a planned mapping, or removes it.
     pub(super) fn end_map(&mut self, start: u64, done: bool) {
         if !done {
             self.entries.remove(&start);
@@ -87,7 +86,7 @@ impl Table {
         }
     }
 
-    /// Marks a range as in use: it must be inside live entries without a hole.
+    /// Marks a range as in use. It must lie in live entries without a gap.
     pub(super) fn begin_use(&mut self, range: Range<u64>) -> Outcome<()> {
         let mut at = range.start;
         for (start, entry) in self.touching(&range) {
@@ -110,7 +109,7 @@ impl Table {
         }
     }
 
-    /// Ends a use by a span: work enqueued on it before `mark` may still run.
+    /// Ends the use of a range by a span: work enqueued on it before `mark` may still run.
     pub(super) fn end_span(&mut self, range: &Range<u64>, mark: Sequence) {
         self.end_use(range);
         let first = self.entries.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
@@ -119,12 +118,12 @@ impl Table {
         }
     }
 
-    /// The devices that may load and store everywhere in a range.
+    /// Returns the devices that may load and store everywhere in a range.
     pub(super) fn writers(&self, range: &Range<u64>) -> DeviceSet {
         self.touching(range).fold(DeviceSet::ALL, |set, (_, entry)| set.intersection(entry.writers))
     }
 
-    /// As [`Table::begin_use`], for whole entries whose access is to change. `true` if somebody loses access.
+    /// Begins a change of access to whole entries, like [`Table::begin_use`]. Returns `true` if a device loses access.
     pub(super) fn begin_access(&mut self, range: Range<u64>, access: &[Access]) -> Outcome<bool> {
         self.begin_use(range.clone())?;
         let mut whole = true;
@@ -144,7 +143,7 @@ impl Table {
         Ok(takes)
     }
 
-    /// Commits or drops a change of access; `mark` was drawn before the driver was asked.
+    /// Commits or drops a change of access; `mark` was drawn before the driver call.
     pub(super) fn end_access(&mut self, range: &Range<u64>, access: &[Access], mark: Sequence, done: bool) {
         self.end_use(range);
         if !done {
@@ -156,7 +155,7 @@ impl Table {
         for (_, entry) in self.entries.range_mut(range.clone()) {
             for access in access {
                 let device = DeviceSet::of(access.device);
-                // A reader stays one: its earlier work must be waited for.
+                // A reader stays recorded: an unmap must wait for its earlier work.
                 entry.readers = entry.readers.union(device);
                 entry.writers = match access.protection {
                     Protection::ReadWrite => entry.writers.union(device),
@@ -166,7 +165,7 @@ impl Table {
         }
     }
 
-    /// Retires live mappings, all or none. One that is retired already keeps the later mark.
+    /// Retires live mappings, all or none. A mapping that is already retired keeps the later mark.
     pub(super) fn retire(&mut self, mappings: &[Range<u64>], mark: Sequence) -> Outcome<()> {
         for range in mappings {
             match self.entry(range)?.state {
@@ -185,7 +184,7 @@ impl Table {
         Ok(())
     }
 
-    /// Makes retired mappings live again, those of `mappings` that are there.
+    /// Makes those of `mappings` live again that exist and are retired.
     pub(super) fn revive(&mut self, mappings: &[Range<u64>]) {
         for range in mappings {
             if let Some(entry) = self.entries.get_mut(&range.start)
@@ -196,8 +195,8 @@ impl Table {
         }
     }
 
-    /// Plans an unmap of retired mappings that the proof covers, all or none: the ranges for the driver, joined
-    /// where they touch. Of a mapping that any device was given access to, the proof covers `always` too.
+    /// Plans an unmap of retired mappings that the proof covers, all or none. Returns the ranges for the driver, adjacent ones joined. For
+    /// a mapping that any device ever had access to, the proof must cover `always` too.
     pub(super) fn begin_unmap(
         &mut self,
         mappings: &[Range<u64>],
@@ -245,52 +244,52 @@ impl Table {
         }
     }
 
-    /// From now on only work of ours touches the memory from a device, if no other has until now.
+    /// Declares that only internal work accesses the memory from a device, unless other work may have done so already.
     pub(super) fn lend(&mut self, device: DeviceId) {
         if !self.since.contains_key(&device) {
             self.lent = self.lent.union(DeviceSet::of(device));
         }
     }
 
-    /// From now on, which `mark` was drawn before, any work of a device may touch the memory.
+    /// Declares that any work of a device may access the memory from now on; `mark` was drawn before.
     pub(super) fn watch(&mut self, device: DeviceId, mark: Sequence) {
         self.lent = self.lent.without(DeviceSet::of(device));
         self.since.entry(device).or_insert(mark);
     }
 
-    /// The devices whose work from before a mark may use a mapping.
+    /// Returns the devices whose work from before a mark may use a mapping.
     fn users(&self, entry: &Entry, mark: Sequence) -> DeviceSet {
         let early = |device: &DeviceId| self.since.get(device).is_none_or(|since| *since <= mark);
         entry.readers.without(self.lent).iter().filter(early).collect()
     }
 
-    /// The devices whose work may use any of the mappings.
+    /// Returns the devices whose work may use any of the mappings.
     pub(super) fn devices(&self, mappings: &[Range<u64>]) -> Outcome<DeviceSet> {
         let readers = |range| Ok(self.entry(range)?.readers.without(self.lent));
         mappings.iter().try_fold(DeviceSet::EMPTY, |set, range| Ok(set.union(readers(range)?)))
     }
 
-    /// Whether any device was ever given access to any of the mappings.
+    /// Returns whether any device ever had access to any of the mappings.
     pub(super) fn is_any_opened(&self, mappings: &[Range<u64>]) -> bool {
         mappings.iter().any(|range| self.entry(range).is_ok_and(|entry| !entry.readers.is_empty()))
     }
 
-    /// Whether exactly this mapping is there, retired or not.
+    /// Returns whether exactly this mapping exists, retired or not.
     pub(super) fn is_mapped(&self, range: &Range<u64>) -> bool {
         self.entry(range).is_ok()
     }
 
-    /// What is mapped, joined where it touches.
+    /// Returns the mapped ranges, adjacent ones joined.
     pub(super) fn runs(&self) -> Vec<Range<u64>> {
         joined(self.all())
     }
 
-    /// Every mapping.
+    /// Returns the range of every mapping.
     pub(super) fn all(&self) -> Vec<Range<u64>> {
         self.entries.iter().map(|(start, entry)| *start..entry.end).collect()
     }
 
-    /// How many mappings there are.
+    /// Returns the number of mappings.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -299,7 +298,7 @@ impl Table {
         self.entries.get(&range.start).filter(|entry| entry.end == range.end).ok_or(Refusal::NotMapped)
     }
 
-    /// The entries that share a byte with a range.
+    /// Returns the entries that overlap a range.
     fn touching(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Entry)> {
         let first = self.entries.range(..=range.start).next_back().filter(|(_, e)| e.end > range.start);
         let first = first.map_or(range.start, |(start, _)| *start);
@@ -307,7 +306,7 @@ impl Table {
     }
 }
 
-/// Sorted ranges, joined where one ends at the start of the next.
+/// Joins adjacent ranges of a sorted list.
 fn joined(sorted: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for range in sorted {

@@ -1,38 +1,37 @@
-//! The CPU side of a machine, from sysfs.
+//! CPUs and NUMA nodes of a machine, from sysfs or libhwloc.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use glake_units::Bytes;
 
-/// Packages and NUMA nodes. Empty where nothing is known.
+/// Packages and NUMA nodes of a machine; empty if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSide {
-    /// How many CPU packages (sockets) there are.
+    /// Number of CPU packages (sockets).
     pub packages: u32,
-    /// The NUMA nodes, by number.
+    /// NUMA nodes in ascending order.
     pub nodes: Vec<NumaNode>,
 }
 
-/// A NUMA node.
+/// Description of a NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its number.
+    /// Number of the node.
     pub id: u32,
-    /// Its online CPUs.
+    /// Online CPUs of the node.
     pub cpus: CpuList,
-    /// Its memory, if that is known.
+    /// Memory of the node, if known.
     pub memory: Option<Bytes>,
 }
 
-/// CPUs by number, printed as ranges (`0-3,8`).
+/// CPU numbers, printed as ranges (`0-3,8`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList(pub BTreeSet<u32>);
 
 impl CpuSide {
-    /// Reads what is mounted at `sys`; what is not there is left out.
+    /// Reads the sysfs mounted at `sys`; missing entries are left out.
     pub(super) fn read(sys: &Path) -> CpuSide {
         let line = |path: &Path| fs::read_to_string(path).unwrap_or_default();
         let root = sys.join("devices/system/node");
@@ -51,7 +50,7 @@ impl CpuSide {
         CpuSide { packages: u32::try_from(packages.len()).unwrap_or(u32::MAX), nodes: nodes.collect() }
     }
 
-    /// With the nodes and the memory that only another source knows.
+    /// Adds nodes and memory sizes that only `other` knows.
     #[cfg(any(test, feature = "hwloc"))]
     pub(super) fn filled_from(mut self, other: &CpuSide) -> CpuSide {
         for node in &other.nodes {
@@ -64,7 +63,7 @@ impl CpuSide {
         self
     }
 
-    /// A model's: one node a socket, with nothing known of its CPUs.
+    /// Builds the CPU side of a model: one node per socket, its CPUs unknown.
     pub fn of_sockets(sockets: impl Iterator<Item = u32>) -> CpuSide {
         let sockets: BTreeSet<u32> = sockets.collect();
         let node = |&id: &u32| NumaNode { id, cpus: CpuList::default(), memory: None };
@@ -76,7 +75,7 @@ impl CpuSide {
 }
 
 impl CpuList {
-    /// The kernel's list format; what does not parse is left out.
+    /// Parses the kernel's list format; malformed parts are left out.
     pub(super) fn parse(text: &str) -> CpuList {
         let mut cpus = BTreeSet::new();
         for part in text.trim().split(',') {
@@ -105,11 +104,32 @@ impl fmt::Display for CpuList {
     }
 }
 
-/// `Node 0 MemTotal:  65890324 kB`
+/// Parses the size from a line such as `Node 0 MemTotal:  65890324 kB`.
 fn memory_of(meminfo: &str) -> Option<Bytes> {
     let line = meminfo.lines().find(|line| line.contains("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().rev().nth(1)?.parse().ok()?;
     Some(Bytes::kib(kib))
+}
+
+/// Reads the CPU side from libhwloc. Nodes without CPUs are missing, and the memory of nodes is unknown. Only processing units are queried:
+/// asking hwloc2 2.2.0 for NUMA nodes by type panics, because their depth is negative.
+#[cfg(feature = "hwloc")]
+pub(super) fn read_hwloc() -> Option<CpuSide> {
+    use std::collections::BTreeMap;
+
+    use hwloc2::{ObjectType, Topology};
+
+    let topology = Topology::new()?;
+    let mut nodes: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    for unit in topology.objects_with_type(&ObjectType::PU).ok()? {
+        for node in unit.nodeset().into_iter().flatten() {
+            nodes.entry(node).or_default().insert(unit.os_index());
+        }
+    }
+    let packages = topology.objects_with_type(&ObjectType::Package).ok()?.len();
+    let memory: Option<Bytes> = None;
+    let node = |(id, cpus)| NumaNode { id, cpus: CpuList(cpus), memory };
+    Some(CpuSide { packages: u32::try_from(packages).ok()?, nodes: nodes.into_iter().map(node).collect() })
 }
 
 #[cfg(test)]
@@ -131,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_does_not_know_is_another_s() {
+    fn a_second_source_fills_gaps() {
         let node = |id, memory| NumaNode { id, cpus: CpuList::default(), memory };
         let without = CpuSide { packages: 1, nodes: vec![node(1, None)] };
         let with = CpuSide { packages: 2, nodes: vec![node(0, None), node(1, Some(Bytes::gib(1)))] };
@@ -139,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_mounted_is_nothing_known() {
+    fn a_missing_sysfs_yields_nothing() {
         assert_eq!(CpuSide::read(Path::new("/nonexistent")), CpuSide::default());
     }
 
@@ -148,5 +168,24 @@ mod tests {
         let side = CpuSide::read(Path::new("/sys"));
         assert!(side.packages >= 1);
         assert!(side.nodes.iter().any(|node| !node.cpus.0.is_empty() && node.memory.is_some()));
+    }
+}
+
+#[cfg(all(test, feature = "hwloc"))]
+mod hwloc_tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn agrees_with_sysfs() {
+        let ours = CpuSide::read(Path::new("/sys"));
+        let theirs = read_hwloc().unwrap();
+        let nodes = |side: &CpuSide| -> Vec<(u32, String)> {
+            let with_cpus = side.nodes.iter().filter(|node| !node.cpus.0.is_empty());
+            with_cpus.map(|node| (node.id, node.cpus.to_string())).collect()
+        };
+        assert_eq!(nodes(&ours), nodes(&theirs));
+        assert_eq!(ours.packages, theirs.packages);
     }
 }

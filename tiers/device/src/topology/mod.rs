@@ -1,20 +1,17 @@
-//! What a machine looks like: GPUs, links, NUMA nodes, ceilings.
+//! Topology of a machine: GPUs, links, NUMA nodes, bandwidth limits.
 //!
 //! ```text
 //!   driver's devices ─┐
-//!   sysfs ────────────┼─► Topology          whatever is not known is `None`
+//!   sysfs ────────────┼─► Topology          unknown properties are `None`
 //!   NVML ─────────────┘
 //! ```
 //!
-//! Reading a machine never fails: a source that is absent leaves gaps. A simulated server has a topology too.
-//! With the feature `hwloc` the CPU side is what libhwloc says, but for what it does not know; sysfs is the default because a binary
-//! linked with libhwloc does not start where it is absent.
+//! Reading a machine never fails: an absent source leaves gaps. A simulated server has a topology too. With the feature `hwloc` the CPU
+//! side comes from libhwloc, completed from sysfs. The default is sysfs, because a binary linked with libhwloc does not start where the
+//! library is absent.
 
 mod cpus;
-#[cfg(feature = "hwloc")]
-pub mod hwloc;
-mod nvlink;
-mod pcie;
+mod links;
 
 use std::path::Path;
 
@@ -24,97 +21,97 @@ use crate::{DeviceId, DeviceInfo};
 
 pub use cpus::{CpuList, CpuSide, NumaNode};
 
-/// A server's GPUs and what lies between them.
+/// GPUs of a server and the links between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
-    /// What it is called: a model's name, or the machine's.
+    /// Name of the model or of the machine.
     pub name: String,
     /// Whether this is a model for the simulator.
     pub simulated: bool,
     /// NUMA nodes and packages of the host.
     pub cpus: CpuSide,
-    /// What host memory gives.
+    /// Bandwidth limits of host memory.
     pub host: HostCeilings,
-    /// The GPUs, in order of their ids.
+    /// GPUs in order of their ids.
     pub devices: Vec<DeviceNode>,
-    /// PCIe switches that GPUs stand behind, by the number in [`DeviceNode::switch`].
+    /// PCIe switches above GPUs, indexed by [`DeviceNode::switch`].
     pub switches: Vec<Switch>,
     /// Pairs of GPUs with NVLink between them, the lower id first.
     pub peers: Vec<PeerLink>,
 }
 
-/// What host memory gives to all GPUs together; known of models and of calibrated machines only.
+/// Bandwidth of host memory for all GPUs together; known only for models and calibrated machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostCeilings {
-    /// All copies out of it.
+    /// Limit of all copies from host memory.
     pub read: Option<Bandwidth>,
-    /// All copies into it.
+    /// Limit of all copies to host memory.
     pub write: Option<Bandwidth>,
-    /// Both at once.
+    /// Limit of both directions at once.
     pub both: Option<Bandwidth>,
-    /// What one GPU gets over links of other sockets.
+    /// Limit of one GPU over links of other sockets.
     pub far_socket: Option<Bandwidth>,
 }
 
-/// One GPU.
+/// A GPU and its place in the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceNode {
-    /// How the driver counts it.
+    /// Ordinal of the device.
     pub id: DeviceId,
-    /// Its maker's name for it.
+    /// Product name, as the vendor gives it.
     pub name: String,
-    /// Its memory.
+    /// Total memory in bytes.
     pub memory: Bytes,
-    /// Its PCI address.
+    /// PCI address, if it has one.
     pub pci: Option<String>,
-    /// The NUMA node that it is near to.
+    /// Nearest NUMA node, if known.
     pub node: Option<u32>,
-    /// Its PCIe link.
+    /// PCIe link to the host, if known.
     pub link: Option<HostLink>,
-    /// The switch that it stands behind, if others do too.
+    /// Index of its PCIe switch, if it shares one with other GPUs.
     pub switch: Option<u32>,
 }
 
-/// A way between the host and GPUs.
+/// A link between the host and GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostLink {
-    /// From the host.
+    /// Bandwidth from the host.
     pub to_gpu: Bandwidth,
-    /// To the host.
+    /// Bandwidth to the host.
     pub from_gpu: Bandwidth,
-    /// Whether the figures are the wires', of which copies reach nine tenths at best, and not measured.
+    /// Whether the figures are the wire rate, of which copies reach 90 % at best, instead of measurements.
     pub nominal: bool,
 }
 
-/// A PCIe switch.
+/// A PCIe switch shared by several GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Switch {
-    /// What the GPUs behind it share, if that is known.
+    /// Link shared by the GPUs behind the switch, if known.
     pub link: Option<HostLink>,
 }
 
-/// NVLink between two GPUs.
+/// NVLink connection between two GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PeerLink {
-    /// One GPU.
+    /// Device with the lower id.
     pub a: DeviceId,
-    /// The other.
+    /// Device with the higher id.
     pub b: DeviceId,
-    /// Each way.
+    /// Bandwidth in each direction, if known.
     pub bandwidth: Option<Bandwidth>,
-    /// How many links, of a real machine.
+    /// Number of links; `None` for models.
     pub lanes: Option<u32>,
 }
 
 impl Topology {
-    /// Reads this machine, whose driver shows these devices.
+    /// Reads this machine, given the devices that the driver reports.
     pub fn of_machine(devices: &[DeviceInfo]) -> Topology {
         let sys = Path::new("/sys");
-        let mut switches = pcie::Switches::default();
+        let mut switches = links::Switches::default();
         let nodes = devices
             .iter()
             .map(|device| {
-                let pci = device.pci.as_deref().map(|pci| pcie::read(sys, pci)).unwrap_or_default();
+                let pci = device.pci.as_deref().map(|pci| links::read_pci(sys, pci)).unwrap_or_default();
                 DeviceNode {
                     id: device.id,
                     name: device.name.clone(),
@@ -134,19 +131,19 @@ impl Topology {
             host: HostCeilings::default(),
             devices: nodes,
             switches: Vec::new(),
-            peers: nvlink::read(devices),
+            peers: links::read_nvlinks(devices),
         };
         topology.keep_shared_switches();
         topology
     }
 
-    /// The NVLink between two GPUs.
+    /// Returns the NVLink connection between two GPUs.
     pub fn peer(&self, a: DeviceId, b: DeviceId) -> Option<&PeerLink> {
         let (a, b) = (a.min(b), a.max(b));
         self.peers.iter().find(|peer| (peer.a, peer.b) == (a, b))
     }
 
-    /// A switch with one GPU behind it says nothing: only those with several keep a number.
+    /// Drops switches with a single GPU, which constrain nothing; the others keep an index.
     fn keep_shared_switches(&mut self) {
         let behind = |devices: &[DeviceNode], switch| devices.iter().filter(|d| d.switch == switch).count();
         let shared: Vec<Option<u32>> = self.devices.iter().map(|device| device.switch).collect();
@@ -164,17 +161,17 @@ impl Topology {
     }
 }
 
-/// The CPU side of this machine: sysfs's.
+/// Reads the CPU side of this machine from sysfs.
 #[cfg(not(feature = "hwloc"))]
 fn cpu_side(sys: &Path) -> CpuSide {
     CpuSide::read(sys)
 }
 
-/// The CPU side of this machine: libhwloc's, with what it does not know from sysfs.
+/// Reads the CPU side of this machine from libhwloc, completed from sysfs.
 #[cfg(feature = "hwloc")]
 fn cpu_side(sys: &Path) -> CpuSide {
     let known = CpuSide::read(sys);
-    hwloc::read().map_or_else(|| known.clone(), |side| side.filled_from(&known))
+    cpus::read_hwloc().map_or_else(|| known.clone(), |side| side.filled_from(&known))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ fn pattern(size: Bytes) -> Vec<u8> {
     (0..size.get()).map(|at| (at * 7 % 253) as u8).collect()
 }
 
-/// Host to device to device to host, and compares.
+/// Copies bytes from the host to one device, to another and back, and compares them.
 fn round_trip(harness: &Harness, from: Address, to: Address) -> Outcome {
     let unit = harness.unit()?;
     let (one, two) = (harness.memory(unit)?, harness.memory(unit)?);

@@ -1,4 +1,4 @@
-//! Checks of contexts: made by the first call that runs in one, given back on request, and made again.
+//! Checks of contexts: created by the first call that needs one, released on request, and created again.
 
 use glake_units::Bytes;
 
@@ -19,7 +19,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check { name: "a stream knows whether its context is a primary one", run: primary },
 ];
 
-/// The last device: others, and the program, are likeliest to do without it.
+/// Returns the last device, the likeliest to have no other user; `None` if there is only one device.
 fn last(harness: &Harness) -> glake_device::Result<Option<DeviceId>> {
     Ok(harness.driver().devices()?.into_iter().map(|info| info.id).rfind(|id| *id != GPU))
 }
@@ -27,7 +27,7 @@ fn last(harness: &Harness) -> glake_device::Result<Option<DeviceId>> {
 const ALONE: Verdict = Verdict::Skipped("there is one device only");
 const HELD: Verdict = Verdict::Skipped("the program, or what it made, holds the context");
 
-/// Gives a context back; false where something else holds it.
+/// Releases a context; returns false if something else holds it.
 fn gives_back(harness: &Harness, device: DeviceId) -> Result<bool, Failure> {
     match harness.driver().release_context(device) {
         Ok(()) => Ok(!harness.driver().has_context(device)?),
@@ -108,7 +108,7 @@ fn outlasted(harness: &Harness) -> Outcome {
     if !gives_back(harness, device)? {
         return Ok(HELD);
     }
-    // Given while the peer has no context, which it does not make.
+    // Granted while the peer has no context, without creating one.
     let during = harness.memory_for(unit, &[GPU, device])?;
     same("after it was given access", harness.driver().has_context(device)?, false)?;
     same("pinned memory", harness.driver().pointer_attributes(host)?.kind, PointerKind::Pinned)?;
@@ -143,7 +143,7 @@ fn own_work(harness: &Harness) -> Outcome {
         }
     }
     own.raise(flag);
-    // Nor do they for the program's.
+    // The same holds in the other direction, for the program's held work.
     let flag = harness.flag()?;
     harness.hold(theirs, flag)?;
     own.driver().context_synchronize(GPU)?;

@@ -1,6 +1,6 @@
-//! The ground that a check stands on: verbs that remember what they made.
+//! Environment of a check: verbs that remember the objects they created.
 //!
-//! Invariant: all that a verb made and none has unmade is in the list, also when verbs fail in between.
+//! Invariant: every object that was created and not yet destroyed is in the list, also if verbs fail in between.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use glake_device::{
     Handle, Module, ModuleSource, Place, Priority, Protection, Refusal, Result, Stream, Touch, Verb,
 };
 
-/// Something that a check made.
+/// Object created by a check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Thing {
     Reservation(Address, Bytes),
@@ -27,15 +27,15 @@ enum Thing {
     Registration(Address),
 }
 
-/// Where a check does its work.
+/// Environment in which a check runs.
 #[derive(Debug)]
 pub struct Harness {
     driver: Arc<dyn Driver>,
     things: Mutex<Vec<Thing>>,
     blocks: Mutex<Vec<Block>>,
-    /// Words in registered memory by which streams are held back, and let go when all is given back.
+    /// Words in registered memory that hold streams back; all are released at cleanup.
     flags: Mutex<Vec<Address>>,
-    /// The same devices through contexts of our own.
+    /// Environments on the same devices with private contexts.
     own: Mutex<Vec<Arc<Harness>>>,
 }
 
@@ -57,7 +57,7 @@ fn pointer(at: Address) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(at.0 as usize)
 }
 
-/// A value that every held stream waits for.
+/// Value that every held stream waits for.
 const GO: u32 = 1 << 30;
 
 impl Harness {
@@ -71,14 +71,14 @@ impl Harness {
         }
     }
 
-    /// The same devices through contexts of our own, which are given back with all that is made in them.
+    /// Creates an environment on the same devices with private contexts, which cleanup releases with everything in them.
     pub(super) fn own(&self) -> Result<Arc<Harness>> {
         let own = Arc::new(Harness::new(self.driver.own_contexts()?));
         self.own.lock().push(own.clone());
         Ok(own)
     }
 
-    /// The driver, for verbs that make nothing.
+    /// Returns the driver, for verbs that create nothing.
     pub(super) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -89,7 +89,7 @@ impl Harness {
         ExtentProperties { place: Place::Gpu(device), exportable: false, gpu_direct: false }
     }
 
-    /// The unit of memory of the device under test.
+    /// Returns the memory granularity of the device under test.
     pub(super) fn unit(&self) -> Result<Bytes> {
         self.driver.granularity(Self::properties(super::GPU))
     }
@@ -148,12 +148,12 @@ impl Harness {
         unsafe { self.driver.set_access(start, size, &access) }
     }
 
-    /// Mapped memory of the device under test, for itself.
+    /// Allocates mapped memory of the device under test, accessible to that device.
     pub(super) fn memory(&self, size: Bytes) -> Result<Address> {
         self.memory_for(size, &[super::GPU])
     }
 
-    /// Mapped memory of the device under test, for these devices.
+    /// Allocates mapped memory of the device under test, accessible to `devices`.
     pub(super) fn memory_for(&self, size: Bytes, devices: &[DeviceId]) -> Result<Address> {
         let handle = self.create(size, Self::properties(super::GPU))?;
         let start = self.reserve(size)?;
@@ -163,7 +163,7 @@ impl Harness {
         Ok(start)
     }
 
-    /// Host memory, page-aligned and zeroed, that the driver does not know of.
+    /// Allocates zeroed, page-aligned host memory unknown to the driver.
     pub(super) fn pageable(&self, size: Bytes) -> Result<Address> {
         const PAGE: usize = 4096;
         let bytes = usize::try_from(size.get()).ok().filter(|bytes| *bytes > 0);
@@ -180,7 +180,7 @@ impl Harness {
         Ok(start)
     }
 
-    /// The same, pinned.
+    /// Allocates zeroed, page-aligned pinned host memory.
     pub(super) fn pinned(&self, size: Bytes) -> Result<Address> {
         let start = self.pageable(size)?;
         self.register(start, size)?;
@@ -201,7 +201,7 @@ impl Harness {
         Ok(())
     }
 
-    /// Bytes of host memory of this ground, which no work uses now.
+    /// Reads host memory of the check that no work is using.
     pub(super) fn host_bytes(&self, start: Address, size: Bytes) -> Vec<u8> {
         let mut bytes = vec![0; size.get() as usize];
         // SAFETY: a check asks for ranges of its own blocks, and has waited for what works on them.
@@ -209,7 +209,7 @@ impl Harness {
         bytes
     }
 
-    /// Writes host memory of this ground, which no work uses now.
+    /// Writes host memory of the check that no work is using.
     pub(super) fn set_host_bytes(&self, start: Address, bytes: &[u8]) {
         // SAFETY: as for `host_bytes`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(start), bytes.len()) };
@@ -288,7 +288,7 @@ impl Harness {
 
     // Holding streams back.
 
-    /// A word in pinned memory, zero.
+    /// Allocates a zeroed word in pinned memory.
     pub(super) fn flag(&self) -> Result<Address> {
         let flag = self.pinned(Bytes::kib(4))?;
         self.flags.lock().push(flag);
@@ -310,7 +310,7 @@ impl Harness {
         unsafe { self.driver.stream_write_value(super::GPU, stream, at, value) }
     }
 
-    /// Lets go of what a flag holds back, by the host.
+    /// Releases the streams held by a flag, from the host.
     pub(super) fn raise(&self, flag: Address) {
         let word = pointer(flag).cast::<u32>();
         // SAFETY: a flag is an aligned word of a live block; atomic, since devices read it meanwhile.
@@ -329,7 +329,7 @@ impl Harness {
         }
     }
 
-    /// Gives all back that is left, in the reverse order.
+    /// Destroys all remaining objects in reverse order.
     pub(super) fn clean(self) -> std::result::Result<(), Failure> {
         let own = std::mem::take(&mut *self.own.lock());
         let flags = |harness: &Harness| harness.flags.lock().iter().for_each(|flag| harness.raise(*flag));
@@ -367,18 +367,18 @@ impl Harness {
     }
 }
 
-/// A range, declared.
+/// Declares a range of memory.
 pub(super) fn touch(address: Address, size: Bytes) -> Touch {
     Touch { address, size }
 }
 
-/// An address further on.
+/// Returns the address `size` bytes after `start`.
 pub(super) fn after(start: Address, size: Bytes) -> Result<Address> {
     let wrong = DriverError::Refused { verb: Verb::Map, address: start, reason: Refusal::InvalidValue };
     start.checked_add(size.get()).ok_or(wrong)
 }
 
-/// How long the calling thread has kept a processor busy.
+/// Returns the processor time used by the calling thread.
 pub(super) fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: an out-parameter of this frame; the clock is there on every Linux.

@@ -79,7 +79,7 @@ fn not_found(harness: &Harness) -> Outcome {
     Ok(Verdict::Passed)
 }
 
-/// Odd at its end, and more than one piece a warp in the smallest launch.
+/// Size of the digested range: odd at its end, and more than one piece per warp in the smallest launch.
 const DIGESTED: Bytes = Bytes::new((1 << 20) + 77);
 
 fn digest(harness: &Harness) -> Outcome {

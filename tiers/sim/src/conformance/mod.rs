@@ -1,12 +1,12 @@
-//! One suite of checks that every driver passes, simulated or real.
+//! Conformance suite that every driver passes, simulated or real.
 //!
 //! ```text
 //!   checks() ──► run(driver, check)          must pass, and leave the device as it was
-//!            ──► run_failing(faults, ..)     calls fail on purpose: a check may fail, nothing may be left
+//!            ──► run_failing(faults, ..)     calls fail on purpose: a check may fail, nothing may leak
 //! ```
 //!
-//! A check gets a [`Harness`], which remembers all that was made on it, so that whatever a check did not come to give
-//! back is given back for it. The checks call the raw verbs, some of which are unsafe; that is why they live here.
+//! A check gets a [`Harness`], which remembers all objects created through it and destroys those that the check did not. The checks call
+//! the raw verbs, some of which are unsafe, so they live in this crate.
 
 mod bytes;
 mod contexts;
@@ -26,31 +26,31 @@ use glake_device::{DeviceId, Driver, Fault, Faults};
 pub use harness::Harness;
 pub use outcome::{Failure, Outcome, Verdict};
 
-/// One named check.
+/// A named conformance check.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
-    /// What it is about: the sentence that it proves.
+    /// Sentence that the check proves.
     pub name: &'static str,
     run: fn(&Harness) -> Outcome,
 }
 
-/// The device that the checks are about; peers come after it.
+/// The device under test; its peers come after it.
 pub const GPU: DeviceId = DeviceId(0);
 
-/// Every check.
+/// Returns all checks of the suite.
 pub fn checks() -> Vec<Check> {
     [memory::CHECKS, bytes::CHECKS, streams::CHECKS, reach::CHECKS, kernels::CHECKS, contexts::CHECKS]
         .concat()
 }
 
-/// How much free memory may have changed on the way: a driver keeps some for itself when it first does a thing.
+/// Allowed change of free memory: a driver keeps some memory for itself at the first use of a feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack(pub Bytes);
 
-/// Runs a check, which must leave free memory as it was.
+/// Runs a check, which must leave free memory unchanged.
 pub fn run(driver: &Arc<dyn Driver>, check: &Check, slack: Slack) -> Outcome {
     let harness = Harness::new(Arc::clone(driver));
-    // With it comes the context, which stays.
+    // Creates the context, which stays alive during the check.
     let stream = harness.stream(GPU)?;
     harness.destroy_stream(GPU, stream)?;
     let before = driver.memory_info(GPU)?.free;
@@ -65,8 +65,7 @@ pub fn run(driver: &Arc<dyn Driver>, check: &Check, slack: Slack) -> Outcome {
     Ok(verdict)
 }
 
-/// Runs a check while calls fail by rule; what was made is then given back with nothing failing, which must succeed.
-/// Says whether any call was made to fail.
+/// Runs a check while calls fail by rule; cleanup then runs without faults and must succeed. Returns whether any fault was injected.
 pub fn run_failing(faults: &Arc<Faults>, check: &Check, rules: &[Fault]) -> Result<bool, Failure> {
     let harness = Harness::new(Arc::clone(faults) as Arc<dyn Driver>);
     let before = faults.injected();

@@ -1,34 +1,34 @@
-//! What a check finds.
+//! Outcomes of checks, and assertions for them.
 
 use std::fmt;
 
 use glake_device::{DriverError, Result};
 
-/// How a check went.
+/// Outcome of a check.
 pub type Outcome = std::result::Result<Verdict, Failure>;
 
-/// A check that did not fail.
+/// Verdict of a check that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It holds.
+    /// The checked property holds.
     Passed,
-    /// It says nothing about this driver, and why.
+    /// The check does not apply to this driver, for this reason.
     Skipped(&'static str),
 }
 
-/// A check that failed.
+/// Reason why a check failed.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A verb failed that should not have.
+    /// A verb failed unexpectedly.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The driver did something else than it promises.
+    /// The driver violated its contract.
     #[error("{what}: {found}")]
     Wrong {
-        /// What it should not have done.
+        /// Description of the violated property.
         what: &'static str,
-        /// What was found.
+        /// Value that was found.
         found: String,
     },
 }
@@ -39,7 +39,7 @@ impl Failure {
     }
 }
 
-/// Demands that two things are equal.
+/// Asserts that two values are equal.
 pub(super) fn same<T: PartialEq + fmt::Debug>(
     what: &'static str,
     found: T,
@@ -51,7 +51,7 @@ pub(super) fn same<T: PartialEq + fmt::Debug>(
     }
 }
 
-/// Demands that bytes are all the same.
+/// Asserts that all bytes have the expected value.
 pub(super) fn all(what: &'static str, bytes: &[u8], expected: u8) -> std::result::Result<(), Failure> {
     match bytes.iter().position(|byte| *byte != expected) {
         None => Ok(()),
@@ -59,7 +59,7 @@ pub(super) fn all(what: &'static str, bytes: &[u8], expected: u8) -> std::result
     }
 }
 
-/// Demands that a call is refused, and that the device goes on.
+/// Asserts that a call is refused and that the device stays usable.
 pub(super) fn refused<T: fmt::Debug>(
     what: &'static str,
     result: Result<T>,

@@ -1,4 +1,4 @@
-//! Checks of who reaches what: peers, host memory, other processes, pointers.
+//! Checks of reachability: peers, host memory, other processes, pointers.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -33,7 +33,7 @@ fn kinds(harness: &Harness) -> Outcome {
     same("pageable memory", kind(host)?, PointerKind::Pageable)?;
     harness.register(host, Bytes::kib(8))?;
     same("registered memory", kind(host)?, PointerKind::Pinned)?;
-    // A driver need not tell; what it tells holds the whole registration and no more.
+    // A driver may report no range; a reported range is exactly the registration.
     if let Some(range) = harness.driver().pointer_attributes(Address(host.0 + 5000))?.range {
         same("the range of registered memory", range, (host, Bytes::kib(8)))?;
     }
@@ -106,7 +106,7 @@ fn host_node(harness: &Harness) -> Outcome {
     Ok(Verdict::Passed)
 }
 
-/// Another device, where there is one.
+/// Returns another device, if there is one.
 fn peer(harness: &Harness) -> glake_device::Result<Option<DeviceId>> {
     Ok(harness.driver().devices()?.into_iter().map(|info| info.id).find(|id| *id != GPU))
 }

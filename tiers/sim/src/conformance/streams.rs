@@ -1,4 +1,4 @@
-//! Checks of streams and events: what runs after what, and who can tell.
+//! Checks of streams and events: execution order and its observers.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ fn never_recorded(harness: &Harness) -> Outcome {
     Ok(Verdict::Passed)
 }
 
-/// Records an event of the whole context; false where the driver cannot.
+/// Records an event of the whole context; returns false if the driver does not support it.
 fn record_context(harness: &Harness, event: Event) -> glake_device::Result<bool> {
     match harness.driver().event_record_context(GPU, event) {
         Ok(()) => Ok(true),

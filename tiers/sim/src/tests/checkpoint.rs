@@ -102,7 +102,7 @@ fn opened(folder: &Path) -> (SimCheckpoint, SimMeter) {
 }
 
 #[test]
-fn a_process_that_is_checkpointed_has_nothing_waits_and_comes_back_with_its_bytes() {
+fn a_checkpointed_process_uses_no_memory_blocks_and_is_restored_intact() {
     let folder = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(folder.path());
     let (pid, (driver, meter)) = (worker.child.id(), opened(folder.path()));
@@ -149,7 +149,7 @@ fn a_restore_without_room_loses_a_process() {
 }
 
 #[test]
-fn a_call_that_runs_keeps_a_process_from_being_locked() {
+fn a_running_call_delays_the_lock() {
     let folder = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(folder.path());
     let (pid, (driver, _)) = (worker.child.id(), opened(folder.path()));
@@ -166,7 +166,7 @@ fn a_call_that_runs_keeps_a_process_from_being_locked() {
 }
 
 #[test]
-fn who_has_no_context_or_is_in_another_state_is_refused() {
+fn processes_in_a_wrong_state_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(folder.path());
     let (pid, (driver, meter)) = (worker.child.id(), opened(folder.path()));

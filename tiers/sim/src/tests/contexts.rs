@@ -13,7 +13,7 @@ fn busy(sim: &Simulator, device: DeviceId, stream: Stream) {
 }
 
 #[test]
-fn work_of_one_context_is_none_of_another() {
+fn contexts_have_separate_work() {
     let sim = server(1);
     let own = sim.own();
     let [theirs, ours] = streams(&sim, &own);
@@ -62,7 +62,7 @@ fn only_waits_cross_contexts() {
     assert_eq!(rule(sim.event_synchronize(GPU, event)), Refusal::UnknownHandle);
     assert_eq!(rule(writes(&sim, ours, at, 1)), Refusal::UnknownHandle);
     assert_eq!(rule(sim.stream_synchronize(GPU, ours)), Refusal::UnknownHandle);
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe {
         assert_eq!(rule(sim.event_destroy(GPU, event)), Refusal::UnknownHandle);
         assert_eq!(rule(sim.stream_destroy(GPU, ours)), Refusal::UnknownHandle);
@@ -100,7 +100,7 @@ fn only_waits_cross_contexts() {
 }
 
 #[test]
-fn whose_context_a_stream_is_of() {
+fn streams_know_their_context() {
     let sim = server(2);
     let own = sim.own();
     let theirs = sim.stream_create(PEER, Priority::Normal).unwrap();
@@ -131,13 +131,13 @@ fn plain_memory_of_peers_is_opened_to_primary_contexts_only() {
     // A copy goes over the owner's link.
     let host = mapped_at(&sim, Place::HostNuma(0), 2, &[GPU, PEER]);
     let request = CopyRequest { to: plain, from: host, size: Bytes::mib(1) };
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe { own.copy(PEER, request, stream) }.unwrap();
     own.context_synchronize(PEER).unwrap();
 }
 
 #[test]
-fn a_context_of_our_own_comes_and_goes_alone() {
+fn private_contexts_are_released_separately() {
     let sim = server(2);
     let (own, further) = (sim.own(), sim.own());
     assert!(!own.has_context(GPU).unwrap());
@@ -201,7 +201,7 @@ fn a_program_may_be_in_a_context_that_it_made() {
     let at = mapped(&sim, 2, &[GPU, PEER]);
     let copy = |stream| {
         let request = CopyRequest { to: at, from: Address(at.0 + MIB), size: Bytes::kib(4) };
-        // SAFETY: the simulator refuses what would be undefined.
+        // SAFETY: the simulator refuses undefined operations.
         unsafe { sim.copy_on(request, stream) }
     };
     assert_eq!(sim.primary_of(stream).unwrap(), None);

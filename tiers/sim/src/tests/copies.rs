@@ -19,7 +19,7 @@ fn speed(sim: &Simulator, copies: &[(DeviceId, Address, Address)]) -> f64 {
     let before = sim.now();
     for (gpu, to, from) in copies {
         let stream = sim.stream_create(*gpu, Priority::Normal).unwrap();
-        // SAFETY: the simulator refuses what would be undefined.
+        // SAFETY: the simulator refuses undefined operations.
         unsafe { sim.copy(*gpu, CopyRequest { to: *to, from: *from, size: SIZE }, stream) }.unwrap();
     }
     for (gpu, ..) in copies {
@@ -67,7 +67,7 @@ fn a_staged_relay_takes_the_link_of_the_relay_and_then_nvlink() {
 }
 
 #[test]
-fn plain_memory_is_reached_over_its_own_link_on_whosever_stream() {
+fn plain_memory_is_copied_over_its_owners_link_on_any_stream() {
     let sim = model("h200x4");
     let host = pinned(&sim, 4);
     let plain = sim.plain_alloc(GPU, FOUR).unwrap();
@@ -97,7 +97,7 @@ fn a_user_stream_of_another_gpu_takes_that_gpus_link_to_mapped_memory() {
 }
 
 #[test]
-fn relays_gain_nothing_where_the_server_has_none() {
+fn relays_gain_nothing_on_servers_without_them() {
     for (name, link) in [("h200x4-direct", 55.5), ("pcie4x4", 24.3)] {
         let sim = model(name);
         let host = pinned(&sim, 4);
@@ -116,7 +116,7 @@ fn kernels_and_fills_need_access_to_plain_memory() {
     let sim = model("h200x4");
     let plain = sim.plain_alloc(GPU, SIZE).unwrap();
     let stream = sim.stream_create(PEER, Priority::Normal).unwrap();
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     let fill = || unsafe { sim.fill(PEER, plain, SIZE, 1, stream) };
     assert_eq!(rule(fill()), Refusal::NoPeerAccess);
     assert_eq!(
@@ -189,7 +189,7 @@ fn times_alone_are_those_of_copies_that_move_bytes() {
         let sim = Simulator::new(SimOptions { topology, times_only, ..SimOptions::default() }).unwrap();
         let target = sim.plain_alloc(GPU, SIZE).unwrap();
         let host = pinned(&sim, 1)[0];
-        // SAFETY: the simulator refuses what would be undefined.
+        // SAFETY: the simulator refuses undefined operations.
         unsafe { sim.write_now(GPU, target, &[1; 64]) }.unwrap();
         let speed = speed(&sim, &[(GPU, target, host)]);
         let mut found = [0; 64];
@@ -201,7 +201,7 @@ fn times_alone_are_those_of_copies_that_move_bytes() {
 }
 
 #[test]
-fn memory_is_opened_late_while_copies_leave_over_the_link() {
+fn setting_access_waits_for_copies_leaving_over_the_link() {
     let sim = model("h200x4");
     let host = pinned(&sim, 8);
     let own = mapped(&sim, 64, &gpus(2));
@@ -209,7 +209,7 @@ fn memory_is_opened_late_while_copies_leave_over_the_link() {
     let start = sim.reserve(Bytes::mib(6)).unwrap();
     let opens = |gpu: DeviceId| {
         let before = sim.now();
-        // SAFETY: the simulator refuses what would be undefined.
+        // SAFETY: the simulator refuses undefined operations.
         unsafe {
             for (at, extent) in (0..).zip(extents) {
                 sim.map(Address(start.0 + at * 2 * MIB), Bytes::mib(2), extent).unwrap();

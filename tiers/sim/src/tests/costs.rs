@@ -20,7 +20,7 @@ fn verbs_cost() {
     // Shuffled, so that neighbours in the address space are not neighbours in the file.
     let shuffled = |index: u64| (index * 7919) % count;
     time("create", &mut |_| handles.push(sim.create(size, properties()).unwrap()));
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe {
         time("map in order", &mut |i| sim.map(at(i), size, handles[shuffled(i) as usize]).unwrap());
         time("set access in order", &mut |i| sim.set_access(at(i), size, &[access(GPU)]).unwrap());
@@ -83,7 +83,7 @@ fn random_program(strict_ordering: bool, count: u32, ahead: u32, steps: u32) -> 
         let outside = Address(host.0 + random(8 << 10) * 2048);
         let size = Bytes::new(1 + random(2048));
         let copy = |to, from| {
-            // SAFETY: the simulator refuses what would be undefined.
+            // SAFETY: the simulator refuses undefined operations.
             unsafe { sim.copy(gpu, CopyRequest { to, from, size }, stream) }
         };
         let done = match random(100) {
@@ -144,7 +144,7 @@ fn crowds_cost() {
         copies.iter().map(|copy| Touch { address: of(copy), size: block }).collect()
     };
     let (reads, writes) = (touches(|copy| copy.from), touches(|copy| copy.to));
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     time("a batch of copies", &mut || unsafe { sim.copy_batch(GPU, &copies, stream) }.unwrap());
     time("its end", &mut || sim.stream_synchronize(GPU, stream).unwrap());
     time("touches of a kernel", &mut || {
@@ -163,7 +163,7 @@ fn crowds_cost() {
         for _ in 0..count {
             let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
             super::writes(&sim, stream, device, 1).unwrap();
-            // SAFETY: the simulator refuses what would be undefined.
+            // SAFETY: the simulator refuses undefined operations.
             unsafe { sim.stream_destroy(GPU, stream) }.unwrap();
             sim.context_synchronize(GPU).unwrap();
         }

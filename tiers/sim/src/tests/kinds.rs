@@ -37,14 +37,14 @@ fn peer_access_does_not_open_memory_of_a_pool() {
     // The driver copies it all the same, over its owner's link.
     let host = mapped_at(&sim, Place::HostNuma(0), 2, &[GPU, PEER]);
     let request = CopyRequest { to: pool, from: host, size: Bytes::mib(1) };
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe { own.copy(PEER, request, ours) }.unwrap();
     own.context_synchronize(PEER).unwrap();
     sim.plain_free(pool).unwrap();
 }
 
 #[test]
-fn managed_memory_is_everyones() {
+fn managed_memory_is_accessible_everywhere() {
     let sim = server(2);
     let own = sim.own();
     let managed = sim.managed_alloc(GPU, Bytes::mib(1)).unwrap();
@@ -59,7 +59,7 @@ fn managed_memory_is_everyones() {
 }
 
 #[test]
-fn a_kernel_that_touches_what_it_does_not_reach_kills_its_context() {
+fn a_kernel_with_an_illegal_access_loses_its_context() {
     let sim = killing(2);
     let (own, further) = (sim.own(), sim.own());
     let at = mapped(&sim, 2, &[GPU, PEER]);
@@ -106,7 +106,7 @@ fn a_kernel_that_touches_what_it_does_not_reach_kills_its_context() {
 }
 
 #[test]
-fn the_one_who_waits_is_told_of_a_lost_context() {
+fn waits_report_a_lost_context() {
     let sim = killing(1);
     let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
     let mut page = vec![0_u8; 4096];
@@ -119,7 +119,7 @@ fn the_one_who_waits_is_told_of_a_lost_context() {
 }
 
 #[test]
-fn the_program_lets_peers_in_and_out() {
+fn the_program_enables_and_disables_peers() {
     let sim = server(2);
     let stream = sim.stream_create(PEER, Priority::Normal).unwrap();
     let plain = sim.plain_alloc(GPU, Bytes::mib(1)).unwrap();
@@ -154,7 +154,7 @@ fn a_range_of_host_memory_is_one_registration() {
     [0, 1, 3].into_iter().for_each(|page| register(page).unwrap());
     let copy = |from: u64, size: u64| {
         let request = CopyRequest { to: device, from: Address(start + from), size: Bytes::new(size) };
-        // SAFETY: the simulator refuses what would be undefined.
+        // SAFETY: the simulator refuses undefined operations.
         unsafe { sim.copy(GPU, request, stream) }
     };
     for (from, size) in [(0, 2 * PAGE), (PAGE, PAGE + 1), (PAGE, 3 * PAGE), (3 * PAGE, PAGE + 1)] {

@@ -49,7 +49,7 @@ fn mapped_at(sim: &Simulator, place: Place, mib: u64, devices: &[DeviceId]) -> A
     let size = Bytes::mib(mib);
     let handle = sim.create(size, ExtentProperties { place, ..properties() }).unwrap();
     let start = map(sim, handle, size, devices);
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe { sim.release(handle) }.unwrap();
     start
 }
@@ -58,7 +58,7 @@ fn mapped_at(sim: &Simulator, place: Place, mib: u64, devices: &[DeviceId]) -> A
 fn map(sim: &Simulator, handle: Handle, size: Bytes, devices: &[DeviceId]) -> Address {
     let start = sim.reserve(size).unwrap();
     let access: Vec<Access> = devices.iter().copied().map(access).collect();
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe {
         sim.map(start, size, handle).unwrap();
         sim.set_access(start, size, &access).unwrap();
@@ -113,7 +113,7 @@ fn time_stands_still_until_it_is_stepped() {
 }
 
 #[test]
-fn what_no_event_orders_is_refused() {
+fn unordered_uses_are_refused() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
     let (one, two) = (
@@ -138,7 +138,7 @@ fn what_no_event_orders_is_refused() {
 }
 
 #[test]
-fn an_alias_is_the_same_memory_to_the_order() {
+fn aliases_share_the_order_of_their_memory() {
     let sim = server(1);
     let size = Bytes::mib(2);
     let handle = sim.create(size, properties()).unwrap();
@@ -159,12 +159,12 @@ fn an_alias_is_the_same_memory_to_the_order() {
 }
 
 #[test]
-fn memory_in_use_stays() {
+fn memory_in_use_cannot_be_unmapped() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
     let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
     writes(&sim, stream, at, 1).unwrap();
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe {
         let none = [Access { device: GPU, protection: Protection::None }];
         assert_eq!(rule(sim.unmap(at, Bytes::mib(2))), Refusal::InUse);
@@ -230,7 +230,7 @@ fn values_order_streams() {
         sim.stream_create(GPU, Priority::Normal).unwrap(),
         sim.stream_create(GPU, Priority::Normal).unwrap(),
     );
-    // SAFETY: the simulator refuses what would be undefined.
+    // SAFETY: the simulator refuses undefined operations.
     unsafe {
         sim.stream_wait_value(GPU, two, flag, 3, Compare::AtLeast).unwrap();
         assert!(matches!(sim.stream_synchronize(GPU, two), Err(DriverError::Deadlock { .. })));
@@ -272,7 +272,7 @@ fn a_capture_records_and_is_broken_by_a_context_event() {
 }
 
 #[test]
-fn a_kernel_that_strays_is_told_of() {
+fn a_stray_access_is_reported() {
     let sim = server(1);
     let at = mapped(&sim, 2, &[GPU]);
     let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
@@ -304,7 +304,7 @@ fn relays_use_the_links_of_peers() {
             from: Address(host.0 + offset),
             size: Bytes::new(slice),
         };
-        // SAFETY: the simulator refuses what would be undefined.
+        // SAFETY: the simulator refuses undefined operations.
         unsafe { sim.copy(*gpu, request, stream) }.unwrap();
     }
     for gpu in gpus {

@@ -28,7 +28,7 @@ fn a_full_stream_blocks_its_caller() {
 }
 
 #[test]
-fn a_full_stream_that_never_goes_on_is_a_deadlock() {
+fn a_full_stream_without_progress_is_a_deadlock() {
     let sim = bounded(2);
     let flag = mapped(&sim, 2, &[GPU]);
     let stream = sim.stream_create(GPU, Priority::Normal).unwrap();
@@ -90,7 +90,7 @@ fn dealt<const N: usize>(queues: u32) -> (Simulator, [Stream; N]) {
 }
 
 #[test]
-fn work_that_waits_holds_up_other_streams_of_its_queue() {
+fn waiting_work_delays_other_streams_of_its_queue() {
     let (sim, [one, two, three]) = dealt(2);
     let own = sim.own();
     let ours = own.stream_create(GPU, Priority::Normal).unwrap();

@@ -12,7 +12,7 @@ use glake_sim::{Census, SimOptions, SimTopology, Simulator};
 use glake_units::Bytes;
 
 #[test]
-fn bytes_come_and_go_over_every_device_that_may_touch_it() {
+fn every_device_of_the_reach_copies_bytes() {
     let topology = SimTopology::uniform(3, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
@@ -40,7 +40,7 @@ fn bytes_come_and_go_over_every_device_that_may_touch_it() {
 }
 
 #[test]
-fn the_host_and_streams_of_all_devices_set_it() {
+fn the_host_and_every_stream_can_set_a_flag() {
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();

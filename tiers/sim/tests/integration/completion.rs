@@ -33,7 +33,7 @@ fn a_device_without_a_context_is_covered_and_its_context_not_made() {
 }
 
 #[test]
-fn an_point_has_passed_on_a_device_whose_context_was_given_back() {
+fn a_point_is_complete_on_a_device_with_a_released_context() {
     let sim = Arc::new(Simulator::new(SimOptions::default()).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();
     let completion_events = CompletionEvents::new(sim.clone());
@@ -73,7 +73,7 @@ fn an_point_has_passed_on_a_device_whose_context_was_given_back() {
 }
 
 #[test]
-fn points_are_recorded_and_polled_while_the_context_comes_and_goes() {
+fn points_work_while_the_context_is_released_and_recreated() {
     let topology = SimTopology::uniform(2, Bytes::mib(64));
     let sim = Arc::new(Simulator::new(SimOptions { topology, ..SimOptions::default() }).unwrap());
     let driver: Arc<dyn Driver> = sim.clone();

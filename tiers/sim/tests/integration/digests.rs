@@ -53,7 +53,7 @@ impl Harness {
 }
 
 #[test]
-fn the_gpus_is_the_hosts_however_it_is_cut() {
+fn gpu_and_host_digests_agree_for_any_split() {
     let harness = harness();
     let bytes = pattern((3 << 20) + 77);
     let buffer = harness.buffer(&bytes);
@@ -120,7 +120,7 @@ fn more_than_one_list_and_many_at_once() {
 }
 
 #[test]
-fn what_cannot_be_digested_is_refused() {
+fn invalid_spans_are_refused() {
     let harness = harness();
     let buffer = harness.buffer(&pattern(4096));
     let span = |from, size| buffer.span(Bytes::new(from), Bytes::new(size)).unwrap();

@@ -113,7 +113,7 @@ fn a_lost_copy_is_accepted_and_other_devices_go_on() {
 }
 
 #[test]
-fn the_error_is_told_when_the_stream_has_come_to_it() {
+fn the_error_is_reported_once_the_stream_reaches_it() {
     let fixture = Fixture::new();
     let busy = std::time::Duration::from_millis(1);
     fixture.sim.enqueue_kernel(PEER, fixture.path.id(), &[], &[], busy, |_| {}).unwrap();
@@ -130,7 +130,7 @@ fn the_error_is_told_when_the_stream_has_come_to_it() {
 }
 
 #[test]
-fn a_copy_that_waits_tells_at_once() {
+fn a_synchronous_copy_reports_at_once() {
     let fixture = Fixture::new();
     fixture.fail(Verb::Copy, 1, Injected::Lost(700));
     let mut bytes = vec![0_u8; SIZE.get() as usize];

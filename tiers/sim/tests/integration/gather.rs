@@ -113,7 +113,7 @@ fn a_list_comes_back_when_its_launch_has_run() {
 }
 
 #[test]
-fn what_the_gpu_does_not_reach_is_refused() {
+fn unreachable_memory_is_refused() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);
@@ -146,13 +146,13 @@ fn what_the_gpu_does_not_reach_is_refused() {
     assert!(bytes == pinned.as_slice());
     // The driver copies pageable memory, kernels cannot.
     let kind = PointerKind::Pageable;
-    // SAFETY: nothing touches it.
+    // SAFETY: no work accesses the memory.
     let pageable = unsafe { Span::lent(host.start(), Bytes::kib(4), kind, DeviceSet::ALL) };
     assert!(!gather.reaches(pageable.side()));
 }
 
 #[test]
-fn a_list_is_no_part_of_a_graph_and_a_copy_is() {
+fn lists_cannot_be_captured_but_copies_can() {
     let harness = harness();
     let (pinned, buffer) = harness.memory(Bytes::mib(2));
     let (host, gpu) = whole(&pinned, &buffer);

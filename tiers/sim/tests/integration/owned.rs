@@ -61,7 +61,7 @@ fn an_alias_shows_the_same_bytes_in_another_order() {
 }
 
 #[test]
-fn work_under_way_gives_no_proof() {
+fn work_in_flight_yields_no_proof() {
     let (sim, completion_events) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
     let range = Reservation::new(&completion_events, GPU, Bytes::mib(8)).unwrap();
@@ -83,7 +83,7 @@ fn work_under_way_gives_no_proof() {
 }
 
 #[test]
-fn dropping_waits_for_work_under_way() {
+fn dropping_waits_for_work_in_flight() {
     let (sim, completion_events) = fixture();
     let driver: Arc<dyn Driver> = sim.clone();
     let range = Reservation::new(&completion_events, GPU, Bytes::mib(8)).unwrap();
@@ -141,7 +141,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_reservation_is_what_its_model_says(steps in prop::collection::vec(step(), 1..60)) {
+    fn a_reservation_matches_its_model(steps in prop::collection::vec(step(), 1..60)) {
         let (sim, completion_events) = fixture();
         let driver: Arc<dyn Driver> = sim.clone();
         let range = Reservation::new(&completion_events, GPU, Bytes::mib(16)).unwrap();

@@ -1,14 +1,21 @@
-//! What happens to a block's bytes after it is freed, and how they become another stream's.
+//! Frees of blocks, and the transfer of freed bytes to other streams. Holds keep freed bytes from their stream, or from all streams, until
+//! they pass.
 
 use glake_units::Bytes;
 
 use super::Heap;
+use crate::alias::Stitched;
+use crate::domain::StreamLists;
 use crate::error::StitchError;
+use crate::free_list::Owner;
+use crate::heap::{Runs, Want};
+use crate::holds::HoldIds;
+use crate::home::Carved;
 use crate::ids::{DomainId, HoldId, Move, PieceId, PointNumber};
-use crate::stitched::Stitched;
+use crate::piece::{self, Run};
 
 impl Heap {
-    /// Takes a block back that is a piece of home, and that these hold. Returns its size.
+    /// Frees a block that is one piece of home and is held by `holds`. Returns the block's size.
     pub(crate) fn free_piece(&mut self, id: PieceId, holds: &[HoldId]) -> Bytes {
         let piece = &mut self.home.pieces[id];
         let (size, requested, recorded) = (piece.size, piece.requested, piece.recorded);
@@ -18,7 +25,7 @@ impl Heap {
         let (start, end) = (piece.start, piece.end());
         let apart = self.home.extents.is_apart(start, end);
         let held = !holds.is_empty();
-        // No stream waits for what is in a slab, or not all there.
+        // Streams never wait for held memory in slabs or in extents that are not resident.
         let withheld = recorded || held && (small || apart);
         self.tallies.freed(small, size, requested, withheld && !apart);
         if apart {
@@ -35,7 +42,7 @@ impl Heap {
         Bytes::new(size)
     }
 
-    /// Takes the parts of a stitched block back, which these hold. Returns the block's size.
+    /// Frees the parts of a stitched block that is held by `holds`. Returns the block's size.
     pub(crate) fn free_parts(&mut self, block: Stitched, holds: &[HoldId]) -> Bytes {
         let home = &mut self.home;
         let apart = block.parts.iter().any(|&part| {
@@ -70,14 +77,14 @@ impl Heap {
         Bytes::new(block.size)
     }
 
-    /// Counts the withheld ranges of a block that is not all there.
+    /// Counts the withheld ranges of a block of which some extents are not resident.
     fn withhold_apart(&mut self, small: bool, ranges: &[(u64, u64)], holds: &[HoldId]) {
         ranges.iter().for_each(|&(start, end)| self.holds.cover(holds, start, end));
         let bytes = ranges.iter().map(|(start, end)| end - start).sum();
         self.tallies.withheld(small, u64::from(!ranges.is_empty()), bytes);
     }
 
-    /// All work enqueued before this completion point was closed has completed: what it held back is free for more.
+    /// Marks a completion point as passed and makes the memory that waited for it available to more streams.
     pub(crate) fn pass(&mut self, point: PointNumber) {
         self.points.pass(point);
         let domains: smallvec::SmallVec<[DomainId; 4]> = self.home.domains.iter().map(|(id, _)| id).collect();
@@ -87,8 +94,7 @@ impl Heap {
         self.home.make_room();
     }
 
-    /// Moves what has passed to where more streams may take it: at once where it was nobody's, and where there is more
-    /// than one stream to take it.
+    /// Moves passed pieces to the list for any stream: those that no stream could take always, others if there is a second stream.
     pub(crate) fn settle(&mut self, id: DomainId) {
         let domain = &self.home.domains[id];
         let (limbos, passed_large, passed_slabs) =
@@ -119,8 +125,8 @@ impl Heap {
         }
     }
 
-    /// Gives a domain up: all that is free in it belongs to the open completion point now, wherever it lies, for a graph's replay may write
-    /// to whatever the domain had.
+    /// Gives a domain up. All its free memory now belongs to the open completion point, wherever it lies: a replay of its graph may still
+    /// write to it.
     ///
     /// # Errors
     /// [`StitchError::UnknownDomain`].
@@ -137,7 +143,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Gives up the slabs that other streams keep open though all of each is free, and has passed; whether there was one.
+    /// Closes entirely free, passed slabs that other streams keep open. Returns whether there was one.
     pub(crate) fn take_idle_slabs(&mut self, id: DomainId) -> bool {
         if !self.is_lending(id) {
             return false;
@@ -152,9 +158,103 @@ impl Heap {
         !idle.is_empty()
     }
 
-    /// The oldest completion point that holds back bytes somebody could use.
+    /// Returns the oldest completion point that withholds usable bytes.
     pub(crate) fn oldest_pending(&self) -> Option<PointNumber> {
         let (home, passed) = (&self.home, self.points.passed());
         home.lists.iter().filter_map(|(_, list)| list.oldest_pending(&home.pieces, passed)).min()
+    }
+}
+
+impl Heap {
+    /// Keeps a freed piece for its stream until `holds` have passed.
+    pub(crate) fn hold_back(&mut self, id: PieceId, holds: &[HoldId]) {
+        let (start, end) = (self.home.pieces[id].start, self.home.pieces[id].end());
+        self.holds.cover(holds, start, end);
+        self.home.hold_back(id);
+    }
+
+    /// Marks a hold as passed; bytes without other holds return to their stream.
+    pub(crate) fn pass_hold(&mut self, hold: HoldId) {
+        for (start, end) in self.holds.pass(hold) {
+            self.let_go_unheld(start, end);
+        }
+    }
+
+    /// Returns the holds that withhold bytes of a stream's blocks from all streams; only bytes freed up to a completion point count.
+    pub(crate) fn withheld_by(&self, lists: &StreamLists, domain: DomainId, upto: PointNumber) -> HoldIds {
+        let (home, domain) = (&self.home, &self.home.domains[domain]);
+        let own = [lists.large, lists.slabs, lists.small];
+        let withheld = [domain.limbo_large, domain.limbo_small];
+        let withheld = withheld.iter().flat_map(|&limbo| home.lists[limbo].bins.iter());
+        let own = withheld.map(|id| &home.pieces[id]).filter(|piece| own.contains(&piece.returns_to));
+        let due = own.filter(|piece| piece.point <= upto);
+        due.flat_map(|piece| self.holds.on(piece.start, piece.end())).collect()
+    }
+
+    /// Puts a carved range back. Holds and completion points on it may have passed meanwhile.
+    pub(crate) fn put_back(&mut self, carved: Carved) {
+        let (start, end) = (self.home.pieces[carved.piece].start, self.home.pieces[carved.piece].end());
+        self.home.put_back(carved);
+        self.let_go_unheld(start, end);
+    }
+
+    /// Returns the pieces of a range that are no longer held to their stream.
+    fn let_go_unheld(&mut self, start: u64, end: u64) {
+        for id in self.home.free_in(start, end) {
+            let piece = &self.home.pieces[id];
+            let is_held = self.points.is_pending(piece.point)
+                && self.holds.on(piece.start, piece.end()).next().is_some();
+            let owner = self.home.lists.owner_of(&self.home.pieces, id);
+            if matches!(owner, Owner::Held(_) | Owner::Nobody) && !is_held {
+                self.let_go(id);
+            }
+        }
+    }
+
+    /// Returns a held or withheld piece to its stream.
+    pub(super) fn let_go(&mut self, id: PieceId) {
+        let piece = &self.home.pieces[id];
+        self.holds.take(piece.start, piece.end());
+        if self.home.lists.owner_of(&self.home.pieces, id) == Owner::Nobody {
+            self.tallies.completed(piece.slab != PieceId::NONE, piece.requested, piece.size);
+        }
+        self.home.let_go(id);
+    }
+
+    /// Returns held pieces of a domain whose completion point has passed to their stream: the completion point implies every hold.
+    pub(super) fn settle_held(&mut self, id: DomainId) {
+        let passed = self.points.passed();
+        let lists: smallvec::SmallVec<[_; 4]> = self.home.domains[id].held_lists().collect();
+        for list in lists {
+            while let Some(piece) = self.home.lists[list].next_passed(list, &self.home.pieces, passed) {
+                self.let_go(piece);
+            }
+        }
+    }
+
+    /// Returns the free bytes that holds keep from their stream.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let held = self.home.domains.iter().flat_map(|(_, domain)| domain.held_lists());
+        held.map(|list| self.home.lists[list].bytes).sum()
+    }
+
+    /// Returns the held piece of the stream that fits best; among equals, the one held longest.
+    pub(crate) fn held_piece(&self, want: &Want) -> Option<Run> {
+        let home = &self.home;
+        let at_home = |id: &PieceId| home.pieces[*id].start < home.slab_zone;
+        let held = home.lists[want.lists.held].bins.iter().filter(at_home);
+        let fitting = held.filter(|&id| home.pieces[id].size >= want.size);
+        let last_hold = |id: PieceId| self.holds.on(home.pieces[id].start, home.pieces[id].end()).max();
+        let chosen = fitting.min_by_key(|&id| (home.pieces[id].size, last_hold(id)))?;
+        Some(home.run_of(chosen))
+    }
+
+    /// Returns the runs that the stream may take, held pieces included.
+    pub(crate) fn held_runs(&self, want: &Want, kept: u64) -> Runs {
+        let mut all = self.runs(want, false, kept).all;
+        all.extend(self.home.runs_in([want.lists.held].into_iter()));
+        let all = piece::join_runs(all);
+        let home = all.partition_point(|run| run.start < self.home.slab_zone);
+        Runs { all, home }
     }
 }

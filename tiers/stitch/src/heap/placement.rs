@@ -1,24 +1,24 @@
-//! A block made live at one place of home and no other.
+//! Claims: a block made live at one fixed place of home.
 //!
-//! A claim is no use of memory: the bytes are what they were, and whoever claims them says that their work on them is in
-//! order. What others may still do with them is remembered: then the block is treated as recorded on another stream.
+//! A claim does not use memory: the bytes keep their contents, and the caller guarantees that its work on them is ordered. Pending work of
+//! other streams on them is remembered: the block is then treated as recorded on another stream.
 
 use glake_units::Bytes;
 
 use super::{Heap, SMALL_LIMIT};
 use crate::bins::QUANTUM;
-use crate::claim::Claim;
 use crate::domain::StreamLists;
 use crate::error::{Obstacle, StitchError};
 use crate::free_list::Owner;
 use crate::ids::{DomainId, FreeListId, Move, PieceId, StreamKey};
 use crate::piece::State;
+use crate::view::Claim;
 
-/// Whether a slab is opened over bytes that another stream may still use.
+/// Policy for a slab to be opened over bytes that another stream may still use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pending {
     Refused,
-    /// Nobody has used them since they were checked.
+    /// Accepts the slab: no stream has used the bytes since they were checked.
     Fine,
 }
 
@@ -28,13 +28,13 @@ pub(crate) struct Placement<'a> {
     heap: &'a mut Heap,
     domain: DomainId,
     claim: &'a Claim,
-    /// The claim's first byte, and the one behind its last.
+    /// First byte of the claim, and the end behind its last byte.
     from: u64,
     to: u64,
 }
 
 impl<'a> Placement<'a> {
-    /// In a domain that there is.
+    /// Creates the placement of a claim in an existing domain.
     pub(crate) fn new(heap: &'a mut Heap, domain: DomainId, claim: &'a Claim) -> Self {
         let from = claim.offset.get();
         Placement { heap, domain, claim, from, to: from.saturating_add(claim.size.get()) }
@@ -91,7 +91,7 @@ impl<'a> Placement<'a> {
         self.heap.home.lists_for(self.domain, self.claim.stream)
     }
 
-    /// Makes a slab of free bytes around a claim, where it was or else where the free run is cut into slabs.
+    /// Opens a slab of free bytes around a claim, at its earlier position if known, else at a slab boundary of the free run.
     fn reopen_slab(&mut self, first: PieceId, pending: Pending) -> Result<(), Obstacle> {
         let (from, slab, home) = (self.from, self.heap.slab, &self.heap.home);
         let free = home.pieces[first].start;
@@ -115,7 +115,7 @@ impl<'a> Placement<'a> {
         Ok(())
     }
 
-    /// Whether all pieces from one on are free up to an offset.
+    /// Checks that all pieces from `first` up to an offset are free.
     fn check_free(&self, first: PieceId, to: u64) -> Result<(), Obstacle> {
         let pieces = &self.heap.home.pieces;
         let mut id = first;
@@ -129,7 +129,7 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Whether others than the stream may still use free pieces, or it at another address.
+    /// Returns whether other streams may still use the free pieces, or the same stream at another address.
     fn is_shared(&self, first: PieceId, to: u64) -> bool {
         let home = &self.heap.home;
         let mut id = first;
@@ -146,7 +146,7 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Takes a range out of free pieces as one piece in no free list.
+    /// Extracts a range from free pieces as one piece in no free list.
     fn extract(&mut self, first: PieceId, from: u64, to: u64) -> PieceId {
         let home = &mut self.heap.home;
         let (mut id, mut whole) = (first, PieceId::NONE);
@@ -172,7 +172,7 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Hands the claim's bytes out, all of which are free.
+    /// Hands out the claim's bytes, which are all free.
     fn hand_out(&mut self, first: PieceId, list: FreeListId) {
         let shared = self.is_shared(first, self.to);
         let piece = self.extract(first, self.from, self.to);

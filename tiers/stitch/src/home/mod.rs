@@ -1,33 +1,29 @@
-//! The bytes at home: which piece lies where, whose extents they are in, and in which free list what is free waits.
+//! The bytes at home: the position of every piece, the extents behind them, and the free lists.
 //!
-//! Home knows no time and counts nothing: a completion point is an argument, and who hands bytes out keeps the statistics.
+//! Home knows no time and counts nothing: a completion point is an argument, and the caller that hands bytes out keeps the statistics.
 //!
 //! Invariants:
 //! - the pieces cover every extent exactly once, and free neighbours of one free list are one piece;
 //! - a free piece is in the free list that it names; one in an extent that is not resident is in a list of evicted pieces, and lies
 //!   inside that one extent;
 //! - a slab is a segment of its own, inside a piece of home.
+//!
+//! A segment is a run of extents of one domain: it begins, joins and ends as extents are added and removed.
 
-mod carve;
-mod evict;
-mod place;
-mod slabs;
-mod walk;
+use std::collections::BTreeMap;
 
 use rustc_hash::FxHashSet;
 
-use crate::domain::StreamLists;
-use crate::domains::Domains;
-use crate::extent::Extents;
-use crate::free_list::Class;
-use crate::free_lists::FreeLists;
-use crate::ids::{DomainId, FreeListId, PieceId, PointNumber, StreamKey};
-use crate::live::LiveBlocks;
-use crate::piece::{Pieces, State};
-use crate::segments::Segments;
-use crate::zone::Zone;
+use crate::domain::{Domains, StreamLists};
+use crate::extent::{Extent, ExtentState, Extents, Zone};
+use crate::free_list::{Class, FreeLists};
+use crate::ids::{DomainId, ExtentId, FreeListId, PieceId, PointNumber, StreamKey};
+use crate::piece::{LiveBlocks, Pieces, State};
 
 pub(crate) use carve::Carved;
+
+mod carve;
+mod walk;
 
 /// The home of one device.
 #[derive(Debug)]
@@ -38,16 +34,16 @@ pub(crate) struct Home {
     pub(crate) extents: Extents,
     pub(crate) segments: Segments,
     pub(crate) live: LiveBlocks,
-    /// Where extents of large blocks go.
+    /// Address zone for extents of large blocks.
     pub(crate) large: Zone,
-    /// Where extents of slabs go.
+    /// Address zone for extents of slabs.
     pub(crate) slabs: Zone,
-    /// Where the zone of slabs begins.
+    /// Start of the zone of slabs.
     pub(crate) slab_zone: u64,
 }
 
 impl Home {
-    /// A home with nothing in it, for a device with so much memory.
+    /// Creates an empty home for a device with `memory` bytes.
     pub(crate) fn new(memory: u64, granularity: u64) -> Self {
         Home {
             pieces: Pieces::default(),
@@ -62,7 +58,7 @@ impl Home {
         }
     }
 
-    /// Makes room for what hits and frees write to until this is asked again, so that none of them has to.
+    /// Makes room in all tables for what hits and frees write until the next call, so that these never allocate.
     pub(crate) fn make_room(&mut self) {
         self.pieces.make_room();
         self.live.make_room();
@@ -73,7 +69,7 @@ impl Home {
         if class == Class::Slabs { &mut self.slabs } else { &mut self.large }
     }
 
-    /// The free lists of a stream, made at first sight.
+    /// Returns the free lists of a stream; creates them on first use.
     pub(crate) fn lists_for(&mut self, id: DomainId, stream: StreamKey) -> StreamLists {
         if let Some(known) = self.domains[id].lists_of(stream) {
             return known;
@@ -81,8 +77,7 @@ impl Home {
         self.domains[id].add_stream(id, stream, &mut self.lists, &self.pieces)
     }
 
-    /// Forgets the streams of a domain of which nothing is left: no free piece, no live block that would come back to them, and
-    /// none of the free lists that are `held` by something else.
+    /// Forgets the streams of a domain without free pieces and live blocks, unless `held` contains one of their free lists.
     pub(crate) fn forget_streams(&mut self, id: DomainId, held: impl Iterator<Item = FreeListId>) {
         let mut used: FxHashSet<FreeListId> = self.pieces.lists().collect();
         used.extend(held);
@@ -97,7 +92,7 @@ impl Home {
         });
     }
 
-    /// Forgets a released domain that holds nothing any more.
+    /// Removes a released domain once it is empty.
     pub(crate) fn drop_if_done(&mut self, id: DomainId) {
         let domain = &self.domains[id];
         if !domain.is_released() || domain.held > 0 || domain.plans > 0 {
@@ -108,12 +103,12 @@ impl Home {
         }
     }
 
-    /// Puts a piece that is in no free list into the one it names, merged with its neighbours there.
+    /// Puts a piece into the free list that it names, merged with its neighbours there.
     pub(crate) fn give(&mut self, id: PieceId) {
         let piece = &mut self.pieces[id];
         piece.state = State::Free;
         let (list, prev, next) = (piece.list, piece.prev, piece.next);
-        // Both are read before the first branch on either: two cache misses at a time instead of one after the other.
+        // Read both before branching on either: the two cache misses overlap.
         let (behind, in_front) = (self.pieces.is_in(next, list), self.pieces.is_in(prev, list));
         if behind {
             self.lists[list].remove(&mut self.pieces, next);
@@ -133,7 +128,7 @@ impl Home {
         }
     }
 
-    /// Keeps a freed piece from everybody until its completion point has passed; `blocks` are complete with it.
+    /// Withholds a freed piece from all streams until its completion point has passed; `blocks` blocks complete with it.
     pub(crate) fn withhold(&mut self, id: PieceId, blocks: u64) {
         let list = &self.lists[self.pieces[id].list];
         let domain = &self.domains[list.domain];
@@ -145,7 +140,7 @@ impl Home {
         self.lists[limbo].insert(&mut self.pieces, id);
     }
 
-    /// Keeps a freed piece for its stream, which has to wait for what holds it.
+    /// Keeps a freed piece for its stream, which has to wait for the holds on it.
     pub(crate) fn hold_back(&mut self, id: PieceId) {
         let held = self.lists[self.pieces[id].list].held;
         let piece = &mut self.pieces[id];
@@ -154,7 +149,7 @@ impl Home {
         self.lists[held].insert(&mut self.pieces, id);
     }
 
-    /// Gives a piece to its stream that nothing holds any more.
+    /// Returns a piece without holds to its stream.
     pub(crate) fn let_go(&mut self, id: PieceId) {
         self.lists.remove(&mut self.pieces, id);
         let piece = &mut self.pieces[id];
@@ -162,7 +157,7 @@ impl Home {
         self.give(id);
     }
 
-    /// Gives every piece of a free list a completion point.
+    /// Sets the completion point of every piece of a free list.
     pub(crate) fn renew(&mut self, list: FreeListId, point: PointNumber) {
         let ids: Vec<PieceId> = self.lists[list].bins.iter().collect();
         for id in ids {
@@ -173,6 +168,112 @@ impl Home {
     }
 }
 
+impl Home {
+    /// Adds extents of these sizes side by side from `start` on, which the zone has already reserved.
+    pub(crate) fn add_extents(
+        &mut self,
+        start: u64,
+        sizes: &[u64],
+        domain: DomainId,
+        class: Class,
+    ) -> Vec<ExtentId> {
+        let mut at = start;
+        sizes
+            .iter()
+            .map(|&size| {
+                let extent = Extent {
+                    start: at,
+                    size,
+                    domain,
+                    class,
+                    aliases: Default::default(),
+                    state: ExtentState::Resident,
+                    live: 0,
+                };
+                at += size;
+                self.extents.insert(extent)
+            })
+            .collect()
+    }
+
+    /// Turns a mapped range into a piece, joined to the segments of its domain on both sides.
+    pub(crate) fn add_piece(&mut self, start: u64, size: u64, domain: DomainId, state: State) -> PieceId {
+        let (first, piece, last) = self.pieces.segment(start, size, state);
+        match self.segments.ends.get(&start).copied().filter(|_| self.owner_of(start - 1) == domain) {
+            Some(left_end) => {
+                self.segments.ends.remove(&start);
+                let left = self.pieces[left_end].prev;
+                self.pieces.link(left, piece);
+                self.pieces.forget(left_end);
+                self.pieces.forget(first);
+            }
+            None => {
+                self.segments.begins.insert(start, first);
+            }
+        }
+        let end = start + size;
+        match self.segments.begins.get(&end).copied().filter(|_| self.owner_of(end) == domain) {
+            Some(right_begin) => {
+                self.segments.begins.remove(&end);
+                let right = self.pieces[right_begin].next;
+                self.pieces.link(piece, right);
+                self.pieces.forget(right_begin);
+                self.pieces.forget(last);
+            }
+            None => {
+                self.segments.ends.insert(end, last);
+            }
+        }
+        piece
+    }
+
+    fn owner_of(&self, offset: u64) -> DomainId {
+        self.extents[self.extents.at(offset)].domain
+    }
+
+    /// Removes a piece of whole extents, in no free list, from home; its segment is split around it.
+    pub(crate) fn remove_piece(&mut self, id: PieceId) {
+        let (start, end) = (self.pieces[id].start, self.pieces[id].end());
+        let (prev, next) = (self.pieces[id].prev, self.pieces[id].next);
+        if self.pieces[prev].state == State::Edge {
+            self.segments.begins.remove(&start);
+            self.pieces.forget(prev);
+        } else {
+            let edge = self.pieces.edge(start);
+            self.pieces.link(prev, edge);
+            self.segments.ends.insert(start, edge);
+        }
+        if self.pieces[next].state == State::Edge {
+            self.segments.ends.remove(&end);
+            self.pieces.forget(next);
+        } else {
+            let edge = self.pieces.edge(end);
+            self.pieces.link(edge, next);
+            self.segments.begins.insert(end, edge);
+        }
+        self.pieces.forget(id);
+    }
+}
+
+/// Edges of all segments, by offset.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    pub(crate) begins: BTreeMap<u64, PieceId>,
+    pub(crate) ends: BTreeMap<u64, PieceId>,
+}
+
+impl Segments {
+    /// Iterates over the first edge of every segment, in address order.
+    pub(crate) fn begins(&self) -> impl Iterator<Item = PieceId> + '_ {
+        self.begins.values().copied()
+    }
+
+    /// Returns the first edge of the last segment that begins at or before an offset.
+    pub(crate) fn last_at(&self, offset: u64) -> Option<PieceId> {
+        self.begins.range(..=offset).next_back().map(|(_, &edge)| edge)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,12 +281,12 @@ mod tests {
     use crate::error::StitchError;
     use crate::extent::ExtentState;
     use crate::ids::ExtentId;
-    use crate::run::Run;
+    use crate::piece::Run;
 
     const MIB: u64 = 1 << 20;
     const STREAM: StreamKey = StreamKey(1);
 
-    /// A home with two extents of 8 MiB, all of it free for one stream, in one piece.
+    /// Creates a home with two extents of 8 MiB in one free piece of one stream.
     fn home() -> (Home, StreamLists, PieceId, Vec<ExtentId>) {
         let mut home = Home::new(64 * MIB, 2 * MIB);
         let domain = home.domains.add(DomainOptions::default(), &mut home.lists);
@@ -205,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_carved_and_put_back_is_one_piece_again() {
+    fn a_carved_range_put_back_is_one_piece_again() {
         let (mut home, lists, _, _) = home();
         let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
         let carved = home.carve(&whole, 4 * MIB, 12 * MIB);
@@ -217,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn free_bytes_of_an_evicted_extent_are_nobody_s_until_it_is_back() {
+    fn free_bytes_of_an_evicted_extent_are_unavailable_until_its_refill() {
         let (mut home, lists, _, extents) = home();
         home.set_apart(extents[1]).unwrap();
         assert!(home.extents.is_apart(12 * MIB, 13 * MIB) && !home.extents.is_apart(0, 8 * MIB));
@@ -239,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_in_an_evicted_extent_empties_it() {
+    fn freeing_the_last_block_of_an_evicted_extent_empties_it() {
         let (mut home, lists, _, extents) = home();
         let [whole] = free(&home, lists.large)[..] else { panic!("one piece") };
         let live = home.carve(&whole, 6 * MIB, 10 * MIB).piece;

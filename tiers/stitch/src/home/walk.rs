@@ -1,13 +1,12 @@
-//! Walks over what lies at home: the pieces of a range, of an extent, behind an edge.
+//! Walks over home: the pieces of a range, of an extent, or behind an edge.
 
 use super::Home;
 use crate::free_list::{Class, FreeList, Owner};
 use crate::ids::{DomainId, ExtentId, FreeListId, PieceId};
-use crate::piece::State;
-use crate::run::{self, Run};
+use crate::piece::{self, Run, State};
 
 impl Home {
-    /// The piece of home that an offset lies in; inside a slab, the slab's piece.
+    /// Returns the piece of home at an offset; inside a slab, the slab's piece.
     pub(crate) fn piece_at(&self, offset: u64) -> Option<PieceId> {
         let id = self.piece_from(self.segments.last_at(offset)?, offset)?;
         if self.pieces[id].state == State::Slab {
@@ -16,18 +15,18 @@ impl Home {
         Some(id)
     }
 
-    /// Of the pieces from an edge to the next one.
+    /// Returns the piece at an offset between an edge and the next edge.
     pub(crate) fn piece_from(&self, edge: PieceId, offset: u64) -> Option<PieceId> {
         self.behind(edge).find(|&id| offset < self.pieces[id].end())
     }
 
-    /// The pieces behind an edge, up to the next.
+    /// Iterates over the pieces from an edge to the next.
     pub(crate) fn behind(&self, edge: PieceId) -> impl Iterator<Item = PieceId> + '_ {
         let pieces = std::iter::successors(Some(self.pieces[edge].next), |&id| Some(self.pieces[id].next));
         pieces.take_while(|&id| self.pieces[id].state != State::Edge)
     }
 
-    /// Bytes of an extent in live blocks.
+    /// Returns the bytes of an extent in live blocks.
     pub(crate) fn live_in(&self, id: ExtentId) -> u64 {
         let (start, end) = (self.extents[id].start, self.extents[id].end());
         let mut live = 0;
@@ -40,7 +39,7 @@ impl Home {
         live
     }
 
-    /// Free pieces that touch a range, in slabs too.
+    /// Returns the free pieces that touch a range, those in slabs too.
     pub(crate) fn free_in(&self, start: u64, end: u64) -> Vec<PieceId> {
         let mut free = Vec::new();
         self.each_in(start, end, |id| {
@@ -51,7 +50,7 @@ impl Home {
         free
     }
 
-    /// Looks at every piece that touches a mapped range of home, in slabs at those inside, in the order of addresses.
+    /// Calls `look` for every piece that touches a mapped range of home, in address order; for slabs, the pieces inside.
     pub(crate) fn each_in(&self, start: u64, end: u64, mut look: impl FnMut(PieceId)) {
         for outer in self.outer_in(start, end) {
             if self.pieces[outer].state != State::Slab {
@@ -70,7 +69,7 @@ impl Home {
 
     pub(crate) fn outer_in(&self, start: u64, end: u64) -> Vec<PieceId> {
         let first = self.segments.last_at(start).and_then(|edge| {
-            // A segment has as many pieces as a program has blocks: the walk begins at the last large block before.
+            // A segment may have as many pieces as the program has blocks, so the walk begins at the nearest large block before the range.
             let block = self.live.last_at_home(start, &self.pieces);
             let near = block.filter(|&block| self.pieces[block].start >= self.pieces[edge].start);
             self.piece_from(near.map_or(edge, |block| self.pieces[block].prev), start)
@@ -83,7 +82,7 @@ impl Home {
         std::iter::successors(first, next).take_while(within).collect()
     }
 
-    /// The bytes of an extent that live blocks hold, joined where they touch, as starts and ends.
+    /// Returns the ranges of an extent in live blocks as (start, end), joined where they touch.
     pub(crate) fn live_ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         self.each_in(start, end, |piece| {
@@ -98,19 +97,19 @@ impl Home {
         ranges
     }
 
-    /// A piece as a run.
+    /// Converts a piece to a run.
     pub(crate) fn run_of(&self, first: PieceId) -> Run {
         let piece = &self.pieces[first];
         Run { start: piece.start, end: piece.end(), first }
     }
 
-    /// What lies in free lists, joined where it touches.
+    /// Returns the runs of the pieces in `lists`, joined where they touch.
     pub(crate) fn runs_in(&self, lists: impl Iterator<Item = FreeListId>) -> Vec<Run> {
         let pieces = lists.flat_map(|list| self.lists[list].bins.iter());
-        run::join(pieces.map(|id| self.run_of(id)).collect())
+        piece::join_runs(pieces.map(|id| self.run_of(id)).collect())
     }
 
-    /// Free pieces of home that somebody may take, now or once their completion point has passed.
+    /// Iterates over the free pieces of home that some stream may take now or once their completion point has passed.
     pub(crate) fn free_at_home(&self) -> impl Iterator<Item = PieceId> + '_ {
         let is_free = |list: &FreeList| {
             list.class != Class::Small && !matches!(list.owner, Owner::Nobody | Owner::Evicted)
@@ -119,18 +118,18 @@ impl Home {
         lists.flat_map(|(_, list)| list.bins.iter())
     }
 
-    /// So much of a piece is whole extents.
+    /// Returns the bytes of a piece that form whole extents.
     pub(crate) fn whole_extents(&self, id: PieceId) -> u64 {
         let piece = &self.pieces[id];
         self.extents.whole_in(piece.start, piece.end())
     }
 
-    /// Free bytes that lie in whole free extents.
+    /// Returns the free bytes in whole free extents.
     pub(crate) fn stitchable_bytes(&self) -> u64 {
         self.free_at_home().map(|id| self.whole_extents(id)).sum()
     }
 
-    /// Runs of slabs of a domain in which nothing is live.
+    /// Returns the runs of a domain's slabs without live blocks.
     pub(crate) fn free_slabs(&self, id: DomainId) -> Vec<Run> {
         let begins = self.segments.begins().filter(|&edge| self.pieces[edge].start >= self.slab_zone);
         let of_domain = |edge: &PieceId| self.extents[self.extents.at(self.pieces[*edge].start)].domain == id;
@@ -141,6 +140,6 @@ impl Home {
             }
             is_free(id)
         });
-        run::join(free.map(|id| self.run_of(id)).collect())
+        piece::join_runs(free.map(|id| self.run_of(id)).collect())
     }
 }

@@ -1,62 +1,58 @@
-//! The slow path: nothing that is free fits as it lies. What can be joined, reused, stitched, borrowed or grown?
+//! The slow path, for requests that no free piece fits: join, reuse, stitch, borrow or grow.
 //!
 //! ```text
-//! reuse an alias ─ join ─ what is held ─ borrow ─ stitch ─ grow ─ stitch smaller pieces ─ take back ─ more that is held ─ wait ─ refuse
-//! └────────────── Ready ───────────────┘   └──────────────── Work ──────────────────────┘   Ready, Work        Wait
+//! reuse an alias ─ join ─ held memory ─ borrow ─ stitch ─ grow ─ stitch smaller pieces ─ take back ─ more held memory ─ wait ─ refuse
+//! └────────────── Ready ───────────────┘   └──────────────── Work ──────────────────────┘   Ready, Work          Wait
 //! ```
 //!
-//! What is held comes first where there is no room to grow: a copy that leaves the GPU reads it, and while copies leave, each extent that
-//! is mapped costs the host about a millisecond (`docs/lab/mapping-while-copies-leave.md`). A wait of the stream for one of them is shorter.
+//! Held memory comes first if there is no room to grow: a copy that leaves the GPU still reads it, and while such copies run, each mapped
+//! extent costs the host about a millisecond (`docs/lab/mapping-while-copies-leave.md`). A wait of the stream for one of them is shorter.
 //!
-//! Two ways to grow for a large block are compared, and the one that reserves less is taken (at home where they are equal):
+//! Two ways to grow for a large block are compared, and the one that reserves less is taken (at home if they are equal):
 //!
 //! ```text
 //! extend:   … free ][ new ]            the free run before a hole, or before the end, is made longer
-//! stitch:   [..free][free][new][free..]   everything free goes into an alias, the rest is new
+//! stitch:   [..free][free][new][free..]   all free memory goes into an alias, the rest is new
 //! ```
 
 use glake_units::Bytes;
 
-use super::grown::Grown;
-use super::pending::{NewAlias, Pending};
 use super::selection::Selection;
-use super::{Draft, Trim};
-use crate::alias::Alias;
-use crate::aliases::Aliases;
+use super::{Draft, Grown, NewAlias, Pending, Trim};
+use crate::alias::{Alias, Aliases};
 use crate::domain::StreamLists;
 use crate::error::StitchError;
 use crate::free_list::Class;
-use crate::heap::{Heap, SMALL_LIMIT, packed};
+use crate::heap::{Heap, Runs, SMALL_LIMIT, Want, packed};
 use crate::ids::{AliasId, ExtentId, PointNumber};
+use crate::piece;
 use crate::plan::{Grant, Request, Stitch};
-use crate::run;
 use crate::settings::{Borrow, Settings};
-use crate::want::{Runs, Want};
 
-/// So many units of the free slabs are not stitched into large blocks.
+/// Number of units of the free slabs that are not stitched into large blocks.
 const KEPT_SLAB_UNITS: u64 = 2;
 
-/// What is held is waited for before anything is mapped if it is longer than asked for by such a part at most: cut up, it would serve
-/// nothing of its size any more.
+/// Largest ratio of a held piece's size to the request at which a wait is preferred to mapping: cut up further, the piece would serve no
+/// request of its size any more.
 const FITTING: u64 = 8;
 
-/// An alias completed by growth is worth its mappings if for each of them it saves so much of a unit: making one
-/// costs about as much as mapping one more time.
+/// Bytes, as a fraction of a unit, that an alias completed by growth must save for each of its mappings: making an alias costs about as
+/// much as one more mapping.
 const WORTH: (u64, u64) = (3, 4);
 
-/// How a miss is served.
+/// Answer to a miss.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // it is taken apart at once
 pub(crate) enum Answer {
-    /// At once after all.
+    /// Served at once after all.
     Ready(Grant),
-    /// With work of the driver.
+    /// Served with driver work.
     Work(Draft),
-    /// Once this completion point has passed.
+    /// Served once this completion point has passed.
     Wait(PointNumber),
 }
 
-/// A request that is no hit.
+/// A request that missed.
 #[derive(Debug)]
 pub(crate) struct Miss<'a> {
     heap: &'a mut Heap,
@@ -67,12 +63,12 @@ pub(crate) struct Miss<'a> {
     unit: u64,
     /// Whether the driver may be asked for new memory.
     grow: bool,
-    /// Whether the stream can wait for what holds keep from it.
+    /// Whether the stream can wait for the holds that keep memory from it.
     pub(crate) waits: bool,
 }
 
 impl<'a> Miss<'a> {
-    /// Of a stream whose free lists there are.
+    /// Creates a miss of a stream whose free lists exist.
     pub(crate) fn new(
         request: &Request,
         lists: StreamLists,
@@ -99,10 +95,10 @@ impl<'a> Miss<'a> {
         Miss { heap, aliases, settings, want, unit, grow, waits: true }
     }
 
-    /// Goes down the ladder.
+    /// Tries the ways to serve the request in order.
     ///
     /// # Errors
-    /// [`StitchError::OutOfMemory`] at its end.
+    /// [`StitchError::OutOfMemory`] if all of them fail.
     pub(crate) fn answer(mut self) -> Result<Answer, StitchError> {
         if self.want.size <= SMALL_LIMIT.get() {
             return self.small();
@@ -152,7 +148,7 @@ impl<'a> Miss<'a> {
         self.heap.runs(&self.want, borrow, KEPT_SLAB_UNITS * self.unit)
     }
 
-    /// What a hit leaves undecided: an alias over the stream's own pieces comes before passed ones.
+    /// Serves the request from an alias over the stream's own pieces, else from a passed piece. A hit leaves this choice open.
     fn own_or_passed(&mut self) -> Option<Grant> {
         if self.may_stitch() {
             let own = self.heap.home.runs_in([self.want.lists.large].into_iter());
@@ -164,7 +160,7 @@ impl<'a> Miss<'a> {
         self.heap.take_passed(&self.want)
     }
 
-    /// Free bytes that lie side by side, at home or in an alias that is already mapped.
+    /// Serves the request from contiguous free bytes, at home or in an alias that is already mapped.
     fn take_from_runs(&mut self, runs: &Runs) -> Option<Grant> {
         if let Some(run) = runs.shortest(self.want.size) {
             return Some(self.heap.take_run(&self.want, &run));
@@ -172,12 +168,12 @@ impl<'a> Miss<'a> {
         if self.may_stitch() { self.reuse(&runs.all) } else { None }
     }
 
-    fn reuse(&mut self, runs: &[run::Run]) -> Option<Grant> {
+    fn reuse(&mut self, runs: &[piece::Run]) -> Option<Grant> {
         let longest = self.settings.longest_reused(self.want.size);
         self.aliases.reuse(self.heap, &self.want, runs, longest)
     }
 
-    /// What is pending on other streams: one piece, several that touch, or several stitched.
+    /// Serves the request from memory pending on other streams: one piece, several that touch, or several stitched.
     fn borrowed(&mut self) -> Option<Answer> {
         if !self.heap.home.domains[self.want.domain].options.lend {
             return None;
@@ -193,7 +189,7 @@ impl<'a> Miss<'a> {
         stitched.map(Answer::Work)
     }
 
-    /// Whether all of it could be new memory.
+    /// Returns whether all of the request could be new memory.
     fn may_grow(&self) -> bool {
         self.grow && self.fits(&self.extent_sizes(self.want.size))
     }
@@ -203,12 +199,12 @@ impl<'a> Miss<'a> {
         is_any && self.waits && self.want.size > SMALL_LIMIT.get()
     }
 
-    /// The piece that holds keep from the stream and that fits best.
-    fn held_piece(&self) -> Option<run::Run> {
+    /// Returns the held piece of the stream that fits best.
+    fn held_piece(&self) -> Option<piece::Run> {
         if self.is_any_held() { self.heap.held_piece(&self.want) } else { None }
     }
 
-    /// What holds keep from the stream: one piece, several that touch, or several stitched or continued with what may be grown.
+    /// Serves the request from held memory of the stream: one piece, several that touch, or several stitched or extended by growth.
     fn held(&mut self) -> Option<Answer> {
         if !self.is_any_held() {
             return None;
@@ -225,7 +221,7 @@ impl<'a> Miss<'a> {
         draft.map(Answer::Work)
     }
 
-    /// An alias over free pieces that are enough without growing.
+    /// Plans an alias over free pieces that suffice without growth.
     fn stitched(&mut self, runs: &Runs) -> Option<Draft> {
         let selection = Selection::of(self.want.size, &runs.all, &self.heap.home.extents);
         if selection.missing > 0 {
@@ -234,7 +230,7 @@ impl<'a> Miss<'a> {
         self.selected(runs, selection)
     }
 
-    /// A slab of another stream that is all free, or one more extent of slabs.
+    /// Serves a small request from an entirely free slab of another stream, else plans one more extent of slabs.
     fn small(self) -> Result<Answer, StitchError> {
         let want = self.want;
         if self.heap.take_idle_slabs(want.domain) {
@@ -266,7 +262,7 @@ impl<'a> Miss<'a> {
         self.settings.allows(sizes, self.heap.tallies.committed())
     }
 
-    /// The least growth that serves a large request.
+    /// Plans the smallest growth that serves a large request.
     fn grown(&mut self, runs: &Runs) -> Option<Draft> {
         let want = self.want;
         let extended = runs
@@ -307,7 +303,7 @@ impl<'a> Miss<'a> {
         Some(Draft { pending: Pending::Extended { want, carved, grown }, steps, stitch: None })
     }
 
-    /// Sets a selection aside, grows what it misses, and says how its alias is made.
+    /// Carves a selection, grows the missing part, and drafts the plan of its alias.
     fn selected(&mut self, runs: &Runs, mut selection: Selection) -> Option<Draft> {
         let want = self.want;
         let sizes = self.extent_sizes(selection.missing);
@@ -353,7 +349,7 @@ impl<'a> Miss<'a> {
         Some(Draft { pending, steps, stitch: Some(stitch) })
     }
 
-    /// The last rungs before a refusal: stitch smaller pieces, give back what other owners do not use, wait.
+    /// Tries the last ways before a refusal: stitch smaller pieces, return unused memory of other owners, wait.
     fn shortage(mut self, runs: &Runs) -> Result<Answer, StitchError> {
         if self.settings.fragment_limit.is_none() {
             self.want.stitch_from = self.want.stitch_from.min(self.settings.extent_near_limit.get());

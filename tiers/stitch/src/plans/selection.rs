@@ -1,22 +1,22 @@
-//! Which free pieces an alias is made of, and what has to be grown among them.
+//! Selection of the free ranges of a new alias, and of the new memory among them.
 
 use crate::extent::Extents;
-use crate::run::Run;
+use crate::piece::Run;
 
-/// Home ranges in alias order, and what has to be grown among them.
+/// Home ranges in alias order, with the new memory to be grown among them.
 #[derive(Debug)]
 pub(super) struct Selection {
-    /// The first begins anywhere in its first extent, the last ends anywhere in its last; the others are whole extents.
+    /// Ranges of home. The first begins anywhere in its first extent, the last ends anywhere in its last; all others are whole extents.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// How much of the last range lies in an extent that is not free as a whole.
+    /// Bytes of the last range in an extent that is only partly free.
     pub(super) tail: u64,
-    /// What has to be grown, in front of the tail.
+    /// Bytes of new memory needed, in front of the tail.
     pub(super) missing: u64,
 }
 
 impl Selection {
-    /// Chooses free ranges for an alias: the longest first, so that few are broken, and for the end the shortest that
-    /// is enough. A free suffix of an extent can only come first, a free prefix only last.
+    /// Chooses free ranges for an alias: the longest first, so that few are broken; at the end the shortest sufficient one. A free suffix
+    /// of an extent can only come first, a free prefix only last.
     pub(super) fn of(size: u64, runs: &[Run], extents: &Extents) -> Self {
         let mut candidates: Vec<Candidate> = runs
             .iter()
@@ -54,7 +54,7 @@ impl Selection {
         extents: &Extents,
     ) -> Self {
         let head = candidates.iter().max_by_key(|candidate| candidate.head()).filter(|head| head.head() > 0);
-        // An alias maps an extent once: the suffix and the prefix are of two.
+        // An alias maps an extent once: suffix and prefix must come from different extents.
         let apart = |tail: &&Candidate| {
             head.is_none_or(|head| {
                 head.start != tail.start && extents.at(head.start) != extents.at(tail.end - 1)
@@ -96,13 +96,13 @@ impl Selection {
         Selection { ranges, tail: used_tail, missing }
     }
 
-    /// How many extents an alias over its ranges maps.
+    /// Returns the number of extents that an alias over its ranges maps.
     pub(super) fn touched(&self, extents: &Extents) -> usize {
         self.ranges.iter().map(|&(start, end)| extents.touching(start, end).count()).sum()
     }
 
-    /// Makes the new range `total` long instead of `missing`: less of the tail is needed, or none of it. Returns how much
-    /// of the new range is used, and its place among the ranges.
+    /// Sets the size of the new range to `total` instead of `missing`, so that less of the tail is needed, or none. Returns how much of the
+    /// new range is used, and its position among the ranges.
     pub(super) fn grow_to(&mut self, total: u64) -> (u64, usize) {
         let spared = (total - self.missing).min(self.tail);
         if let Some((start, end)) = self.ranges.pop()
@@ -115,7 +115,7 @@ impl Selection {
     }
 }
 
-/// A free run with its outermost boundaries between extents.
+/// A free run with its outermost extent boundaries.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     start: u64,
@@ -152,7 +152,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Extents of 8 MiB side by side.
+    /// Creates extents of 8 MiB side by side.
     fn extents(count: u64) -> Extents {
         let mut extents = Extents::new(2 * MIB);
         for start in (0..count).map(|n| n * 8 * MIB) {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_come_first_and_the_shortest_that_is_enough_last() {
+    fn longest_ranges_come_first_and_the_shortest_sufficient_one_last() {
         let runs = [run(0, 8), run(16, 40), run(48, 64)];
         assert_eq!(of(30, &runs), (vec![(16, 40), (0, 6)], 0));
         assert_eq!(of(10, &runs), (vec![(48, 58)], 0), "one run that is enough");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_grown_takes_the_place_of_the_tail() {
+    fn new_memory_replaces_the_tail() {
         let runs = [run(4, 8), run(16, 24), run(32, 35)];
         let mut selection = Selection::of(20 * MIB, &runs, &extents(16));
         let (used, at) = selection.grow_to(8 * MIB);

@@ -1,21 +1,19 @@
-//! Memory and mappings going back to the driver: whole free extents whose completion point has passed, and idle aliases.
+//! Release of memory and mappings: whole free extents whose completion point has passed, and idle aliases.
 //!
-//! Invariant: an extent is released only when no alias maps it; aliases of what goes are unmapped first.
+//! Invariant: an extent is released only if no alias maps it; the aliases over it are unmapped first.
 
 use glake_units::Bytes;
 
-use super::Draft;
-use super::pending::Pending;
-use super::release::Release;
-use crate::aliases::Aliases;
+use super::{Draft, Pending, Release};
+use crate::alias::Aliases;
 use crate::free_list::Class;
 use crate::heap::Heap;
 use crate::ids::{AliasId, DomainId, ExtentId};
+use crate::piece::{self, Run};
 use crate::plan::Step;
-use crate::run::{self, Run};
 use crate::settings::Settings;
 
-/// More aliases than this are not kept: a miss looks at each, and a stitch costs about as much as looking at 256.
+/// Maximum number of aliases kept: a miss searches all, and searching 256 costs about as much as making one.
 const MOST_ALIASES: usize = 256;
 
 /// Whole extents inside a free run.
@@ -26,7 +24,7 @@ struct Free {
     to: u64,
 }
 
-/// A release while it is put together.
+/// A release under construction.
 #[derive(Debug)]
 pub(crate) struct Trim<'a> {
     heap: &'a mut Heap,
@@ -40,9 +38,8 @@ impl<'a> Trim<'a> {
         Trim { heap, aliases, release: Release::default(), steps: Vec::new() }
     }
 
-    /// Releases at least `target` of free extents if there are so many: first what belongs to released domains, then
-    /// slabs, then the rest, from the highest addresses down. What a domain keeps stays, but for the addresses of evicted extents that are
-    /// nobody's.
+    /// Releases at least `target` of free extents if there are as many. Released domains go first, then slabs, then the rest, from the
+    /// highest addresses down. Domains that keep their memory are skipped, except for evicted extents without live bytes.
     pub(crate) fn of_all(self, target: Bytes) -> Option<Draft> {
         self.heap.home.dissolve_idle_slabs(None);
         let giving = self.heap.home.domains.iter().filter(|(_, domain)| domain.gives_back());
@@ -55,19 +52,19 @@ impl<'a> Trim<'a> {
         self.of(&forgetting, order, target)
     }
 
-    /// Releases all free memory of one domain, also what it keeps.
+    /// Releases all free memory of one domain, even if the domain keeps its memory.
     pub(crate) fn of_domain(self, domain: DomainId) -> Option<Draft> {
         self.heap.home.dissolve_idle_slabs(Some(domain));
         let free = self.releasable_of_domain(domain);
         self.of(&[domain], free, Bytes::MAX)
     }
 
-    /// Forgets the extents of a domain that are evicted and hold nothing live.
+    /// Forgets the evicted extents of a domain without live bytes.
     pub(crate) fn of_evicted(self, domain: DomainId) -> Option<Draft> {
         self.of(&[domain], Vec::new(), Bytes::ZERO)
     }
 
-    /// Unmaps idle aliases, the least recently used first, until at most `keep` of them is mapped.
+    /// Unmaps idle aliases, least recently used first, until at most `keep` bytes of them are mapped.
     pub(crate) fn of_aliases(mut self, keep: Bytes) -> Option<Draft> {
         let (all, passed) = (&self.heap.home.extents, self.heap.points.passed());
         let mut idle: Vec<(u64, AliasId, u64)> = self
@@ -88,8 +85,8 @@ impl<'a> Trim<'a> {
         self.finish()
     }
 
-    /// What is due: idle aliases above their limit go, and the older half of them where mappings near their
-    /// cap, or where there are so many that looking through them costs more than making one. Nothing else is due.
+    /// Collects the idle aliases above their limit. The older half of the idle aliases is also collected near the cap of mappings, or if
+    /// searching them costs more than making a new one.
     pub(crate) fn of_due(self, settings: &Settings) -> Option<Draft> {
         let idle = self.heap.tallies.idle_alias_bytes;
         let near_cap = self.heap.tallies.mappings > settings.max_mappings / 8 * 7;
@@ -137,7 +134,7 @@ impl<'a> Trim<'a> {
         Some(Draft { pending: Pending::Released(self.release), steps: self.steps, stitch: None })
     }
 
-    /// Takes all aliases of an extent out of use; returns the step that releases it.
+    /// Takes all aliases of an extent out of use and returns the step that releases the extent.
     fn withdraw_all(&mut self, extent: ExtentId) -> Step {
         while let Some(&alias) = self.heap.home.extents[extent].aliases.first() {
             self.withdraw(alias);
@@ -151,7 +148,7 @@ impl<'a> Trim<'a> {
         self.release.aliases.push(alias);
     }
 
-    /// Extents of domains that are evicted, with nothing live in them.
+    /// Returns the evicted extents of `domains` without live bytes.
     fn forgettable_of(&self, domains: &[DomainId]) -> Vec<ExtentId> {
         let home = &self.heap.home;
         if home.extents.are_all_resident() {
@@ -163,9 +160,8 @@ impl<'a> Trim<'a> {
         gone.map(|(id, _)| id).collect()
     }
 
-    /// Whole free extents of a domain that nothing can touch any more, whichever free lists they are in, with their rank in the
-    /// order in which they should go. Ranges of one run come with the highest first, so that carving one leaves the run of
-    /// the others as it is.
+    /// Returns the whole free extents of a domain that no work can touch any more, across its free lists, with their rank in the order of
+    /// release. Ranges of one run come highest first, so that carving one does not change the run of the others.
     fn releasable_of_domain(&self, id: DomainId) -> Vec<(u8, Free)> {
         let home = &self.heap.home;
         let domain = &home.domains[id];
@@ -175,7 +171,7 @@ impl<'a> Trim<'a> {
             let pieces = lists.flat_map(|list| home.lists[list].bins.iter());
             let passed = pieces.filter(|&id| !self.heap.points.is_pending(home.pieces[id].point));
             let rank = if domain.is_released() { 0 } else { 1 + u8::from(class == Class::Large) };
-            for run in run::join(passed.map(|id| home.run_of(id)).collect()) {
+            for run in piece::join_runs(passed.map(|id| home.run_of(id)).collect()) {
                 order.extend(self.releasable_of(run).into_iter().map(|free| (rank, free)));
             }
         }
@@ -183,7 +179,7 @@ impl<'a> Trim<'a> {
         order
     }
 
-    /// The ranges of whole extents of a run whose aliases are all done with.
+    /// Returns the ranges of whole extents of a run whose aliases can all be unmapped.
     fn releasable_of(&self, run: Run) -> Vec<Free> {
         let all = &self.heap.home.extents;
         let (first, last) = all.boundaries(run.start, run.end);

@@ -1,23 +1,22 @@
-//! The invariants, checked whole: for tests and for whoever suspects a bug.
+//! Checks of all invariants, for tests and debugging.
 
 use std::collections::HashSet;
 
-use crate::aliases::Aliases;
+use crate::alias::Aliases;
 use crate::extent::{Extent, ExtentState};
 use crate::free_list::Owner;
 use crate::heap::Heap;
 use crate::ids::{ExtentId, PieceId};
-use crate::live::Live;
-use crate::piece::State;
+use crate::piece::{Live, State};
 use crate::plans::Plans;
 
-/// An invariant that does not hold.
+/// Invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rule} (at offset {offset:#x})")]
 pub struct Broken {
-    /// Which.
+    /// Text of the rule.
     pub rule: &'static str,
-    /// Where.
+    /// Offset at which it is broken.
     pub offset: u64,
 }
 
@@ -25,7 +24,7 @@ fn hold(holds: bool, rule: &'static str, offset: u64) -> Result<(), Broken> {
     if holds { Ok(()) } else { Err(Broken { rule, offset }) }
 }
 
-/// A walk over all that an allocator has.
+/// A walk over the whole state of an allocator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Audit<'a> {
     pub(crate) heap: &'a Heap,
@@ -35,10 +34,10 @@ pub(crate) struct Audit<'a> {
 }
 
 impl Audit<'_> {
-    /// Walks everything and checks the invariants.
+    /// Walks the whole state and checks the invariants.
     ///
     /// # Errors
-    /// The first one that is broken.
+    /// The first broken invariant.
     pub(crate) fn check(&self) -> Result<(), Broken> {
         let (mut in_lists, mut held) = (HashSet::new(), 0);
         for (name, list) in self.heap.home.lists.iter() {
@@ -47,34 +46,34 @@ impl Audit<'_> {
             for id in list.bins.iter() {
                 let piece = &self.heap.home.pieces[id];
                 hold(piece.state == State::Free, "a piece in a list is free", piece.start)?;
-                hold(piece.list == name, "a free piece knows its list", piece.start)?;
+                hold(piece.list == name, "a free piece names its list", piece.start)?;
                 hold(
                     self.heap.home.pieces.is_in(id, piece.list),
-                    "a free piece is known to be in its list",
+                    "the table of lists names a free piece's list",
                     piece.start,
                 )?;
                 hold(in_lists.insert(id), "a free piece is in one list", piece.start)?;
                 let passed =
                     list.owner != Owner::Anyone || released || !self.heap.points.is_pending(piece.point);
-                hold(passed, "what anyone may take has passed", piece.start)?;
+                hold(passed, "memory that any stream may take has passed", piece.start)?;
                 let is_held = self.heap.holds.on(piece.start, piece.end()).next().is_some();
                 match list.owner {
-                    Owner::Held(_) => hold(is_held, "something holds what is held", piece.start)?,
+                    Owner::Held(_) => hold(is_held, "a held piece has a hold", piece.start)?,
                     Owner::Nobody => {}
-                    _ => hold(!is_held, "nothing holds what may be taken", piece.start)?,
+                    _ => hold(!is_held, "a piece that may be taken has no hold", piece.start)?,
                 }
                 if is_held {
-                    hold(self.heap.points.is_pending(piece.point), "what is held is pending", piece.start)?;
+                    hold(self.heap.points.is_pending(piece.point), "a held piece is pending", piece.start)?;
                     held += piece.size;
                 }
                 bytes += piece.size;
             }
-            hold(bytes == list.bytes, "a list knows its bytes", 0)?;
+            hold(bytes == list.bytes, "the bytes of a list are the sum of its pieces", 0)?;
         }
         let all_held = held == self.heap.holds.bytes();
-        hold(all_held || !self.plans.is_empty(), "what holds cover is held, or withheld", 0)?;
+        hold(all_held || !self.plans.is_empty(), "ranges of holds are held or withheld pieces", 0)?;
         let live = |block: &u64| self.heap.home.live.get(*block, &self.heap.home.pieces).is_some();
-        hold(self.heap.holds.recorded().all(|block| live(&block)), "what is recorded is live", 0)?;
+        hold(self.heap.holds.recorded().all(|block| live(&block)), "recorded blocks are live", 0)?;
         let mut covered = 0;
         let mut free = 0;
         for first in self.heap.home.segments.begins() {
@@ -84,14 +83,14 @@ impl Audit<'_> {
         let evicted =
             self.heap.home.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Evicted);
         let evicted: u64 = evicted.map(|(_, extent)| extent.size).sum();
-        hold(covered == reserved + evicted, "pieces cover what is reserved, or evicted", 0)?;
+        hold(covered == reserved + evicted, "pieces cover reserved and evicted memory", 0)?;
         hold(free == in_lists.len(), "every free piece is in a list", 0)?;
         hold(self.heap.tallies.committed() <= self.limit.max(reserved), "the limit is kept", 0)?;
         self.check_blocks()?;
         self.check_extents()
     }
 
-    /// Walks a segment; returns its bytes and counts its free pieces, those in slabs too.
+    /// Walks one segment. Returns its bytes and counts its free pieces, those in slabs too.
     fn check_segment(&self, first: PieceId, free: &mut usize) -> Result<u64, Broken> {
         let mut bytes = 0;
         let mut at = self.heap.home.pieces[first].start;
@@ -141,7 +140,7 @@ impl Audit<'_> {
                     for &part in &block.parts {
                         hold(
                             self.heap.home.pieces[part].state == State::Part,
-                            "a stitched block holds its parts",
+                            "the parts of a stitched block are parts",
                             offset,
                         )?;
                         hold(parts.insert(part), "a part belongs to one block", offset)?;
@@ -152,7 +151,11 @@ impl Audit<'_> {
                 }
             }
         }
-        hold(bytes == self.heap.tallies.allocated_bytes(), "live blocks are what is counted as allocated", 0)
+        hold(
+            bytes == self.heap.tallies.allocated_bytes(),
+            "the bytes of live blocks are counted as allocated",
+            0,
+        )
     }
 
     fn check_residency(&self, id: ExtentId, extent: &Extent) -> Result<(), Broken> {
@@ -165,14 +168,14 @@ impl Audit<'_> {
                 let within = here || extent.start <= piece.start && piece.end() <= extent.end();
                 broken = hold(
                     evicted != here && within,
-                    "what is free is evicted where its extent is",
+                    "free pieces of an evicted extent are in a list of evicted pieces",
                     piece.start,
                 );
             }
         });
         broken?;
         let live = here || extent.live == self.heap.home.live_in(id);
-        hold(live, "an extent that is not here knows its live bytes", extent.start)
+        hold(live, "a non-resident extent counts its live bytes", extent.start)
     }
 
     fn check_extents(&self) -> Result<(), Broken> {

@@ -1,28 +1,36 @@
-//! The blocks that are handed out: found by an offset or by their domain, with the physical memory behind them.
+//! Views of live blocks and single extents, and the claims that make blocks live again at their earlier addresses.
+//!
+//! A private pool's checkpoint is restored by claims:
+//!
+//! ```text
+//! checkpoint:  [ a ][ b ]      [ c ]          live then
+//! now:         [ a ]     [    d    ]          live now
+//! restore:     a stays, d is freed, b and c are claimed
+//! ```
 
 use glake_units::Bytes;
+use rustc_hash::FxHashMap;
 
-use crate::aliases::Aliases;
-use crate::claim::Claim;
+use crate::alias::Aliases;
+use crate::domain::Domain;
 use crate::error::{Obstacle, StitchError};
+use crate::extent::ExtentState;
 use crate::heap::Heap;
 use crate::ids::{DomainId, ExtentId, PieceId, StreamKey};
-use crate::live::Live;
-use crate::piece::State;
-use crate::view::extents::HomeRange;
+use crate::piece::{Live, State};
 
-/// A block that was handed out and not freed.
+/// Block that was handed out and not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Where it begins, from the start of the reservation.
+    /// Start, from the start of the reservation.
     pub offset: Bytes,
-    /// How long it is.
+    /// Size of the block in bytes.
     pub size: Bytes,
-    /// What was asked for.
+    /// Size of the request.
     pub requested: Bytes,
-    /// Whose memory it is.
+    /// Domain that owns the memory.
     pub domain: DomainId,
-    /// The stream that it goes back to.
+    /// Stream that the block returns to when freed.
     pub stream: StreamKey,
 }
 
@@ -32,16 +40,16 @@ impl LiveBlock {
     }
 }
 
-/// The extents that a block lies in.
+/// The extents behind a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// Where the first one is mapped for this block, from the start of the reservation: at or before the block.
+    /// Address of the first extent as mapped for this block, from the start of the reservation; at or before the block.
     pub start: Bytes,
-    /// In the order of the block's addresses, side by side from `start` on.
+    /// Extents in the order of the block's addresses, side by side from `start` on.
     pub extents: Vec<ExtentId>,
 }
 
-/// A look at what is handed out.
+/// A view of the live blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     pub(crate) heap: &'a Heap,
@@ -49,12 +57,12 @@ pub struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    /// How many blocks are live.
+    /// Returns the number of live blocks.
     pub fn count(&self) -> usize {
         self.heap.home.live.len()
     }
 
-    /// The block that begins at an offset: its size and what was asked for.
+    /// Returns the size and the requested size of the block that begins at an offset.
     pub fn at(&self, offset: Bytes) -> Option<(Bytes, Bytes)> {
         let (size, requested) = match self.live_at(offset)? {
             Live::Piece(id) => (self.heap.home.pieces[id].size, self.heap.home.pieces[id].requested),
@@ -66,8 +74,7 @@ impl Blocks<'_> {
         Some((Bytes::new(size), Bytes::new(requested)))
     }
 
-    /// The live block that an offset lies in: its first byte, or any other. Slower than [`Blocks::at`]: it walks the
-    /// slabs, or back over what lies before.
+    /// Returns the live block that contains an offset. Slower than [`Blocks::at`]: it walks the slab, or back over earlier pieces.
     pub fn find(&self, offset: Bytes) -> Option<LiveBlock> {
         let at = offset.get();
         let live = if at < self.heap.home.slab_zone {
@@ -86,7 +93,7 @@ impl Blocks<'_> {
         Some(self.live_block(live)).filter(|block| block.contains(at))
     }
 
-    /// The live blocks of a domain, in the order of their offsets.
+    /// Returns the live blocks of a domain, in the order of their offsets.
     pub fn of(&self, domain: DomainId) -> Vec<LiveBlock> {
         let all = self.heap.home.live.iter(&self.heap.home.pieces).map(|(_, live)| self.live_block(live));
         let mut blocks: Vec<LiveBlock> = all.filter(|block| block.domain == domain).collect();
@@ -94,7 +101,7 @@ impl Blocks<'_> {
         blocks
     }
 
-    /// The extents behind the block that begins at an offset.
+    /// Returns the extents behind the block that begins at an offset.
     pub fn backing(&self, offset: Bytes) -> Option<Backing> {
         let at = offset.get();
         match self.live_at(offset)? {
@@ -124,7 +131,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// The bytes at home of the block that begins at an offset, in the order of the block's own.
+    /// Returns the home ranges of the block that begins at an offset, in the order of the block's bytes.
     pub fn home_of(&self, offset: Bytes) -> Option<Vec<HomeRange>> {
         let range = |&id: &PieceId| {
             let piece = &self.heap.home.pieces[id];
@@ -136,10 +143,10 @@ impl Blocks<'_> {
         })
     }
 
-    /// The claim that brings a live block back.
+    /// Returns the claim that restores a live block.
     ///
     /// # Errors
-    /// [`StitchError::NotClaimable`] where it is stitched: such an address cannot be had back.
+    /// [`StitchError::NotClaimable`] if the block is stitched: its address cannot be restored.
     pub(crate) fn claim_of(&self, block: &LiveBlock) -> Result<Claim, StitchError> {
         let LiveBlock { offset, size, requested, stream, .. } = *block;
         let Some(Live::Piece(id)) = self.live_at(offset) else {
@@ -165,7 +172,7 @@ impl Blocks<'_> {
                 (block.start, block.size, block.requested, block.list)
             }
         };
-        // The free list of a live block is always a stream's.
+        // The free list of a live block always belongs to a stream.
         let list = &self.heap.home.lists[list];
         let (domain, stream) = (list.domain, list.stream().unwrap_or_default());
         LiveBlock {
@@ -175,5 +182,159 @@ impl Blocks<'_> {
             domain,
             stream,
         }
+    }
+}
+
+/// State of one extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentView {
+    /// Extent that is described.
+    pub extent: ExtentId,
+    /// Start at home, from the start of the reservation.
+    pub offset: Bytes,
+    /// Size of the extent in bytes.
+    pub size: Bytes,
+    /// Bytes of the extent in live blocks.
+    pub live: Bytes,
+    /// Residency of the extent.
+    pub state: ExtentState,
+}
+
+/// Consecutive bytes of home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeRange {
+    /// Start, from the start of the reservation.
+    pub offset: Bytes,
+    /// Size of the range in bytes.
+    pub size: Bytes,
+}
+
+/// A view of the extents of an allocator.
+#[derive(Clone, Copy, Debug)]
+pub struct ExtentViews<'a> {
+    pub(crate) heap: &'a Heap,
+    pub(crate) aliases: &'a Aliases,
+}
+
+impl ExtentViews<'_> {
+    /// Returns the extents of a domain, or the remaining ones of a released domain, in the order of their home addresses. Walks their
+    /// pieces.
+    pub fn of(&self, domain: DomainId) -> Vec<ExtentView> {
+        let own = self.heap.home.extents.iter().filter(|(_, extent)| extent.domain == domain);
+        let mut views: Vec<ExtentView> = own
+            .map(|(id, extent)| ExtentView {
+                extent: id,
+                offset: Bytes::new(extent.start),
+                size: Bytes::new(extent.size),
+                live: Bytes::new(self.heap.home.live_in(id)),
+                state: extent.state,
+            })
+            .collect();
+        views.sort_unstable_by_key(|view| view.offset);
+        views
+    }
+
+    /// Returns the residency of an extent; `None`: no such extent.
+    pub fn state(&self, extent: ExtentId) -> Option<ExtentState> {
+        self.heap.home.extents.state(extent)
+    }
+
+    /// Returns whether all memory of a domain counts and stays, live or not: a captured graph knows its addresses, and the domain was not
+    /// released.
+    pub fn is_held(&self, domain: DomainId) -> bool {
+        self.heap.home.domains.get(domain).is_some_and(Domain::is_held)
+    }
+
+    /// Returns an extent's size and domain; for an unknown extent, 0 and the default domain.
+    pub fn size_and_domain(&self, extent: ExtentId) -> (Bytes, DomainId) {
+        let found = self.heap.home.extents.get(extent);
+        found.map_or((Bytes::ZERO, DomainId::DEFAULT), |found| (Bytes::new(found.size), found.domain))
+    }
+
+    /// Returns the extents that a range of home touches, in address order, each with the part of the range that it holds.
+    pub fn touching(&self, range: HomeRange) -> Vec<(ExtentId, HomeRange)> {
+        let (start, end) = (range.offset.get(), range.offset.get() + range.size.get());
+        let home = |id: ExtentId| {
+            let (offset, size) = self.heap.home.extents.bounds(id);
+            (id, HomeRange { offset, size })
+        };
+        self.heap.home.extents.touching(start, end).map(home).collect()
+    }
+
+    /// Returns the addresses of an extent when resident: at home, then in each alias.
+    pub fn addresses_of(&self, extent: ExtentId) -> Vec<Bytes> {
+        let Some(found) = self.heap.home.extents.get(extent) else { return Vec::new() };
+        let aliases = found
+            .aliases
+            .iter()
+            .map(|&alias| self.aliases[alias].address_of(extent, &self.heap.home.extents));
+        [found.start].into_iter().chain(aliases).map(Bytes::new).collect()
+    }
+
+    /// Returns the bytes of an extent that an eviction has to keep: those in live blocks, joined where they touch. All bytes count if a
+    /// captured graph knows the addresses, until its pool is released.
+    pub fn kept_ranges(&self, extent: ExtentId) -> Vec<HomeRange> {
+        let Some(found) = self.heap.home.extents.get(extent) else { return Vec::new() };
+        let (start, end) = (found.start, found.end());
+        let domain = &self.heap.home.domains[found.domain];
+        if domain.is_held() {
+            return vec![HomeRange { offset: Bytes::new(start), size: Bytes::new(end - start) }];
+        }
+        let range = |(from, to)| HomeRange { offset: Bytes::new(from), size: Bytes::new(to - from) };
+        self.heap.home.live_ranges(start, end).into_iter().map(range).collect()
+    }
+}
+
+/// Request to make a block live at one fixed place of home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Start of the block, from the start of the reservation.
+    pub offset: Bytes,
+    /// Size of the block: a multiple of 512 bytes.
+    pub size: Bytes,
+    /// Requested size; at most `size`.
+    pub requested: Bytes,
+    /// Stream that the block returns to when freed.
+    pub stream: StreamKey,
+    /// Start of the slab to open for a small block, if known.
+    pub slab: Option<Bytes>,
+}
+
+/// Result of a restore. A block that is live both before and after is in both lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Blocks that were live before the restore.
+    pub freed: Vec<LiveBlock>,
+    /// Blocks that are live after the restore.
+    pub claimed: Vec<LiveBlock>,
+}
+
+impl Claim {
+    /// Returns the blocks to free (live now, not in the checkpoint) and the blocks to claim (in the checkpoint, not live now).
+    pub(crate) fn differences(now: &[Claim], then: &[Claim]) -> (Vec<Claim>, Vec<Claim>) {
+        let without = |these: &[Claim], those: &[Claim]| {
+            let those: FxHashMap<Bytes, &Claim> = those.iter().map(|claim| (claim.offset, claim)).collect();
+            these.iter().filter(|claim| those.get(&claim.offset) != Some(claim)).copied().collect()
+        };
+        (without(now, then), without(then, now))
+    }
+}
+
+#[cfg(test)]
+mod claim_tests {
+    use super::*;
+
+    #[test]
+    fn a_restore_changes_only_the_differences() {
+        let claim = |at: u64, stream| Claim {
+            offset: Bytes::new(at),
+            size: Bytes::kib(1),
+            requested: Bytes::kib(1),
+            stream: StreamKey(stream),
+            slab: None,
+        };
+        let (now, then) = ([claim(0, 0), claim(4096, 0), claim(8192, 0)], [claim(0, 0), claim(4096, 1)]);
+        let (goes, comes) = Claim::differences(&now, &then);
+        assert_eq!((goes, comes), (vec![now[1], now[2]], vec![then[1]]));
     }
 }

@@ -1,7 +1,7 @@
-//! Blocks that something holds beside their stream, when they are freed.
+//! Blocks with holds on them when they are freed.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here fails the test.
+// A panic fails the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use glake_stitch::{Allocator, Grant, HoldId, Outcome, Request, Settings, StreamKey, Wait};
@@ -9,7 +9,7 @@ use glake_units::Bytes;
 
 const EXTENT: Bytes = Bytes::mib(8);
 
-/// An allocator with room for so many extents, and no more.
+/// Creates an allocator whose limit is `extents` extents.
 fn core(extents: u64) -> Allocator {
     let settings = Settings {
         extent: EXTENT,
@@ -25,7 +25,7 @@ fn request(mib: u64, stream: u64) -> Request {
     Request { size: Bytes::mib(mib), stream: StreamKey(stream), domain: Allocator::default_domain() }
 }
 
-/// What a request comes to, with the driver's work done; `None`: it has to wait on the host.
+/// Serves a request, with the driver's work done; `None` if it has to wait on the host.
 fn ask(core: &mut Allocator, request: &Request) -> Option<Grant> {
     if let Some(grant) = core.take(request) {
         return Some(grant);
@@ -49,7 +49,7 @@ fn hold(core: &mut Allocator, grant: &Grant) -> HoldId {
 }
 
 #[test]
-fn while_a_block_lives_a_hold_changes_nothing_and_once_it_has_passed_neither() {
+fn a_hold_has_no_effect_on_a_live_block_or_after_it_has_passed() {
     let mut core = core(2);
     let grant = ask(&mut core, &request(8, 1)).unwrap();
     let held = hold(&mut core, &grant);
@@ -60,7 +60,7 @@ fn while_a_block_lives_a_hold_changes_nothing_and_once_it_has_passed_neither() {
 }
 
 #[test]
-fn held_bytes_are_taken_where_the_limit_asks_and_with_a_wait() {
+fn held_bytes_are_taken_at_the_limit_behind_a_wait() {
     let mut core = core(2);
     let grant = ask(&mut core, &request(8, 1)).unwrap();
     let held = hold(&mut core, &grant);
@@ -77,7 +77,7 @@ fn held_bytes_are_taken_where_the_limit_asks_and_with_a_wait() {
 }
 
 #[test]
-fn another_stream_waits_for_the_completion_point_and_a_trim_too() {
+fn another_stream_and_a_trim_wait_for_the_completion_point() {
     let mut core = core(1);
     let grant = ask(&mut core, &request(8, 1)).unwrap();
     let held = hold(&mut core, &grant);
@@ -93,7 +93,7 @@ fn another_stream_waits_for_the_completion_point_and_a_trim_too() {
 }
 
 #[test]
-fn a_completion_point_is_behind_every_hold() {
+fn a_completion_point_implies_every_hold() {
     let mut core = core(1);
     let grant = ask(&mut core, &request(8, 1)).unwrap();
     let held = hold(&mut core, &grant);
@@ -108,7 +108,7 @@ fn a_completion_point_is_behind_every_hold() {
 }
 
 #[test]
-fn several_holds_on_one_block_are_all_waited_for() {
+fn a_stream_waits_for_all_holds_on_a_block() {
     let mut core = core(1);
     let grant = ask(&mut core, &request(8, 1)).unwrap();
     let holds = [(); 3].map(|()| hold(&mut core, &grant));
@@ -126,7 +126,7 @@ fn several_holds_on_one_block_are_all_waited_for() {
 }
 
 #[test]
-fn at_the_limit_what_is_held_comes_before_what_has_to_be_mapped() {
+fn at_the_limit_held_memory_comes_before_new_mappings() {
     for (extents, waits) in [(6, true), (8, false)] {
         let mut core = core(extents);
         let parts = [8, 8, 8, 8, 16].map(|mib| ask(&mut core, &request(mib, 1)).unwrap());
@@ -147,7 +147,7 @@ fn at_the_limit_what_is_held_comes_before_what_has_to_be_mapped() {
 }
 
 #[test]
-fn held_pieces_are_stitched_and_joined_with_what_is_free() {
+fn held_pieces_are_stitched_and_joined_with_free_ones() {
     let mut core = core(4);
     let blocks: Vec<Grant> = (0..4).map(|_| ask(&mut core, &request(8, 1)).unwrap()).collect();
     let holds = [0, 2].map(|index: usize| hold(&mut core, &blocks[index]));
@@ -169,7 +169,7 @@ fn held_pieces_are_stitched_and_joined_with_what_is_free() {
 }
 
 #[test]
-fn a_plan_that_fails_puts_held_pieces_back_where_they_belong_by_then() {
+fn an_aborted_plan_puts_held_pieces_back_by_their_current_state() {
     for passes in [false, true] {
         let mut core = core(4);
         let blocks: Vec<Grant> = (0..4).map(|_| ask(&mut core, &request(8, 1)).unwrap()).collect();
@@ -189,7 +189,7 @@ fn a_plan_that_fails_puts_held_pieces_back_where_they_belong_by_then() {
 }
 
 #[test]
-fn what_else_uses_a_block_decides_with_its_completion_point() {
+fn recorded_streams_and_the_completion_point_decide_beside_holds() {
     let mut core = core(1);
     let grant = ask(&mut core, &request(8, 1)).unwrap();
     let held = hold(&mut core, &grant);
@@ -204,7 +204,7 @@ fn what_else_uses_a_block_decides_with_its_completion_point() {
 }
 
 #[test]
-fn a_small_block_is_its_stream_s_again_when_its_holds_have_passed() {
+fn a_small_block_returns_to_its_stream_when_its_holds_have_passed() {
     let mut core = core(1);
     let small = Request { size: Bytes::kib(512), ..request(0, 1) };
     let grant = ask(&mut core, &small).unwrap();

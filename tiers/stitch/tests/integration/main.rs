@@ -1,4 +1,4 @@
-//! The allocator's core from outside: one binary, because each costs seconds to build.
+//! Tests of the allocator's core from outside, in one binary because each binary costs seconds to build.
 
 mod held;
 mod model;

@@ -1,11 +1,10 @@
-//! Random programs on the core, beside a model that knows every physical byte.
+//! Random programs on the core, compared with a model that tracks every physical byte.
 //!
-//! The model is written out in the plainest way: a table of cells of 64 KiB. For each address it knows which cell of which
-//! extent is mapped there, and for each cell who uses it, who used it last, and what has happened since. It never asks the
-//! core what it believes.
+//! The model is a plain table of cells of 64 KiB. For each address it knows the cell of the extent mapped there, and for each cell its
+//! user, its last user, and the events since. It never queries the core's own state.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here fails the test; the numbers are small.
+// A panic fails the test; the numbers are small.
 #![allow(clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -46,7 +45,7 @@ enum Op {
     CameBack { which: usize },
 }
 
-/// What other threads do while the driver executes a plan: nothing of it waits for the driver.
+/// Actions of other threads while the driver executes a plan; none of them waits for the driver.
 #[derive(Clone, Debug)]
 enum Quick {
     Hit { cells: u64, stream: u64, domain: usize },
@@ -59,7 +58,7 @@ enum Quick {
     Release { which: usize },
 }
 
-/// A few streams do most; the others come, and are seldom heard of again.
+/// Generates streams: a few do most of the work, others appear and are rarely seen again.
 fn stream() -> impl Strategy<Value = u64> {
     prop_oneof![2 => 0..4u64, 1 => 0..STREAMS]
 }
@@ -114,11 +113,11 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What is known of one physical cell.
+/// State of one physical cell.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     live: bool,
-    /// The last use: stream, completion point of the free, what else used it, the address, when.
+    /// Last use: stream, completion point of the free, other uses, address, time.
     last: Option<Last>,
 }
 
@@ -126,18 +125,18 @@ struct Cell {
 struct Last {
     stream: u64,
     point: PointNumber,
-    /// Which of the model's frees it was; none where it was not there.
+    /// Number of the model's free that freed the cell; none if the cell was not resident.
     free: Option<usize>,
     address: u64,
     at: usize,
 }
 
-/// The live blocks of a domain at one time.
+/// Live blocks of a domain at one time.
 #[derive(Debug)]
 struct Checkpoint {
     domain: DomainId,
     claims: Vec<Claim>,
-    /// Its memory cannot have gone since.
+    /// Whether their memory cannot have been released since.
     owned: bool,
 }
 
@@ -145,70 +144,70 @@ struct Checkpoint {
 struct Block {
     grant: Grant,
     stream: u64,
-    /// What else uses it.
+    /// Other uses of the block.
     others: Others,
-    /// What it was given.
+    /// Grant of the block.
     cells: Vec<(ExtentId, u64, u64)>,
 }
 
-/// What uses a block beside its stream.
+/// Uses of a block beside its own stream.
 #[derive(Clone, Debug, Default)]
 struct Others {
-    /// Until these have passed.
+    /// Holds that must pass.
     holds: Vec<HoldId>,
-    /// Other streams that it was recorded on.
+    /// Other streams that the block was recorded on.
     recorded: Vec<u64>,
-    /// Once it is freed: until these have passed too.
+    /// Use holds that must pass as well once the block is freed.
     uses: Vec<HoldId>,
-    /// It was claimed: the core may know of uses that nothing tells the end of.
+    /// Whether the block was claimed: the core may know of uses whose end is never reported.
     claimed: bool,
-    /// There are such uses: the completion point tells.
+    /// Whether such uses exist; then only the completion point ends them.
     unknown: bool,
 }
 
-/// What domains keep.
+/// Domains by the memory that they keep.
 #[derive(Clone, Debug, Default)]
 struct Owners {
-    /// Those that keep their free extents.
+    /// Domains that keep their free extents.
     kept: HashSet<DomainId>,
-    /// Of these, those that have no aliases and lend nothing.
+    /// Subset of these without aliases and lending.
     private: HashSet<DomainId>,
-    /// Those that were given up, and when where they kept what was free: a graph's replay may write to all of that.
+    /// Released domains, with the time of the release if they kept free memory: a graph's replay may write to all of it.
     released: HashMap<DomainId, Option<PointNumber>>,
 }
 
 #[derive(Debug, Default)]
 struct Model {
     extents: HashMap<ExtentId, (DomainId, Vec<Cell>)>,
-    /// Address of a cell to the extent's cell that is mapped there; whether access is set.
+    /// Cell mapped at each address, and whether access is set.
     mapped: BTreeMap<u64, (ExtentId, u64, bool)>,
     blocks: Vec<Block>,
-    /// Extents that have begun to leave and are not back: whether their memory is there.
+    /// Extents that are being evicted or are evicted; whether they have memory.
     elsewhere: BTreeMap<ExtentId, bool>,
     owners: Owners,
-    /// The domains that there are.
+    /// Existing domains.
     domains: Vec<DomainId>,
     checkpoint: Option<Checkpoint>,
-    /// Blocks that were freed: where, how many cells, the stream.
+    /// Freed blocks: address, number of cells, stream.
     gone: Vec<(Bytes, Bytes, u64)>,
-    /// What used each block that was freed.
+    /// Uses of each freed block.
     frees: Vec<Others>,
-    /// Holds that have not passed, those of uses too.
+    /// Pending holds, use holds included.
     holding: Vec<HoldId>,
-    /// Of those of uses, the ones that no event was recorded for: they never pass.
+    /// Use holds without a recorded event; these never pass.
     lost: Vec<HoldId>,
-    /// When each stream last passed a completion edge.
+    /// Time of each stream's last completion edge.
     edges: Vec<usize>,
     open: PointNumber,
     passed: PointNumber,
     now: usize,
-    /// What was open when a restore gave up last, or a domain was released.
+    /// Open completion point at the last failed restore or release of a domain.
     given_up: Option<PointNumber>,
 }
 
 impl Model {
-    /// Carries a plan out that was made when domains kept this. What it takes away was no graph's then, and nobody was given
-    /// it since: that its domain was given up meanwhile changes nothing.
+    /// Applies a plan made when domains kept `kept`. Memory that the plan releases belonged to no graph then and was handed out to no one
+    /// since, so a release of its domain meanwhile is irrelevant.
     fn execute(&mut self, plan: &Plan, then: &Owners) {
         for step in &plan.steps {
             match step {
@@ -253,7 +252,7 @@ impl Model {
                     let replayed = |extent| then.released.get(&self.extents[extent].0).copied().flatten();
                     let replays = extents.iter().filter_map(replayed).any(|point| point > self.passed);
                     assert!(!replays, "unmapped under a graph's replay");
-                    // Work may still run on the range: nothing in it was used at these addresses after what has passed.
+                    // Work may still run on the range, but none that used it at these addresses after the passed point.
                     for (index, extent) in extents.iter().enumerate() {
                         let _ = index;
                         for cell in &self.extents[extent].1 {
@@ -266,7 +265,7 @@ impl Model {
                 }
                 Step::Release { extent, domain, .. } => {
                     let evicted = self.elsewhere.remove(extent);
-                    // What is evicted and nobody's is forgotten, unless a graph may write to it.
+                    // Evicted memory without live blocks is forgotten, unless a graph may write to it.
                     let is_forgotten = evicted == Some(false) && !then.private.contains(domain);
                     assert!(!then.kept.contains(domain) || is_forgotten, "a domain keeps its extents");
                     assert!(evicted != Some(true), "released on its way");
@@ -274,8 +273,8 @@ impl Model {
                     assert!(cells.iter().all(|cell| !cell.live), "released under a live block");
                     let pending =
                         cells.iter().filter_map(|cell| cell.last).any(|last| last.point > self.passed);
-                    // What is evicted has no memory to use: all work on it was done when it left, none was enqueued since, and a
-                    // free there is pending in name only. Its aliases, whose other extents may be here, go when theirs have passed.
+                    // Evicted cells have no memory to use: all work on them ended before the eviction, none was enqueued since, and a
+                    // free there is pending in name only. Aliases over other, resident extents are unmapped once their point has passed.
                     assert!(!pending || evicted.is_some(), "released under running work");
                     let replayed =
                         then.released.get(domain).copied().flatten().is_some_and(|point| point > self.passed);
@@ -286,7 +285,7 @@ impl Model {
         }
     }
 
-    /// One of the domains that there are or were: of those that were released, parts may live.
+    /// Picks a domain that exists or existed: parts of a released domain may live.
     fn any_domain(&self, which: usize) -> DomainId {
         let mut all: Vec<DomainId> = self.owners.released.keys().copied().collect();
         all.sort_unstable();
@@ -305,7 +304,7 @@ impl Model {
             .collect()
     }
 
-    /// Checks a new block against everything that is known, and takes it.
+    /// Checks a new block against the model, and records it.
     fn take(&mut self, grant: Grant, stream: u64, domain: DomainId) {
         if grant.edge {
             self.edges[stream as usize] = self.now;
@@ -345,7 +344,7 @@ impl Model {
         self.blocks.push(Block { grant, stream, others: Others::default(), cells: given });
     }
 
-    /// Whether a block was handed out at the cell of this address.
+    /// Returns whether a block was handed out at the cell of this address.
     fn is_live(&self, address: u64) -> bool {
         let mut blocks = self
             .blocks
@@ -354,7 +353,7 @@ impl Model {
         blocks.any(|range| range.contains(&address))
     }
 
-    /// The cells of a range of home, where all of them are mapped, of one domain, and none is live.
+    /// Returns the cells of a range of home if all are mapped, belong to one domain, and none is live.
     fn claimable(&self, offset: Bytes, size: Bytes) -> Option<Vec<(ExtentId, u64)>> {
         let addresses = (0..size.get().div_ceil(CELL)).map(|cell| offset.get() + cell * CELL);
         let mapped: Option<Vec<_>> = addresses.map(|at| self.mapped.get(&at).copied()).collect();
@@ -366,7 +365,7 @@ impl Model {
         claimable.then_some(cells)
     }
 
-    /// Takes a block that was claimed: who else may still use its cells decides when they may be taken after it.
+    /// Records a claimed block: pending users of its cells delay later reuse.
     fn claim(&mut self, offset: Bytes, size: Bytes, stream: u64) {
         let grant = Grant { offset, size, edge: false, waits: Default::default() };
         let mut unknown = false;
@@ -388,7 +387,7 @@ impl Model {
         self.blocks.push(Block { grant, stream, others, cells: given });
     }
 
-    /// An extent that is moving, or one that is evicted.
+    /// Picks an extent that is moving, or one that is evicted.
     fn nth_elsewhere(&self, which: usize, moving: bool) -> Option<ExtentId> {
         let extents = self.elsewhere.iter().filter(|(_, there)| **there == moving);
         let extents: Vec<ExtentId> = extents.map(|(extent, _)| *extent).collect();
@@ -400,7 +399,7 @@ impl Model {
         self.gone.push((block.grant.offset, block.grant.size, block.stream));
         self.frees.push(block.others);
         for (extent, index, address) in block.cells {
-            // Nothing uses what is not there; what is may be used by other streams, whatever else of the block is gone.
+            // Evicted cells have no uses; resident cells may be used by other streams, whether or not the whole block is resident.
             let apart = self.elsewhere.contains_key(&extent);
             let cell = &mut self.extents.get_mut(&extent).expect("mapped extents exist").1[index as usize];
             cell.live = false;
@@ -415,7 +414,7 @@ impl Model {
         block.grant
     }
 
-    /// The uses of the last block that was freed, of those that the core tells of: each has an event, or else none was recorded.
+    /// Checks the reported uses of the last freed block, and records an event for each, or for none.
     fn end_uses(&mut self, uses: &mut impl Iterator<Item = StreamUse>) {
         let others = self.frees.last_mut().expect("one was freed");
         let uses: Vec<StreamUse> = uses.take(others.recorded.len()).collect();
@@ -432,7 +431,7 @@ impl Model {
         }
     }
 
-    /// A hold that can pass, which has then.
+    /// Picks a hold that can pass, and passes it.
     fn pass_hold(&mut self, which: usize) -> Option<HoldId> {
         let can_pass: Vec<HoldId> =
             self.holding.iter().copied().filter(|hold| !self.lost.contains(hold)).collect();
@@ -443,18 +442,18 @@ impl Model {
 }
 
 impl Others {
-    /// Whether anything of it may still use the block.
+    /// Returns whether any pending use of the block is left.
     fn is_pending(&self, holding: &[HoldId]) -> bool {
         self.unknown || self.holds.iter().chain(&self.uses).any(|hold| holding.contains(hold))
     }
 }
 
-/// Everything that an abort must leave as it was.
+/// State that an abort must leave unchanged.
 fn picture(core: &Allocator) -> (Vec<glake_stitch::Segment>, glake_stitch::Stats) {
     let mut segments = core.report().segments();
     segments.sort_by_key(|segment| segment.offset);
     for segment in &mut segments {
-        // How free bytes are divided (a slab kept open, pieces of two free lists) is not what an abort has to keep.
+        // An abort need not preserve the division of free bytes (a slab kept open, pieces of two free lists).
         segment.blocks.dedup_by(|next, block| {
             let joined = !next.live && !block.live;
             if joined {
@@ -585,7 +584,7 @@ fn run(borrow: Borrow, program: Vec<Op>) {
     end(core, model);
 }
 
-/// Extents that are not resident, and whose last live block was freed: asked for with each free.
+/// Checks the extents that are not resident and lost their last live block; called after each free.
 fn emptied(core: &mut Allocator, model: &Model) {
     for extent in core.take_emptied() {
         let (domain, cells) = &model.extents[&extent];
@@ -594,7 +593,7 @@ fn emptied(core: &mut Allocator, model: &Model) {
     }
 }
 
-/// What no driver is needed for.
+/// Executes an operation that needs no driver.
 fn quick(core: &mut Allocator, model: &mut Model, quick: &Quick) {
     match *quick {
         Quick::Hit { cells, stream, domain } => {
@@ -708,7 +707,7 @@ fn malloc(
     }
 }
 
-/// Claims a block that was freed, or some cells that are mapped.
+/// Claims a freed block, or some mapped cells.
 fn claim(core: &mut Allocator, model: &mut Model, at: usize, cells: u64, stream: u64, again: bool) {
     let (offset, requested, stream) = if again && !model.gone.is_empty() {
         model.gone[at % model.gone.len()]
@@ -756,7 +755,7 @@ fn restore(core: &mut Allocator, model: &mut Model) {
                 .map(|block| block.offset)
                 .collect();
             let mut freed = model.blocks.iter().filter(|block| gone.contains(&block.grant.offset));
-            // Of claimed blocks the core may know no uses: then none is known to be which block's, and none passes.
+            // The core may know no uses of claimed blocks: then uses cannot be matched to blocks, and none passes.
             let told = !freed.any(|block| block.others.claimed && !block.others.recorded.is_empty());
             let mut uses = core.take_uses().into_iter();
             for offset in gone {
@@ -788,7 +787,7 @@ fn restore(core: &mut Allocator, model: &mut Model) {
     }
 }
 
-/// What the core says of live blocks, asked by any of their bytes and by their domain.
+/// Checks the core's answers about live blocks, queried by any of their bytes and by their domain.
 fn finds(core: &Allocator, model: &Model) {
     for block in &model.blocks {
         let (start, size) = (block.grant.offset.get(), block.grant.size.get());
@@ -814,7 +813,7 @@ fn finds(core: &Allocator, model: &Model) {
     }
 }
 
-/// An extent of a domain begins to leave.
+/// Begins the eviction of an extent of a domain.
 fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which: usize) {
     let extents = core.extents().of(domain);
     let Some(view) = extents.get(which % extents.len().max(1)) else { return };
@@ -840,8 +839,8 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
         Err(StitchError::WrongExtentState { .. }) => assert_ne!(view.state, ExtentState::Resident),
         Err(StitchError::Withheld { .. }) => {
             let mut used = cells.iter().filter_map(|cell| cell.last);
-            // A restore that gives up has freed blocks and claimed them again: what lies beside them waits for a completion point more. So
-            // does what other streams used of a domain that is released.
+            // A failed restore has freed blocks and claimed them again: memory beside them waits for one more completion point. So
+            // does memory of a released domain that other streams used.
             let given_up = model.given_up.is_some_and(|point| point > model.passed);
             let is_used = used.any(|last| last.point > model.passed);
             assert!(is_used || given_up, "nothing in it is used any more");
@@ -851,7 +850,7 @@ fn begin_evict(core: &mut Allocator, model: &mut Model, domain: DomainId, which:
     }
 }
 
-/// A moving extent is unmapped everywhere and released: not before all work on it is done.
+/// Unmaps a moving extent everywhere and releases it once all work on it is done.
 fn finish_evict(core: &mut Allocator, model: &mut Model, which: usize) {
     let Some(extent) = model.nth_elsewhere(which, true) else { return };
     let mut told = core.extents().addresses_of(extent);
@@ -870,7 +869,7 @@ fn finish_evict(core: &mut Allocator, model: &mut Model, which: usize) {
     model.elsewhere.insert(extent, false);
 }
 
-/// An extent that is evicted gets memory, if the limit and the driver allow it, and is mapped where it was.
+/// Refills an evicted extent at its addresses, if the limit and the driver allow it.
 fn begin_refill(core: &mut Allocator, model: &mut Model, which: usize, made: bool) {
     let Some(extent) = model.nth_elsewhere(which, false) else { return };
     let size = model.extents[&extent].1.len() as u64 * CELL;
@@ -906,7 +905,7 @@ fn finish(core: &mut Allocator, model: &mut Model, plan: Option<Plan>, abort: bo
     }
 }
 
-/// Everything is freed, has passed and is trimmed: every gauge is at zero.
+/// Frees everything, passes all points and trims: every gauge is at zero.
 fn end(mut core: Allocator, mut model: Model) {
     while !model.blocks.is_empty() {
         let grant = model.free(0);
@@ -967,8 +966,8 @@ proptest! {
     }
 }
 
-/// A thousand cycles of growth and trimming, each larger than the device's memory could hold side by side with the last,
-/// stay inside the reservation: offsets are given back.
+/// A thousand cycles of growth and trimming, each too large to fit beside the previous one in the device's memory, stay inside the
+/// reservation: offsets are reused.
 #[test]
 fn growth_and_trimming_stay_inside_the_reservation() {
     let mut core = Allocator::new(settings(Borrow::Completed)).expect("the settings are in range");

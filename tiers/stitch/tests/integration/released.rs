@@ -1,7 +1,7 @@
-//! The memory of a graph that is dropped: its replay may run, and writes to all that the graph had.
+//! Memory of a dropped graph: a replay may still run, and writes to all memory that the graph had.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here fails the test.
+// A panic fails the test.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use glake_stitch::{Allocator, DomainId, DomainOptions, Outcome, Request, Settings, StitchError, StreamKey};
@@ -10,15 +10,15 @@ use glake_units::Bytes;
 const OWNER: StreamKey = StreamKey(1);
 const OTHER: StreamKey = StreamKey(0);
 
-/// What of a graph's memory was freed, long before the graph is dropped.
+/// Freed memory of a graph, before the graph is dropped.
 #[derive(Clone, Copy, Debug)]
 enum Freed {
     Plain,
-    /// Other streams used it.
+    /// Memory that other streams used.
     Recorded,
-    /// Of slabs, which stay open for their stream.
+    /// Slabs, which stay open for their stream.
     Small,
-    /// It lay side by side only at other addresses.
+    /// Memory that was contiguous only at other addresses.
     Stitched,
 }
 
@@ -44,7 +44,7 @@ fn block(core: &mut Allocator, domain: DomainId, size: Bytes) -> Bytes {
     }
 }
 
-/// Releases all that can be; whether it was anything.
+/// Releases all releasable memory; returns whether there was any.
 fn trimmed(core: &mut Allocator) -> bool {
     let mut any = false;
     while let Some(plan) = core.plan_trim(Bytes::ZERO).or_else(|| core.plan_collection(Bytes::ZERO)) {
@@ -55,7 +55,7 @@ fn trimmed(core: &mut Allocator) -> bool {
 }
 
 #[test]
-fn none_of_it_goes_before_what_ran_at_the_release_is_done() {
+fn memory_stays_until_work_running_at_the_release_is_done() {
     for freed in [Freed::Plain, Freed::Recorded, Freed::Small, Freed::Stitched] {
         let mut core = core();
         let stitched = matches!(freed, Freed::Stitched);
@@ -90,7 +90,7 @@ fn none_of_it_goes_before_what_ran_at_the_release_is_done() {
 }
 
 #[test]
-fn a_domain_that_is_released_while_the_driver_works_for_it_is_whole_until_that_is_done() {
+fn a_domain_released_during_a_plan_lives_until_the_plan_ends() {
     for commit in [false, true] {
         for size in [Bytes::kib(64), Bytes::mib(24)] {
             let mut core = core();

@@ -1,4 +1,4 @@
-//! Many blocks: what is done for one extent takes as long as what lies in it, and not as what lies beside it.
+//! Many blocks: the time of an operation on one extent depends on the blocks in it, not on other extents.
 
 #![allow(clippy::expect_used, clippy::panic)]
 
@@ -27,9 +27,9 @@ fn take(core: &mut Allocator, size: Bytes) -> Grant {
     }
 }
 
-/// Every extent of a device leaves and comes back, large blocks and small ones in them, every third freed.
+/// Evicts and refills every extent of a device with large and small blocks, every third of them freed.
 #[test]
-fn ten_thousand_blocks_leave_and_come_back() {
+fn ten_thousand_blocks_are_evicted_and_refilled() {
     let settings = Settings { extent: Bytes::mib(16), ..Settings::for_memory(Bytes::gib(80)) };
     let mut core = Allocator::new(settings).expect("the settings make sense");
     let large: Vec<Grant> = (0..BLOCKS).map(|n| take(&mut core, Bytes::kib(1025 + n * 37 % 9000))).collect();

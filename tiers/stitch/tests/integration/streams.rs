@@ -1,7 +1,7 @@
-//! Streams that come and go: each takes a block, frees it, and is never heard of again.
+//! Short-lived streams: each takes a block, frees it, and is never seen again.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here fails the test.
+// A panic fails the test.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn block(core: &mut Allocator, size: Bytes, stream: u64) -> Bytes {
     }
 }
 
-/// The least time of a hit, of some hundred thousand.
+/// Returns the minimum time of a hit among some hundred thousand.
 fn hit(core: &mut Allocator, stream: u64) -> Duration {
     let request = Request { size: SIZES[0], stream: StreamKey(stream), domain: Allocator::default_domain() };
     let first = block(core, SIZES[0], stream);
@@ -67,7 +67,7 @@ fn come_and_go(streams: u64, live: u64) -> Allocator {
 }
 
 #[test]
-fn what_they_leave_serves_the_next_ones() {
+fn memory_of_old_streams_serves_new_ones() {
     for live in [0, 40] {
         let (few, many) = (come_and_go(100 + live, live), come_and_go(20_000, live));
         assert!(
@@ -81,11 +81,11 @@ fn what_they_leave_serves_the_next_ones() {
 }
 
 #[test]
-fn all_of_it_goes_back_and_hits_take_as_long_as_ever() {
+fn all_memory_is_released_and_hits_stay_fast() {
     let (mut few, mut many) = (come_and_go(1, 0), come_and_go(100_000, 0));
     let times = [hit(&mut few, 1), hit(&mut many, 200_000)];
     println!("a hit and a free: {:?} of one stream, {:?} after 100,000", times[0], times[1]);
-    // Such times are of a machine that does other things too: what must not be is a search through all streams.
+    // Times vary with the load of the machine: only a search through all streams would exceed this bound.
     assert!(times[1] <= 3 * times[0].max(Duration::from_nanos(20)), "{times:?}");
     for core in [&mut few, &mut many] {
         let closed = core.close_point();

@@ -1,7 +1,7 @@
-//! Blocks that other streams use when they are freed.
+//! Blocks that other streams still use when they are freed.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here fails the test.
+// A panic fails the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use glake_stitch::{
@@ -30,7 +30,7 @@ fn request(size: Bytes, stream: StreamKey) -> Request {
     Request { size, stream, domain: Allocator::default_domain() }
 }
 
-/// A block, or the completion point that is to be waited for.
+/// Result of a request: a block, or the completion point to wait for.
 fn ask(core: &mut Allocator, size: Bytes, stream: StreamKey) -> Result<Grant, PointNumber> {
     let request = request(size, stream);
     if let Some(grant) = core.take(&request) {
@@ -53,7 +53,7 @@ fn pass(core: &mut Allocator, uses: &[StreamUse]) {
     uses.iter().for_each(|used| core.pass_hold(used.hold));
 }
 
-/// A block of the own stream, recorded and freed.
+/// Allocates a block, records it on other streams and frees it.
 fn freed(core: &mut Allocator, size: Bytes, on: &[StreamKey]) -> (Grant, Vec<StreamUse>) {
     let grant = ask(core, size, OWN).unwrap();
     on.iter().for_each(|&stream| assert!(core.record_stream(grant.offset, stream)));
@@ -67,7 +67,7 @@ fn active(core: &Allocator) -> (u64, u64) {
 }
 
 #[test]
-fn a_loop_whose_uses_end_reserves_one_block_while_no_point_passes() {
+fn a_loop_with_completed_uses_reserves_one_block_without_a_completion_point() {
     for size in [SMALL, LARGE, Bytes::mib(20)] {
         let mut core = core(Bytes::mib(256));
         let mut before = None;
@@ -85,7 +85,7 @@ fn a_loop_whose_uses_end_reserves_one_block_while_no_point_passes() {
 }
 
 #[test]
-fn a_block_waits_for_every_stream_it_was_recorded_on_and_for_its_own_not() {
+fn a_block_waits_for_every_recorded_stream_but_its_own() {
     for size in [SMALL, LARGE] {
         let mut core = core(LARGE);
         let (grant, uses) = freed(&mut core, size, &[SIDE, OWN, OTHER, SIDE]);
@@ -104,7 +104,7 @@ fn a_block_waits_for_every_stream_it_was_recorded_on_and_for_its_own_not() {
 }
 
 #[test]
-fn what_is_its_own_stream_s_again_is_no_other_s_and_stays_mapped_before_the_point() {
+fn memory_back_with_its_stream_is_not_lent_or_unmapped_before_the_point() {
     let mut core = core(LARGE);
     let (grant, uses) = freed(&mut core, LARGE, &[SIDE]);
     let extents = core.extents().of(Allocator::default_domain());
@@ -119,7 +119,7 @@ fn what_is_its_own_stream_s_again_is_no_other_s_and_stays_mapped_before_the_poin
 }
 
 #[test]
-fn a_use_that_never_ends_is_behind_the_point() {
+fn a_use_without_an_event_ends_with_the_point() {
     for size in [SMALL, LARGE] {
         let mut core = core(LARGE);
         let (grant, uses) = freed(&mut core, size, &[SIDE]);
@@ -133,7 +133,7 @@ fn a_use_that_never_ends_is_behind_the_point() {
 }
 
 #[test]
-fn unknown_work_is_behind_the_point_alone() {
+fn unknown_work_ends_only_with_the_point() {
     let mut core = core(LARGE);
     let (_, uses) = freed(&mut core, LARGE, &[SIDE, StreamKey::UNKNOWN]);
     assert!(uses.is_empty(), "{uses:?}");
@@ -162,7 +162,7 @@ fn a_stitched_block_is_whole_again_at_once() {
 }
 
 #[test]
-fn what_a_refused_request_could_have_is_known_by_its_holds() {
+fn a_refused_request_knows_the_holds_it_could_wait_for() {
     let mut core = core(Bytes::mib(16));
     let (_, own) = freed(&mut core, LARGE, &[SIDE]);
     let point = core.close_point();
@@ -179,7 +179,7 @@ fn what_a_refused_request_could_have_is_known_by_its_holds() {
 }
 
 #[test]
-fn a_claim_of_what_is_in_use_waits_for_the_point_and_the_rest_does_not() {
+fn only_the_claimed_part_of_used_memory_waits_for_the_point() {
     let mut core = core(Bytes::mib(16));
     let (grant, uses) = freed(&mut core, Bytes::mib(16), &[SIDE]);
     let (offset, size) = (Bytes::new(grant.offset.get() + (4 << 20)), Bytes::mib(4));

@@ -1,7 +1,7 @@
-//! Memory that other streams may still use goes back when its own completion point has passed.
+//! Memory that other streams may still use is released once its own completion point has passed.
 
 #![allow(missing_docs)]
-// Whatever goes wrong here fails the test.
+// A panic fails the test.
 #![allow(clippy::expect_used, clippy::panic)]
 
 use glake_stitch::{Allocator, Claim, Outcome, Request, Settings, StreamKey};
@@ -10,7 +10,7 @@ use glake_units::Bytes;
 const OWNER: StreamKey = StreamKey(1);
 const OTHER: StreamKey = StreamKey(0);
 
-/// Where a new block lies.
+/// Returns the offset of a new block.
 fn block(core: &mut Allocator, size: Bytes) -> Bytes {
     let request = Request { size, stream: OWNER, domain: Allocator::default_domain() };
     if let Some(grant) = core.take(&request) {
@@ -24,7 +24,7 @@ fn block(core: &mut Allocator, size: Bytes) -> Bytes {
 }
 
 #[test]
-fn what_is_left_around_a_claim_waits_for_no_later_point() {
+fn memory_around_a_claim_waits_for_no_later_point() {
     let settings = Settings { extent: Bytes::mib(8), ..Settings::for_memory(Bytes::mib(256)) };
     let mut core = Allocator::new(settings).expect("the settings are in range");
     let size = Bytes::mib(8);

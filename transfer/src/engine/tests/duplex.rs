@@ -151,11 +151,11 @@ fn nothing_is_counted_once_it_is_over() {
         flows.iter().for_each(|flow| flow.copy(&fixture, Bytes::mib(64), priority));
     }
     flows.iter().for_each(|flow| fixture.wait(flow.on));
-    let links = &fixture.engine().links;
+    let links = &fixture.engine().shared.links;
     links.lane_sets().refresh(&links.lane_sets().make(0));
     for relay in fixture.gpus.iter() {
         for direction in Direction::BOTH {
-            assert_eq!(fixture.engine().ledger.crossings.of(relay, direction), Bytes::ZERO, "{relay}");
+            assert_eq!(fixture.engine().shared.ledger.crossings.of(relay, direction), Bytes::ZERO, "{relay}");
         }
     }
     drop(flows);

@@ -195,7 +195,7 @@ fn copies_under_faults_at_random_are_right_or_say_so() {
             fixture.faults.set(&[]);
             // What an error says of may run still.
             fixture.completion_events.synchronize(fixture.gpus).unwrap();
-            fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+            fixture.engine().shared.contexts.own().synchronize(fixture.gpus).unwrap();
             assert!(there.is_err() || fixture.holds(&span, source.as_slice()), "{seed} {round}");
             fixture.engine().copy_blocking(&host, &span, on, CopyOptions::default()).unwrap();
             assert!(fixture.holds(&span, memory.as_slice()), "{seed} {round}");

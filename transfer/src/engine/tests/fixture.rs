@@ -1,7 +1,6 @@
 //! A server, an engine on it, and memory of all kinds.
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use glake_device::owned::{Buffer, CompletionEvents, DeviceSet, OwnedStream, Pages, Registration, Span};
@@ -71,7 +70,7 @@ impl Fixture {
         let shared = options.shared_gpus;
         let engine =
             Engine::new(completion_events.clone(), graph, EngineOptions { relays, ..options }).unwrap();
-        used.iter().for_each(|gpu| engine.resources.want(gpu));
+        used.iter().for_each(|gpu| engine.shared.resources.want(gpu));
         let (done, ready) = mpsc::channel();
         engine.start_relays(move |_| done.send(()).unwrap()).unwrap();
         ready.recv().unwrap();

@@ -1,7 +1,6 @@
 //! Memory that the driver does not know: bytes, the native contract, faults.
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use glake_device::owned::{self, Buffer, DeviceSet, Span};

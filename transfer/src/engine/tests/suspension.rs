@@ -1,8 +1,7 @@
 //! Relays that are suspended and resumed: their contexts go and come back, whatever is copied meanwhile.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
@@ -36,7 +35,7 @@ impl Fixture {
 
     /// Where the engine has contexts of its own.
     fn contexts(&self) -> DeviceSet {
-        let own = self.engine().contexts.own_driver();
+        let own = self.engine().shared.contexts.own_driver();
         self.gpus.iter().filter(|gpu| own.has_context(*gpu).unwrap()).collect()
     }
 
@@ -178,7 +177,7 @@ fn waking_meanwhile_leaves_everything_as_it_was() {
 fn what_cannot_go_stays_and_says_why() {
     let fixture = Fixture::new("h200x4");
     let [used, free] = [2, 3].map(DeviceId);
-    let stream = OwnedStream::new(fixture.engine().contexts.own_driver(), used).unwrap();
+    let stream = OwnedStream::new(fixture.engine().shared.contexts.own_driver(), used).unwrap();
     let stayed = fixture.suspend();
     let why: Vec<(DeviceId, WhyUnsuspended)> =
         stayed.iter().map(|stayed| (stayed.relay, stayed.why)).collect();

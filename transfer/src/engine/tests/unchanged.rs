@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use glake_device::Driver as _;
 use glake_device::owned::{DeviceSet, OwnedStream, Span};
-use glake_device::{Address, DeviceId, Fault, Injected, PointerKind, Stream, Verb, When};
+use glake_device::{Address, DeviceId, Driver as _, Fault, Injected, PointerKind, Stream, Verb, When};
 use glake_sim::SimOptions;
 use glake_units::Bytes;
 
@@ -340,7 +339,7 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
     takes(all.without(DeviceSet::of(OTHER)));
     // What the engine had there goes back.
     assert_eq!(fixture.engine().unsuspended(Duration::from_secs(60)), []);
-    let own = fixture.engine().contexts.own_driver();
+    let own = fixture.engine().shared.contexts.own_driver();
     assert_eq!(own.has_context(OTHER).ok(), Some(false));
     // It does not come back with those that rested.
     fixture.engine().suspend(all);
@@ -358,7 +357,7 @@ fn links_of_gpus_that_the_program_uses_are_its_own() {
 fn a_gpu_that_the_program_used_before_is_no_relay() {
     let fixture = Fixture::made("h200x4", EngineOptions::default(), killing());
     assert_eq!(fixture.engine().relays(), fixture.gpus.without(DeviceSet::of(GPU)));
-    let own = fixture.engine().contexts.own_driver();
+    let own = fixture.engine().shared.contexts.own_driver();
     assert_eq!(own.has_context(GPU).ok(), Some(false), "no context of ours is on the program's GPU");
     fixture.end();
 }
@@ -377,7 +376,7 @@ fn a_synchronous_copy_does_not_wait_for_a_lease_that_has_become_another_stream_s
     let lane_set = parts.lane_set.upgrade().unwrap();
     let mut state = lane_set.state.lock();
     lane_set.set_owner(&mut state, Some(glake_device::StreamId(4_242)));
-    fixture.engine().waited.repair(&parts, &to, &from, on).unwrap();
+    fixture.engine().blocking.repair(&parts, &to, &from, on).unwrap();
     lane_set.set_owner(&mut state, None);
     drop(state);
     assert!(fixture.holds(&to, memory.as_slice()));

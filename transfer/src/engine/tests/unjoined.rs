@@ -35,7 +35,7 @@ fn a_later_copy_keeps_its_bytes() {
         fixture.sim.enqueue_kernel(GPU, other.id(), &[], &[], Duration::from_millis(3), |_| {}).unwrap();
         let late = other.event().unwrap();
         late.record(other.id()).unwrap();
-        for lane_set in fixture.engine().links.lane_sets().snapshot() {
+        for lane_set in fixture.engine().shared.links.lane_sets().snapshot() {
             for relay in fixture.gpus.iter() {
                 lane_set.lane(relay).unwrap().stream.wait_for(late.id()).unwrap();
             }
@@ -57,14 +57,14 @@ fn a_later_copy_keeps_its_bytes() {
                 fixture.engine().copy(&to, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
             }
             fixture.completion_events.synchronize(fixture.gpus).unwrap();
-            fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+            fixture.engine().shared.contexts.own().synchronize(fixture.gpus).unwrap();
             for at in &parts {
                 let start = usize::try_from(at.get()).unwrap();
                 let expected = &second.as_slice()[start..start + (64 << 10)];
                 assert!(fixture.holds(&span.part(*at, small).unwrap(), expected), "{is_open} {index} {at}");
             }
         }
-        assert!(!fixture.engine().ledger.has_unjoined(), "later copies do not ask any more");
+        assert!(!fixture.engine().shared.ledger.has_unjoined(), "later copies do not ask any more");
         drop((stream, next, other, mapped, plain, span, late));
         fixture.end();
     }
@@ -87,7 +87,7 @@ fn a_copy_behind_what_cannot_be_joined_is_no_success() {
     }
     fixture.faults.set(&[]);
     fixture.completion_events.synchronize(fixture.gpus).unwrap();
-    fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+    fixture.engine().shared.contexts.own().synchronize(fixture.gpus).unwrap();
     fixture.engine().copy(&span, &from, on, CopyOptions::default()).unwrap().wait().unwrap();
     assert!(fixture.holds(&span, memory.as_slice()));
     drop((stream, mapped, span, from, memory));
@@ -114,9 +114,9 @@ fn a_later_copy_keeps_its_bytes_of_a_pageable_one() {
         fixture.engine().copy(&part(&span), &from, on, CopyOptions::default()).unwrap().wait().unwrap();
     }
     fixture.completion_events.synchronize(fixture.gpus).unwrap();
-    fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+    fixture.engine().shared.contexts.own().synchronize(fixture.gpus).unwrap();
     assert!(fixture.holds(&span, memory.as_slice()));
-    assert!(!fixture.engine().ledger.has_unjoined(), "later copies do not ask any more");
+    assert!(!fixture.engine().shared.ledger.has_unjoined(), "later copies do not ask any more");
     drop((stream, mapped, span, memory));
     fixture.end();
 }
@@ -133,7 +133,7 @@ fn a_graph_is_not_recorded_beside_what_was_not_joined() {
     fixture.sim.enqueue_kernel(GPU, other.id(), &[], &[], Duration::from_millis(3), |_| {}).unwrap();
     let late = other.event().unwrap();
     late.record(other.id()).unwrap();
-    for lane_set in fixture.engine().links.lane_sets().snapshot() {
+    for lane_set in fixture.engine().shared.links.lane_sets().snapshot() {
         for relay in fixture.gpus.iter() {
             lane_set.lane(relay).unwrap().stream.wait_for(late.id()).unwrap();
         }
@@ -148,7 +148,7 @@ fn a_graph_is_not_recorded_beside_what_was_not_joined() {
     fixture.sim.end_capture(GPU, stream.id()).unwrap();
     // Once it is over a graph is recorded as ever.
     fixture.completion_events.synchronize(fixture.gpus).unwrap();
-    fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+    fixture.engine().shared.contexts.own().synchronize(fixture.gpus).unwrap();
     fixture.sim.begin_capture(GPU, stream.id()).unwrap();
     fixture.engine().copy(&span, &from, on, unwaited).unwrap();
     fixture.sim.end_capture(GPU, stream.id()).unwrap();

@@ -156,7 +156,7 @@ impl Scene {
         drop((streams, plain, open, host, made));
         // Of copies that could not be joined in the usual way, too.
         fixture.completion_events.synchronize(fixture.gpus).unwrap();
-        fixture.engine().contexts.own().synchronize(fixture.gpus).unwrap();
+        fixture.engine().shared.contexts.own().synchronize(fixture.gpus).unwrap();
         fixture.end();
     }
 }

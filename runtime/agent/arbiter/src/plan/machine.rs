@@ -87,8 +87,8 @@ impl Machine<'_> {
             self.tell(Event::Capacity { gpu, budget: capacity, total: capacity });
         }
         let floor = file.node.floor();
-        // Contexts are resident regardless of the rest, except under policies that stop workers or start only some.
-        let floors = !matches!(policy, Policy::StartStop | Policy::Static);
+        // Contexts are resident regardless of the rest, except under the policy that stops workers.
+        let floors = policy != Policy::StartStop;
         for gpu in
             file.workers.iter().filter(|_| floors).flat_map(|worker| &worker.gpus).map(|gpu| GpuId(*gpu))
         {
@@ -100,8 +100,7 @@ impl Machine<'_> {
         for (place, worker) in file.workers.iter().enumerate() {
             let needs = if floors { worker.share() } else { worker.share().saturating_add(floor) };
             let gpus = worker.gpus.iter().map(|gpu| GpuId(*gpu));
-            let fits = gpus.clone().all(|gpu| free.get(&gpu).is_some_and(|free| *free >= needs));
-            let resident = fits && (policy != Policy::One || place == 0);
+            let resident = gpus.clone().all(|gpu| free.get(&gpu).is_some_and(|free| *free >= needs));
             let (paced, step_ms) = calibration.paced(worker);
             let model = Model::new(paced, step_ms, floor, &self.speeds, resident);
             for gpu in gpus.filter(|_| resident) {
@@ -113,9 +112,7 @@ impl Machine<'_> {
             let profile = Profile { priority, tenant, preempt, max_pause };
             let joined = Joined { profile, ..Joined::alone(WorkerId(place as u64), model.accounts()) };
             self.models.push(model);
-            if resident || policy != Policy::Static {
-                self.tell(Event::Joined(joined));
-            }
+            self.tell(Event::Joined(joined));
         }
     }
 

@@ -14,15 +14,10 @@ use crate::{Preempt, Settings};
 /// Policy of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The first workers that fit stay; requests for the others are denied.
-    Static,
     /// Workers are started and stopped, least recently used first.
     StartStop,
-    /// A GPU serves one worker at a time.
-    One,
-    /// Whole workers leave, least recently used first, once their requests have ended.
-    Drain,
-    /// Like `Drain`, at the speed of today's engines: one copy per tensor in both directions.
+    /// Whole workers leave, least recently used first, once their requests have ended, at the speed of today's engines: one copy per tensor
+    /// in both directions.
     DrainPerTensor,
     /// The policy of the product.
     Glake,
@@ -40,23 +35,13 @@ pub struct UnknownPolicy {
 
 impl Policy {
     /// Every policy, in the order of the table.
-    pub const ALL: [Policy; 7] = [
-        Policy::Static,
-        Policy::StartStop,
-        Policy::One,
-        Policy::DrainPerTensor,
-        Policy::Drain,
-        Policy::GlakeNoPreempt,
-        Policy::Glake,
-    ];
+    pub const ALL: [Policy; 4] =
+        [Policy::StartStop, Policy::DrainPerTensor, Policy::GlakeNoPreempt, Policy::Glake];
 
     /// Returns the name of the policy.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Static => "static",
             Policy::StartStop => "start-stop",
-            Policy::One => "one",
-            Policy::Drain => "drain",
             Policy::DrainPerTensor => "drain-per-tensor",
             Policy::Glake => "glake",
             Policy::GlakeNoPreempt => "glake-no-preempt",
@@ -65,7 +50,6 @@ impl Policy {
 
     pub(super) fn settings(self, speeds: &Speeds, node: &Node) -> Settings {
         let preempt = match self {
-            Policy::Static => Preempt::Never,
             Policy::Glake => Preempt::Step,
             _ => Preempt::Idle,
         };
@@ -75,13 +59,12 @@ impl Policy {
             Policy::StartStop => Duration::from_secs(120),
             _ => Settings::default().least_late,
         };
-        let exclusive = self == Policy::One;
         let link = match self {
             Policy::StartStop | Policy::DrainPerTensor => speeds.refill,
             // A real agent knows its file, but no calibration.
             _ => node.link_gbps.map_or(Settings::default().link, rate),
         };
-        Settings { link, preempt, partial, exclusive, least_late, ..Settings::default() }
+        Settings { link, preempt, partial, least_late, ..Settings::default() }
     }
 
     pub(super) fn speeds(self, calibration: &Calibration) -> Speeds {

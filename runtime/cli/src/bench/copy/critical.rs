@@ -30,10 +30,10 @@ struct Row {
     issued: Vec<f64>,
 }
 
-/// Measures one size.
+/// Measures copies of one size beside a large copy.
 ///
 /// # Errors
-/// What the library answers; [`BenchError::Differs`].
+/// Errors of the library; [`BenchError::Differs`].
 pub(super) fn measure<'a>(
     harness: &'a Harness<'a>,
     busy: &'a [Harness<'a>],

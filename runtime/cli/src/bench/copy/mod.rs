@@ -30,7 +30,7 @@ use super::times::gbps;
 use crate::installed::LIBGMLAKE;
 use crate::server::check;
 use glake_runtime::backend::Backend;
-use glake_runtime::config::{Config, DeviceChoice, Gpu, Relays};
+use glake_runtime::config::{Config, DeviceChoice, Gpu, MultiPath};
 use harness::{Case, Harness};
 pub use model::copy_in_virtual_time;
 pub use report::{CopyReport, CriticalReport, OverheadReport};
@@ -39,9 +39,9 @@ pub use report::{CopyReport, CriticalReport, OverheadReport};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopyDirection {
-    /// Host to device.
+    /// From the host to the device.
     H2d,
-    /// Device to host.
+    /// From the device to the host.
     D2h,
 }
 
@@ -77,15 +77,15 @@ impl CopyMemory {
 /// Options of `glake bench copy`.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
-    /// Directions to measure.
+    /// Directions of the copies to measure.
     pub directions: Vec<CopyDirection>,
     /// Memory kinds to measure.
     pub memory: Vec<CopyMemory>,
-    /// Sizes to measure.
+    /// Sizes of the copies to measure.
     pub sizes: Vec<Bytes>,
     /// Number of GPUs that take part, the measured one included; `None`: all.
     pub paths: Option<u32>,
-    /// GPU to measure.
+    /// Index of the GPU to measure.
     pub target: u32,
     /// Number of timed repetitions.
     pub runs: u32,
@@ -245,11 +245,8 @@ impl Bench {
         check(devices, options.target, options.paths)?;
         let paths = options.paths.unwrap_or(u32::MAX);
         // This program is one, whoever launched it.
-        if config.transfer.relays == Relays::Auto && paths > 1 {
-            config.transfer.relays = Relays::On;
-        }
-        if paths <= 1 {
-            config.transfer.relays = Relays::Off;
+        if config.transfer.multi_path != MultiPath::Never {
+            config.transfer.multi_path = if paths > 1 { MultiPath::Always } else { MultiPath::Never };
         }
         // What all links give at once is measured with memory on every GPU.
         config.transfer.shared_gpus = true;

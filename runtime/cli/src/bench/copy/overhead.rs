@@ -4,10 +4,10 @@ use super::super::times::{median, us};
 use super::harness::{Case, Harness};
 use super::{BenchError, CopyOptions, OverheadReport};
 
-/// Measures one size.
+/// Measures the overhead for copies of one size.
 ///
 /// # Errors
-/// What the library answers; [`BenchError::Differs`].
+/// Errors of the library; [`BenchError::Differs`].
 pub(super) fn measure<'a>(
     harness: &'a Harness<'a>,
     case: &Case,

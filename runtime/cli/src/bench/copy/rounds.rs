@@ -30,10 +30,10 @@ const WAKING: Duration = Duration::from_millis(500);
 /// A stream gets its paths in the background once it has asked for them; small copies may never ask.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Measures one case.
+/// Measures one case over several runs.
 ///
 /// # Errors
-/// What the library answers; [`BenchError::Differs`].
+/// Errors of the library; [`BenchError::Differs`].
 pub(super) fn measure<'a>(harness: &'a Harness<'a>, case: &Case, runs: u32) -> Result<Times, BenchError> {
     let mut field = harness.field(*case)?;
     field.verify(1)?;

@@ -74,7 +74,7 @@ impl<'a> Field<'a> {
         TransferContext { mover: self.harness.mover(), checks: self.harness.digests() }
     }
 
-    /// Compares every byte.
+    /// Compares every byte with the expected pattern.
     ///
     /// # Errors
     /// [`BenchError::Differs`].

@@ -45,7 +45,7 @@ pub enum ShrinkTier {
     Host,
     /// To another GPU's memory.
     Peer,
-    /// Files on disk.
+    /// Files on a disk.
     File,
 }
 
@@ -60,7 +60,7 @@ pub struct ShrinkOptions {
     pub tiers: Vec<ShrinkTier>,
     /// Number of GPUs whose links serve the copies, the region's own included; `None`: all.
     pub paths: Option<u32>,
-    /// GPU to measure.
+    /// Index of the GPU to measure.
     pub target: u32,
     /// Number of shrink and refill cycles after the first.
     pub runs: u32,
@@ -101,7 +101,7 @@ pub struct ShrinkReport {
     pub link_gbps: f64,
     /// The region's bytes by the time until the call returned.
     pub gbps: f64,
-    /// Duration in microseconds.
+    /// Duration of the phase in microseconds.
     pub us: f64,
     /// Bytes copied in the last cycle.
     pub copied_bytes: u64,
@@ -125,7 +125,7 @@ pub struct ShrinkReport {
 /// Calls of one kind.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct DriverCalls {
-    /// Number of calls.
+    /// Number of driver calls.
     pub calls: u64,
     /// Time on the host in microseconds, waits included.
     pub us: f64,

@@ -26,7 +26,7 @@ pub(super) struct Phased {
     pub(super) calls: Counters,
 }
 
-/// One move in one direction.
+/// Timing of one move in one direction.
 #[derive(Clone, Copy, Debug)]
 struct Once {
     us: f64,

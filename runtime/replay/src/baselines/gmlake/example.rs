@@ -1,4 +1,4 @@
-//! An example worked by hand, through every state of the model.
+//! Worked example that visits every state of the model.
 //!
 //! Chunks of 2 MiB by number; `3+2` are two chunks from number 3. The device has 22 chunks; blocks from 4 MiB on are
 //! stitched, and an idle stitched block serves requests of half its size and more.
@@ -36,7 +36,7 @@ enum Step {
     Free { name: char },
 }
 
-/// What the table says of a step.
+/// Row of the table above.
 struct Row {
     name: char,
     step: Step,
@@ -150,7 +150,7 @@ fn knobs_do_what_the_tutorial_says() {
     assert_eq!(run(Knobs { auto_gc: Bytes::mib(1), ..stitching }), (100, 1, 1), "in use when collected");
 }
 
-/// Once what stitched blocks map passes `auto_gc`, those not in use are unmapped.
+/// Idle stitched blocks are unmapped once stitched blocks map more than `auto_gc`.
 #[test]
 fn idle_stitched_blocks_are_collected() {
     let knobs = Knobs {
@@ -168,7 +168,7 @@ fn idle_stitched_blocks_are_collected() {
     model.allocate(block('d'), Bytes::mib(80), StreamIndex(0), 0).unwrap();
     model.free_completed(block('d'), 0).unwrap();
     assert_eq!(model.stitched.inactive(StreamIndex(0)).len(), 1);
-    // 80 + 60 MiB are mapped: the idle 80 go.
+    // 80 + 60 MiB are mapped: the idle 80 MiB are unmapped.
     model.allocate(block('e'), Bytes::mib(60), StreamIndex(0), 0).unwrap();
     model.free_completed(block('e'), 0).unwrap();
     let idle = model.stitched.inactive(StreamIndex(0));

@@ -1,24 +1,24 @@
-//! A model of GMLake, the stitching allocator of arXiv 2401.08156 (ASPLOS 2024), with the knobs of its tutorial.
+//! Model of GMLake, the stitching allocator of arXiv 2401.08156 (ASPLOS 2024), with the options of its tutorial.
 //!
-//! Physical memory comes in chunks of 2 MiB. A **primitive block** is a run of chunks that were made together; a
-//! **stitched block** is a second address at which chunks of several primitive blocks are mapped one after the other,
-//! and stays for next time. A stitched block is inactive while all of its chunks are free. Each stream has its own.
+//! Physical memory is made of 2 MiB chunks. A **primitive block** is a run of chunks that were created together. A **stitched block** is a
+//! second address range at which chunks of several primitive blocks are mapped in sequence; it is kept for reuse. A stitched block is
+//! inactive while all of its chunks are free. Each stream has its own blocks.
 //!
-//! A request above 1 MiB, rounded to chunks, is served by the first of (the paper, section 4, "BestFit"):
+//! A request above 1 MiB, rounded to chunks, is served by the first of these states that applies (the paper, section 4, "BestFit"):
 //!
-//! | state | what there is | what is done |
+//! | state | condition | action |
 //! |---|---|---|
-//! | [`Fit::Exact`], S1 | an inactive block of just this size, primitive or stitched | it is handed out |
-//! | [`Fit::Single`], S2 | a larger primitive block; or a stitched one at most `reuse_limit` times as large | the primitive one is split; of the stitched one the first chunks are used, the others stay free |
-//! | [`Fit::Multiple`], S3 | primitive blocks that together are large enough | largest first, the last one split, they are stitched |
-//! | [`Fit::Insufficient`], S4 | too little | what lacks is made, and stitched with all there is |
-//! | [`Fit::OutOfMemory`], S5 | the device refuses | whole free segments go back to it, and all is tried again |
+//! | [`Fit::Exact`], S1 | an inactive block of exactly this size, primitive or stitched | use it |
+//! | [`Fit::Single`], S2 | a larger primitive block, or a stitched one at most `reuse_limit` times as large | split it, or use its first chunks |
+//! | [`Fit::Multiple`], S3 | primitive blocks that together are large enough | stitch them, largest first, and split the last one |
+//! | [`Fit::Insufficient`], S4 | too little free memory | create the missing chunks and stitch them with all free ones |
+//! | [`Fit::OutOfMemory`], S5 | the device refuses | return segments that are entirely free, and retry |
 //!
-//! Requests below `fragment_limit` are never stitched: what lacks is made in one piece, as torch would. A freed block
-//! joins its free neighbours of the same segment, as in torch. Small requests go to torch's small pool.
+//! Requests below `fragment_limit` are never stitched: missing memory is created in one piece, as in torch. A freed block joins its free
+//! neighbours of the same segment, as in torch. Small requests go to torch's small pool.
 //!
-//! Where the paper, the tutorial and the published program differ, the model takes what is better for GMLake's memory:
-//! S4 makes only what lacks (the program does so on request), and split blocks join again (the paper does not say).
+//! Where the paper, the tutorial and the published program differ, the model takes the variant that needs less memory: S4 creates only the
+//! missing chunks (the program does so on request), and split blocks join again (not specified in the paper).
 
 mod ranges;
 mod stitched;
@@ -39,23 +39,23 @@ use super::rules::{self, Class};
 use crate::trace::{BlockId, StreamIndex};
 use crate::{Counters, Refusal, Subject};
 
-/// The unit of physical memory.
+/// Size of a chunk in bytes.
 const CHUNK: u64 = 2 << 20;
 
-/// The tutorial's knobs.
+/// Options of the tutorial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Knobs {
-    /// Requests below this are not stitched. (`fragment_limit`; the paper uses 128 MiB.)
+    /// Minimum size of stitched requests (`fragment_limit`). The paper uses 128 MiB.
     pub fragment_limit: Bytes,
-    /// An idle stitched block is reused for a request if it is at most this many times as large. (`reuseLimit`)
+    /// Maximum ratio of an idle stitched block's size to the request that reuses it (`reuseLimit`).
     pub reuse_limit: f64,
-    /// Stitch only once memory cannot grow. (`defragment_level` 1)
+    /// Stitch only when memory cannot grow (`defragment_level` 1).
     pub stitch_last: bool,
-    /// With more than this mapped by stitched blocks, those not in use are unmapped. (`auto_gc_limits`)
+    /// Bytes mapped by stitched blocks above which idle ones are unmapped (`auto_gc_limits`).
     pub auto_gc: Bytes,
 }
 
-/// The tutorial's defaults.
+/// Default values of the tutorial.
 impl Default for Knobs {
     fn default() -> Self {
         Knobs {
@@ -67,33 +67,33 @@ impl Default for Knobs {
     }
 }
 
-/// How a request was served.
+/// State of the paper's algorithm that served a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// S1: by a block of just this size.
+    /// S1, a block of exactly the requested size.
     Exact,
-    /// S2: by a part of a larger block.
+    /// S2, part of a larger block.
     Single,
-    /// S3: by several blocks, stitched.
+    /// S3, several blocks, stitched together.
     Multiple,
-    /// S4: by new memory, stitched with what there was.
+    /// S4, new memory stitched with existing free memory.
     Insufficient,
-    /// S5: not, or only after memory was given back to the device.
+    /// S5, served after memory was returned to the device, or refused.
     OutOfMemory,
 }
 
-/// GMLake, modelled.
+/// Model of the GMLake allocator.
 pub struct GmLake {
     knobs: Knobs,
-    /// Freed blocks join their free neighbours.
+    /// Freed blocks join their free neighbours if set.
     join: bool,
     small: Caching,
     free: BTreeMap<StreamIndex, FreeRanges>,
     stitched: StitchedBlocks,
     live: Live<Placed>,
-    /// Where the next segment goes, in chunks.
+    /// Start of the next segment, in chunks.
     frontier: u64,
-    /// Chunks made.
+    /// Number of chunks created and not returned.
     made: u64,
     limit: Bytes,
     stitches: u64,
@@ -101,7 +101,7 @@ pub struct GmLake {
     last_fit: Option<Fit>,
 }
 
-/// Where a large block of the trace is.
+/// Location of a large block of the trace.
 #[derive(Clone, Copy)]
 enum Placed {
     Primitive(Range, StreamIndex),
@@ -109,7 +109,7 @@ enum Placed {
 }
 
 impl GmLake {
-    /// An allocator on a device with this much memory; [`Bytes::MAX`] for as much as it takes.
+    /// Creates an allocator on a device with `limit` bytes of memory; [`Bytes::MAX`] means unlimited.
     pub fn new(knobs: Knobs, limit: Bytes) -> Self {
         GmLake {
             knobs,
@@ -127,14 +127,13 @@ impl GmLake {
         }
     }
 
-    /// The same, but primitive blocks that were split stay split: the paper names no operation that joins them again,
-    /// the published program joins them.
+    /// Keeps split primitive blocks split: the paper names no operation that joins them again; the published program joins them.
     #[must_use]
     pub fn without_joining(self) -> Self {
         GmLake { join: false, ..self }
     }
 
-    /// How the last request above 1 MiB was served.
+    /// Returns the state that served the last request above 1 MiB.
     pub const fn last_fit(&self) -> Option<Fit> {
         self.last_fit
     }
@@ -156,7 +155,7 @@ impl GmLake {
         }
     }
 
-    /// S1.
+    /// State S1 of the module's table.
     fn exact(&mut self, chunks: u64, stream: StreamIndex) -> Option<(Placed, Fit)> {
         let range = self.free.entry(stream).or_default().best_fit(chunks);
         if let Some(range) = range.filter(|range| range.len == chunks) {
@@ -168,7 +167,7 @@ impl GmLake {
         Some((Placed::Stitched(stitch), Fit::Exact))
     }
 
-    /// S2.
+    /// State S2 of the module's table.
     fn single(&mut self, chunks: u64, stream: StreamIndex) -> Option<(Placed, Fit)> {
         if let Some(range) = self.free.entry(stream).or_default().best_fit(chunks) {
             let range = range.first(chunks);
@@ -180,13 +179,13 @@ impl GmLake {
         Some((Placed::Stitched(stitch), Fit::Single))
     }
 
-    /// S3.
+    /// State S3 of the module's table.
     fn multiple(&mut self, chunks: u64, stream: StreamIndex) -> Option<(Placed, Fit)> {
         let ranges = self.free.entry(stream).or_default().largest(chunks)?;
         Some((self.stitch(ranges, stream), Fit::Multiple))
     }
 
-    /// S4.
+    /// State S4 of the module's table.
     fn insufficient(&mut self, chunks: u64, stream: StreamIndex) -> Option<(Placed, Fit)> {
         let free = self.free.entry(stream).or_default();
         let lacking = chunks.checked_sub(free.total())?;
@@ -203,7 +202,7 @@ impl GmLake {
         Some((self.stitch(ranges, stream), Fit::Insufficient))
     }
 
-    /// S4 without stitching: new memory in one piece.
+    /// State S4 without stitching: creates new memory in one piece.
     fn make(&mut self, chunks: u64, stream: StreamIndex) -> Option<(Placed, Fit)> {
         let whole = self.segment(rules::segment(chunks * CHUNK) / CHUNK, stream)?;
         let range = whole.first(chunks);
@@ -214,7 +213,7 @@ impl GmLake {
         Some((Placed::Primitive(range, stream), Fit::Insufficient))
     }
 
-    /// New memory, in use.
+    /// Creates a segment of new memory, in use.
     fn segment(&mut self, chunks: u64, stream: StreamIndex) -> Option<Range> {
         let wanted = Bytes::new(chunks.checked_mul(CHUNK)?);
         if self.reserved().checked_add(wanted)? > self.limit {
@@ -230,7 +229,7 @@ impl GmLake {
         Some(range)
     }
 
-    /// Stitches free ranges.
+    /// Stitches the given free ranges.
     fn stitch(&mut self, ranges: Vec<Range>, stream: StreamIndex) -> Placed {
         for &range in &ranges {
             self.take(range, stream);
@@ -286,7 +285,7 @@ impl GmLake {
         self.stitched.freed(range);
     }
 
-    /// Completes every pending free, and gives whole free segments back to the device.
+    /// Completes all pending frees and returns segments that are entirely free to the device.
     fn release_cached(&mut self) {
         for placed in self.live.take_requested() {
             self.release(placed);
@@ -337,7 +336,7 @@ impl GmLake {
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn reusable(&self, chunks: u64) -> u64 {
-        // A float becomes an integer by saturating: an infinite limit is no limit.
+        // The conversion saturates: an infinite limit means no limit.
         (chunks as f64 * self.knobs.reuse_limit) as u64
     }
 
@@ -394,7 +393,7 @@ impl Subject for GmLake {
 
 #[cfg(test)]
 impl GmLake {
-    /// Panics where two blocks share a chunk or chunks are unaccounted for.
+    /// Panics if two blocks share a chunk or chunks are unaccounted for.
     pub(super) fn check(&self) {
         self.small.check();
         let mut free = Vec::new();

@@ -1,17 +1,17 @@
-//! The free primitive memory of one stream.
+//! Free primitive memory of one stream.
 //!
-//! Physical memory is numbered in chunks of 2 MiB. Two segments never touch in that numbering, so that ranges of
-//! different segments never join.
+//! Physical memory is numbered in chunks of 2 MiB. Two segments are never adjacent in that numbering, so that ranges of different segments
+//! never join.
 //!
 //! Invariants: free ranges do not overlap; both sets hold the same ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Consecutive chunks of one segment.
+/// Consecutive chunks of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) start: u64,
-    /// In chunks; never zero.
+    /// Length in chunks; never zero.
     pub(super) len: u64,
 }
 
@@ -20,12 +20,12 @@ impl Range {
         self.start + self.len
     }
 
-    /// How many chunks both have.
+    /// Returns the number of chunks in both ranges.
     pub(super) fn overlap(self, other: Range) -> u64 {
         self.end().min(other.end()).saturating_sub(self.start.max(other.start))
     }
 
-    /// The first chunks of it.
+    /// Returns the first `len` chunks.
     pub(super) const fn first(self, len: u64) -> Range {
         Range { start: self.start, len }
     }
@@ -40,18 +40,18 @@ pub(super) struct FreeRanges {
 }
 
 impl FreeRanges {
-    /// All free chunks.
+    /// Returns the number of free chunks.
     pub(super) const fn total(&self) -> u64 {
         self.total
     }
 
-    /// The smallest range of at least `len` chunks, the lowest of equals.
+    /// Returns the smallest range of at least `len` chunks; of equal ones, the lowest.
     pub(super) fn best_fit(&self, len: u64) -> Option<Range> {
         self.by_len.range((len, 0)..).next().map(|&(len, start)| Range { start, len })
     }
 
-    /// The largest ranges that together have `len` chunks, largest first, the last cut to fit; `None` where all free
-    /// ranges together are too few. As many as there are where `len` is [`FreeRanges::total`].
+    /// Returns the largest ranges that together have `len` chunks, largest first, the last one cut to fit. `None` if fewer than `len`
+    /// chunks are free.
     pub(super) fn largest(&self, len: u64) -> Option<Vec<Range>> {
         if self.total < len {
             return None;
@@ -69,7 +69,7 @@ impl FreeRanges {
         Some(taken)
     }
 
-    /// Whether every chunk of this range is free.
+    /// Returns whether every chunk of `range` is free.
     pub(super) fn covers(&self, range: Range) -> bool {
         let mut at = range.start;
         while at < range.end() {
@@ -81,7 +81,7 @@ impl FreeRanges {
         true
     }
 
-    /// Takes chunks that are all free, of one free range or of several that touch.
+    /// Removes free chunks, which may span several adjacent free ranges.
     pub(super) fn take(&mut self, range: Range) {
         let mut at = range.start;
         while at < range.end() {
@@ -97,7 +97,7 @@ impl FreeRanges {
         }
     }
 
-    /// Frees chunks as a range of their own.
+    /// Frees chunks as a separate range.
     pub(super) fn insert(&mut self, range: Range) {
         self.add(range);
     }
@@ -119,7 +119,7 @@ impl FreeRanges {
         self.add(Range { start, len });
     }
 
-    /// The free range that has this chunk.
+    /// Returns the free range that contains `chunk`.
     fn around(&self, chunk: u64) -> Option<Range> {
         let (&start, &len) = self.by_start.range(..=chunk).next_back()?;
         (chunk < start + len).then_some(Range { start, len })

@@ -1,4 +1,4 @@
-//! Stitched blocks: further addresses at which chunks of primitive memory are mapped one after the other.
+//! Stitched blocks: additional addresses at which chunks of primitive memory are mapped in sequence.
 //!
 //! ```text
 //! segment a  [ 0 1 2 | 3 4 ]      segment b  [ 6 7 8 ]
@@ -6,15 +6,15 @@
 //! stitched        3 4 6 7 8          inactive while all of its chunks are free
 //! ```
 //!
-//! Invariants: `free` of a block is the number of its chunks that are free; a block is in its stream's set of inactive
-//! blocks if and only if all are, and it is not doomed.
+//! Invariants: `free` of a block is the number of its free chunks; a block is in its stream's set of inactive blocks if and only if all its
+//! chunks are free and it is not doomed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ranges::Range;
 use crate::trace::StreamIndex;
 
-/// A stitched block; numbered in the order of stitching.
+/// Number of a stitched block, in the order of stitching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Stitch(u32);
 
@@ -23,14 +23,14 @@ pub(super) struct Stitched {
     pub(super) ranges: Vec<Range>,
     pub(super) chunks: u64,
     free: u64,
-    /// The first so many chunks are in the program's hands; zero if it is not.
+    /// Number of leading chunks in use by the program; zero if the block is not allocated.
     pub(super) handed: u64,
-    /// Part of its memory went back to the device: it is not used again.
+    /// Set once part of its memory was returned to the device: the block is not reused.
     doomed: bool,
 }
 
 impl Stitched {
-    /// The ranges of its first chunks.
+    /// Returns the ranges of the first `chunks` chunks.
     pub(super) fn first(&self, chunks: u64) -> Vec<Range> {
         let mut lacking = chunks;
         let mut first = Vec::new();
@@ -46,25 +46,25 @@ impl Stitched {
     }
 }
 
-/// A segment of primitive memory and the stitched blocks that map some of it.
+/// Segment of primitive memory and the stitched blocks that map parts of it.
 struct Segment {
     len: u64,
     stream: StreamIndex,
     mapped: Vec<(Range, Stitch)>,
 }
 
-/// All stitched blocks (the paper's sPool) and the segments that they are made of.
+/// All stitched blocks (the paper's sPool) and the segments they are made of.
 #[derive(Default)]
 pub(super) struct StitchedBlocks {
     blocks: Vec<Option<Stitched>>,
     segments: BTreeMap<u64, Segment>,
     inactive: BTreeMap<StreamIndex, BTreeSet<(u64, Stitch)>>,
-    /// Chunks mapped by stitched blocks.
+    /// Number of chunks mapped by stitched blocks.
     mapped: u64,
 }
 
 impl StitchedBlocks {
-    /// Chunks mapped by stitched blocks, in use or not.
+    /// Returns the number of chunks mapped by stitched blocks, in use or idle.
     pub(super) const fn mapped(&self) -> u64 {
         self.mapped
     }
@@ -73,19 +73,19 @@ impl StitchedBlocks {
         self.blocks.get(stitch.0 as usize)?.as_ref()
     }
 
-    /// A segment of new memory, in use.
+    /// Adds a segment of new memory, in use.
     pub(super) fn add_segment(&mut self, range: Range, stream: StreamIndex) {
         self.segments.insert(range.start, Segment { len: range.len, stream, mapped: Vec::new() });
     }
 
-    /// Every segment, in the order of addresses.
+    /// Returns all segments, ordered by address.
     pub(super) fn segments(&self) -> Vec<(Range, StreamIndex)> {
         let range = |(&start, segment): (&u64, &Segment)| (Range { start, len: segment.len }, segment.stream);
         self.segments.iter().map(range).collect()
     }
 
-    /// A segment goes back to the device, and with it the stitched blocks that map it; blocks in the program's hands
-    /// (which use other parts) go when they are freed. Answers with the chunks that are unmapped for that.
+    /// Removes a segment and unmaps the stitched blocks that map it. Blocks that the program uses (through other chunks) are unmapped once
+    /// they are freed. Returns the number of unmapped chunks.
     pub(super) fn remove_segment(&mut self, range: Range) -> u64 {
         let Some(segment) = self.segments.remove(&range.start) else { return 0 };
         let mut unmapped = 0;
@@ -99,7 +99,7 @@ impl StitchedBlocks {
         unmapped
     }
 
-    /// Stitches chunks that are in use by now, and are all handed out.
+    /// Stitches ranges that are already in use. The program uses all of the block.
     #[allow(clippy::cast_possible_truncation)] // fewer stitches than a trace has blocks
     pub(super) fn stitch(&mut self, ranges: Vec<Range>, stream: StreamIndex) -> Stitch {
         let stitch = Stitch(self.blocks.len() as u32);
@@ -114,21 +114,21 @@ impl StitchedBlocks {
         stitch
     }
 
-    /// The smallest inactive block of at least `chunks` and at most `most` chunks, the oldest of equals.
+    /// Returns the smallest inactive block of `chunks` to `most` chunks; of equal ones, the oldest.
     pub(super) fn best_fit(&self, stream: StreamIndex, chunks: u64, most: u64) -> Option<Stitch> {
         let &(found, stitch) = self.inactive.get(&stream)?.range((chunks, Stitch(0))..).next()?;
         (found <= most).then_some(stitch)
     }
 
-    /// The program gets the first chunks of an inactive block, or gives all it has back (zero). The chunks themselves
-    /// are told by [`StitchedBlocks::took`] and [`StitchedBlocks::freed`].
+    /// Sets the number of leading chunks that the program uses; zero when it frees the block. The chunks themselves are recorded by
+    /// [`StitchedBlocks::took`] and [`StitchedBlocks::freed`].
     pub(super) fn hand(&mut self, stitch: Stitch, chunks: u64) {
         if let Some(block) = self.blocks.get_mut(stitch.0 as usize).and_then(Option::as_mut) {
             block.handed = chunks;
         }
     }
 
-    /// Free chunks are in use from now on.
+    /// Records that free chunks are now in use.
     pub(super) fn took(&mut self, range: Range) {
         self.each_over(range, |block, overlap, inactive, stitch| {
             if block.free == block.chunks {
@@ -138,7 +138,7 @@ impl StitchedBlocks {
         });
     }
 
-    /// Chunks are free from now on.
+    /// Records that chunks are now free.
     pub(super) fn freed(&mut self, range: Range) {
         self.each_over(range, |block, overlap, inactive, stitch| {
             block.free += overlap;
@@ -148,7 +148,7 @@ impl StitchedBlocks {
         });
     }
 
-    /// A block that was given back; a doomed one is unmapped. Answers with the chunks that are unmapped for that.
+    /// Handles a freed block: a doomed one is unmapped. Returns the number of unmapped chunks.
     pub(super) fn returned(&mut self, stitch: Stitch) -> u64 {
         match self.get(stitch) {
             Some(block) if block.doomed => self.remove(stitch),
@@ -156,7 +156,7 @@ impl StitchedBlocks {
         }
     }
 
-    /// Unmaps every block that is not in the program's hands, oldest first. Answers with the chunks.
+    /// Unmaps all blocks that the program does not use, oldest first. Returns the number of unmapped chunks.
     #[allow(clippy::cast_possible_truncation)] // fewer stitches than a trace has blocks
     pub(super) fn collect(&mut self) -> u64 {
         let idle = |(number, block): (usize, &Option<Stitched>)| {
@@ -180,7 +180,7 @@ impl StitchedBlocks {
         block.chunks
     }
 
-    /// The segment that these chunks lie in; `None` once it is gone.
+    /// Returns the segment of the given chunks; `None` if it was removed.
     fn segment_mut(&mut self, range: Range) -> Option<&mut Segment> {
         let (&start, segment) = self.segments.range_mut(..=range.start).next_back()?;
         (range.end() <= start + segment.len).then_some(segment)
@@ -206,13 +206,13 @@ impl StitchedBlocks {
 
 #[cfg(test)]
 impl StitchedBlocks {
-    /// The inactive blocks of a stream, as their ranges.
+    /// Returns the inactive blocks of a stream as lists of ranges.
     pub(super) fn inactive(&self, stream: StreamIndex) -> Vec<Vec<Range>> {
         let blocks = self.inactive.get(&stream).into_iter().flatten();
         blocks.filter_map(|&(_, stitch)| self.get(stitch)).map(|block| block.ranges.clone()).collect()
     }
 
-    /// Panics where `free` of a block disagrees with what is free.
+    /// Panics if `free` of any block disagrees with `is_free`.
     pub(super) fn check(&self, is_free: impl Fn(u64) -> bool) {
         for block in self.blocks.iter().flatten().filter(|block| !block.doomed) {
             let chunks = block.ranges.iter().flat_map(|range| range.start..range.end());

@@ -20,7 +20,7 @@ fn hears_within(agent: &mut Agent, time: Duration, is: impl Fn(&ToAgent) -> bool
 #[test]
 fn parked_uses_go_on_when_the_agent_is_replaced_between_the_shrinks_of_two_gpus() {
     let socket = Socket::new();
-    let process = worker("tiers.park_quantum_ms = 0\nlease.growth = 0\n", &[]);
+    let process = worker_without_quantum();
     let first = process.block("weights", mib(12));
     process.regions().enter("weights").unwrap();
     let second = process.malloc(1, mib(12), STREAM).unwrap();
@@ -127,7 +127,7 @@ fn a_command_that_fails_for_many_regions_is_answered() {
 /// What the program has shrunk itself stays away until it asks for it.
 fn shrunk_by_the_program(unparks: impl FnOnce(&Socket, Agent) -> Agent) {
     let socket = Socket::new();
-    let process = worker("tiers.park_quantum_ms = 0\nlease.growth = 0\n", &[]);
+    let process = worker_without_quantum();
     let block = process.block("weights", mib(12));
     let agent = join(&process, &socket);
     let (is_over, steps) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -87,8 +87,8 @@ fn loader() {
             ["rest"] => {
                 let joiner = &process.agent().joiner;
                 let made = joiner.regions.made();
-                joiner.port.note(|ledger, now| ledger.made(made, now));
-                joiner.port.note(|ledger, now| ledger.made(made, now + Duration::from_secs(3600)));
+                joiner.handle.note(|ledger, now| ledger.made(made, now));
+                joiner.handle.note(|ledger, now| ledger.made(made, now + Duration::from_secs(3600)));
                 "done".to_owned()
             }
             ["evicted"] => {

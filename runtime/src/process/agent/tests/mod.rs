@@ -31,7 +31,7 @@ use glake_wire::{
 use tempfile::TempDir;
 
 use super::super::{Process, ProcessError, Refill, Tags, WhenClosed};
-use crate::config::{Environment, Sources};
+use crate::config::{Config, Environment, Sources};
 
 const STREAM: Stream = Stream(0);
 /// Of the first agent that is joined.
@@ -39,7 +39,7 @@ const EPOCH: u64 = 3;
 /// Whatever takes longer hangs.
 const LONG: Duration = Duration::from_secs(60);
 const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
-                     expert.host_arena = \"16MiB\"\ntransfer.calibrations = \"\"\n\
+                     transfer.calibrations = \"\"\n\
                      lease = { growth = \"16MiB\", grow_timeout_ms = 5000, refill_timeout_ms = 60000 }\n";
 
 fn mib(n: u64) -> Bytes {
@@ -48,11 +48,24 @@ fn mib(n: u64) -> Bytes {
 
 /// A process of one simulated GPU.
 fn worker(settings: &str, variables: &[(&str, &str)]) -> Process {
+    Process::start(configured(settings, variables)).unwrap()
+}
+
+/// Starts a worker without growth beside its refills whose uses may be parked again at once.
+fn worker_without_quantum() -> Process {
+    let mut config = configured("lease.growth = 0\n", &[]);
+    config.tiers.park_quantum_ms = 0;
+    Process::start(config).unwrap()
+}
+
+fn configured(settings: &str, variables: &[(&str, &str)]) -> Config {
     let variables = [&[("GLAKE_DEVICE", "sim:h200x4")], variables].concat();
     let environment = Environment::from_iter(variables);
     let sources = Sources { environment, ..Sources::default() };
     let sources = sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
-    Process::start(sources.load().unwrap()).unwrap()
+    let mut config = sources.load().unwrap();
+    config.tiers.host_arena = mib(16);
+    config
 }
 
 impl Process {

@@ -156,7 +156,7 @@ impl Driver<'_> {
 /// How many frames there are.
 fn story(kill: Option<(u64, bool)>) -> u64 {
     let socket = Socket::new();
-    let process = worker("tiers.park_quantum_ms = 0\nlease.growth = 0\n", &[]);
+    let process = worker_without_quantum();
     let block = process.block("weights", mib(12));
     let (is_used, steps, is_over) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(false));
     let frames = std::thread::scope(|scope| {

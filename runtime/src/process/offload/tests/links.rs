@@ -12,8 +12,10 @@ const SIZE: Bytes = Bytes::mib(64);
 fn process() -> Process {
     let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
     let sources = Sources { environment, ..Sources::default() };
-    let settings = "tiers = { extent = \"4MiB\", host_spare = 0 }\nexpert.host_arena = \"64MiB\"\ntransfer.calibrations = \"\"\n";
-    Process::start(sources.with_overrides("test", settings).unwrap().load().unwrap()).unwrap()
+    let settings = "tiers = { extent = \"4MiB\", host_spare = 0 }\ntransfer.calibrations = \"\"\n";
+    let mut config = sources.with_overrides("test", settings).unwrap().load().unwrap();
+    config.tiers.host_arena = Bytes::mib(64);
+    Process::start(config).unwrap()
 }
 
 fn pool(process: &Process) -> &GpuPool {

@@ -27,6 +27,8 @@ use super::super::{ProcessError, Result};
 use super::Offload;
 use crate::config::Config;
 use crate::metrics::OffloadStats;
+use crate::process::agent::AgentHandle;
+use crate::process::observers::Observers;
 
 const GPU: DeviceId = DeviceId(0);
 const NONE: Duration = Duration::ZERO;
@@ -99,7 +101,10 @@ impl Scene {
         tune(&mut config);
         let devices = sim.devices().unwrap();
         let opened = Opened { driver: faults.clone(), devices, links, mappings: u64::MAX };
-        let registry = Arc::new(DeviceRegistry::new(opened, config.pool, config.transfer, config.lease));
+        let agent = AgentHandle::new(opened.devices.len(), &config.lease);
+        let observers = Observers::new(opened.devices.len(), agent.clone(), agent.activity.clone());
+        let registry =
+            Arc::new(DeviceRegistry::new(opened, observers, config.pool, config.transfer, &config.lease));
         let imports = Arc::<Imports>::default();
         let streams = Arc::new(Streams::new(&registry));
         let regions = Regions::new(&registry, config.tiers, &imports);

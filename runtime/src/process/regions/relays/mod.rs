@@ -1,14 +1,14 @@
-//! Relays are suspended while everything is evicted: a process that has left its GPUs leaves the others too.
+//! Suspension of relays while everything is evicted: a process that has left its own GPUs must not occupy others.
 //!
 //! ```text
 //! shrink of everything ─► relays suspended          refill ─► its extents, over one link ─► relays resumed
 //! ```
 //!
-//! Behind the refill: the driver makes no memory while it makes a context, and that takes as long as other links could save, the longer
-//! the more memory is pinned.
+//! Relays are resumed after the refill, because the driver creates no memory while it creates a context. That takes about as long as the
+//! other links could save, and longer the more memory is pinned.
 //!
-//! Invariant: suspended relays are woken by whatever brings memory back; a suspension that is asked for beside its beginning is taken back.
-//! Both write what they do before they look for the other.
+//! Invariant: every refill wakes suspended relays; a suspension that races with the begin of a refill is undone. Both write their own state
+//! before they read the other's.
 
 #[cfg(test)]
 #[cfg(not(schedules))]
@@ -21,11 +21,11 @@ use glake_transfer::UnsuspendedRelay;
 
 use super::RegionSet;
 
-/// How many times memory began to come back.
+/// Number of refills that have begun.
 #[derive(Debug, Default)]
 pub(super) struct RefillCount(AtomicU64);
 
-/// How long a report waits for contexts to go: each takes some 65 ms on an H200.
+/// Maximum wait of a report for contexts to be destroyed; each takes about 65 ms on an H200.
 const REPORT: Duration = Duration::from_secs(2);
 
 impl RefillCount {
@@ -35,28 +35,25 @@ impl RefillCount {
 }
 
 impl RegionSet {
-    /// Memory is about to come back; [`RegionSet::resume_relays`] follows.
+    /// Counts a refill that is about to begin; [`RegionSet::resume_relays`] follows.
     pub(super) fn count_refill(&self) {
         self.refills_begun.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Memory has come back, or will not: suspended relays are made ready, in the background.
+    /// Resumes suspended relays in the background, after a refill has ended or failed.
     pub(super) fn resume_relays(&self) {
         self.registry.engine.resume_relays(&self.registry.devices);
     }
 
-    /// All was to leave, since so many times that some began to come back: relays are suspended.
+    /// Suspends relays because everything was evicted. `begun`: the number of refills begun before, to detect a race.
     pub(super) fn suspend_relays(&self, begun: u64) {
-        if !self.config.suspend_relays {
-            return;
-        }
         self.registry.engine.suspend_relays(&self.registry.devices);
         if self.refills_begun.get() != begun {
             self.resume_relays();
         }
     }
 
-    /// Relays that were to rest and whose contexts are there still.
+    /// Returns relays that should be suspended but still have a context.
     pub(super) fn unsuspended_relays(&self) -> Vec<UnsuspendedRelay> {
         self.registry.engine.made().map(|engine| engine.unsuspended(REPORT)).unwrap_or_default()
     }

@@ -106,14 +106,6 @@ fn asking_for_relays_wakes_them() {
 }
 
 #[test]
-fn relays_that_may_not_rest_stay() {
-    let (process, blocks) = served("tiers.suspend_relays = false");
-    process.regions().shrink(&Shrink::default()).unwrap();
-    assert_eq!(process.has_contexts(), [true; 2]);
-    process.end(blocks);
-}
-
-#[test]
 fn a_gpu_that_the_program_begins_to_use_is_left_to_it() {
     let (process, blocks) = served("");
     let driver = process.registry.completion_events.driver().clone();

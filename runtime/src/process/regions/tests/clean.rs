@@ -185,7 +185,7 @@ fn while_a_capture_may_be_open_nothing_is_done() {
 /// What stays of a parked use's memory is idle once what it was parked for is over; as soon as the use goes on it is not.
 #[test]
 fn memory_of_a_parked_use_is_idle_until_the_use_goes_on() {
-    let process = started(&format!("{CLEAN}\ntiers.park_quantum_ms = 0"));
+    let process = started_with_quantum(CLEAN, 0);
     process.regions().define(clean_options("weights")).unwrap();
     process.regions().define(options("cache", Policy::Keep, CopyPolicy::Drop)).unwrap();
     let blocks = vec![process.furnished("weights", mib(8), 1), process.furnished("cache", mib(4), 2)];

@@ -28,19 +28,28 @@ use super::*;
 use crate::config::{Config, Environment, Sources};
 
 const STREAM: Stream = Stream(0);
-const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\nexpert.host_arena = \"16MiB\"\n\
+const SMALL: &str = "tiers = { extent = \"4MiB\", host_spare = 0, drain_timeout_ms = 60000 }\n\
                      transfer.calibrations = \"\"\n";
 
 pub(super) fn started(settings: &str) -> Process {
     Process::start(configured(settings)).unwrap()
 }
 
-/// The same, and what makes its driver fail.
-fn started_with_faults(settings: &str) -> (Process, Arc<Faults>) {
+/// Starts a process whose uses may be parked again after `quantum` milliseconds.
+fn started_with_quantum(settings: &str, quantum: u64) -> Process {
+    let mut config = configured(settings);
+    config.tiers.park_quantum_ms = quantum;
+    Process::start(config).unwrap()
+}
+
+/// Starts a process whose driver can be made to fail.
+fn started_with_faults(settings: &str, change: impl FnOnce(&mut Config)) -> (Process, Arc<Faults>) {
+    let mut config = configured(settings);
+    change(&mut config);
     let mut faults = None;
     let around =
         |driver: Arc<dyn Driver>| -> Arc<dyn Driver> { faults.insert(Arc::new(Faults::new(driver))).clone() };
-    let process = Process::start_on(configured(settings), around).unwrap();
+    let process = Process::start_on(config, around).unwrap();
     (process, faults.unwrap())
 }
 
@@ -48,7 +57,9 @@ fn configured(settings: &str) -> Config {
     let environment = Environment::from_iter([("GLAKE_DEVICE", "sim:h200x4")]);
     let sources = Sources { environment, ..Sources::default() };
     let sources = sources.with_overrides("test", SMALL).unwrap().with_overrides("test", settings).unwrap();
-    sources.load().unwrap()
+    let mut config = sources.load().unwrap();
+    config.tiers.host_arena = mib(16);
+    config
 }
 
 fn mib(n: u64) -> Bytes {

@@ -42,7 +42,7 @@ fn steps(process: &Process, id: UseId, blocks: &[Written], over: &AtomicBool) ->
 
 #[test]
 fn a_parked_use_goes_on_with_the_same_bytes_at_the_same_addresses() {
-    let process = started("tiers.park_quantum_ms = 0\n");
+    let process = started_with_quantum("", 0);
     for tag in ["a", "b"] {
         process.regions().define(RegionOptions::of(tag)).unwrap();
     }
@@ -77,7 +77,7 @@ fn a_parked_use_goes_on_with_the_same_bytes_at_the_same_addresses() {
 
 #[test]
 fn it_runs_for_its_quantum_before_it_is_parked_again() {
-    let process = started("tiers.park_quantum_ms = 200\n");
+    let process = started_with_quantum("", 200);
     process.regions().define(RegionOptions::of("a")).unwrap();
     let blocks = [process.written_in("a", 0, mib(4), 1)];
     let id = process.regions().begin_use(&Tags::of(&["a"]), WhenClosed::Refuse, None).unwrap();
@@ -115,7 +115,7 @@ fn where_the_work_does_not_end_uses_go_on_and_nothing_moves() {
         let parked = scope.spawn(|| parks(regions.gate(), id, &over));
         let error = regions.shrink(&Shrink::default()).unwrap_err();
         assert!(matches!(error, ProcessError::ParkedWork { .. }), "{error}");
-        assert!(error.to_string().contains("tiers.park_drain_ms"), "{error}");
+        assert!(error.to_string().contains("shrink again later"), "{error}");
         parked.join().unwrap();
     });
     assert_eq!(pool.reserved(), reserved);
@@ -167,7 +167,7 @@ fn votes(gate: &Gate, id: UseId, yes: bool, over: &AtomicBool, asked: impl FnOnc
 
 #[test]
 fn who_votes_is_asked_before_anything_moves() {
-    let process = started("tiers.park_quantum_ms = 0\n");
+    let process = started_with_quantum("", 0);
     process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let (gate, reserved) = (process.regions().gate(), process.reserved(0));
@@ -206,7 +206,7 @@ fn who_votes_is_asked_before_anything_moves() {
 /// Also where the vote comes before anybody asks, when whoever moves the memory has just heard that the use is parked.
 #[test]
 fn nothing_moves_of_who_votes_against_it_at_whatever_moment() {
-    let process = started("tiers.park_quantum_ms = 0\n");
+    let process = started_with_quantum("", 0);
     process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let (gate, reserved) = (process.regions().gate(), process.reserved(0));
@@ -264,7 +264,7 @@ fn who_votes_is_not_asked_where_the_work_does_not_end() {
 /// What other ranks map, and what is registered with a network card, is written to while its owner is parked.
 #[test]
 fn what_others_have_stays_while_its_use_is_parked() {
-    let (process, other) = (started("tiers.park_quantum_ms = 0\n"), started(""));
+    let (process, other) = (started_with_quantum("", 0), started(""));
     for tag in ["a", "registered"] {
         process.regions().define(RegionOptions::of(tag)).unwrap();
     }

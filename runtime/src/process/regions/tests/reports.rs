@@ -30,7 +30,7 @@ fn a_shrink_by_bytes_that_fails_tells_what_went_before() {
 
 #[test]
 fn a_gpu_that_does_not_tell_what_it_holds_fails_no_shrink() {
-    let (process, faults) = started_with_faults("");
+    let (process, faults) = started_with_faults("", |_| ());
     let block = process.written(0, mib(9), 1);
     let silent = Fault { verb: Some(Verb::MemoryInfo), when: When::From(1), error: Injected::Failed(1) };
     faults.set(&[silent]);
@@ -97,7 +97,7 @@ fn a_region_of_two_devices_is_in_two_places() {
 
 #[test]
 fn everybody_who_holds_memory_is_named() {
-    let process = started("transfer.relays = true");
+    let process = started("transfer.multi_path = \"always\"");
     process.regions().define(RegionOptions::of("a")).unwrap();
     let block = process.written_in("a", 0, mib(9), 1);
     let held = |process: &Process, holder: &str| -> Bytes {

@@ -99,9 +99,10 @@ fn worker() {
     let choice = format!("sim:{folder}/shared.toml@{folder}");
     let environment = Environment::from_iter([("GLAKE_DEVICE", &*choice)]);
     let sources = Sources { environment, ..Sources::default() };
-    let settings = "tiers = { extent = \"2MiB\", host_spare = 0, park_quantum_ms = 0 }\nexpert.host_arena = \"32MiB\"\ntransfer.calibrations = \"\"\n\
+    let settings = "tiers = { extent = \"2MiB\", host_spare = 0 }\ntransfer.calibrations = \"\"\n\
                     lease = { growth = \"2MiB\", grow_timeout_ms = 60000, refill_timeout_ms = 60000 }\n";
-    let config = sources.with_overrides("test", settings).unwrap().load().unwrap();
+    let mut config = sources.with_overrides("test", settings).unwrap().load().unwrap();
+    (config.tiers.host_arena, config.tiers.park_quantum_ms) = (Bytes::mib(32), 0);
     let process = Arc::new(Process::start(config).unwrap());
     process.leases().set(0, Some(Bytes::ZERO)).unwrap();
     let at = steps.clone();

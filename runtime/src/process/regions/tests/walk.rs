@@ -70,8 +70,8 @@ struct Walk {
 
 impl Walk {
     fn new(seed: u64) -> Walk {
-        let settings = "tiers.clean_after_ms = 1\ntiers.park_quantum_ms = 0\ntiers.extent = \"2MiB\"\ntransfer.relays = false\n";
-        let (process, faults) = started_with_faults(settings);
+        let settings = "tiers.clean_after_ms = 1\ntiers.extent = \"2MiB\"\ntransfer.multi_path = \"never\"\n";
+        let (process, faults) = started_with_faults(settings, |config| config.tiers.park_quantum_ms = 0);
         let of = |tag, policy, host_copy, clean| RegionOptions { clean, ..options(tag, policy, host_copy) };
         for options in [
             of(TAGS[SEALED], Policy::Sealed, CopyPolicy::Retain, false),

@@ -1,12 +1,12 @@
-//! What holds completion points back: an event for a whole context invalidates every capture with streams of it.
+//! Holds on completion points during captures: an event for a whole context invalidates every capture in it.
 //!
 //! ```text
 //!   expected ─► followed: seen on a stream ─► over: the stream captures nothing any more, or something else
-//!      └ ends with its guard, or with the owner that was named
+//!      └ ends with its guard, or with the named owner
 //! ```
 //!
-//! A capture that was seen owns its hold, because nobody tells of one that failed. Whether it is over is asked of the driver, and only
-//! by the thread that captures, or once that has ended: CUDA crashes where another thread asks of a stream whose capture is being ended.
+//! A capture that was seen owns its hold, because failed captures are not announced. The driver is asked whether it is over only by the
+//! capturing thread, or once that thread has ended: CUDA crashes if another thread queries a stream whose capture is being ended.
 
 use std::cell::LazyCell;
 use std::fmt;
@@ -17,35 +17,35 @@ use parking_lot::RwLockReadGuard;
 use super::CompletionEvents;
 use crate::{CaptureState, DeviceId, DriverError, Result, Stream, Verb};
 
-/// A capture that was seen, on one of its streams. Not that of a thread's default stream, whose handle means another on each.
+/// A capture seen on one of its streams. Not on a thread's default stream, whose handle means another stream on each thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenCapture {
-    /// Whose stream.
+    /// Device of the stream.
     pub device: DeviceId,
-    /// The stream.
+    /// Stream that is captured.
     pub stream: Stream,
-    /// The driver's number for the capture.
+    /// The driver's id of the capture.
     pub id: u64,
 }
 
-/// While it lives, no completion point is recorded: a capture may begin.
+/// Guard for a capture that may begin: while it lives, no completion point is recorded.
 #[derive(Debug)]
 pub struct CaptureHold {
     completion_events: Arc<CompletionEvents>,
     number: u64,
 }
 
-/// All that holds completion points back.
+/// Everything that holds completion points back.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     last: u64,
     expected: Vec<Expected>,
-    /// With the threads that capture.
+    /// Captures that were seen, with their threads.
     seen: Vec<(SeenCapture, Weak<()>)>,
     watch: Option<Watch>,
 }
 
-/// Who is told whether anything holds points back, and what it was told last.
+/// Observer of the holds, with the value it was last notified of.
 struct Watch {
     told: bool,
     tell: Box<dyn Fn(bool) + Send + Sync>,
@@ -58,16 +58,16 @@ impl fmt::Debug for Watch {
 }
 
 thread_local! {
-    /// Lives as long as its thread.
+    /// Token that lives as long as its thread.
     static THREAD: LazyCell<Arc<()>> = const { LazyCell::new(Arc::default) };
 }
 
-/// The calling thread, which is gone once this has no owner; at its very end nobody.
+/// Returns a token of the calling thread, which dangles once the thread has ended. During thread exit it dangles from the start.
 pub fn this_thread() -> Weak<()> {
     THREAD.try_with(|thread| Arc::downgrade(thread)).unwrap_or_default()
 }
 
-/// Whether the calling thread may ask the driver of what a thread captures.
+/// Returns whether the calling thread may query the captures of `thread`.
 pub fn may_ask(thread: &Weak<()>) -> bool {
     thread.strong_count() == 0 || thread.ptr_eq(&this_thread())
 }
@@ -75,7 +75,7 @@ pub fn may_ask(thread: &Weak<()>) -> bool {
 #[derive(Debug)]
 struct Expected {
     number: u64,
-    /// `None`: the guard alone says how long.
+    /// Owner whose end ends the hold; `None` if only the guard ends it.
     owner: Option<Weak<()>>,
 }
 
@@ -104,18 +104,18 @@ impl Holds {
 }
 
 impl CompletionEvents {
-    /// Holds completion points back. To be called before a capture begins; the hold is dropped after it has ended.
+    /// Holds completion points back. Call it before a capture begins; drop the hold after the capture has ended.
     pub fn hold(self: &Arc<Self>) -> CaptureHold {
         self.expect(None)
     }
 
-    /// As [`CompletionEvents::hold`]; it holds nothing back any more once its owner is gone.
+    /// Like [`CompletionEvents::hold`], but the hold ends early if its owner is gone.
     pub fn hold_for(self: &Arc<Self>, owner: Weak<()>) -> CaptureHold {
         self.expect(Some(owner))
     }
 
-    /// Who is told whenever something begins to hold points back, and when nothing does any more, by what is known then; replaces who was
-    /// told before. Called with a lock held: it must ask nothing of this.
+    /// Sets the callback that is notified when the first hold begins and when the last one is known to have ended; replaces the previous
+    /// one. It runs with a lock held and must not call back.
     pub fn watch_holds(&self, tell: impl Fn(bool) + Send + Sync + 'static) {
         self.change_holds(|holds| holds.watch = Some(Watch { told: false, tell: Box::new(tell) }));
     }
@@ -137,7 +137,7 @@ impl CompletionEvents {
         CaptureHold { completion_events: self.clone(), number }
     }
 
-    /// Holds completion points back until a capture of a thread is over, whoever drops what.
+    /// Holds completion points back until a thread's capture is over, regardless of any guard.
     pub fn follow(&self, capture: SeenCapture, thread: Weak<()>) {
         let is_known = |holds: &Holds| holds.seen.iter().any(|(seen, _)| *seen == capture);
         if !is_known(&self.holds.read()) {
@@ -145,7 +145,7 @@ impl CompletionEvents {
         }
     }
 
-    /// Whether a capture has ended or failed. Where the driver does not say, it has not. To be asked where [`may_ask`] allows it.
+    /// Returns whether a capture has ended or failed; false if the driver does not answer. Call it only if [`may_ask`] allows it.
     pub fn is_over(&self, capture: &SeenCapture) -> bool {
         match self.driver.capture_state(capture.device, capture.stream) {
             Ok(CaptureState::Active(id)) => id != capture.id,
@@ -154,7 +154,7 @@ impl CompletionEvents {
         }
     }
 
-    /// The holds, of which there are none, and come none while this lives.
+    /// Returns a guard that keeps holds from beginning. Fails if there are any.
     pub(super) fn unheld(&self, verb: Verb) -> Result<RwLockReadGuard<'_, Holds>> {
         if !self.holds.read().is_expecting() {
             self.sweep_holds();
@@ -166,18 +166,18 @@ impl CompletionEvents {
         Ok(holds)
     }
 
-    /// A capture is over: somebody has asked the driver.
+    /// Removes a capture that a query has found to be over.
     pub fn captured(&self, capture: SeenCapture) {
         self.change_holds(|holds| holds.seen.retain(|(seen, _)| *seen != capture));
     }
 
-    /// Forgets captures that are over, of those that the calling thread may ask of.
+    /// Forgets finished captures, among those that the calling thread may query.
     pub fn sweep_holds(&self) {
         let seen: Vec<SeenCapture> = {
             let holds = self.holds.read();
             holds.seen.iter().filter(|(_, thread)| may_ask(thread)).map(|(capture, _)| *capture).collect()
         };
-        // Not under the lock: it asks the driver. A capture that is over does not begin again.
+        // Without the lock, because this asks the driver. A finished capture never resumes.
         let over: Vec<SeenCapture> = seen.into_iter().filter(|capture| self.is_over(capture)).collect();
         if !over.is_empty() {
             self.change_holds(|holds| holds.seen.retain(|(capture, _)| !over.contains(capture)));

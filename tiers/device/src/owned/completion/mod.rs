@@ -1,18 +1,24 @@
-//! Points in time at which everything enqueued before, on any stream of a context, is known to be done.
+//! Completion points: moments by which everything enqueued before, on any stream of a context, is known to be done.
 //!
-//! Every completion point has a sequence number, drawn before its events are recorded. Whoever marks a moment draws the
-//! number that the next completion point will get: a completion point of at least that number covers all work enqueued before the mark.
-//! Both draws are read-modify-writes of one atomic, so that a mark not covered is never taken for covered.
+//! Every completion point has a sequence number, drawn before its events are recorded. A mark draws the number that the next completion
+//! point will get: a completion point of at least that number covers all work enqueued before the mark. Both draws are read-modify-writes
+//! of one atomic, so that a mark that is not covered is never taken for covered.
 //!
-//! What works on a device's memory in another context is that context's: its own completion points do not wait for it. Work of ours of that kind
-//! that is not joined into the device's context is told of ([`CompletionEvents::outside`]), and is a part of its completion points until it is done.
+//! A device's completion points do not cover work that accesses its memory from another context. Internal work of that kind that is not
+//! joined into the device's context is registered ([`CompletionEvents::outside`]) and becomes part of the device's completion points until
+//! it is done. A mark of such work is shared by the points that wait for it. No lock is held during such a wait: the thread that records
+//! the next point may have to enqueue the awaited work.
 //!
-//! A device without a context has no work: a completion point that is recorded covers it without an event. A context is given back by
-//! [`CompletionEvents::release_context`], for events are made in it: when all work there is done they have passed, and go too.
+//! A device without a context has no work: a completion point covers it without an event. [`CompletionEvents::release_context`] releases a
+//! context, because events are created in it: once all work there is done, they have completed and are destroyed too, even if points still
+//! hold their cells.
+//!
+//! ```text
+//!   RecordedPoint ─► Cell ◄─ all, idle             a cell holds its event until the device's context is released;
+//!            [event]                          a completion point that finds its cell empty has completed there
+//! ```
 
-mod cell;
 mod hold;
-mod outside;
 #[cfg(test)]
 mod tests;
 
@@ -20,22 +26,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use hold::Holds;
 use parking_lot::{Mutex, RwLock};
 
 use super::{DeviceSet, OwnedEvent};
 use crate::{
     Address, CaptureState, DeviceId, Driver, DriverError, EventKind, Refusal, Result, Stream, StreamId, Verb,
 };
-use cell::{Cell, Events, Quiet};
-use hold::Holds;
-pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
-use outside::{Mark, Outside};
 
-/// The order of completion points and marks.
+pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
+
+/// Sequence number of completion points and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence(u64);
 
-/// Proof that all work enqueued on some devices before some moment is done. It stays true for ever.
+/// Proof that all work enqueued on some devices before some moment is done. Proofs never expire.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionProof {
     source: u64,
@@ -43,66 +48,66 @@ pub struct CompletionProof {
     devices: DeviceSet,
 }
 
-/// The clock of a driver's completions; one for all who share memory.
+/// Completion clock of a driver, shared by all users of its memory.
 #[derive(Debug)]
 pub struct CompletionEvents {
     driver: Arc<dyn Driver>,
     source: u64,
     sequence: AtomicU64,
-    /// None is made or destroyed in steady state.
+    /// Events by device. In steady state none is created or destroyed.
     events: Mutex<HashMap<DeviceId, Events>>,
-    /// Devices whose contexts are being given back: nothing is recorded there. The bits of a [`DeviceSet`].
+    /// Devices whose contexts are being released and where nothing is recorded: the bits of a [`DeviceSet`].
     quiet: AtomicU64,
-    /// Captures that are open or about to begin. Held for reading while events are recorded: a capture that began in between
-    /// would be invalidated by them.
+    /// Captures that are open or about to begin. Held for reading while events are recorded, which would invalidate a capture that began in
+    /// between.
     holds: RwLock<Holds>,
     /// Whether the driver has an event for a whole context.
     whole: AtomicBool,
     known: Mutex<HashMap<DeviceId, Vec<Stream>>>,
-    /// Work on a device's memory that its context does not wait for, by the device whose memory it is.
+    /// Work on a device's memory that its own context does not wait for, by the device that owns the memory.
     outside: Outside,
 }
 
-/// A recorded point; dropping it gives its events back.
+/// A recorded completion point; dropping it returns its events.
 #[derive(Debug)]
 pub struct RecordedPoint {
     completion_events: Arc<CompletionEvents>,
     sequence: Sequence,
     devices: DeviceSet,
     pending: Vec<Arc<Cell>>,
-    /// What its devices' contexts do not wait for.
+    /// Work that the devices' contexts do not wait for.
     outside: Vec<Mark>,
 }
 
 impl Sequence {
-    /// Before everything: covered by any completion point.
+    /// The lowest number, covered by any completion point.
     pub const START: Sequence = Sequence(0);
 
-    /// The number, for those who keep it among their own.
+    /// Returns the number, for callers that store it in a number of their own.
     pub fn get(self) -> u64 {
         self.0
     }
 }
 
 impl CompletionProof {
-    /// All that was marked with this or less is done.
+    /// Returns the sequence number: everything marked with it or a lower one is done.
     pub fn sequence(&self) -> Sequence {
         self.sequence
     }
 
-    /// On these devices.
+    /// Returns the devices that the proof is about.
     pub fn devices(&self) -> DeviceSet {
         self.devices
     }
 
-    /// Whether all that `devices` were given before the mark is done.
+    /// Returns whether all work enqueued on `devices` before the mark is done.
     pub fn covers(&self, mark: Sequence, devices: DeviceSet) -> bool {
         mark <= self.sequence && devices.is_subset(self.devices)
     }
 }
 
 impl CompletionEvents {
-    /// The clock of a driver. Two clocks of one driver do not take each other's proofs.
+    /// Creates the clock of a driver. Two clocks of one driver do not accept each other's proofs.
     pub fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
         static SOURCES: AtomicU64 = AtomicU64::new(0);
         Arc::new(CompletionEvents {
@@ -118,22 +123,22 @@ impl CompletionEvents {
         })
     }
 
-    /// The driver.
+    /// Returns the driver of this clock.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// Now: what is enqueued before this call is done once a completion point of this number has passed.
+    /// Marks the present: work enqueued before this call is done once a completion point of the returned number has completed.
     pub fn mark(&self) -> Sequence {
-        // Not a load: see the module.
+        // A read-modify-write instead of a load: see the module's description.
         Sequence(self.sequence.fetch_add(0, Ordering::AcqRel) + 1)
     }
 
-    /// Records a completion point on every one of `devices`: 0.14 us each on an H200. One without a context has no work to wait for, and is
-    /// given none.
+    /// Records a completion point on each of `devices`: 0.14 us each on an H200. A device without a context has no work to wait for and
+    /// gets no event.
     ///
     /// # Errors
-    /// [`DriverError::Capturing`] while a [`CaptureHold`] lives, with no call of the driver, and while a capture is open that was seen.
+    /// [`DriverError::Capturing`] while a [`CaptureHold`] lives (without any driver call) and while a capture that was seen is open.
     pub fn record(self: &Arc<Self>, devices: DeviceSet) -> Result<RecordedPoint> {
         let _none = self.unheld(Verb::EventRecordContext)?;
         let sequence = self.advance();
@@ -147,7 +152,7 @@ impl CompletionEvents {
         for device in devices.iter() {
             point.outside.extend(self.outside.pending(device));
             if self.is_quiet(device) {
-                // Its events are about to go.
+                // Its events are about to be destroyed.
                 self.driver.context_synchronize(device)?;
             } else if self.driver.has_context(device)? {
                 self.record_on(device, &mut point.pending)?;
@@ -156,11 +161,11 @@ impl CompletionEvents {
         Ok(point)
     }
 
-    /// Records an event on a stream, which a handle may name no more.
+    /// Records an event on a stream whose handle may be stale.
     ///
     /// # Errors
-    /// [`DriverError::Capturing`] while a capture is open or about to begin; [`DriverError::is_gone`] where the handle names no stream, or
-    /// another one; what the driver answers.
+    /// [`DriverError::Capturing`] while a capture is open or about to begin; [`DriverError::is_gone`] if the handle names no stream or
+    /// another one; any error of the driver.
     pub fn record_event(&self, event: &OwnedEvent, stream: Stream, id: StreamId) -> Result<()> {
         let verb = Verb::EventRecord;
         let _none = self.unheld(verb)?;
@@ -172,7 +177,7 @@ impl CompletionEvents {
         event.record(stream)
     }
 
-    /// Gives up the driver's hold on a device's context, with all events of this clock there, when its work is done.
+    /// Releases the driver's hold on a device's context, with all events of this clock there, once its work is done.
     ///
     /// # Errors
     /// [`DriverError::Capturing`] while a [`CaptureHold`] lives. [`DriverError::ContextInUse`] while others' streams, events,
@@ -181,7 +186,7 @@ impl CompletionEvents {
     pub fn release_context(&self, device: DeviceId) -> Result<()> {
         self.outside.sweep();
         let quiet = Quiet::begin(self, device)?;
-        // What was recorded there before has passed after this, and nothing is recorded there meanwhile.
+        // After this every earlier record there has completed, and `quiet` prevents new ones.
         self.driver.context_synchronize(device)?;
         let Events { all, idle } = self.events.lock().remove(&device).unwrap_or_default();
         drop(idle);
@@ -194,7 +199,7 @@ impl CompletionEvents {
         released
     }
 
-    /// Waits for all work of the devices: a completion point without events, allowed (to the driver's liking) at any time.
+    /// Waits for all work of the devices, without events. CUDA allows it at any time.
     pub fn synchronize(&self, devices: DeviceSet) -> Result<CompletionProof> {
         let sequence = self.advance();
         for device in devices.iter() {
@@ -204,15 +209,15 @@ impl CompletionEvents {
         Ok(CompletionProof { source: self.source, sequence, devices })
     }
 
-    /// Work of ours on memory of some GPUs was enqueued on a stream, whose device's own memory is covered by its completion points: those of the other
-    /// GPUs, whose contexts do not wait for the stream, cover it from now on. Nothing is marked while the stream is captured: a graph
-    /// runs as often as it is launched.
+    /// Registers internal work on memory of some GPUs that was enqueued on a stream. The completion points of the stream's own device cover
+    /// it anyway; those of the other GPUs, whose contexts do not wait for the stream, cover it from now on. While the stream is captured
+    /// nothing is registered: a graph runs whenever it is launched.
     ///
     /// # Errors
-    /// What the driver answers: the work is done then, or its device lost.
+    /// Any error of the driver; the work is done then, or its device is lost.
     pub fn enqueued_on(&self, memory: DeviceSet, (device, stream): (DeviceId, Stream)) -> Result<()> {
         let elsewhere = memory.without(DeviceSet::of(device));
-        // Where the answer says nothing, the mark or the wait will.
+        // If the query fails, recording the mark or the wait below reports the error.
         let captured = |state| matches!(state, Ok(CaptureState::Active(_) | CaptureState::Invalidated));
         if elsewhere.is_empty() || captured(self.driver.capture_state(device, stream)) {
             return Ok(());
@@ -228,19 +233,19 @@ impl CompletionEvents {
         Ok(())
     }
 
-    /// Work of ours on memory of `memory` was enqueued in another context, up to where `done` was recorded, and nothing in the context
-    /// of `memory` waits for it: its completion points and waits do until it is done.
+    /// Registers internal work on memory of `memory` that was enqueued in another context and ends where `done` was recorded. The
+    /// completion points and waits of `memory` include it until it is done.
     pub fn outside(&self, memory: DeviceId, done: OwnedEvent) {
         self.outside.add(memory, done);
     }
 
-    /// The proof of what needs none: everything that was marked [`Sequence::START`] is done, on every device.
+    /// Returns the trivial proof: everything marked [`Sequence::START`] is done, on every device.
     pub fn start(&self) -> CompletionProof {
         CompletionProof { source: self.source, sequence: Sequence::START, devices: DeviceSet::ALL }
     }
 
-    /// Tells of a stream. Where the driver has no event for a whole context (before CUDA 12.5), a completion point is an
-    /// event on each known stream and on the legacy one, and the work of others is not covered.
+    /// Registers a stream. If the driver has no event for a whole context (before CUDA 12.5), a completion point is an event on each
+    /// registered stream and on the legacy one, and work on other streams is not covered.
     pub fn know(&self, device: DeviceId, stream: Stream) {
         let mut known = self.known.lock();
         let streams = known.entry(device).or_default();
@@ -249,14 +254,14 @@ impl CompletionEvents {
         }
     }
 
-    /// A known stream is about to be destroyed.
+    /// Removes a registered stream that is about to be destroyed.
     pub fn forget(&self, device: DeviceId, stream: Stream) {
         if let Some(streams) = self.known.lock().get_mut(&device) {
             streams.retain(|known| *known != stream);
         }
     }
 
-    /// Whether a proof is of this clock.
+    /// Returns whether a proof comes from this clock.
     pub(super) fn gave(&self, passed: &CompletionProof) -> bool {
         passed.source == self.source
     }
@@ -288,7 +293,7 @@ impl CompletionEvents {
         for stream in streams {
             match self.record_stream(device, stream, pending) {
                 Err(error) if error.is_gone() && stream != Stream::LEGACY => {
-                    // What it had may still run, and nothing marks it any more.
+                    // Work of the destroyed stream may still run, and no event can mark its end.
                     self.driver.context_synchronize(device)?;
                     self.forget(device, stream);
                 }
@@ -320,10 +325,10 @@ impl CompletionEvents {
         }
     }
 
-    /// A cell with an event, that nobody else has.
+    /// Returns a cell with an event and no other owner.
     fn cell(&self, device: DeviceId) -> Result<Arc<Cell>> {
         while let Some(idle) = self.events.lock().get_mut(&device).and_then(|events| events.idle.pop()) {
-            // One may have been given back while its context was.
+            // A cell may have become idle while its context was being released.
             if idle.event.lock().is_some() {
                 return Ok(idle);
             }
@@ -334,9 +339,9 @@ impl CompletionEvents {
         Ok(cell)
     }
 
-    /// Keeps a cell for the next completion point, unless its event has gone.
+    /// Returns a cell for reuse, unless its event was destroyed.
     fn give_back(&self, cell: Arc<Cell>) {
-        // In this order everywhere: the table, then a cell.
+        // Lock order everywhere: the table, then a cell.
         let mut events = self.events.lock();
         if cell.event.lock().is_some() {
             events.entry(cell.device).or_default().idle.push(cell);
@@ -349,12 +354,12 @@ impl CompletionEvents {
 }
 
 impl RecordedPoint {
-    /// Its number.
+    /// Returns the sequence number of the point.
     pub fn sequence(&self) -> Sequence {
         self.sequence
     }
 
-    /// The proof, if it has passed. Never waits.
+    /// Returns the proof if the point has completed. Never waits.
     pub fn poll(&mut self) -> Result<Option<CompletionProof>> {
         while let Some(mark) = self.outside.last() {
             if !mark.is_done()? {
@@ -371,7 +376,7 @@ impl RecordedPoint {
         Ok(Some(self.passed()))
     }
 
-    /// Waits on the host for the proof.
+    /// Blocks the calling thread until the point completes and returns the proof.
     pub fn wait(&mut self) -> Result<CompletionProof> {
         while let Some(mark) = self.outside.last() {
             mark.wait()?;
@@ -405,4 +410,146 @@ impl Drop for RecordedPoint {
             self.pop();
         }
     }
+}
+
+/// Events of one device, in use or idle.
+#[derive(Debug, Default)]
+struct Events {
+    all: Vec<Arc<Cell>>,
+    /// Cells available for the next completion points.
+    idle: Vec<Arc<Cell>>,
+}
+
+/// Slot of an event, emptied when its context is released.
+#[derive(Debug)]
+struct Cell {
+    device: DeviceId,
+    event: Mutex<Option<OwnedEvent>>,
+}
+
+impl Cell {
+    fn with(&self, mark: impl FnOnce(&OwnedEvent) -> Result<()>) -> Result<()> {
+        match &*self.event.lock() {
+            Some(event) => mark(event),
+            None => Err(DriverError::NotReady { verb: Verb::EventRecord }),
+        }
+    }
+
+    /// Returns whether the event has completed; true if its context was released.
+    fn is_passed(&self) -> Result<bool> {
+        self.event.lock().as_ref().map_or(Ok(true), OwnedEvent::is_passed)
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.event.lock().as_ref().map_or(Ok(()), OwnedEvent::synchronize)
+    }
+
+    /// Destroys the completed event. Returns false while another thread queries it.
+    fn empty(&self) -> bool {
+        match self.event.try_lock() {
+            Some(mut event) => {
+                *event = None;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Guard during which no event is created or recorded on a device.
+#[derive(Debug)]
+struct Quiet<'a> {
+    completion_events: &'a CompletionEvents,
+    device: DeviceId,
+}
+
+impl<'a> Quiet<'a> {
+    fn begin(completion_events: &'a CompletionEvents, device: DeviceId) -> Result<Quiet<'a>> {
+        let verb = Verb::ReleaseContext;
+        completion_events.sweep_holds();
+        // The write lock waits for threads that are recording.
+        let holds = completion_events.holds.write();
+        let bit = DeviceSet::of(device).bits();
+        if holds.is_any() {
+            return Err(DriverError::Capturing { verb, code: DriverError::CAPTURING });
+        }
+        match completion_events.quiet.fetch_or(bit, Ordering::Relaxed) & bit {
+            0 => Ok(Quiet { completion_events, device }),
+            _ => Err(DriverError::NotReady { verb }),
+        }
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.completion_events.quiet.fetch_and(!DeviceSet::of(self.device).bits(), Ordering::Relaxed);
+    }
+}
+
+/// Number of new marks after which finished ones are swept: rarely enough to cost next to nothing.
+const MORE: usize = 32;
+
+/// Marks by the device that owns the memory.
+#[derive(Debug, Default)]
+struct Outside(Mutex<HashMap<DeviceId, DeviceMarks>>);
+
+#[derive(Debug, Default)]
+struct DeviceMarks {
+    all: Vec<Mark>,
+    /// Marks that were pending after the last sweep.
+    left: usize,
+}
+
+/// End of work on the memory of another device.
+#[derive(Clone, Debug)]
+struct Mark(Arc<OwnedEvent>);
+
+impl Outside {
+    /// Adds the end of work on a device's memory.
+    fn add(&self, memory: DeviceId, end: OwnedEvent) {
+        let is_long = {
+            let mut table = self.0.lock();
+            let marks = table.entry(memory).or_default();
+            marks.all.push(Mark(Arc::new(end)));
+            marks.all.len() > 2 * marks.left + MORE
+        };
+        if is_long {
+            drop(self.pending(memory));
+        }
+    }
+
+    /// Returns the marks not known to be done and forgets the others.
+    fn pending(&self, memory: DeviceId) -> Vec<Mark> {
+        let Some(marks) = self.0.lock().get(&memory).map(|marks| marks.all.clone()) else {
+            return Vec::new();
+        };
+        let is_done = |mark: &Mark| mark.is_done().unwrap_or(false);
+        let (done, left): (Vec<_>, Vec<_>) = marks.into_iter().partition(is_done);
+        if let Some(marks) = self.0.lock().get_mut(&memory) {
+            marks.all.retain(|mark| !done.iter().any(|done| Arc::ptr_eq(&done.0, &mark.0)));
+            marks.left = left.len();
+        }
+        left
+    }
+
+    /// Forgets marks whose work is done.
+    fn sweep(&self) {
+        let devices: Vec<DeviceId> = self.0.lock().keys().copied().collect();
+        devices.into_iter().for_each(|device| drop(self.pending(device)));
+    }
+}
+
+impl Mark {
+    fn is_done(&self) -> Result<bool> {
+        self.0.is_passed().or_else(|error| is_over(&error).then_some(true).ok_or(error))
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.0.synchronize().or_else(|error| is_over(&error).then_some(()).ok_or(error))
+    }
+}
+
+/// Returns whether the context of a mark is lost or gone, so that none of its work runs any more.
+fn is_over(error: &DriverError) -> bool {
+    error.is_sticky() || error.is_gone()
 }

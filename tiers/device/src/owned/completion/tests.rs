@@ -9,7 +9,7 @@ use crate::{Fault, Faults, Injected, Recorder, Refusal, When};
 const BOTH: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
 
 #[test]
-fn an_point_covers_marks_before_it_and_no_later_ones() {
+fn a_point_covers_earlier_marks_only() {
     let stub = Stub::new();
     let completion_events = CompletionEvents::new(stub.clone());
     let both: DeviceSet = BOTH.into_iter().collect();
@@ -26,7 +26,7 @@ fn an_point_covers_marks_before_it_and_no_later_ones() {
 }
 
 #[test]
-fn events_are_used_again() {
+fn events_are_reused() {
     let stub = Stub::new();
     let completion_events = CompletionEvents::new(stub.clone());
     for _ in 0..100 {
@@ -43,7 +43,7 @@ const MEMORY: DeviceSet = DeviceSet::of(DeviceId(1));
 const STREAM: (DeviceId, Stream) = (DeviceId(0), Stream(7));
 
 #[test]
-fn marks_of_work_elsewhere_are_not_kept_once_it_is_done() {
+fn marks_of_finished_outside_work_are_dropped() {
     let stub = Stub::new();
     let completion_events = CompletionEvents::new(stub.clone());
     for _ in 0..1000 {
@@ -61,7 +61,7 @@ fn marks_of_work_elsewhere_are_not_kept_once_it_is_done() {
 }
 
 #[test]
-fn who_waits_for_work_elsewhere_holds_nobody_up() {
+fn waiting_for_outside_work_blocks_no_other_thread() {
     let stub = Stub::new();
     // No completion point of its own has an event.
     stub.without_context.store(MEMORY.bits(), Relaxed);
@@ -89,7 +89,7 @@ fn who_waits_for_work_elsewhere_holds_nobody_up() {
 }
 
 #[test]
-fn a_lost_gpu_ends_the_work_that_it_had_on_others_memory() {
+fn losing_a_gpu_ends_its_work_on_other_gpus_memory() {
     for (error, ends) in [
         (Injected::Sticky(700), true),
         (Injected::Refused(Refusal::UnknownHandle), true),
