@@ -1,16 +1,7 @@
 //! Results of simulated runs.
-//!
-//! Search for the number of workers that a server can serve.
-
-use std::ops::Range;
 
 use glake_units::Bytes;
 use serde::Serialize;
-
-use super::load::{Load, Trace};
-use super::machine::run;
-use super::policy::{Calibration, Policy};
-use crate::node::{NodeFile, Worker};
 
 /// Results of the runs of one policy, one run per seed.
 #[derive(Clone, Debug, Default)]
@@ -117,79 +108,4 @@ fn quantile(values: &mut [f64], part: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let place = (part * values.len() as f64).ceil() as usize;
     values.get(place.max(1) - 1).copied()
-}
-
-/// Upper bound of the search.
-pub const MOST_WORKERS: usize = 256;
-
-/// Conditions of the search.
-#[derive(Clone, Debug)]
-pub struct Density<'a> {
-    /// Description of the workers, which are copied in turn.
-    pub file: &'a NodeFile,
-    /// Speed of memory moves.
-    pub calibration: &'a Calibration,
-    /// Trace from which lengths are drawn.
-    pub trace: &'a Trace,
-    /// Load whose rate is that of the file's workers: each copy gets as many requests as the average worker, at random times.
-    pub load: Load,
-    /// Seeds of the random draws.
-    pub seeds: Range<u64>,
-    /// Whether running workers share a GPU in time.
-    pub contention: bool,
-}
-
-impl Density<'_> {
-    /// Returns the largest number of workers without a denied request and with the first token of 99 % within `slo` seconds. Calls `trying`
-    /// with each number tried.
-    pub fn most(&self, policy: Policy, slo: f64, trying: &mut dyn FnMut(usize)) -> usize {
-        let mut holds = |count| {
-            trying(count);
-            self.holds(policy, slo, count)
-        };
-        // The first that does not hold is looked for by doubling, then by halving what is between.
-        let (mut good, mut bad) = (0, 1);
-        while bad <= MOST_WORKERS && holds(bad) {
-            (good, bad) = (bad, bad * 2);
-        }
-        bad = bad.min(MOST_WORKERS + 1);
-        while bad - good > 1 {
-            let middle = good.midpoint(bad);
-            *(if holds(middle) { &mut good } else { &mut bad }) = middle;
-        }
-        good
-    }
-
-    #[allow(clippy::cast_precision_loss)] // counts of workers and requests
-    fn holds(&self, policy: Policy, slo: f64, count: usize) -> bool {
-        let length = self.load.duration.unwrap_or(self.trace.span()).as_secs_f64().max(1.0);
-        let told =
-            || self.trace.rows.iter().filter(|row| row.at.as_secs_f64() <= length).count() as f64 / length;
-        let each = self.load.rate.unwrap_or_else(told) / self.file.workers.len() as f64;
-        let copied = copies(self.file, count);
-        // Stopped workers need no room.
-        if policy != Policy::StartStop && copied.check_fit().is_err() {
-            return false;
-        }
-        let zipf = self.load.zipf.or(Some(0.0));
-        let load = Load { rate: Some(each * count as f64), zipf, ..self.load };
-        let names: Vec<&str> = copied.workers.iter().map(|worker| worker.name.as_str()).collect();
-        let mut tally = Tally::default();
-        for seed in self.seeds.clone() {
-            let requests = load.draw(self.trace, &names, seed);
-            tally.add(run(&copied, self.calibration, &requests, policy, self.contention));
-        }
-        tally.holds(slo)
-    }
-}
-
-fn copies(file: &NodeFile, count: usize) -> NodeFile {
-    let named = |place: usize, worker: &Worker| match place / file.workers.len() {
-        0 => worker.name.clone(),
-        copy => format!("{}.{}", worker.name, copy + 1),
-    };
-    let workers = file.workers.iter().cycle().take(count).enumerate();
-    let workers =
-        workers.map(|(place, worker)| Worker { name: named(place, worker), ..worker.clone() }).collect();
-    NodeFile { node: file.node.clone(), workers }
 }

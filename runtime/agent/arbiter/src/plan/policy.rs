@@ -16,8 +16,8 @@ use crate::{Preempt, Settings};
 pub enum Policy {
     /// Workers are started and stopped, least recently used first.
     StartStop,
-    /// Whole workers leave, least recently used first, once their requests have ended, with one copy per tensor in both directions like
-    /// today's engines.
+    /// Whole workers leave, least recently used first, once their requests have ended, at the speed of today's engines: one copy per tensor
+    /// in both directions.
     DrainPerTensor,
     /// The policy of the product.
     Glake,
