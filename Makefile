@@ -126,7 +126,7 @@ header: ## Write ffi/include/gmlake.h anew
 generated: ## Write anew configs/default.toml, C's statistics, and the parts of docs that come from the code
 	UPDATE=1 $(CARGO) test --locked --package glake-runtime --test generated
 
-lint: fmt clippy docs links features deny msrv ## Everything that is checked without running it
+lint: fmt words clippy docs links features deny msrv ## Everything that is checked without running it
 
 fmt: ## Formatting
 	$(CARGO) fmt --all --check

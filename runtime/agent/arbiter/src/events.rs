@@ -124,6 +124,7 @@ impl Arbiter {
             (silent, !joined.start.is_empty(), joined.activity);
         gang.sum_up();
         self.ledger.gang_of.insert(worker, joined.gang);
+        self.ledger.joined_at.entry(worker).or_insert(now);
         for told in joined.accounts.into_iter().map(Account::possible) {
             let key = (worker, told.gpu);
             let start = joined
@@ -153,6 +154,8 @@ impl Arbiter {
             self.ledger.gangs.iter().flat_map(|(id, gang)| gang.on(gpu).map(move |share| (*id, share.key())));
         for (id, key) in shares.collect::<Vec<_>>() {
             let told = physical.iter().find(|(worker, _)| *worker == key.0).map(|(_, bytes)| *bytes);
+            // The reading may not show a worker that joined meanwhile: subtracting it would hide other memory.
+            let is_later = self.ledger.joined_at.get(&key.0).is_some_and(|joined| *joined > begun);
             let mut lied = false;
             self.ledger.change(id, key, |share| {
                 let lease = share.account.lease;
@@ -161,7 +164,9 @@ impl Arbiter {
                     lied = share.overrun > SLACK.saturating_add(Bytes::new(lease.get() / 20));
                 }
                 let held = told.unwrap_or_else(|| lease.saturating_add(share.overrun));
-                living = living.saturating_add(share.floor()).saturating_add(held);
+                if !is_later {
+                    living = living.saturating_add(share.floor()).saturating_add(held);
+                }
             });
             let trusted =
                 self.ledger.gangs.get(&id).is_some_and(|gang| gang.distrust.until <= self.ledger.now);
@@ -276,6 +281,7 @@ impl Arbiter {
         for (gpu, footprint) in self.ledger.remove_shares(worker) {
             self.ledger.gpus.entry(gpu).or_default().died(now, footprint);
         }
+        self.ledger.joined_at.remove(&worker);
         self.remove_rank(worker, id);
     }
 

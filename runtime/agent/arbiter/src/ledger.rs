@@ -19,6 +19,8 @@ pub(crate) struct Ledger {
     pub(crate) settings: Settings,
     pub(crate) gangs: BTreeMap<GangId, Gang>,
     pub(crate) gang_of: BTreeMap<WorkerId, GangId>,
+    /// Time of each worker's first join.
+    pub(crate) joined_at: BTreeMap<WorkerId, Duration>,
     pub(crate) gpus: BTreeMap<GpuId, Gpu>,
     pub(crate) duties: BTreeMap<GpuId, LinkDuty>,
     /// Gangs that the passage of time can change.
@@ -35,6 +37,7 @@ impl Ledger {
             settings,
             gangs: BTreeMap::new(),
             gang_of: BTreeMap::new(),
+            joined_at: BTreeMap::new(),
             gpus: BTreeMap::new(),
             duties: BTreeMap::new(),
             under_way: BTreeSet::new(),

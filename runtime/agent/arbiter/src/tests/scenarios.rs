@@ -32,6 +32,21 @@ pub(super) fn last_victims(world: &World) -> Vec<(u64, Why)> {
     last.taken.iter().map(|taken| (taken.gang.0, taken.why)).collect()
 }
 
+/// The reading shows a dead worker's memory, and not yet the context of a worker that joins meanwhile.
+#[test]
+fn a_reading_does_not_subtract_a_worker_that_joins_during_it() {
+    let mut arbiter = Arbiter::new(Settings::default());
+    let (held, died) = (Bytes::gib(3), FLOOR.saturating_add(Bytes::gib(3)));
+    arbiter.step(Event::Capacity { gpu: GPU, budget: Bytes::gib(24), total: Bytes::gib(80) }, MS(0));
+    let account = Account { lease: held, resident: held, ..Account::nothing(GPU, FLOOR) };
+    arbiter.step(Event::Joined(Joined::alone(WorkerId(0), vec![account])), MS(0));
+    arbiter.step(Event::Died { worker: WorkerId(0) }, MS(10));
+    arbiter.step(Event::Joined(Joined::alone(WorkerId(1), vec![Account::nothing(GPU, FLOOR)])), MS(20));
+    arbiter.step(Event::Measured { gpu: GPU, begun: MS(15), used: died, physical: Vec::new() }, MS(30));
+    let free = arbiter.ledger.gpus[&GPU].free();
+    assert_eq!(free, Bytes::gib(24).saturating_sub(died).saturating_sub(FLOOR));
+}
+
 #[test]
 fn a_busy_worker_is_parked_only_after_its_quantum() {
     let mut world = six(3);
