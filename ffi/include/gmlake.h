@@ -195,23 +195,23 @@ typedef struct {
 
 // Those of requests up to 1 MiB, of larger ones, or of both.
 typedef struct {
-    // Blocks handed out.
+    // Allocated blocks.
     glake_stat allocation;
-    // Extents at home: physical memory is made and released in these.
+    // Extents at home, the unit in which physical memory is created and released.
     glake_stat segment;
-    // Blocks handed out, or freed and still in use by other streams.
+    // Blocks that are allocated, or freed and still in use by other streams.
     glake_stat active;
-    // Free ranges that share an extent with something in use; peak and totals are what is now.
+    // Free ranges that share an extent with memory in use; peak and totals repeat the current value.
     glake_stat inactive_split;
-    // Bytes of `allocation`.
+    // Bytes of allocated blocks, rounded up.
     glake_stat allocated_bytes;
-    // Physical memory held.
+    // Physical memory held by the pool.
     glake_stat reserved_bytes;
-    // Bytes of `active`.
+    // Bytes of active blocks.
     glake_stat active_bytes;
-    // Bytes of `inactive_split`.
+    // Bytes of free ranges that share an extent with memory in use.
     glake_stat inactive_split_bytes;
-    // Bytes of `allocation` as they were asked for.
+    // Bytes of allocated blocks as requested.
     glake_stat requested_bytes;
 } glake_pool_stats;
 
@@ -223,55 +223,55 @@ typedef struct {
     glake_pool_stats small_pool;
     // Larger requests.
     glake_pool_stats large_pool;
-    // Requests that had to take memory back first.
+    // Requests that had to reclaim memory first.
     int64_t num_alloc_retries;
-    // Requests refused.
+    // Requests that failed for lack of memory.
     int64_t num_ooms;
-    // Times that everything freed was waited for.
+    // Waits for all freed memory.
     int64_t num_sync_all_streams;
-    // Extents made.
+    // Extents created so far.
     int64_t num_device_alloc;
-    // Extents released.
+    // Extents released so far.
     int64_t num_device_free;
-    // Aliases made.
+    // Aliases created so far.
     uint64_t stitches;
-    // Blocks handed out through an alias that was there.
+    // Allocations served by an existing alias.
     uint64_t alias_reuses;
     // Extents mapped so far, at home and in aliases.
     uint64_t extent_maps;
-    // Waits of one stream for another that the program did not ask for.
+    // Waits of one stream for another that the program did not request.
     uint64_t stream_waits;
-    // Completion edges, because bytes changed their address.
+    // Completion edges added because bytes changed their address.
     uint64_t edges;
-    // Extents mapped now.
+    // Extents mapped at present.
     uint64_t mappings;
-    // Bytes of addresses of aliases now.
+    // Address space of aliases at present.
     uint64_t alias_bytes;
-    // Those of them that are idle.
+    // Address space of idle aliases.
     uint64_t idle_alias_bytes;
-    // Bytes reserved and free that are no whole extent.
+    // Free reserved bytes in partly used extents.
     uint64_t waste_hard;
     // Bytes of whole free extents that are not joined.
     uint64_t waste_soft;
-    // Bytes free that are pending on a stream.
+    // Free bytes that are pending on a stream.
     uint64_t waste_stream;
-    // Misses at which it was measured how far the GPU was behind the host.
+    // Misses at which the lag of the GPU behind the host was measured.
     uint64_t completion_lags;
-    // The median of those lags, in microseconds.
+    // Median of those lags, in microseconds.
     uint64_t completion_lag_us_p50;
-    // What 95 of 100 of those lags were below.
+    // 95th percentile of those lags, in microseconds.
     uint64_t completion_lag_us_p95;
-    // The longest of those lags.
+    // Maximum of those lags, in microseconds.
     uint64_t completion_lag_us_max;
-    // GPU time in the waits that `borrow = wait` and read holds made, in microseconds.
+    // GPU time in the waits of `borrow = wait` and of read holds, in microseconds.
     uint64_t gpu_wait_us;
-    // The lease; -1 where there is none.
+    // Size of the lease; -1 without one.
     int64_t lease_bytes;
-    // Physical memory that a lease counts: what is made, or about to be.
+    // Physical memory that counts towards a lease: created, or about to be.
     uint64_t made_bytes;
-    // Waits for a grant, of allocations and of refills.
+    // Waits for a grant, by allocations and refills.
     uint64_t lease_waits;
-    // How long they took in all, in microseconds.
+    // Total time of those waits, in microseconds.
     uint64_t lease_wait_us;
 } glake_device_stats;
 
@@ -1313,8 +1313,8 @@ int32_t glake_device_of(const void *at,
 // Allows copies to use the links of the other visible GPUs (1), or ends that (0). The links are prepared in the background, at the cost of
 // a context on each GPU; copies use one link until then, and none waits for it. Repeated calls are no error.
 //
-// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine and it
-// does not say `"always"`.
+// `GLAKE_INVALID`: the configuration has `transfer.multi_path = "never"`, or several processes of the program run on this machine and
+// it does not say `"always"`.
 int32_t glake_multi_path(int32_t on);
 
 // Returns the statistics of copies as a JSON object: relays that are ready and their cost, and for each path its bytes, slices, busy time

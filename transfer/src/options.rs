@@ -166,7 +166,7 @@ pub struct PathStatistics {
 /// Copies for which the engine can be faster than the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Benefit {
-    /// No benefit: the driver's copy is as fast for any kind of memory.
+    /// No copies: the driver is as fast as the engine for any kind of host memory.
     Nothing,
     /// Copies from or to pageable host memory.
     Pageable,

@@ -368,10 +368,10 @@ pub enum ClientError {
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The answer is malformed.
-    #[error("the agent's answer: {0}")]
+    #[error("the agent's answer is malformed: {0}")]
     Frame(#[from] FrameError),
     /// The connection failed.
-    #[error("the agent's answer did not come: {0}")]
+    #[error("the connection failed before the agent answered: {0}")]
     Os(#[from] io::Error),
     /// The agent ended before it had answered.
     #[error("the agent ended before it had answered")]

@@ -126,7 +126,7 @@ pub enum ProcessError {
     },
     /// Memory of a private pool belongs to the pool's owner and is not offloaded.
     #[error(
-        "memory at {address} of {device} is of the private pool {id}, whose owner counts on its blocks: leave it on the GPU"
+        "memory at {address} of {device} belongs to the private pool {id}, whose owner relies on its blocks: leave it on the GPU"
     )]
     OffloadPrivate {
         /// Device of the memory.

@@ -137,7 +137,7 @@ pub enum Refusal {
     UnknownContext,
     #[error("the handle names no live object")]
     UnknownHandle,
-    #[error("no object has this name")]
+    #[error("the requested symbol or object was not found")]
     NotFound,
     #[error("the range is not inside one reservation")]
     NotReserved,

@@ -65,7 +65,7 @@ impl Events {
         self.table.len()
     }
 
-    /// Returns an event of any context.
+    /// Looks up an event, whatever context it belongs to.
     pub(super) fn get(&self, event: Event) -> Checked<&Marked> {
         match self.table.get(&event) {
             Some(marked) => Ok(marked),

@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    /// docs/lab/duplex.md: 54.8 GB/s in all where both of a relay's copies cross NVLink by themselves, 98.6 where each has a slot in the
+    /// decision 13: 54.8 GB/s in all where both of a relay's copies cross NVLink by themselves, 98.6 where each has a slot in the
     /// relay's memory, and its other half is the other GPU's copy.
     #[test]
     fn both_ways_over_a_relay_share_its_engine() {

@@ -550,12 +550,13 @@ impl ReadHolds<'_> {
         // Completion points query holds when memory is freed; without frees, this call must.
         if are_many && let Err(error) = self.core.poll_holds() {
             // A thread that waits for one of them sees the error.
-            tracing::debug!(target: "glake::completion", %error, "read holds were not asked for");
+            tracing::debug!(target: "glake::completion", %error, "querying read holds failed");
         }
         Ok(hold)
     }
 
-    /// Ends a hold before its event completes: the block's own stream waits for the event instead. Ending a hold twice is no error.
+    /// Ends a hold before its event completes. The caller must have made the block's own stream wait for the event, since the stream may reuse
+    /// the bytes at once. Ending a hold twice is no error.
     pub fn end(&self, hold: HoldId) {
         let mut allocator = self.core.lock();
         allocator.pass_hold(hold);

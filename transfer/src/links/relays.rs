@@ -212,7 +212,7 @@ impl Relays {
         }
     }
 
-    /// Reports losses, each once.
+    /// Returns the latest unreported loss of a relay as an error and marks it as reported.
     ///
     /// # Errors
     /// [`TransferError::Lost`].

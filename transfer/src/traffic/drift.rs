@@ -205,7 +205,7 @@ impl Drift {
             if !self.stale.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
                     target: "glake::transfer",
-                    "the links give a fifth more or less than when they were calibrated: calibrate again"
+                    "link rates differ by a fifth from the calibration: run glake topo --calibrate"
                 );
                 self.requests.stale();
             }

@@ -262,7 +262,7 @@ impl Account {
         Account { floor, lease, resident: most(self.resident), growth: most(self.growth), ..self }
     }
 
-    /// Returns a account that consists of a floor only.
+    /// Returns an account that consists of a floor only.
     pub fn nothing(gpu: GpuId, floor: Bytes) -> Self {
         let zero = Bytes::ZERO;
         Account {

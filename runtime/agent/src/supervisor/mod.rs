@@ -65,7 +65,7 @@ enum Phase {
     /// A process is being created.
     Launching,
     Up(Up),
-    /// The first process has ended; its remaining processes have not.
+    /// The worker's first process has ended; other processes of the worker still run.
     Ending {
         lived: Duration,
     },

@@ -43,7 +43,7 @@ pub enum FrameError {
         length: usize,
     },
     /// The JSON is not a known message.
-    #[error("a frame that is no message: {0}")]
+    #[error("the frame is not a known message: {0}")]
     Malformed(#[from] serde_json::Error),
     /// The frame has another protocol version.
     #[error("a frame of version {found} of the protocol: this speaks {VERSION}")]
@@ -165,10 +165,10 @@ mod tests {
         let deep = format!("{{\"v\":1,\"seq\":1,\"ack\":0,\"op\":\"bye\",\"x\":{open}{close}}}");
         let cases: [(Vec<u8>, &str); 5] = [
             (u32::MAX.to_le_bytes().to_vec(), "a frame of 4294967295 bytes: at most 65536 are allowed"),
-            (framed(b"{]"), "a frame that is no message: "),
-            (framed(deep.as_bytes()), "a frame that is no message: recursion limit exceeded"),
+            (framed(b"{]"), "the frame is not a known message: "),
+            (framed(deep.as_bytes()), "the frame is not a known message: recursion limit exceeded"),
             (framed(b"{\"v\":2,\"seq\":1,\"ack\":0,\"op\":\"bye\"}"), "a frame of version 2 of the protocol"),
-            (framed(b"{\"v\":1,\"seq\":-1,\"ack\":0,\"op\":\"bye\"}"), "a frame that is no message: "),
+            (framed(b"{\"v\":1,\"seq\":-1,\"ack\":0,\"op\":\"bye\"}"), "the frame is not a known message: "),
         ];
         for (bytes, says) in cases {
             let mut frames = Frames::default();

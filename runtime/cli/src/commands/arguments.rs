@@ -77,7 +77,7 @@ pub struct Global {
 /// Command of the command line.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The whole story on real bytes, under a minute without a GPU
+    /// Shows every feature on real bytes, in under a minute without a GPU
     ///
     /// Fragments are stitched into one range, what was written through one address is read back through another,
     /// memory passes between streams, goes back to the device and grows again. A copy takes every link; an idle region
@@ -97,7 +97,7 @@ pub enum Command {
     /// Run the node agent, which decides whose memory is on the GPUs of this server
     ///
     /// It starts the workers of its file that have a command; others connect to its socket (glake.join(), or GLAKE_AGENT
-    /// in their environment). Whoever needs memory has it: idle workers' memory leaves first, then that of busy ones
+    /// in their environment). The agent gives memory to the workers that need it: idle workers' memory leaves first, then that of busy ones
     /// that can be parked between two steps. The agent has no CUDA context and none of the memory; workers go on
     /// without it.
     Serve(serve::ServeArguments),
@@ -124,8 +124,8 @@ pub enum Command {
     Topo(topo::TopoArguments),
     /// Check what this machine supports, and advise what to change
     ///
-    /// Looks at the driver, the GPUs and who reaches whom, at the host's memory and limits, at the libraries, at
-    /// PyTorch and at the settings in effect. Each check is ok, a note or a problem, with a line of advice.
+    /// Checks the driver, the GPUs and their peer access, the host's memory and limits, the libraries,
+    /// PyTorch and the settings in effect. Each check is ok, a note or a problem, with a line of advice.
     Doctor(doctor::DoctorArguments),
     /// Run one of the measurements
     #[command(subcommand, arg_required_else_help = true)]

@@ -1,4 +1,4 @@
-//! The whole story on real bytes: `glake demo`.
+//! Demonstration of every feature on real bytes: `glake demo`.
 //!
 //! ```text
 //! stitch ─────────► streams ─► compare ─────────► copy ─► shrink     a stage each, told when it is over

@@ -1,4 +1,4 @@
-//! The driver, its GPUs, and who reaches whom.
+//! The driver, its GPUs, and peer access.
 
 use glake_device::topology::Topology;
 use glake_device::{DeviceInfo, Driver, DriverError, ExtentProperties, Place};

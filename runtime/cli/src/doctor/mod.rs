@@ -1,7 +1,7 @@
 //! Checks of `glake doctor`: what this machine supports, and what to change.
 //!
 //! ```text
-//! device   driver, GPUs, their memory and who reaches whom    ─┐
+//! device   driver, GPUs, their memory and peer access         ─┐
 //! host     huge pages, limits, free memory                     ├► a list of checks: ok, note or problem, each with advice
 //! program  libraries, PyTorch, variables, the settings' file  ─┘
 //! ```

@@ -191,7 +191,7 @@ impl Plans {
         self.make(tape, request, base, samples)
     }
 
-    /// Makes a plan and moves it to the front. Returns whether there is one.
+    /// Makes a plan from a tape and adds it as the most recently used one. Returns false if no plan fits; `unplanned` keeps the reason.
     fn make(&mut self, tape: Tape, request: &Request, base: Bytes, samples: u32) -> bool {
         let (class, bytes) = (tape.class(), tape.items().iter().map(|item| item.pack().bytes).sum());
         let (tape, request) = (Arc::new(tape), *request);

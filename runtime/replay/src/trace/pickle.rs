@@ -42,7 +42,9 @@ pub enum PickleFault {
         at: u32,
     },
     /// An instruction does not fit the preceding ones.
-    #[error("the instruction before byte {at} does not fit what comes before it")]
+    #[error(
+        "the pickle is malformed: the instruction that ends at byte {at} does not fit the preceding ones"
+    )]
     Misplaced {
         /// Offset of the next instruction.
         at: u32,

@@ -129,7 +129,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Keeps the memory of the block that contains an address on its GPU (`fixed`), or ends one earlier call.
+    /// Keeps the block that contains an address on its GPU if `fixed` is true; otherwise reverts one earlier call. Calls are counted.
     ///
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Region`] if some of it is evicted, or was not fixed.

@@ -50,7 +50,7 @@ pub struct SkippedExtent {
     pub address: Address,
     /// Size of the memory.
     pub size: Bytes,
-    /// Reason why it stays on the GPU.
+    /// Reason why the memory stays on the GPU.
     pub reason: SkipReason,
 }
 

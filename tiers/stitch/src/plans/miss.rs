@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Held memory comes first if there is no room to grow: a copy that leaves the GPU still reads it, and while such copies run, each mapped
-//! extent costs the host about a millisecond (`docs/lab/mapping-while-copies-leave.md`). A wait of the stream for one of them is shorter.
+//! extent costs the host about a millisecond (decision 12). A wait of the stream for one of them is shorter.
 //!
 //! Two ways to grow for a large block are compared, and the one that reserves less is taken (at home if they are equal):
 //!
@@ -199,7 +199,7 @@ impl<'a> Miss<'a> {
         is_any && self.waits && self.want.size > SMALL_LIMIT.get()
     }
 
-    /// Returns the held piece of the stream that fits best.
+    /// Returns the best-fitting piece that the stream freed and a read hold still protects; `None` if the request may not use such pieces.
     fn held_piece(&self) -> Option<piece::Run> {
         if self.is_any_held() { self.heap.held_piece(&self.want) } else { None }
     }

@@ -138,7 +138,7 @@ pub enum TraceError {
         found: String,
     },
     /// A row has too few or too many fields.
-    #[error("line {line} has a hole: {found:?} should have {wanted} fields, none of them empty")]
+    #[error("line {line} has missing fields: {found:?} should have {wanted} fields, none of them empty")]
     Hole {
         /// Number of the line, from 1.
         line: usize,
@@ -164,7 +164,7 @@ pub enum TraceError {
     NoWorkers,
     /// A row names a worker that is missing in the workers' file.
     #[error(
-        "request {request} is for a worker {name:?}, whom the workers' file does not name: add it there, or --assign"
+        "request {request} is for worker {name:?}, which is not in the workers' file: add it there, or use --assign"
     )]
     Unknown {
         /// Number of the request, from 1.

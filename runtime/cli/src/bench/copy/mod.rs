@@ -97,9 +97,9 @@ pub struct CopyOptions {
     pub library: Option<PathBuf>,
 }
 
-/// Smaller blocks are not measured: memory of the pool comes in multiples of it.
+/// Size of the smallest measured blocks: the unit of the pool.
 pub const LEAST_BLOCK: Bytes = Bytes::new(512);
-/// No copy is cut into more: each is a call of the driver's where it copies them.
+/// Maximum number of blocks of a copy; the baseline makes one driver call for each.
 pub const MOST_BLOCKS: u64 = 1 << 20;
 
 /// Progress and results of a measurement.
@@ -111,7 +111,7 @@ pub enum CopyNews {
     Note(String),
     /// Result of a measurement.
     Copy(CopyReport),
-    /// A measurement of `overhead`.
+    /// Result of the measurement of the overhead of small copies.
     Overhead(OverheadReport),
     /// A measurement of `critical`.
     Critical(CriticalReport),
