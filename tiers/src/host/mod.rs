@@ -298,7 +298,7 @@ pub struct HostOptions {
     pub spare: Bytes,
     /// Number of threads that touch memory; 0: one for each core.
     pub threads: usize,
-    /// NUMA nodes to spread memory over ([`nodes_of`](nodes_of)); with fewer than two, memory is local to the touching thread.
+    /// NUMA nodes to spread memory over ([`nodes_of`]); with fewer than two, memory is local to the touching thread.
     pub nodes: Vec<u32>,
     /// Devices whose work uses the memory: returned memory waits for theirs. Leave out devices that no copy uses, because recording creates
     /// a context there.

@@ -165,7 +165,7 @@ pub enum NodeError {
     /// A value is out of range.
     #[error("{key} of {whom} is {found}: {allowed}")]
     Value {
-        /// "[node]", or the name of a worker.
+        /// `[node]`, or the name of a worker.
         whom: String,
         /// Key of the value.
         key: &'static str,

@@ -53,7 +53,7 @@ fn fits_a_terminal(output: &Output) {
     assert!(lines.len() <= 40 && lines.iter().all(|line| line.chars().count() <= 80), "{text}");
     assert!(text.contains("lent to the stitched block") && !text.contains('\u{1b}'), "{text}");
     assert_eq!(lines.iter().filter(|line| line.starts_with("✓ ")).count(), 5, "{text}");
-    let [memory, copies] = lines[lines.len() - 2..] else { panic!("{text}") };
+    let [memory, copies]: [&str; 2] = lines[lines.len() - 2..].try_into().unwrap();
     assert!(memory.starts_with("memory ") && copies.starts_with("copies "), "{text}");
 }
 
