@@ -12,7 +12,6 @@
 //! graph; a question whose trials were left out is answered as carefully as the graph does without them.
 
 mod harness;
-mod measure;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +24,7 @@ use tracing::warn;
 use crate::Result;
 use crate::paths::trials::{Outcome, Step, Trial, plan};
 use crate::paths::{GpuLinks, PathGraph, Way};
-use harness::{Harness, Lanes};
-use measure::{Fault, measure};
+use harness::{Fault, Harness, Lanes, measure};
 
 /// Result of a calibration.
 #[derive(Debug)]

@@ -20,8 +20,7 @@ use smallvec::SmallVec;
 
 use crate::copies::fork::Fork;
 use crate::copies::handle::Parts;
-use crate::copies::route::check_sizes;
-use crate::copies::shared::Shared;
+use crate::copies::shared::{Shared, check_sizes};
 use crate::copies::span::SpanCopies;
 use crate::links::lane_set::{LaneSet, LaneSetState};
 use crate::links::ledger::Path;

@@ -18,8 +18,7 @@ use std::sync::Arc;
 use glake_device::owned::{DeviceSet, OwnedEvent, Span};
 
 use crate::copies::resources::{Branch, KernelSet};
-use crate::copies::route::Route;
-use crate::copies::shared::Shared;
+use crate::copies::shared::{Route, Shared};
 use crate::paths::{Ask, Load, Way, split};
 use crate::{Result, UserStream};
 

@@ -23,7 +23,6 @@ pub(crate) mod native;
 pub(crate) mod pageable;
 pub(crate) mod pinned;
 pub(crate) mod resources;
-pub(crate) mod route;
 pub(crate) mod scattered;
 pub(crate) mod shared;
 pub(crate) mod span;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use glake_device::PointerKind;
 use glake_device::owned::{self, DeviceSet, OwnedStream, Piece, Span, StreamRef};
 
-use crate::links::contexts::Contexts;
+use crate::links::Contexts;
 use crate::links::ledger::Ledger;
 use crate::{Result, UserStream};
 

@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 
 use crate::Result;
 use crate::copies::pageable::staging::Staging;
-use crate::links::contexts::Contexts;
+use crate::links::Contexts;
 use crate::links::lane::StagingStream;
 use crate::links::requests::Requests;
 

@@ -10,8 +10,7 @@ use crate::copies::captured::CapturedCopies;
 use crate::copies::handle::Parts;
 use crate::copies::pageable::PageableCopies;
 use crate::copies::pinned::{Job, PinnedCopies};
-use crate::copies::route::{Host, Route, check_sizes};
-use crate::copies::shared::Shared;
+use crate::copies::shared::{Host, Route, Shared, check_sizes};
 use crate::paths::Load;
 use crate::{Priority, Result, UserStream};
 

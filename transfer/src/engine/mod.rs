@@ -8,7 +8,7 @@
 //!
 //!  Engine ─► copies ─► traffic, links     a copy consults traffic, takes its stream's lane set from links, forks and joins
 //!     ├─► verify                          copies that the caller waits for
-//!     └─► worker ─► provider, suspension  thread that creates and releases contexts, lanes, events and slots on request
+//!     └─► thread ─► provider, suspension  creates and releases contexts, lanes, events and slots on request
 //! ```
 //!
 //! Invariants:
@@ -21,35 +21,39 @@
 //!   there.
 //! - A copy creates no resources except the thread for the first background copy. It takes its lane set's lock, and table locks briefly.
 //!   No driver call happens under a table lock, except for the branches of captures and for work that could not be joined.
-
-mod provider;
-mod suspension;
-#[cfg(test)]
-mod tests;
-mod verify;
-mod worker;
+//!
+//! The engine's thread sleeps while there are no requests and holds the engine weakly.
 
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use glake_device::owned::{Blocks, CompletionEvents, DeviceSet, Span};
 use glake_device::{DeviceId, StreamId};
 use glake_tiers::Pinning;
 use glake_units::Bytes;
+use parking_lot::Mutex;
+use provider::Provider;
 use smallvec::SmallVec;
+use verify::BlockingCopies;
 
+use self::suspension::{PAUSE, Suspension};
 use crate::copies::broadcast::BroadcastCopies;
-use crate::copies::route::check_sizes;
 use crate::copies::scattered::ScatteredCopies;
-use crate::copies::shared::Shared;
+use crate::copies::shared::{Shared, check_sizes};
 use crate::copies::span::SpanCopies;
 use crate::links::relays::UnsuspendedRelay;
-use crate::links::requests::Call;
+use crate::links::requests::{Call, Requests};
 use crate::paths::{Direction, PathGraph};
-use crate::{Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, UserStream};
-use provider::Provider;
-use verify::BlockingCopies;
-use worker::Worker;
+use crate::{
+    Benefit, CopyHandle, CopyOptions, EngineOptions, RelayCost, Result, Statistics, TransferError, UserStream,
+};
+
+mod provider;
+mod suspension;
+#[cfg(test)]
+mod tests;
+mod verify;
 
 /// Engine for copies between host and GPUs.
 #[derive(Debug)]
@@ -340,5 +344,73 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.worker.stop();
+    }
+}
+
+/// Thread handle and its request queue.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    requests: Arc<Requests>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Worker {
+    /// Creates a worker without a thread.
+    pub(crate) fn new(requests: &Arc<Requests>) -> Worker {
+        Worker { requests: requests.clone(), thread: Mutex::default() }
+    }
+
+    /// Requests the setup of the wanted relays, then a call of `after`. Starts the thread if necessary.
+    ///
+    /// # Errors
+    /// [`TransferError::NoThread`].
+    pub(crate) fn prepare(&self, engine: &Arc<Engine>, after: Call) -> Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let (requests, engine) = (self.requests.clone(), Arc::downgrade(engine));
+            let named = std::thread::Builder::new().name("glake-relays".into());
+            let spawned = named.spawn(move || run(&requests, &engine));
+            *thread = Some(spawned.map_err(TransferError::NoThread)?);
+            self.requests.set_served(true);
+        }
+        self.requests.prepare(after);
+        Ok(())
+    }
+
+    /// Stops the thread and waits for its end, unless called from that thread.
+    pub(crate) fn stop(&self) {
+        self.requests.stop();
+        let thread = self.thread.lock().take();
+        self.requests.set_served(false);
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // Its end is all that is waited for: a thread that panicked has ended too.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(requests: &Requests, engine: &Weak<Engine>) {
+    let mut forks = DeviceSet::EMPTY;
+    let (mut suspension, mut more) = (Suspension::default(), false);
+    loop {
+        let mut orders = requests.next(more.then_some(PAUSE));
+        let Some(engine) = engine.upgrade() else { return };
+        if orders.stop {
+            return;
+        }
+        forks = forks.union(orders.forks);
+        if orders.prepare {
+            forks = forks.union(engine.shared.contexts.in_use());
+        }
+        engine.provider.provide(&orders, forks);
+        for after in std::mem::take(&mut orders.after) {
+            after();
+        }
+        if let Some(asked) = orders.suspend {
+            suspension.ask(asked);
+        }
+        more = suspension.step(&engine.shared.links, &engine.shared.resources);
+        // Those that were of suspended relays are gone.
+        engine.provider.restore_lane_sets(forks);
     }
 }

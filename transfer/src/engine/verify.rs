@@ -9,8 +9,7 @@ use glake_units::Bytes;
 use parking_lot::Mutex;
 
 use crate::copies::handle::Parts;
-use crate::copies::route::check_sizes;
-use crate::copies::shared::Shared;
+use crate::copies::shared::{Shared, check_sizes};
 use crate::copies::span::SpanCopies;
 use crate::{CopyOptions, Result, TransferError, UserStream};
 

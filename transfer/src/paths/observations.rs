@@ -15,8 +15,9 @@ use glake_device::DeviceId;
 use glake_units::{Bandwidth, Bytes, Micros};
 
 use super::split::Shares;
-use super::table::{Ceiling, Paths, RelayRate};
-use super::{Direction, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes};
+use super::{
+    Ceiling, Direction, MOST_GPUS, PathGraph, Paths, RelayRate, Way, bytes_a_micro, float, gigabytes,
+};
 
 /// Averaging window: older samples are weighted by 1/e after this many bytes.
 const WINDOW: Bytes = Bytes::mib(256);

@@ -25,9 +25,11 @@ use glake_units::{Bandwidth, Bytes, Micros};
 use super::fluid::{Pipe, Stint, ceiling, ends, fill};
 use super::path_graph::least_split;
 use super::split::{Ask, split};
-use super::table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
 use super::trials::{Leg, Outcome, SMALL};
-use super::{Direction, Load, MOST_GPUS, PathGraph, Way, bytes_a_micro, float, gigabytes, grains};
+use super::{
+    Ceiling, Direction, GpuLinks, LinkRate, Load, MOST_GPUS, PathGraph, Paths, RelayRate, Way, bytes_a_micro,
+    float, gigabytes, grains,
+};
 use crate::TransferError;
 
 /// Minimum ratio of the combined rate of own link and relay to the own link's, for the relay to count as a way.

@@ -21,8 +21,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::fluid::{Pipe, fill};
-use super::table::{Ceiling, GpuLinks, LinkRate, Paths, RelayRate};
-use super::{Direction, Load, MOST_GPUS, PathRate, Way, bytes_a_micro};
+use super::{
+    Ceiling, Direction, GpuLinks, LinkRate, Load, MOST_GPUS, PathRate, Paths, RelayRate, Way, bytes_a_micro,
+};
 use crate::TransferError;
 
 /// Size below which copies to the host land in its caches: on four H200s 16 MiB arrived at 190 GB/s, larger copies at 140 to 160.

@@ -14,8 +14,7 @@ use glake_device::DeviceId;
 use glake_units::{Bytes, Micros};
 
 use super::outcomes::Findings;
-use super::table::GpuLinks;
-use super::{Direction, MOST_GPUS, SLICE, Way, bytes_a_micro, float};
+use super::{Direction, GpuLinks, MOST_GPUS, SLICE, Way, bytes_a_micro, float};
 
 /// Memory kind of a trial's targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

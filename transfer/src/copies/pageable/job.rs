@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use crate::copies::pageable::staging::{SLOTS, Slot, StagingBuffers};
-use crate::copies::route::Route;
+use crate::copies::shared::Route;
 use crate::links::lane::StagingStream;
 use crate::links::relays::Relays;
 use crate::paths::Direction;

@@ -24,8 +24,7 @@ use smallvec::SmallVec;
 
 use crate::copies::pageable::job::{Job, Outcome, Threads, Work};
 use crate::copies::pageable::staging::StagingHold;
-use crate::copies::route::Route;
-use crate::copies::shared::Shared;
+use crate::copies::shared::{Route, Shared};
 use crate::paths::{Ask, Direction, Way, split};
 use crate::traffic::prioritized::Prioritized;
 use crate::traffic::routes::LEAST_PAGEABLE;

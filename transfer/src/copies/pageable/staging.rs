@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::Result;
-use crate::links::contexts::Contexts;
+use crate::links::Contexts;
 use crate::links::lane::StagingStream;
 
 /// Slots per thread: one is filled while the other is in flight. On an H200 a third one gains nothing.

@@ -9,7 +9,7 @@ use glake_device::owned::{Blocks, DeviceSet, Piece, Side};
 use glake_units::Bytes;
 use smallvec::SmallVec;
 
-use crate::copies::route::Route;
+use crate::copies::shared::Route;
 use crate::paths::GRAIN;
 
 /// All blocks of one route.

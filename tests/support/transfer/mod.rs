@@ -1,4 +1,7 @@
-//! A simulated server with an engine on it.
+//! A simulated server with a copy engine, and random programs of copies on it.
+
+mod litmus;
+mod state;
 
 use std::sync::Arc;
 
@@ -12,24 +15,26 @@ use glake_transfer::{Engine, EngineOptions};
 use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-/// What a server is made like.
+pub use litmus::{Litmus, Tally};
+
+/// Configuration of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerShape {
-    /// The GPUs and their links.
+    /// GPUs and their links.
     pub topology: SimTopology,
-    /// Whether the device refuses what no event orders.
+    /// Whether the device refuses accesses that no event orders.
     pub strict: bool,
-    /// What the engine may use; its relays are all GPUs.
+    /// Options of the engine; all GPUs become its relays.
     pub options: EngineOptions,
 }
 
 impl ServerShape {
-    /// Four equal GPUs of so much memory, strict.
+    /// Returns four equal GPUs with strict ordering.
     pub fn four(memory: Bytes) -> Self {
         ServerShape::of(SimTopology::uniform(4, memory))
     }
 
-    /// A server by the name of its model, strict.
+    /// Returns the simulator's model of that name, with strict ordering.
     ///
     /// # Panics
     /// There is no model of that name.
@@ -44,26 +49,26 @@ impl ServerShape {
     }
 }
 
-/// GPUs that reach each other, a pool on each, and an engine whose relays are ready.
+/// GPUs with access to each other, a pool on each, and an engine whose relays are ready.
 #[derive(Debug)]
 pub struct Server {
-    /// The devices.
+    /// Simulated devices.
     pub sim: Arc<Simulator>,
-    /// What makes calls fail.
+    /// Fault injector.
     pub faults: Arc<Faults>,
-    /// All of it, as pools and engine see it.
+    /// Top of the stack, as passed to pools and engine.
     pub driver: Arc<dyn Driver>,
-    /// The clock of its completions.
+    /// Completion events that pools and engine share.
     pub completion_events: Arc<CompletionEvents>,
-    /// A pool on each GPU, lent to all others.
+    /// A pool on each GPU, mapped on all others.
     pub pools: Vec<Arc<GpuPool>>,
-    /// The engine.
+    /// Engine under test.
     pub engine: Arc<Engine>,
 }
 
 #[allow(clippy::unwrap_used)]
 impl Server {
-    /// A new server.
+    /// Creates the server and waits until its relays are ready.
     pub fn new(shape: ServerShape) -> Self {
         let ServerShape { topology, strict, options } = shape;
         let graph = PathGraph::conservative(&GpuLinks::of(&Topology::from(&topology)));
@@ -102,20 +107,20 @@ impl Server {
         }
     }
 
-    /// Every GPU.
+    /// Returns all GPUs.
     pub fn devices(&self) -> DeviceSet {
         self.pools.iter().map(|pool| pool.device()).collect()
     }
 
-    /// Pinned host memory, zero.
+    /// Returns zeroed pinned host memory.
     pub fn pinned(&self, size: Bytes) -> Arc<Registration> {
         Arc::new(Registration::new(&self.completion_events, Pages::new(size, 1).unwrap()).unwrap())
     }
 
-    /// Ends a test that has freed everything: nothing at all is left.
+    /// Ends a test that has freed all its memory: checks that pools and devices are empty.
     ///
     /// # Panics
-    /// Something is.
+    /// Something is left.
     pub fn end(self) {
         for pool in &self.pools {
             pool.settle().unwrap();

@@ -1,4 +1,0 @@
-//! Scenarios over the public API.
-
-pub mod pool;
-pub mod transfer;
