@@ -449,11 +449,11 @@ mod budget_tests {
         pool.set_budget(Some(Bytes::mib(8)));
         let blocks = [(); 3].map(|()| pool.malloc(Bytes::mib(2), stream).unwrap());
         assert!(pool.reserved() <= Bytes::mib(8) && pool.budget() == (Some(Bytes::mib(8)), 0));
-        assert_eq!(pool.take_most(), (Bytes::mib(6), Bytes::mib(6)));
+        assert_eq!(pool.report().take_most(), (Bytes::mib(6), Bytes::mib(6)));
         let above = pool.malloc(Bytes::mib(8), stream).unwrap();
         assert_eq!(pool.budget().1, 1);
         pool.free(above.address).unwrap();
-        assert_eq!(pool.take_most(), (Bytes::mib(6), Bytes::mib(14)));
+        assert_eq!(pool.report().take_most(), (Bytes::mib(6), Bytes::mib(14)));
         pool.set_memory_fraction(0.25);
         assert!((pool.memory_fraction() - 0.25).abs() < 1e-9);
         pool.settle().unwrap();

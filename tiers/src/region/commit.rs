@@ -38,7 +38,7 @@ impl Region {
         self.void_block(address);
         let mut pipeline = Pipeline::default();
         for (view, _) in self.standing_in(&range, true) {
-            match self.begin_decommit(&view, &range) {
+            match self.begin_settled(|| Ok(self.pool.evictions().begin_decommit(view.extent, &range)?)) {
                 Ok(Eviction::Fixed) => pipeline.report.skipped.push(self.skip(&view, SkipReason::Fixed)),
                 Ok(Eviction::Exported) => {
                     pipeline.report.skipped.push(self.skip(&view, SkipReason::Exported));
@@ -79,7 +79,10 @@ impl Region {
         let refilling = self.progress.begin();
         let _turn = self.turn.lock();
         self.refuse_sealed()?;
-        let chosen = self.to_commit(&range);
+        // Decommitted extents, and those that a failed commit left incomplete.
+        let standing = self.standing_in(&range, false).into_iter();
+        let without_bytes = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
+        let chosen: Vec<ExtentView> = without_bytes.map(|(view, _)| view).collect();
         if chosen.is_empty() {
             return Ok(Bytes::ZERO);
         }
@@ -96,18 +99,6 @@ impl Region {
             true => Err(RegionError::Sealed { tag: self.options.tag.clone() }),
             false => Ok(()),
         }
-    }
-
-    /// Returns the decommitted extents of a range, and those that a failed commit left incomplete.
-    fn to_commit(&self, range: &BlockRange) -> Vec<ExtentView> {
-        let standing = self.standing_in(range, false).into_iter();
-        let to_commit = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
-        to_commit.map(|(view, _)| view).collect()
-    }
-
-    /// Begins to decommit an extent; waits for pending frees as often as a shrink.
-    fn begin_decommit(&self, view: &ExtentView, range: &BlockRange) -> Result<Eviction> {
-        self.begin_settled(|| Ok(self.pool.evictions().begin_decommit(view.extent, range)?))
     }
 
     /// Returns the region's extents in a range of a block.

@@ -78,7 +78,7 @@ impl Region {
     pub fn new(pool: &Arc<GpuPool>, options: RegionOptions) -> Region {
         let domain = pool.add_domain(DomainOptions::region(options.extent), None);
         if options.closed {
-            pool.close_domain(domain);
+            pool.peer_access().close_domain(domain);
         }
         Self::of(pool, domain, true, options)
     }
@@ -266,7 +266,7 @@ pub struct RegionOptions {
     /// Extent size, a multiple of the granularity. Large, because each mapping has a cost; not larger, because copies of one extent overlap
     /// with mapping the next.
     pub extent: Bytes,
-    /// Whether the region's own domain is closed to devices that the pool is lent to ([`crate::GpuPool::close_domain`]).
+    /// Whether the region's own domain is closed to devices that the pool is lent to ([`crate::PeerAccess::close_domain`]).
     pub closed: bool,
 }
 

@@ -206,7 +206,9 @@ impl Region {
         transfer: &'s ExtentTransfer<'_>,
         pipeline: &mut Pipeline<'s>,
     ) {
-        let begun = self.begin_evict(view.extent, to.place());
+        let discard = self.options.policy == Policy::Discard;
+        let begun =
+            self.begin_settled(|| Ok(self.pool.evictions().begin(view.extent, to.place(), discard)?));
         let skip = |reason| self.skip(&view, reason);
         match begun {
             Ok(Eviction::Fixed) => pipeline.report.skipped.push(skip(SkipReason::Fixed)),
@@ -234,11 +236,6 @@ impl Region {
 
     pub(super) fn skip(&self, view: &ExtentView, reason: SkipReason) -> Skipped {
         Skipped { address: self.pool.core().address(view.offset), size: view.size, reason }
-    }
-
-    fn begin_evict(&self, extent: ExtentId, to: Place) -> Result<Eviction> {
-        let discard = self.options.policy == Policy::Discard;
-        self.begin_settled(|| Ok(self.pool.evictions().begin(extent, to, discard)?))
     }
 
     /// Begins an eviction; if blocks freed meanwhile are used by other streams, waits for their work and retries.
