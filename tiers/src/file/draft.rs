@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::sealed::{self, Entry, HEADER, PAGE};
+use super::sealed::{self, Entry, HEADER_BYTES, PAGE};
 use super::{FileError, FileStep, Result, SealedFile, Shared};
 
 /// File of a fixed length, written sequentially. Dropping a draft removes the file.
@@ -74,7 +74,7 @@ impl Draft {
             let left = PAGE.get() - self.written % PAGE.get();
             let count = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
             let (part, rest) = bytes.split_at(count);
-            let done = self.file.write_all_at(part, HEADER + self.written);
+            let done = self.file.write_all_at(part, HEADER_BYTES + self.written);
             done.map_err(|source| self.entry.failed(FileStep::Write, source))?;
             self.hasher.update(part);
             self.written += part.len() as u64;
@@ -98,7 +98,8 @@ impl Draft {
             return Err(FileError::NoSuchRange { offset: written, size, length });
         }
         let header = sealed::header(length, &table);
-        let done = file.write_all_at(&table, HEADER + written).and_then(|()| file.write_all_at(&header, 0));
+        let done =
+            file.write_all_at(&table, HEADER_BYTES + written).and_then(|()| file.write_all_at(&header, 0));
         done.map_err(|source| entry.failed(FileStep::Write, source))?;
         let done = file.set_permissions(Permissions::from_mode(0o400));
         done.map_err(|source| entry.failed(FileStep::Protect, source))?;

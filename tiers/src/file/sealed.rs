@@ -74,7 +74,7 @@ impl Contents {
         {
             return Err(not_whole(Flaw::Open));
         }
-        let mut header = [0; FIELDS];
+        let mut header = [0; FIELDS_BYTES];
         read_exact(&file, &mut header, 0)
             .map_err(failed(FileStep::Read))?
             .ok_or_else(|| not_whole(Flaw::Header))?;
@@ -84,7 +84,8 @@ impl Contents {
         }
         // The file is longer than its table.
         let mut table = vec![0; usize::try_from(pages(length) * 8).unwrap_or(0)];
-        let read = read_exact(&file, &mut table, HEADER + length.get()).map_err(failed(FileStep::Read))?;
+        let read =
+            read_exact(&file, &mut table, HEADER_BYTES + length.get()).map_err(failed(FileStep::Read))?;
         read.filter(|()| xxh3_64(&table) == checksum).ok_or_else(|| not_whole(Flaw::Table))?;
         let numbers = table.chunks_exact(8).filter_map(|number| number.try_into().ok());
         let table = numbers.map(u64::from_le_bytes).collect();
@@ -101,7 +102,7 @@ impl Contents {
         }
         for (page, bytes) in (offset.get() / PAGE.get()..).zip(into.chunks_mut(PAGE_LENGTH)) {
             let offset = page * PAGE.get();
-            let read = read_exact(&self.file, bytes, HEADER + offset);
+            let read = read_exact(&self.file, bytes, HEADER_BYTES + offset);
             let size = Bytes::new(bytes.len() as u64);
             let unread = |source| FileError::Unread { path: self.path.clone(), offset, size, source };
             let read = read.map_err(unread)?;
@@ -137,11 +138,11 @@ fn read_exact(file: &File, into: &mut [u8], offset: u64) -> io::Result<Option<()
 /// Page size: the unit of checksums.
 pub const PAGE: Bytes = Bytes::mib(1);
 /// Offset of the first page.
-pub(super) const HEADER: u64 = 4096;
+pub(super) const HEADER_BYTES: u64 = 4096;
 /// Magic number; the last digit is the version.
 const MAGIC: [u8; 8] = *b"GLAKEF01";
 /// Number of header bytes in use.
-pub(super) const FIELDS: usize = 40;
+pub(super) const FIELDS_BYTES: usize = 40;
 
 /// Page size as a slice length.
 pub(super) const PAGE_LENGTH: usize = 1 << 20;
@@ -155,7 +156,7 @@ pub(super) fn pages(length: Bytes) -> u64 {
 /// Returns the size of the whole file, or `None` if it would exceed the largest file offset.
 pub(super) fn file_size(length: Bytes) -> Option<u64> {
     let table = pages(length).checked_mul(8)?;
-    let size = HEADER.checked_add(length.get())?.checked_add(table)?;
+    let size = HEADER_BYTES.checked_add(length.get())?.checked_add(table)?;
     i64::try_from(size).ok().map(|_| size)
 }
 
@@ -165,20 +166,20 @@ pub(super) fn checksum(page: u64, bytes: &[u8]) -> u64 {
 }
 
 /// Encodes the header of a file with `length` bytes of contents and the given checksum table.
-pub(super) fn header(length: Bytes, table: &[u8]) -> [u8; FIELDS] {
-    let mut header = [0; FIELDS];
+pub(super) fn header(length: Bytes, table: &[u8]) -> [u8; FIELDS_BYTES] {
+    let mut header = [0; FIELDS_BYTES];
     let fields = [PAGE.get(), length.get(), xxh3_64(table)];
     let numbers = fields.iter().flat_map(|field| field.to_le_bytes());
     for (to, from) in header.iter_mut().zip(MAGIC.into_iter().chain(numbers)) {
         *to = from;
     }
-    let (fields, own) = header.split_at_mut(FIELDS - 8);
+    let (fields, own) = header.split_at_mut(FIELDS_BYTES - 8);
     own.copy_from_slice(&xxh3_64(fields).to_le_bytes());
     header
 }
 
 /// Decodes a header: the length of the contents and the table's checksum. Returns `None` for an invalid header or another version.
-pub(super) fn parse(header: &[u8; FIELDS]) -> Option<(Bytes, u64)> {
+pub(super) fn parse(header: &[u8; FIELDS_BYTES]) -> Option<(Bytes, u64)> {
     let (fields, own) = header.split_last_chunk::<8>()?;
     let (magic, numbers) = fields.split_first_chunk::<8>()?;
     let mut numbers =
@@ -244,18 +245,18 @@ mod layout_tests {
     fn a_header_reads_back_and_no_bit_of_it_may_change() {
         let header = header(Bytes::new(12345), &[1, 2, 3]);
         assert_eq!(parse(&header), Some((Bytes::new(12345), xxh3_64(&[1, 2, 3]))));
-        for bit in 0..FIELDS * 8 {
+        for bit in 0..FIELDS_BYTES * 8 {
             let mut changed = header;
             changed[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(parse(&changed), None, "{bit}");
         }
-        assert_eq!(parse(&[0; FIELDS]), None);
+        assert_eq!(parse(&[0; FIELDS_BYTES]), None);
     }
 
     #[test]
     fn sizes_are_checked() {
-        assert_eq!(file_size(Bytes::ZERO), Some(HEADER));
-        assert_eq!(file_size(Bytes::new((1 << 20) + 1)), Some(HEADER + (1 << 20) + 1 + 16));
+        assert_eq!(file_size(Bytes::ZERO), Some(HEADER_BYTES));
+        assert_eq!(file_size(Bytes::new((1 << 20) + 1)), Some(HEADER_BYTES + (1 << 20) + 1 + 16));
         assert_eq!((file_size(Bytes::MAX), file_size(Bytes::new(1 << 63))), (None, None));
         assert_ne!(checksum(0, b"same"), checksum(1, b"same"));
     }

@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 use super::clock::{CompletionClock, WaitTimer};
 use super::core::Core;
 use super::error::retry;
-use super::growth::{Growing, Growth};
+use super::growth::{Growth, GrowthGuard};
 use super::lease::LeaseShort;
 use super::records::ExtentRecords;
 use super::{PoolError, PoolStream, Result};
@@ -232,7 +232,7 @@ impl Miss<'_> {
 
     /// Unmaps idle aliases above their limit. A failure does not affect the block that was just allocated; the aliases stay until the next
     /// attempt.
-    fn collect(&self, growing: &mut Growing<'_>) {
+    fn collect(&self, growing: &mut GrowthGuard<'_>) {
         let plan = self.core.lock().plan_due_collection();
         let done = plan.map_or(Ok(None), |plan| growing.carry_out(&plan, self.request.stream));
         if let Err(error) = done {

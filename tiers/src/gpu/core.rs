@@ -46,13 +46,13 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::error::retry;
-use super::live_ranges::{Kept, LiveRanges};
+use super::live_ranges::{BytesToKeep, LiveRanges};
 use super::uses::UseEvents;
 use super::{PoolError, Result};
 
 /// Result of a free.
 #[derive(Debug)]
-pub(super) struct Freed {
+pub(super) struct FreedBlock {
     pub(super) size: Bytes,
     /// Evicted extents that lost their last live block.
     pub(super) emptied: Vec<ExtentId>,
@@ -165,11 +165,11 @@ impl Core {
 
     /// Frees the block at an offset.
     #[inline]
-    pub(super) fn free(&self, offset: Bytes) -> std::result::Result<Freed, StitchError> {
+    pub(super) fn free(&self, offset: Bytes) -> std::result::Result<FreedBlock, StitchError> {
         let mut allocator = self.allocator.lock();
         let size = allocator.free(offset)?;
         self.end_block(offset);
-        Ok(Freed { size, emptied: allocator.take_emptied(), uses: allocator.take_uses() })
+        Ok(FreedBlock { size, emptied: allocator.take_emptied(), uses: allocator.take_uses() })
     }
 
     /// Returns the ordering edges that grants require and that are not recorded yet.
@@ -206,7 +206,7 @@ impl Core {
 
     /// Returns the bytes of an extent that must be preserved, based on its live blocks and their declared live ranges. `allocator` must be
     /// the locked allocator of this core.
-    pub(super) fn kept(&self, allocator: &Allocator, extent: ExtentId) -> Kept {
+    pub(super) fn kept(&self, allocator: &Allocator, extent: ExtentId) -> BytesToKeep {
         let all = allocator.extents().kept_ranges(extent);
         self.live_ranges.narrow(all, |block| allocator.blocks().home_of(block))
     }
@@ -381,7 +381,7 @@ pub struct BlockId {
 }
 
 /// Minimum number of pending holds before they are queried without a free.
-const LEAST: usize = 32;
+const MIN_HOLDS_TO_QUERY: usize = 32;
 
 /// Hold and the event that ends it.
 pub(super) type HoldEvent = (HoldId, Arc<OwnedEvent>);
@@ -410,7 +410,7 @@ impl HoldEvents {
         let mut lines = self.lines.lock();
         let line = lines.entry(on).or_default();
         line.insert(line.partition_point(|(other, _)| *other < hold), (hold, event.clone()));
-        count(&lines) > self.left.load(Relaxed).max(LEAST) * 2
+        count(&lines) > self.left.load(Relaxed).max(MIN_HOLDS_TO_QUERY) * 2
     }
 
     fn streams(&self) -> Vec<StreamId> {

@@ -27,7 +27,7 @@ use rustc_hash::FxHashSet;
 use super::clock::CompletionClock;
 use super::core::{BlockLife, Core};
 use super::error::retry;
-use super::growth::{Growing, Growth};
+use super::growth::{Growth, GrowthGuard};
 use super::records::ExtentRecords;
 use super::{LiveBlock, PoolError, Result};
 
@@ -50,7 +50,7 @@ impl Domains<'_> {
     /// Adds a domain while the caller holds the growth lock.
     pub(super) fn add_under(
         &self,
-        growing: &mut Growing<'_>,
+        growing: &mut GrowthGuard<'_>,
         options: DomainOptions,
         properties: ExtentProperties,
     ) -> DomainId {
@@ -148,7 +148,7 @@ impl FreeMemory<'_> {
         plan.map_or(Ok(()), |plan| growing.carry_out(&plan, StreamKey::default()).map(|_| ()))
     }
 
-    fn release(&self, growing: &mut Growing<'_>, plan: Option<Plan>, before: Bytes) -> Result<Bytes> {
+    fn release(&self, growing: &mut GrowthGuard<'_>, plan: Option<Plan>, before: Bytes) -> Result<Bytes> {
         if let Some(plan) = plan {
             growing.carry_out(&plan, StreamKey::default())?;
         }

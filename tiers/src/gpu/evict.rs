@@ -55,11 +55,11 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashSet;
 
 use super::block_range::BlockRange;
-use super::clock::{Done, Drain};
+use super::clock::{Drain, PointProof};
 use super::core::Core;
 use super::error::retry;
-use super::growth::{Growing, Growth};
-use super::live_ranges::{self, ByteRange, Saying};
+use super::growth::{Growth, GrowthGuard};
+use super::live_ranges::{self, ByteRange, DeclarationId};
 use super::reach::Reach;
 use super::records::{Eviction, ExtentRecords};
 use super::{GpuPool, PoolError, Result};
@@ -122,7 +122,7 @@ impl Evictions<'_> {
     ///
     /// # Errors
     /// The driver's first error; the extents that are not returned are interrupted.
-    pub(crate) fn unmap(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
+    pub(crate) fn unmap(&self, extents: &[ExtentId], done: &PointProof) -> (Vec<ExtentId>, Result<()>) {
         let mut unmapped = Vec::with_capacity(extents.len());
         let mut outcome = self.growth.lock().and_then(|growing| {
             let outcome = self.unmap_everywhere(&growing, extents, done);
@@ -154,7 +154,12 @@ impl Evictions<'_> {
         released.and(advanced)
     }
 
-    fn unmap_everywhere(&self, growing: &Growing<'_>, extents: &[ExtentId], done: &Done) -> Result<()> {
+    fn unmap_everywhere(
+        &self,
+        growing: &GrowthGuard<'_>,
+        extents: &[ExtentId],
+        done: &PointProof,
+    ) -> Result<()> {
         let reservation = self.core.reservation();
         let moving = |extent: &&ExtentId| {
             self.core.lock().extents().state(**extent) == Some(glake_stitch::ExtentState::Moving)
@@ -178,7 +183,7 @@ impl Evictions<'_> {
     }
 
     /// Releases the memory of an extent, if it has any.
-    fn release_memory(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn release_memory(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         if self.core.lock().extents().state(extent) != Some(glake_stitch::ExtentState::Moving) {
             return Ok(());
         }
@@ -223,7 +228,7 @@ impl Refills<'_> {
         entered
     }
 
-    fn make_and_map(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn make_and_map(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         let state = self.core.lock().extents().state(extent);
         if state == Some(glake_stitch::ExtentState::Evicted) {
             self.make(growing, extent)?;
@@ -240,7 +245,7 @@ impl Refills<'_> {
     }
 
     /// Makes new memory for an extent; if there is none, releases free memory elsewhere first.
-    fn make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn make(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         match self.try_make(growing, extent) {
             Err(error) if error.is_out_of_memory() => {
                 let plan = self.core.lock().plan_trim(Bytes::ZERO);
@@ -252,7 +257,7 @@ impl Refills<'_> {
         }
     }
 
-    fn try_make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn try_make(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         let (size, domain) = {
             let mut core = self.core.lock();
             core.evictions().begin_refill(extent).map_err(|source| self.core.refused(source))?;
@@ -342,7 +347,7 @@ pub(crate) struct FixedBlocks {
 
 /// Guard under which the set of fixed blocks does not change.
 #[derive(Debug)]
-pub(super) struct Fixed<'a> {
+pub(super) struct FixedGuard<'a> {
     core: &'a Core,
     pins: MutexGuard<'a, Pins>,
 }
@@ -391,12 +396,12 @@ impl FixedBlocks {
     }
 
     /// Locks the set: no block is fixed or unfixed while the guard is held.
-    pub(super) fn lock(&self) -> Fixed<'_> {
-        Fixed { core: &self.core, pins: self.pins.lock() }
+    pub(super) fn lock(&self) -> FixedGuard<'_> {
+        FixedGuard { core: &self.core, pins: self.pins.lock() }
     }
 }
 
-impl Fixed<'_> {
+impl FixedGuard<'_> {
     /// Returns whether an extent holds a fixed block.
     pub(super) fn holds(&self, extent: ExtentId) -> bool {
         if self.pins.is_empty() {
@@ -473,7 +478,7 @@ impl Protection<'_> {
     /// Returns the mappings of a domain's resident extents whose writers satisfy `so`; adjacent mappings with the same writers are joined.
     fn runs_of(
         &self,
-        growing: &Growing<'_>,
+        growing: &GrowthGuard<'_>,
         domain: DomainId,
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
@@ -511,7 +516,7 @@ pub struct LiveBytes<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveAnswer {
     block: Bytes,
-    number: Saying,
+    number: DeclarationId,
 }
 
 impl LiveBytes<'_> {

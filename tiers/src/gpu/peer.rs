@@ -30,7 +30,7 @@ use super::clock::CompletionClock;
 use super::core::Core;
 use super::domain::{Domains, FreeMemory};
 use super::error::retry;
-use super::growth::{Growing, Growth};
+use super::growth::{Growth, GrowthGuard};
 use super::reach::Reach;
 use super::{PoolError, PoolStream, Result};
 
@@ -86,7 +86,7 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    fn watch_under(&self, _growing: &Growing<'_>, peer: DeviceId) {
+    fn watch_under(&self, _growing: &GrowthGuard<'_>, peer: DeviceId) {
         self.clock.between_points(|| {
             self.core.reservation().watch(peer);
             self.reach.watch(peer);
@@ -180,12 +180,12 @@ impl PeerAccess<'_> {
     }
 
     /// Returns the mappings of closed domains.
-    fn closed(&self, growing: &Growing<'_>) -> Vec<Mapping> {
+    fn closed(&self, growing: &GrowthGuard<'_>) -> Vec<Mapping> {
         self.reach.closed().into_iter().flat_map(|domain| growing.mappings_in(domain)).collect()
     }
 
     /// Returns all other mappings, in runs.
-    fn open(&self, growing: &Growing<'_>) -> Vec<Mapping> {
+    fn open(&self, growing: &GrowthGuard<'_>) -> Vec<Mapping> {
         without(self.core.reservation().mapped(), self.closed(growing))
     }
 
@@ -244,10 +244,10 @@ fn without(runs: Vec<(Bytes, Bytes)>, mut mappings: Vec<Mapping>) -> Vec<Mapping
     left
 }
 
-/// Extent size of peer blocks. Copies overlap with opening the next extent; larger extents open in less time but hide less of it.
-const EXTENT: Bytes = Bytes::mib(256);
-/// Divisor: peer extents are at most this part of the device's memory.
-const PART: u64 = 4;
+/// Maximum extent size of peer blocks. Copies overlap with opening the next extent; larger extents open in less time but hide less of it.
+const MAX_EXTENT_BYTES: Bytes = Bytes::mib(256);
+/// Number of peer extents that fit into the device's memory, at least.
+const MIN_EXTENTS_PER_DEVICE: u64 = 4;
 
 /// Operations on the peer blocks of one pool.
 #[derive(Debug)]
@@ -272,8 +272,8 @@ impl PeerBlocks<'_> {
     pub(crate) fn shared(&self) -> Bytes {
         let core = self.core.lock();
         let (unit, memory) = (core.settings().granularity, core.settings().memory);
-        let units = memory.get() / PART / unit.get().max(1);
-        EXTENT.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
+        let units = memory.get() / MIN_EXTENTS_PER_DEVICE / unit.get().max(1);
+        MAX_EXTENT_BYTES.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
     }
 
     /// Frees a peer block and returns its size.
@@ -288,7 +288,7 @@ impl PeerBlocks<'_> {
         domains.into_iter().map(|domain| self.free_memory.trim_domain(domain)).sum()
     }
 
-    fn domain_of(&self, growing: &mut Growing<'_>, owner: DeviceId) -> Result<DomainId> {
+    fn domain_of(&self, growing: &mut GrowthGuard<'_>, owner: DeviceId) -> Result<DomainId> {
         self.access.admit(owner)?;
         if let Some(domain) = growing.owners().get(&owner) {
             return Ok(*domain);

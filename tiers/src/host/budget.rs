@@ -18,7 +18,7 @@ pub struct Budget {
 
 /// Part of a budget reserved for memory about to be pinned; the unused rest is returned on drop.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
+pub(super) struct BudgetReservation<'a> {
     budget: &'a Budget,
     left: Mutex<Bytes>,
 }
@@ -40,10 +40,10 @@ impl Budget {
     }
 
     /// Reserves bytes of the budget; `None` if too few are left.
-    pub(super) fn take(&self, size: Bytes) -> Option<Taken<'_>> {
+    pub(super) fn take(&self, size: Bytes) -> Option<BudgetReservation<'_>> {
         let taken = |pinned: u64| pinned.checked_add(size.get()).filter(|pinned| *pinned <= self.most.get());
         self.pinned.try_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
-        Some(Taken { budget: self, left: Mutex::new(size) })
+        Some(BudgetReservation { budget: self, left: Mutex::new(size) })
     }
 
     /// Returns bytes that were unpinned to the budget.
@@ -64,7 +64,7 @@ impl Budget {
     }
 }
 
-impl Taken<'_> {
+impl BudgetReservation<'_> {
     /// Notes that reserved bytes have been pinned.
     pub(super) fn arrived(&self, size: Bytes) {
         let left = &mut *self.left.lock();
@@ -72,7 +72,7 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for BudgetReservation<'_> {
     fn drop(&mut self) {
         self.budget.give_back(*self.left.get_mut());
     }

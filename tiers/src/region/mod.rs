@@ -47,11 +47,11 @@ mod tests;
 type Result<T> = std::result::Result<T, RegionError>;
 
 /// Extents copied concurrently: while one is waited for, the others keep the links busy.
-const AT_ONCE: usize = 3;
+const CONCURRENT_EXTENTS: usize = 3;
 
 /// Maximum number of extents being refilled at once. With the usual extents these are 3 GiB, or 15 ms on eight links, enqueued before the
 /// first wait. The driver queues about 1,000 operations for each stream; copies through slots take 26 for an extent.
-const AHEAD: usize = 24;
+const MAX_EXTENTS_AHEAD: usize = 24;
 
 /// Part of a GPU's memory that can be shrunk and refilled. Dropping a region releases its own domain: the memory is released once its
 /// blocks are freed, and evicted extents stay evicted.

@@ -12,16 +12,16 @@ use glake_stitch::{ExtentId, ExtentView};
 use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
-use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped};
+use super::{CONCURRENT_EXTENTS, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped};
 use crate::gpu::{CompletionPoint, Eviction};
-use crate::store::{Evicting, ExtentTransfer};
+use crate::store::{EvictionCopy, ExtentTransfer};
 use crate::{Place, PoolError, Residency, Store, TransferContext};
 
 /// Attempts to wait for an extent's pending frees while other threads keep freeing.
-const DRAINS: usize = 8;
+const MAX_DRAINS: usize = 8;
 
 /// Maximum number of pending completion points while copies run: points cover unrelated work too, such as a refill enqueued ahead.
-const POINTS: usize = 16;
+const MAX_PENDING_POINTS: usize = 16;
 
 /// Concurrency of an eviction: copies in progress, and the timing of unmapping.
 #[derive(Clone, Copy, Debug)]
@@ -40,16 +40,16 @@ impl Pace {
     fn to(place: Place) -> Pace {
         match place {
             Place::Peer(_) => Pace { at_once: 8, batch: 16, apart: true },
-            _ => Pace { at_once: AT_ONCE, batch: 2, apart: false },
+            _ => Pace { at_once: CONCURRENT_EXTENTS, batch: 2, apart: false },
         }
     }
 }
 
 /// Extent whose bytes are being copied out.
 #[derive(Debug)]
-struct Copying<'s> {
+struct ExtentCopy<'s> {
     view: ExtentView,
-    evicting: Evicting<'s>,
+    evicting: EvictionCopy<'s>,
     /// Bytes in blocks that are not copied.
     undefined: Bytes,
 }
@@ -57,7 +57,7 @@ struct Copying<'s> {
 /// Extents being evicted, in the order in which they began.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline<'s> {
-    copying: VecDeque<Copying<'s>>,
+    copying: VecDeque<ExtentCopy<'s>>,
     /// Extents that are copied and wait for the next completion point.
     pub(super) unused: Vec<ExtentView>,
     /// Batches of extents with their completion points.
@@ -226,7 +226,7 @@ impl Region {
                     return pipeline.unused.push(view);
                 }
                 match transfer.begin_evict(scope, to, ranges) {
-                    Ok(evicting) => pipeline.copying.push_back(Copying { view, evicting, undefined }),
+                    Ok(evicting) => pipeline.copying.push_back(ExtentCopy { view, evicting, undefined }),
                     Err(error) => self.gave_up(view.extent, error, pipeline),
                 }
             }
@@ -240,7 +240,7 @@ impl Region {
 
     /// Begins an eviction; if blocks freed meanwhile are used by other streams, waits for their work and retries.
     pub(super) fn begin_settled(&self, begin: impl Fn() -> Result<Eviction>) -> Result<Eviction> {
-        for _ in 0..DRAINS {
+        for _ in 0..MAX_DRAINS {
             match begin()? {
                 Eviction::Withheld => self.pool.drain().wait()?,
                 begun => return Ok(begun),
@@ -250,7 +250,7 @@ impl Region {
     }
 
     fn finish_copy(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
-        let Some(Copying { view, evicting, undefined }) = pipeline.copying.pop_front() else { return };
+        let Some(ExtentCopy { view, evicting, undefined }) = pipeline.copying.pop_front() else { return };
         let size = evicting.size();
         match transfer.finish_evict(evicting) {
             Ok(copy) => match self.pool.records().finish_copy(view.extent, copy) {
@@ -325,7 +325,7 @@ impl Region {
 impl Pipeline<'_> {
     /// Returns whether a batch can be unmapped without waiting, or too many are pending. Errors of the driver are left to the wait.
     fn is_unmapping_due(&mut self) -> bool {
-        self.marked.len() > POINTS
+        self.marked.len() > MAX_PENDING_POINTS
             || self.marked.front_mut().is_some_and(|(_, point)| point.has_passed().unwrap_or(true))
     }
 
@@ -334,11 +334,11 @@ impl Pipeline<'_> {
     }
 }
 
-type Standing = (ExtentView, Residency);
+type PlacedExtent = (ExtentView, Residency);
 
 /// Selects extents to evict, at least `amount` bytes if available: first interrupted ones, then those with a copy, then the rest, each in
 /// address order.
-pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
+pub(super) fn to_leave(standing: &[PlacedExtent], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),
         Residency::Resident { copy: Some(_) } => Some(1),
@@ -350,7 +350,7 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
 
 /// Selects extents to refill, at least `amount` bytes if that many are evicted: first interrupted ones, then the rest, each in address
 /// order.
-pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
+pub(super) fn to_enter(standing: &[PlacedExtent], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),
         _ if residency.is_decommitted() => None,
@@ -361,7 +361,7 @@ pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
 }
 
 fn chosen(
-    standing: &[Standing],
+    standing: &[PlacedExtent],
     rank: impl Fn(Residency) -> Option<u8>,
     counts: impl Fn(&ExtentView) -> bool,
     amount: Bytes,
