@@ -1,41 +1,25 @@
-//! Completion points of the allocator, implemented with events on the device.
-//!
-//! A completion point is closed in the allocator and then recorded on the device, so that its event covers every free in it. If recording
-//! fails, no free is lost: the next event covers these frees too.
-//!
-//! A thread that waits on the host holds the lock of one event and no other lock, so that completion points of other threads proceed. The
-//! clock's lock is taken before the allocator's. The driver is called under the clock's lock to record and to query completion points.
-//!
-//! `Lags`: histogram of the GPU's lag behind the host at misses.
+//! Completion points of the allocator, implemented with events on the device; statistics of lag and waits; the drain of all devices.
 //!
 //! ```text
-//! age of the oldest completion point not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
+//! free ─► allocator closes a point ─► event recorded on own device and watched peers ─► polled ─► passed: free for every stream
+//! drain   the same point, and one on every other device with a context ─► all waited for ─► the first extent is unmapped
 //! ```
 //!
-//! Each bucket ends a quarter above its beginning, which bounds the error of a quantile; the maximum is exact.
+//! - `CompletionClock` records and polls the points. If recording fails, no free is lost: the next event covers these frees too.
+//! - `Lags` is a histogram of the GPU's lag behind the host at misses: 4 buckets per power of two, from 1 us to 12 days. Each bucket ends a
+//!   quarter above its beginning, which bounds the error of a quantile; the maximum is exact.
+//! - `WaitTimer` times waits that streams make for lenders and holds, with a pair of events around each wait. Timing never fails a request:
+//!   a wait that cannot be timed is counted only.
+//! - `Drain` waits for all work of the process before memory leaves its GPU. Completion points cover only devices that the pool gave access
+//!   to its memory, but a program can give access to others without telling the pool.
 //!
-//! `WaitTimer`: timing of waits that streams make for lenders and holds: GPU time that no program asked for.
-//!
-//! ```text
-//! taker's stream:  … work ─ event ─ wait for these ─ event ─ work …        the time between the two events
-//! ```
-//!
-//! Capturing streams neither lend nor borrow, so no event of a pair is recorded into a capture. Timing never fails a request: a wait that
-//! cannot be timed is counted only.
-//!
-//! `Drain`: waits for all work of the process before memory leaves its GPU.
-//!
-//! ```text
-//! own device, watched peers ── one completion point, as for every release ──┐
-//! every other device that has a context ── a completion point each ────────┴─► waited for ─► the first extent is unmapped
-//! ```
-//!
-//! Completion points cover only devices that the pool gave access to its memory. A program can give access to others without telling the
-//! pool. Therefore memory that leaves while its blocks are live waits for all devices once.
-//!
-//! Invariants: querying creates no context, and everything is recorded before the first wait. While a capture is open the call is refused
-//! and has waited for frees at most. A lost device runs no work; if it is neither the pool's own nor a watched peer, its loss is no error
-//! of the pool.
+//! Invariants:
+//! - A point is closed in the allocator before it is recorded on the device, so that its event covers every free in it.
+//! - The clock's lock is taken before the allocator's. The driver is called under it to record and to query completion points. A thread
+//!   that waits on the host holds the lock of one event and no other lock, so that completion points of other threads proceed.
+//! - Capturing streams neither lend nor borrow, so no event of a timed pair is recorded into a capture.
+//! - A drain creates no context, and records everything before its first wait. While a capture is open the call is refused and has waited
+//!   for frees at most. A lost device runs no work; if it is neither the pool's own nor a watched peer, its loss is no error of the pool.
 
 use std::collections::VecDeque;
 use std::ops::Range;

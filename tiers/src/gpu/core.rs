@@ -1,34 +1,29 @@
-//! Core of a pool: the pure allocator under its lock, the address reservation, the driver, and the poisoned state.
-//!
-//! Invariants: the allocator's lock is held for pure work only. It is the last lock taken, except for the locks of owed edges, block lives,
-//! live ranges and holds, which change under it. A poisoned pool stays poisoned, with the first cause.
-//!
-//! `OwedEdges`: ordering edges that grants require: each makes a stream wait for the last use of its new bytes.
-//!
-//! Invariant: the allocator counts an edge as recorded from the grant on. Until it is on the device (another thread is recording it, or
-//! recording failed), every other grant to the stream records one as well.
-//!
-//! `Lives` of exported blocks.
-//!
-//! Invariant: a life is ended under the allocator's lock, by a free or a restore, before the bytes can be handed out again.
-//!
-//! `HoldEvents`: events on live blocks, until which another component than the blocks' streams still reads them.
+//! Core of a pool: the pure allocator under its lock, the address reservation, the driver, the poisoned state, and records of blocks that
+//! change under the allocator's lock.
 //!
 //! ```text
-//! stream:  … write ─┬────────────── free ─ malloc, under memory pressure ─ wait for the event ─ write …
-//! queue:            └─ copy out ─ event ─────────────────────────────────────┘
+//! allocator's lock ─► OwedEdges    edges between streams that were granted and are not recorded on the device yet
+//!                  ├► Lives        exported blocks, until their free
+//!                  ├► LiveRanges   live bytes declared by the program
+//!                  └► HoldEvents   events on live blocks, until which other components than the blocks' streams read them
+//!
+//! hold   stream:  … write ─┬────────────── free ─ malloc, under memory pressure ─ wait for the event ─ write …
+//!        queue:            └─ copy out ─ event ─────────────────────────────────────┘
 //! ```
 //!
 //! A hold has no effect while its block lives. After the free, only the block's own stream may reuse its bytes before the event, with a
 //! wait on the GPU, and only if there is no other memory; after the event the bytes are ordinary free memory. Other streams get the bytes,
 //! and memory is unmapped, only after the completion point that follows the free. That point also covers the event, which was recorded
-//! before it in the same context.
+//! before it in the same context. Events of one stream complete in the order in which they were recorded. Therefore few of many are
+//! queried: the oldest, then further and further ahead, then a binary search.
 //!
-//! Events of one stream complete in the order in which they were recorded. Therefore few of many are queried: the oldest, then further and
-//! further ahead, then a binary search.
-//!
-//! Invariants: every read hold that is pending in the allocator has its event here. Both change under the allocator's lock, also when an
-//! event completes.
+//! Invariants:
+//! - The allocator's lock is held for pure work only. It is the last lock taken, except for those of the records above.
+//! - A poisoned pool stays poisoned, with the first cause.
+//! - The allocator counts an edge as recorded from the grant on. Until it is on the device (another thread is recording it, or recording
+//!   failed), every other grant to the stream records one as well.
+//! - A life is ended, by a free or a restore, before the bytes can be handed out again.
+//! - Every read hold that is pending in the allocator has its event here, also when an event completes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;

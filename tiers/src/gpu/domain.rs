@@ -1,20 +1,18 @@
 //! Domains of a pool, the owners of its extents: their free memory, their checkpoints, and export of their blocks.
 //!
-//! `Checkpoints` of a private pool: the set of live blocks, and its restoration.
-//!
-//! Programs that record several CUDA graphs into one pool replay some of them and then record another one after those. The blocks that were
-//! live at the end of the last replay must first become live again, at the addresses that the graphs use.
-//!
-//! `Exports` of blocks to other processes, as the physical memory that holds them.
-//!
 //! ```text
-//! block              ▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀
-//! extents     [   e1   |   e7   |   e8   ]     whole ones: an importer sees their other bytes too
+//! block              ▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀
+//! extents     [   e1   |   e7   |   e8   ]     exported as a whole: an importer sees their other bytes too
 //!             ^────────^ offset
 //! ```
 //!
-//! An export ends with its block ([`BlockLife`]). Descriptors are created for a few extents at a time: a block may have thousands of
-//! extents, and a process has a limited number of descriptors.
+//! - `Domains` adds and releases domains, and makes a domain keep its addresses for captured graphs.
+//! - `FreeMemory` releases free memory: of the pool, of one domain, or to lower the lease.
+//! - `Checkpoints` record and restore the live blocks of a private pool. Programs that record several CUDA graphs into one pool replay some
+//!   of them and then record another one after those. The blocks that were live at the end of the last replay must first become live again,
+//!   at the addresses that the graphs use.
+//! - `Exports` give the physical memory of blocks to other processes. An export ends with its block ([`BlockLife`]). Descriptors are
+//!   created for a few extents at a time: a block may have thousands of extents, and a process has a limited number of descriptors.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

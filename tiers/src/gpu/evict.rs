@@ -1,48 +1,28 @@
-//! Eviction and refill of single extents, and what depends on their memory: reads, fixed blocks, write protection, live bytes.
+//! Eviction and refill of single extents, and state that depends on their memory: reads, fixed blocks, write protection, live bytes.
 //!
 //! ```text
-//! region ─► begin ─► (its bytes are copied) ─► records.finish_copy ─► unmap ─► release             memory is free
+//! eviction   Evictions::begin ─► (bytes copied out) ─► records.finish_copy ─► unmap ─► release                   memory is free
+//! refill     Refills::begin: made, mapped, access ─► (bytes copied back) ─► records.finish_refill               as before
+//! reads      ├ piece enqueued ┤ wait ├ piece enqueued ┤ wait      layout lock held while a piece is enqueued    memory stays in use
 //! ```
 //!
-//! Invariants: while the allocator marks an extent as moving, its memory is held, and the reservation tells which of its addresses are
-//! mapped, so that a failed step is resumed where it stopped. One thread at a time moves the extents of a domain. The growth lock is held
-//! for the driver calls of one extent, never during copies.
+//! - `Evictions` and `Refills` move one extent at a time, which keeps its addresses.
+//! - `ResidentReads` reads resident extents that stay in use. Between two pieces, plans may map and unmap memory. Programs may write
+//!   meanwhile: the bytes read are used only after their digest has been compared.
+//! - `FixedBlocks` are blocks whose physical memory must not move, because another component knows it by more than its address. Fixing
+//!   applies to an address: it ends with its block, or applies to the next block there.
+//! - `Protection` revokes and restores write access to sealed memory.
+//! - `LiveBytes` takes the program's declarations of live byte ranges into `LiveRanges`, under the allocator's lock. Copies that hold less
+//!   than the live bytes are dropped. An answer that arrives later counts only if its block still lives.
 //!
-//! `Refills`: refill of single extents at the addresses that they keep.
-//!
-//! ```text
-//! region ─► begin: made, mapped, access ─► (copied back) ─► records.finish_refill                as before the eviction
-//! ```
-//!
-//! Invariant: existing memory and mappings are queried from the allocator and the reservation, so that a refill resumes where an eviction
-//! or a refill failed.
-//!
-//! `ResidentReads`: reads of resident extents that stay in use.
-//!
-//! ```text
-//! cleaner   ├ enqueued ┤ waits   ├ enqueued ┤ waits        the layout lock is held while a piece is enqueued
-//! plans                   ▲                     ▲          memory is mapped and unmapped; read memory only after the read
-//! ```
-//!
-//! Invariant: memory stays mapped while it is read: a plan that unmaps it waits for all work, and evictions take the region's turn, which
-//! the reader holds. No plan is refused because of a read, and plans for other memory do not wait. Programs may write meanwhile: the bytes
-//! read are used only after their digest has been compared.
-//!
-//! `FixedBlocks`: blocks whose physical memory must not move, because another component knows it by more than its address.
-//!
-//! Invariant: an extent of a fixed live block is not evicted. Fixing applies to an address: it ends with its block, or applies to the next
-//! block there. The lock is taken after the growth lock and before those of the extent records and the allocator.
-//!
-//! `Protection`: write protection of sealed memory.
-//!
-//! Invariant: the current access rights are queried from the reservation, so that an interrupted change is resumed where it stopped.
-//!
-//! `LiveBytes`: live byte ranges declared by the program, and their effect on existing copies.
-//!
-//! ```text
-//! set, clear     ─► LiveRanges, under the allocator's lock ─► copies that hold less than the live bytes are dropped
-//! ask ─► answer  the same for ranges that become known later; an answer for a freed block is ignored
-//! ```
+//! Invariants:
+//! - While the allocator marks an extent as moving, its memory is held. Evictions, refills and protection query existing memory, mappings
+//!   and access from the allocator and the reservation, so that a failed step is resumed where it stopped.
+//! - One thread at a time moves the extents of a domain. The growth lock is held for the driver calls of one extent, never during copies.
+//! - Memory stays mapped while it is read: a plan that unmaps it waits for all work, and evictions take the region's turn, which the reader
+//!   holds. No plan is refused because of a read, and plans for other memory do not wait.
+//! - An extent of a fixed live block is not evicted. The lock of `FixedBlocks` is taken after the growth lock and before those of the
+//!   extent records and the allocator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
