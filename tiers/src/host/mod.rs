@@ -33,14 +33,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use available::{AvailableMemory, nodes_of};
 pub use block::{HostBlock, Ring, RingSlot};
-pub use budget::Budget;
 pub use error::HostError;
-pub use grow::Reclaim;
+pub use grow::{Budget, Reclaim};
 pub use pin::{Pinning, PinningUnderWay};
 
 mod available;
 mod block;
-mod budget;
 mod error;
 mod free;
 mod grow;
