@@ -51,8 +51,8 @@ pub use file::{Collected, Draft, FileError, FileStatistics, FileStep, FileTier, 
 pub use gpu::{
     Block, BlockId, BlockLife, ByteRange, Checkpoint, CompletionClock, CompletionLag, Credits, Exported,
     GpuPool, GpuWaits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView, LiveAnswer,
-    LiveBlock, LiveBytes, MappingObserver, PendingWork, PoolError, PoolOptions, PoolStream, ReadHolds,
-    Report, Restored,
+    LiveBlock, LiveBytes, MappingObserver, PeerAccess, PendingWork, PoolError, PoolOptions, PoolStream,
+    ReadHolds, Report, Restored,
 };
 pub use host::{
     AvailableMemory, Budget, HostBlock, HostError, HostOptions, HostPool, HostStatistics, Pinning,

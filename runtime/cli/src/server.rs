@@ -242,7 +242,7 @@ impl Server {
         };
         let pool = GpuPool::new(self.driver.clone(), device, options)?;
         for relay in self.engine.relays().without(DeviceSet::of(device)).iter() {
-            if let Err(error) = pool.lend_to(relay) {
+            if let Err(error) = pool.peer_access().lend_to(relay) {
                 tracing::warn!(target: "glake::copies", %relay, %device, %error, "no relay of copies to this memory");
             }
         }

@@ -139,7 +139,7 @@ impl DeviceMemory {
 /// Opens a pool to relays; a relay without access only fails to relay copies, so errors are ignored.
 fn open(pool: &GpuPool, relays: DeviceSet) {
     for relay in relays.without(DeviceSet::of(pool.device())).iter() {
-        if let Err(error) = pool.lend_to(relay) {
+        if let Err(error) = pool.peer_access().lend_to(relay) {
             let device = pool.device();
             tracing::warn!(target: "glake::copies", %relay, %device, %error, "no relay of copies to this memory");
         }

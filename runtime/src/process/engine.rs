@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants: access for relays is decided when an extent is created, or on the engine's thread; a copy opens memory only if no device
-//! could make it otherwise (`copies::opening`). A pool is opened to a relay by [`glake_tiers::GpuPool::lend_to`]: its completion points do
-//! not wait for the program's work there. Memory freed during an unfinished copy is kept until the copy is done, because the copy's lanes
+//! could make it otherwise (`copies::opening`). A pool is opened to a relay by [`glake_tiers::PeerAccess::lend_to`]: its completion points
+//! do not wait for the program's work there. Memory freed during an unfinished copy is kept until the copy is done, because the copy's lanes
 //! are joined on its stream or reported to the clock.
 
 use std::path::Path;

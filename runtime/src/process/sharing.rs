@@ -37,7 +37,7 @@ impl Sharing {
     /// [`ProcessError::NoSuchDevice`]; the driver's error, in particular without a path between the devices.
     pub fn enable_peer(&self, device: i64, peer: i64) -> Result<()> {
         let (device, memory) = (self.registry.device(device)?.id(), self.registry.device(peer)?);
-        self.registry.started(memory)?.pool.enable_peer(device)?;
+        self.registry.started(memory)?.pool.peer_access().enable(device)?;
         self.imports.enable_peer(device, memory.id())
     }
 
@@ -69,10 +69,10 @@ impl Sharing {
     pub fn open(&self, handle: &[u8], device: i64) -> Result<Address> {
         let memory = self.registry.device(device)?;
         let pool = &self.registry.started(memory)?.pool;
-        let peers = pool.peers();
+        let peers = pool.peer_access().devices();
         let base = self.imports.open(handle, &self.registry.completion_events, memory.id(), peers)?;
         // Devices that got access during the exchange with the other process get it here too.
-        for peer in pool.peers().without(peers).iter() {
+        for peer in pool.peer_access().devices().without(peers).iter() {
             self.imports.enable_peer(peer, memory.id())?;
         }
         Ok(base)
@@ -144,7 +144,7 @@ mod tests {
         let Parts { sharing, registry, .. } = Parts::new();
         sharing.enable_peer(0, 1).unwrap();
         let started = registry.device(1).unwrap().started().unwrap();
-        assert!(started.pool.peers().contains(glake_device::DeviceId(0)));
+        assert!(started.pool.peer_access().devices().contains(glake_device::DeviceId(0)));
         assert!(sharing.enable_peer(0, 2).is_err() && sharing.enable_peer(-1, 0).is_err());
     }
 }

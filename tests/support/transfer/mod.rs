@@ -82,7 +82,7 @@ impl Server {
             let options =
                 PoolOptions { completion_events: Some(completion_events.clone()), ..PoolOptions::default() };
             let pool = GpuPool::new(driver.clone(), device, options).unwrap();
-            ids.iter().for_each(|relay| pool.lend_to(*relay).unwrap());
+            ids.iter().for_each(|relay| pool.peer_access().lend_to(*relay).unwrap());
             Arc::new(pool)
         };
         let pools = ids.iter().map(pool).collect();

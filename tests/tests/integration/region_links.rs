@@ -236,7 +236,7 @@ fn streams_of_all_gpus_wait_for_what_is_on_its_way_over_every_link() {
         .collect();
     // The program's own kernels are to touch it.
     for stream in &streams {
-        fixture.server.pools[0].enable_peer(stream.device()).unwrap();
+        fixture.server.pools[0].peer_access().enable(stream.device()).unwrap();
     }
     fixture.shrink().unwrap();
     let (marked, marks) = mpsc::sync_channel(1);

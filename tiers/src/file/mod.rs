@@ -12,7 +12,6 @@
 //! read verifies the checksum of each page. Files are not mapped into memory, so that a read failure of the disk is an error instead of a
 //! signal. At its end a process closes its tier, which removes all its files ([`FileTier::close`]).
 
-mod draft;
 mod error;
 mod owner;
 mod sealed;
@@ -27,11 +26,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use glake_units::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-pub use draft::Draft;
 pub use error::{FileError, FileStep, Flaw};
 pub use owner::Collected;
 use owner::{Kind, Lock, Owner};
-pub use sealed::{PAGE, SealedFile};
+pub use sealed::{Draft, PAGE, SealedFile};
 
 type Result<T> = std::result::Result<T, FileError>;
 

@@ -1,4 +1,4 @@
-//! Allocation and release of blocks.
+//! Allocation and release of blocks: hits, misses, the ordering of streams, and the budget.
 //!
 //! ```text
 //! malloc ─► core.take ──hit───────────────────────────────────────────► block     one short lock, no driver
@@ -7,22 +7,18 @@
 //! free ───► core.free                     └── completion points: recorded, polled, passed to the core
 //! ```
 //!
-//! Invariant: a hit that needs no ordering between streams takes only the allocator's lock, makes no driver call and allocates no host
-//! memory. The same holds for a free, with these exceptions: the first free after a pause wakes the tickers; exported, evicted or recorded
-//! blocks need more work; and a new maximum of free pieces of one size allocates.
+//! - `Miss` serves a request that no free list can serve: plans, executes, or refuses it.
+//! - `StreamOrder` makes a stream wait for the last use of its new bytes: its own earlier work if the address changes, the work of lending
+//!   streams, and read holds.
+//! - `Budget` is a soft upper bound of reserved memory, below the hard limit. The pool treats it like a limit: it releases free memory of
+//!   other domains and makes streams wait for copies that still read freed memory. Only a request that this does not serve exceeds the
+//!   budget, up to the limit.
 //!
-//! `Miss`: requests that no free list can serve: planned, executed, or refused.
-//!
-//! `StreamOrder`: ordering of a stream after the last use of its new bytes: its own earlier work if the address changes, the work of lending streams, and
-//! read holds.
-//!
-//! Invariant: a block whose stream could not be ordered is withheld from all streams, its own included, until its completion point has
-//! passed.
-//!
-//! `Budget`: soft upper bound of a pool's reserved memory, below its hard limit.
-//!
-//! Up to the budget the pool treats it like a limit: it releases free memory of other domains and makes streams wait for copies that still
-//! read freed memory. Only a request that cannot be served in this way may exceed the budget, up to the limit.
+//! Invariants:
+//! - A hit that needs no ordering between streams takes only the allocator's lock, makes no driver call and allocates no host memory. The
+//!   same holds for a free, with these exceptions: the first free after a pause wakes the tickers; exported, evicted or recorded blocks
+//!   need more work; and a new maximum of free pieces of one size allocates.
+//! - A block whose stream could not be ordered is withheld from all streams, its own included, until its completion point has passed.
 
 use std::sync::Arc;
 
@@ -37,7 +33,7 @@ use parking_lot::Mutex;
 use super::clock::{CompletionClock, WaitTimer};
 use super::core::Core;
 use super::error::retry;
-use super::growth::{Growing, Growth};
+use super::growth::{Growth, GrowthGuard};
 use super::lease::LeaseShort;
 use super::records::ExtentRecords;
 use super::{PoolError, PoolStream, Result};
@@ -232,7 +228,7 @@ impl Miss<'_> {
 
     /// Unmaps idle aliases above their limit. A failure does not affect the block that was just allocated; the aliases stay until the next
     /// attempt.
-    fn collect(&self, growing: &mut Growing<'_>) {
+    fn collect(&self, growing: &mut GrowthGuard<'_>) {
         let plan = self.core.lock().plan_due_collection();
         let done = plan.map_or(Ok(None), |plan| growing.carry_out(&plan, self.request.stream));
         if let Err(error) = done {
@@ -449,11 +445,11 @@ mod budget_tests {
         pool.set_budget(Some(Bytes::mib(8)));
         let blocks = [(); 3].map(|()| pool.malloc(Bytes::mib(2), stream).unwrap());
         assert!(pool.reserved() <= Bytes::mib(8) && pool.budget() == (Some(Bytes::mib(8)), 0));
-        assert_eq!(pool.take_most(), (Bytes::mib(6), Bytes::mib(6)));
+        assert_eq!(pool.report().take_most(), (Bytes::mib(6), Bytes::mib(6)));
         let above = pool.malloc(Bytes::mib(8), stream).unwrap();
         assert_eq!(pool.budget().1, 1);
         pool.free(above.address).unwrap();
-        assert_eq!(pool.take_most(), (Bytes::mib(6), Bytes::mib(14)));
+        assert_eq!(pool.report().take_most(), (Bytes::mib(6), Bytes::mib(14)));
         pool.set_memory_fraction(0.25);
         assert!((pool.memory_fraction() - 0.25).abs() < 1e-9);
         pool.settle().unwrap();

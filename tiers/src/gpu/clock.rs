@@ -1,41 +1,25 @@
-//! Completion points of the allocator, implemented with events on the device.
-//!
-//! A completion point is closed in the allocator and then recorded on the device, so that its event covers every free in it. If recording
-//! fails, no free is lost: the next event covers these frees too.
-//!
-//! A thread that waits on the host holds the lock of one event and no other lock, so that completion points of other threads proceed. The
-//! clock's lock is taken before the allocator's. The driver is called under the clock's lock to record and to query completion points.
-//!
-//! `Lags`: histogram of the GPU's lag behind the host at misses.
+//! Completion points of the allocator, implemented with events on the device; statistics of lag and waits; the drain of all devices.
 //!
 //! ```text
-//! age of the oldest completion point not passed ─► bucket:  0 | 1 us: 4 a power of two ... | longer than 12 days
+//! free ─► allocator closes a point ─► event recorded on own device and watched peers ─► polled ─► passed: free for every stream
+//! drain   the same point, and one on every other device with a context ─► all waited for ─► the first extent is unmapped
 //! ```
 //!
-//! Each bucket ends a quarter above its beginning, which bounds the error of a quantile; the maximum is exact.
+//! - `CompletionClock` records and polls the points. If recording fails, no free is lost: the next event covers these frees too.
+//! - `Lags` is a histogram of the GPU's lag behind the host at misses: 4 buckets per power of two, from 1 us to 12 days. Each bucket ends a
+//!   quarter above its beginning, which bounds the error of a quantile; the maximum is exact.
+//! - `WaitTimer` times waits that streams make for lenders and holds, with a pair of events around each wait. Timing never fails a request:
+//!   a wait that cannot be timed is counted only.
+//! - `Drain` waits for all work of the process before memory leaves its GPU. Completion points cover only devices that the pool gave access
+//!   to its memory, but a program can give access to others without telling the pool.
 //!
-//! `WaitTimer`: timing of waits that streams make for lenders and holds: GPU time that no program asked for.
-//!
-//! ```text
-//! taker's stream:  … work ─ event ─ wait for these ─ event ─ work …        the time between the two events
-//! ```
-//!
-//! Capturing streams neither lend nor borrow, so no event of a pair is recorded into a capture. Timing never fails a request: a wait that
-//! cannot be timed is counted only.
-//!
-//! `Drain`: waits for all work of the process before memory leaves its GPU.
-//!
-//! ```text
-//! own device, watched peers ── one completion point, as for every release ──┐
-//! every other device that has a context ── a completion point each ────────┴─► waited for ─► the first extent is unmapped
-//! ```
-//!
-//! Completion points cover only devices that the pool gave access to its memory. A program can give access to others without telling the
-//! pool. Therefore memory that leaves while its blocks are live waits for all devices once.
-//!
-//! Invariants: querying creates no context, and everything is recorded before the first wait. While a capture is open the call is refused
-//! and has waited for frees at most. A lost device runs no work; if it is neither the pool's own nor a watched peer, its loss is no error
-//! of the pool.
+//! Invariants:
+//! - A point is closed in the allocator before it is recorded on the device, so that its event covers every free in it.
+//! - The clock's lock is taken before the allocator's. The driver is called under it to record and to query completion points. A thread
+//!   that waits on the host holds the lock of one event and no other lock, so that completion points of other threads proceed.
+//! - Capturing streams neither lend nor borrow, so no event of a timed pair is recorded into a capture.
+//! - A drain creates no context, and records everything before its first wait. While a capture is open the call is refused and has waited
+//!   for frees at most. A lost device runs no work; if it is neither the pool's own nor a watched peer, its loss is no error of the pool.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -59,7 +43,7 @@ use super::{PoolError, Result};
 type Event = Arc<Mutex<glake_device::owned::RecordedPoint>>;
 
 #[derive(Debug)]
-struct Recorded {
+struct PendingPoint {
     point: PointNumber,
     event: Event,
     at: Instant,
@@ -68,7 +52,7 @@ struct Recorded {
 /// Recorded completion points that have not passed, oldest first.
 #[derive(Debug, Default)]
 struct State {
-    recorded: VecDeque<Recorded>,
+    recorded: VecDeque<PendingPoint>,
     passed: Option<CompletionProof>,
     lags: Lags,
 }
@@ -225,7 +209,7 @@ impl CompletionClock {
     }
 
     /// Waits until all work enqueued before a point has completed.
-    pub(crate) fn passed(&self, point: CompletionPoint) -> Result<Done> {
+    pub(crate) fn passed(&self, point: CompletionPoint) -> Result<PointProof> {
         point.wait().map_err(|error| self.core.failed(error))
     }
 
@@ -253,7 +237,7 @@ impl CompletionClock {
         match retry(|| self.completion_events.record(self.reach.watched())) {
             Ok(event) => {
                 let event = Arc::new(Mutex::new(event));
-                state.recorded.push_back(Recorded { point: closed, event, at: Instant::now() });
+                state.recorded.push_back(PendingPoint { point: closed, event, at: Instant::now() });
                 Ok(())
             }
             Err(error) => {
@@ -272,7 +256,7 @@ impl CompletionClock {
 
     /// Tells the allocator which points have passed. Skips an event that another thread waits for; that thread reports it.
     fn poll(&self, state: &mut State) -> std::result::Result<(), DriverError> {
-        while let Some(Recorded { point, event, .. }) = state.recorded.front() {
+        while let Some(PendingPoint { point, event, .. }) = state.recorded.front() {
             let Some(proof) = event.try_lock().map(|mut event| retry(|| event.poll())).transpose()? else {
                 break;
             };
@@ -301,7 +285,7 @@ pub(crate) struct CompletionPoint {
 
 /// Proof that all work enqueued before a point has completed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Done {
+pub(crate) struct PointProof {
     pub(super) mark: Sequence,
     pub(super) passed: CompletionProof,
 }
@@ -318,16 +302,16 @@ impl CompletionPoint {
     }
 
     /// Waits for the completion of the work.
-    pub(super) fn wait(mut self) -> glake_device::Result<Done> {
+    pub(super) fn wait(mut self) -> glake_device::Result<PointProof> {
         let passed = retry(|| self.point.wait())?;
-        Ok(Done { mark: self.mark, passed })
+        Ok(PointProof { mark: self.mark, passed })
     }
 }
 
 /// Buckets per power of two.
-const SPLIT: u32 = 4;
-const POWERS: u32 = 40;
-const BUCKETS: usize = 2 + (SPLIT * POWERS) as usize;
+const BUCKETS_PER_POWER: u32 = 4;
+const POWERS_OF_TWO: u32 = 40;
+const BUCKETS: usize = 2 + (BUCKETS_PER_POWER * POWERS_OF_TWO) as usize;
 
 /// Lag of the GPU behind the host over all misses: the age of the oldest event for frees that had not passed. The age is 0 if no frees are
 /// pending.
@@ -364,15 +348,16 @@ fn bucket_of(age: Duration) -> usize {
         return 0;
     }
     let log = micros.ilog2();
-    let quarter = if log < 2 { (micros << 2 >> log) as u32 } else { (micros >> (log - 2)) as u32 } % SPLIT;
-    BUCKETS.min(2 + (SPLIT * log + quarter) as usize) - 1
+    let quarter =
+        if log < 2 { (micros << 2 >> log) as u32 } else { (micros >> (log - 2)) as u32 } % BUCKETS_PER_POWER;
+    BUCKETS.min(2 + (BUCKETS_PER_POWER * log + quarter) as usize) - 1
 }
 
 /// Returns the upper bound of a bucket.
 fn longest(bucket: usize) -> Duration {
     let Some(index) = bucket.checked_sub(1) else { return Duration::ZERO };
-    let (log, quarter) = (index / SPLIT as usize, (index % SPLIT as usize) as u64);
-    let next = ((u64::from(SPLIT) + quarter + 1) << log) / u64::from(SPLIT);
+    let (log, quarter) = (index / BUCKETS_PER_POWER as usize, (index % BUCKETS_PER_POWER as usize) as u64);
+    let next = ((u64::from(BUCKETS_PER_POWER) + quarter + 1) << log) / u64::from(BUCKETS_PER_POWER);
     Duration::from_micros(next)
 }
 
@@ -400,9 +385,9 @@ impl Lags {
 }
 
 /// Maximum number of waits timed concurrently; further waits are counted only.
-const MOST: usize = 256;
+const MAX_TIMED_WAITS: usize = 256;
 /// Number of finished waits that are logged individually.
-const LOG: usize = 4096;
+const MAX_LOGGED_WAITS: usize = 4096;
 
 /// Waits of streams for lenders and holds, up to the last poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -448,7 +433,7 @@ impl WaitTimes {
                         self.told.timed += 1;
                         self.told.time += time;
                         self.log.push_back((pair.number, pair.stream, time));
-                        if self.log.len() > LOG {
+                        if self.log.len() > MAX_LOGGED_WAITS {
                             self.log.pop_front();
                         }
                     }
@@ -509,10 +494,10 @@ impl WaitTimer {
             times.told.count += 1;
             let number = times.made;
             times.made += 1;
-            if times.open.len() >= MOST {
+            if times.open.len() >= MAX_TIMED_WAITS {
                 times.poll();
             }
-            if times.open.len() >= MOST {
+            if times.open.len() >= MAX_TIMED_WAITS {
                 return None;
             }
             (times.idle.pop(), number)
@@ -701,12 +686,12 @@ mod waits_tests {
         let stream = &parts.stream;
         let time = Duration::from_millis(1);
         parts.sim.enqueue_kernel(OWN, stream.id(), &[], &[], time, |_| {}).unwrap();
-        for _ in 0..=MOST {
+        for _ in 0..=MAX_TIMED_WAITS {
             timer.end(timer.begin(stream.id()), stream.id());
         }
-        assert_eq!((timer.told().count, timer.told().timed), (MOST as u64 + 1, 0), "none is over");
+        assert_eq!((timer.told().count, timer.told().timed), (MAX_TIMED_WAITS as u64 + 1, 0), "none is over");
         stream.synchronize().unwrap();
-        assert_eq!(timer.told().timed, MOST as u64);
+        assert_eq!(timer.told().timed, MAX_TIMED_WAITS as u64);
         timer.reset();
         assert_eq!(timer.told(), GpuWaits::default());
     }

@@ -1,34 +1,29 @@
-//! Core of a pool: the pure allocator under its lock, the address reservation, the driver, and the poisoned state.
-//!
-//! Invariants: the allocator's lock is held for pure work only. It is the last lock taken, except for the locks of owed edges, block lives,
-//! live ranges and holds, which change under it. A poisoned pool stays poisoned, with the first cause.
-//!
-//! `OwedEdges`: ordering edges that grants require: each makes a stream wait for the last use of its new bytes.
-//!
-//! Invariant: the allocator counts an edge as recorded from the grant on. Until it is on the device (another thread is recording it, or
-//! recording failed), every other grant to the stream records one as well.
-//!
-//! `Lives` of exported blocks.
-//!
-//! Invariant: a life is ended under the allocator's lock, by a free or a restore, before the bytes can be handed out again.
-//!
-//! `HoldEvents`: events on live blocks, until which another component than the blocks' streams still reads them.
+//! Core of a pool: the pure allocator under its lock, the address reservation, the driver, the poisoned state, and records of blocks that
+//! change under the allocator's lock.
 //!
 //! ```text
-//! stream:  … write ─┬────────────── free ─ malloc, under memory pressure ─ wait for the event ─ write …
-//! queue:            └─ copy out ─ event ─────────────────────────────────────┘
+//! allocator's lock ─► OwedEdges    edges between streams that were granted and are not recorded on the device yet
+//!                  ├► Lives        exported blocks, until their free
+//!                  ├► LiveRanges   live bytes declared by the program
+//!                  └► HoldEvents   events on live blocks, until which other components than the blocks' streams read them
+//!
+//! hold   stream:  … write ─┬────────────── free ─ malloc, under memory pressure ─ wait for the event ─ write …
+//!        queue:            └─ copy out ─ event ─────────────────────────────────────┘
 //! ```
 //!
 //! A hold has no effect while its block lives. After the free, only the block's own stream may reuse its bytes before the event, with a
 //! wait on the GPU, and only if there is no other memory; after the event the bytes are ordinary free memory. Other streams get the bytes,
 //! and memory is unmapped, only after the completion point that follows the free. That point also covers the event, which was recorded
-//! before it in the same context.
+//! before it in the same context. Events of one stream complete in the order in which they were recorded. Therefore few of many are
+//! queried: the oldest, then further and further ahead, then a binary search.
 //!
-//! Events of one stream complete in the order in which they were recorded. Therefore few of many are queried: the oldest, then further and
-//! further ahead, then a binary search.
-//!
-//! Invariants: every read hold that is pending in the allocator has its event here. Both change under the allocator's lock, also when an
-//! event completes.
+//! Invariants:
+//! - The allocator's lock is held for pure work only. It is the last lock taken, except for those of the records above.
+//! - A poisoned pool stays poisoned, with the first cause.
+//! - The allocator counts an edge as recorded from the grant on. Until it is on the device (another thread is recording it, or recording
+//!   failed), every other grant to the stream records one as well.
+//! - A life is ended, by a free or a restore, before the bytes can be handed out again.
+//! - Every read hold that is pending in the allocator has its event here, also when an event completes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -46,13 +41,13 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::error::retry;
-use super::live_ranges::{Kept, LiveRanges};
+use super::live_ranges::{BytesToKeep, LiveRanges};
 use super::uses::UseEvents;
 use super::{PoolError, Result};
 
 /// Result of a free.
 #[derive(Debug)]
-pub(super) struct Freed {
+pub(super) struct FreedBlock {
     pub(super) size: Bytes,
     /// Evicted extents that lost their last live block.
     pub(super) emptied: Vec<ExtentId>,
@@ -165,11 +160,11 @@ impl Core {
 
     /// Frees the block at an offset.
     #[inline]
-    pub(super) fn free(&self, offset: Bytes) -> std::result::Result<Freed, StitchError> {
+    pub(super) fn free(&self, offset: Bytes) -> std::result::Result<FreedBlock, StitchError> {
         let mut allocator = self.allocator.lock();
         let size = allocator.free(offset)?;
         self.end_block(offset);
-        Ok(Freed { size, emptied: allocator.take_emptied(), uses: allocator.take_uses() })
+        Ok(FreedBlock { size, emptied: allocator.take_emptied(), uses: allocator.take_uses() })
     }
 
     /// Returns the ordering edges that grants require and that are not recorded yet.
@@ -206,7 +201,7 @@ impl Core {
 
     /// Returns the bytes of an extent that must be preserved, based on its live blocks and their declared live ranges. `allocator` must be
     /// the locked allocator of this core.
-    pub(super) fn kept(&self, allocator: &Allocator, extent: ExtentId) -> Kept {
+    pub(super) fn kept(&self, allocator: &Allocator, extent: ExtentId) -> BytesToKeep {
         let all = allocator.extents().kept_ranges(extent);
         self.live_ranges.narrow(all, |block| allocator.blocks().home_of(block))
     }
@@ -381,7 +376,7 @@ pub struct BlockId {
 }
 
 /// Minimum number of pending holds before they are queried without a free.
-const LEAST: usize = 32;
+const MIN_HOLDS_TO_QUERY: usize = 32;
 
 /// Hold and the event that ends it.
 pub(super) type HoldEvent = (HoldId, Arc<OwnedEvent>);
@@ -410,7 +405,7 @@ impl HoldEvents {
         let mut lines = self.lines.lock();
         let line = lines.entry(on).or_default();
         line.insert(line.partition_point(|(other, _)| *other < hold), (hold, event.clone()));
-        count(&lines) > self.left.load(Relaxed).max(LEAST) * 2
+        count(&lines) > self.left.load(Relaxed).max(MIN_HOLDS_TO_QUERY) * 2
     }
 
     fn streams(&self) -> Vec<StreamId> {

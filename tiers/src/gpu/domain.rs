@@ -1,20 +1,18 @@
 //! Domains of a pool, the owners of its extents: their free memory, their checkpoints, and export of their blocks.
 //!
-//! `Checkpoints` of a private pool: the set of live blocks, and its restoration.
-//!
-//! Programs that record several CUDA graphs into one pool replay some of them and then record another one after those. The blocks that were
-//! live at the end of the last replay must first become live again, at the addresses that the graphs use.
-//!
-//! `Exports` of blocks to other processes, as the physical memory that holds them.
-//!
 //! ```text
-//! block              ▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀
-//! extents     [   e1   |   e7   |   e8   ]     whole ones: an importer sees their other bytes too
+//! block              ▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀▀
+//! extents     [   e1   |   e7   |   e8   ]     exported as a whole: an importer sees their other bytes too
 //!             ^────────^ offset
 //! ```
 //!
-//! An export ends with its block ([`BlockLife`]). Descriptors are created for a few extents at a time: a block may have thousands of
-//! extents, and a process has a limited number of descriptors.
+//! - `Domains` adds and releases domains, and makes a domain keep its addresses for captured graphs.
+//! - `FreeMemory` releases free memory: of the pool, of one domain, or to lower the lease.
+//! - `Checkpoints` record and restore the live blocks of a private pool. Programs that record several CUDA graphs into one pool replay some
+//!   of them and then record another one after those. The blocks that were live at the end of the last replay must first become live again,
+//!   at the addresses that the graphs use.
+//! - `Exports` give the physical memory of blocks to other processes. An export ends with its block ([`BlockLife`]). Descriptors are
+//!   created for a few extents at a time: a block may have thousands of extents, and a process has a limited number of descriptors.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -27,7 +25,7 @@ use rustc_hash::FxHashSet;
 use super::clock::CompletionClock;
 use super::core::{BlockLife, Core};
 use super::error::retry;
-use super::growth::{Growing, Growth};
+use super::growth::{Growth, GrowthGuard};
 use super::records::ExtentRecords;
 use super::{LiveBlock, PoolError, Result};
 
@@ -50,7 +48,7 @@ impl Domains<'_> {
     /// Adds a domain while the caller holds the growth lock.
     pub(super) fn add_under(
         &self,
-        growing: &mut Growing<'_>,
+        growing: &mut GrowthGuard<'_>,
         options: DomainOptions,
         properties: ExtentProperties,
     ) -> DomainId {
@@ -148,7 +146,7 @@ impl FreeMemory<'_> {
         plan.map_or(Ok(()), |plan| growing.carry_out(&plan, StreamKey::default()).map(|_| ()))
     }
 
-    fn release(&self, growing: &mut Growing<'_>, plan: Option<Plan>, before: Bytes) -> Result<Bytes> {
+    fn release(&self, growing: &mut GrowthGuard<'_>, plan: Option<Plan>, before: Bytes) -> Result<Bytes> {
         if let Some(plan) = plan {
             growing.carry_out(&plan, StreamKey::default())?;
         }

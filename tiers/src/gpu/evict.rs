@@ -1,48 +1,28 @@
-//! Eviction and refill of single extents, and what depends on their memory: reads, fixed blocks, write protection, live bytes.
+//! Eviction and refill of single extents, and state that depends on their memory: reads, fixed blocks, write protection, live bytes.
 //!
 //! ```text
-//! region ─► begin ─► (its bytes are copied) ─► records.finish_copy ─► unmap ─► release             memory is free
+//! eviction   Evictions::begin ─► (bytes copied out) ─► records.finish_copy ─► unmap ─► release                   memory is free
+//! refill     Refills::begin: made, mapped, access ─► (bytes copied back) ─► records.finish_refill               as before
+//! reads      ├ piece enqueued ┤ wait ├ piece enqueued ┤ wait      layout lock held while a piece is enqueued    memory stays in use
 //! ```
 //!
-//! Invariants: while the allocator marks an extent as moving, its memory is held, and the reservation tells which of its addresses are
-//! mapped, so that a failed step is resumed where it stopped. One thread at a time moves the extents of a domain. The growth lock is held
-//! for the driver calls of one extent, never during copies.
+//! - `Evictions` and `Refills` move one extent at a time, which keeps its addresses.
+//! - `ResidentReads` reads resident extents that stay in use. Between two pieces, plans may map and unmap memory. Programs may write
+//!   meanwhile: the bytes read are used only after their digest has been compared.
+//! - `FixedBlocks` are blocks whose physical memory must not move, because another component knows it by more than its address. Fixing
+//!   applies to an address: it ends with its block, or applies to the next block there.
+//! - `Protection` revokes and restores write access to sealed memory.
+//! - `LiveBytes` takes the program's declarations of live byte ranges into `LiveRanges`, under the allocator's lock. Copies that hold less
+//!   than the live bytes are dropped. An answer that arrives later counts only if its block still lives.
 //!
-//! `Refills`: refill of single extents at the addresses that they keep.
-//!
-//! ```text
-//! region ─► begin: made, mapped, access ─► (copied back) ─► records.finish_refill                as before the eviction
-//! ```
-//!
-//! Invariant: existing memory and mappings are queried from the allocator and the reservation, so that a refill resumes where an eviction
-//! or a refill failed.
-//!
-//! `ResidentReads`: reads of resident extents that stay in use.
-//!
-//! ```text
-//! cleaner   ├ enqueued ┤ waits   ├ enqueued ┤ waits        the layout lock is held while a piece is enqueued
-//! plans                   ▲                     ▲          memory is mapped and unmapped; read memory only after the read
-//! ```
-//!
-//! Invariant: memory stays mapped while it is read: a plan that unmaps it waits for all work, and evictions take the region's turn, which
-//! the reader holds. No plan is refused because of a read, and plans for other memory do not wait. Programs may write meanwhile: the bytes
-//! read are used only after their digest has been compared.
-//!
-//! `FixedBlocks`: blocks whose physical memory must not move, because another component knows it by more than its address.
-//!
-//! Invariant: an extent of a fixed live block is not evicted. Fixing applies to an address: it ends with its block, or applies to the next
-//! block there. The lock is taken after the growth lock and before those of the extent records and the allocator.
-//!
-//! `Protection`: write protection of sealed memory.
-//!
-//! Invariant: the current access rights are queried from the reservation, so that an interrupted change is resumed where it stopped.
-//!
-//! `LiveBytes`: live byte ranges declared by the program, and their effect on existing copies.
-//!
-//! ```text
-//! set, clear     ─► LiveRanges, under the allocator's lock ─► copies that hold less than the live bytes are dropped
-//! ask ─► answer  the same for ranges that become known later; an answer for a freed block is ignored
-//! ```
+//! Invariants:
+//! - While the allocator marks an extent as moving, its memory is held. Evictions, refills and protection query existing memory, mappings
+//!   and access from the allocator and the reservation, so that a failed step is resumed where it stopped.
+//! - One thread at a time moves the extents of a domain. The growth lock is held for the driver calls of one extent, never during copies.
+//! - Memory stays mapped while it is read: a plan that unmaps it waits for all work, and evictions take the region's turn, which the reader
+//!   holds. No plan is refused because of a read, and plans for other memory do not wait.
+//! - An extent of a fixed live block is not evicted. The lock of `FixedBlocks` is taken after the growth lock and before those of the
+//!   extent records and the allocator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,11 +35,11 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashSet;
 
 use super::block_range::BlockRange;
-use super::clock::{Done, Drain};
+use super::clock::{Drain, PointProof};
 use super::core::Core;
 use super::error::retry;
-use super::growth::{Growing, Growth};
-use super::live_ranges::{self, ByteRange, Saying};
+use super::growth::{Growth, GrowthGuard};
+use super::live_ranges::{self, ByteRange, DeclarationId};
 use super::reach::Reach;
 use super::records::{Eviction, ExtentRecords};
 use super::{GpuPool, PoolError, Result};
@@ -122,7 +102,7 @@ impl Evictions<'_> {
     ///
     /// # Errors
     /// The driver's first error; the extents that are not returned are interrupted.
-    pub(crate) fn unmap(&self, extents: &[ExtentId], done: &Done) -> (Vec<ExtentId>, Result<()>) {
+    pub(crate) fn unmap(&self, extents: &[ExtentId], done: &PointProof) -> (Vec<ExtentId>, Result<()>) {
         let mut unmapped = Vec::with_capacity(extents.len());
         let mut outcome = self.growth.lock().and_then(|growing| {
             let outcome = self.unmap_everywhere(&growing, extents, done);
@@ -154,7 +134,12 @@ impl Evictions<'_> {
         released.and(advanced)
     }
 
-    fn unmap_everywhere(&self, growing: &Growing<'_>, extents: &[ExtentId], done: &Done) -> Result<()> {
+    fn unmap_everywhere(
+        &self,
+        growing: &GrowthGuard<'_>,
+        extents: &[ExtentId],
+        done: &PointProof,
+    ) -> Result<()> {
         let reservation = self.core.reservation();
         let moving = |extent: &&ExtentId| {
             self.core.lock().extents().state(**extent) == Some(glake_stitch::ExtentState::Moving)
@@ -178,7 +163,7 @@ impl Evictions<'_> {
     }
 
     /// Releases the memory of an extent, if it has any.
-    fn release_memory(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn release_memory(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         if self.core.lock().extents().state(extent) != Some(glake_stitch::ExtentState::Moving) {
             return Ok(());
         }
@@ -223,7 +208,7 @@ impl Refills<'_> {
         entered
     }
 
-    fn make_and_map(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn make_and_map(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         let state = self.core.lock().extents().state(extent);
         if state == Some(glake_stitch::ExtentState::Evicted) {
             self.make(growing, extent)?;
@@ -240,7 +225,7 @@ impl Refills<'_> {
     }
 
     /// Makes new memory for an extent; if there is none, releases free memory elsewhere first.
-    fn make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn make(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         match self.try_make(growing, extent) {
             Err(error) if error.is_out_of_memory() => {
                 let plan = self.core.lock().plan_trim(Bytes::ZERO);
@@ -252,7 +237,7 @@ impl Refills<'_> {
         }
     }
 
-    fn try_make(&self, growing: &mut Growing<'_>, extent: ExtentId) -> Result<()> {
+    fn try_make(&self, growing: &mut GrowthGuard<'_>, extent: ExtentId) -> Result<()> {
         let (size, domain) = {
             let mut core = self.core.lock();
             core.evictions().begin_refill(extent).map_err(|source| self.core.refused(source))?;
@@ -342,7 +327,7 @@ pub(crate) struct FixedBlocks {
 
 /// Guard under which the set of fixed blocks does not change.
 #[derive(Debug)]
-pub(super) struct Fixed<'a> {
+pub(super) struct FixedGuard<'a> {
     core: &'a Core,
     pins: MutexGuard<'a, Pins>,
 }
@@ -391,12 +376,12 @@ impl FixedBlocks {
     }
 
     /// Locks the set: no block is fixed or unfixed while the guard is held.
-    pub(super) fn lock(&self) -> Fixed<'_> {
-        Fixed { core: &self.core, pins: self.pins.lock() }
+    pub(super) fn lock(&self) -> FixedGuard<'_> {
+        FixedGuard { core: &self.core, pins: self.pins.lock() }
     }
 }
 
-impl Fixed<'_> {
+impl FixedGuard<'_> {
     /// Returns whether an extent holds a fixed block.
     pub(super) fn holds(&self, extent: ExtentId) -> bool {
         if self.pins.is_empty() {
@@ -473,7 +458,7 @@ impl Protection<'_> {
     /// Returns the mappings of a domain's resident extents whose writers satisfy `so`; adjacent mappings with the same writers are joined.
     fn runs_of(
         &self,
-        growing: &Growing<'_>,
+        growing: &GrowthGuard<'_>,
         domain: DomainId,
         so: impl Fn(DeviceSet) -> bool,
     ) -> Result<Vec<(Mapping, DeviceSet)>> {
@@ -511,7 +496,7 @@ pub struct LiveBytes<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveAnswer {
     block: Bytes,
-    number: Saying,
+    number: DeclarationId,
 }
 
 impl LiveBytes<'_> {

@@ -4,7 +4,7 @@
 //! proceed meanwhile. Between two plans, every resident extent of the allocator is a key of `extents` and is mapped at the addresses in the
 //! allocator; an evicted extent is neither. Memory is counted by the lease before it is created, all of a plan at once.
 //!
-//! `Execution`: a plan's steps on the driver, with rollback. `Made`: physical memory of an extent, counted by the lease until the
+//! `Execution`: a plan's steps on the driver, with rollback. `ExtentMemory`: physical memory of an extent, counted by the lease until the
 //! driver has released it.
 
 use std::fmt;
@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 use super::clock::CompletionClock;
 use super::core::Core;
 use super::error::retry;
-use super::lease::{Counted, Lease};
+use super::lease::{Lease, LeaseCharge};
 use super::reach::Reach;
 use super::records::ExtentRecords;
 use super::{PoolError, Result};
@@ -37,13 +37,13 @@ pub(super) struct Growth {
     lease: Arc<Lease>,
     /// Extent properties of domains without their own.
     properties: ExtentProperties,
-    held: Mutex<Held>,
+    held: Mutex<PlanState>,
 }
 
 /// State that only plans touch.
 #[derive(Debug, Default)]
-struct Held {
-    extents: FxHashMap<ExtentId, Made>,
+struct PlanState {
+    extents: FxHashMap<ExtentId, ExtentMemory>,
     properties: FxHashMap<DomainId, ExtentProperties>,
     streams: FxHashMap<StreamKey, Stream>,
     /// Domains of peer blocks by owner, created on demand: the driver's access calls take longer the more GPUs they cover.
@@ -52,9 +52,9 @@ struct Held {
 
 /// Guard of the growth lock, with the operations allowed under it.
 #[derive(Debug)]
-pub(super) struct Growing<'a> {
+pub(super) struct GrowthGuard<'a> {
     growth: &'a Growth,
-    held: MutexGuard<'a, Held>,
+    held: MutexGuard<'a, PlanState>,
 }
 
 impl Growth {
@@ -77,14 +77,14 @@ impl Growth {
     }
 
     /// Takes the growth lock; fails if the pool is poisoned.
-    pub(super) fn lock(&self) -> Result<Growing<'_>> {
+    pub(super) fn lock(&self) -> Result<GrowthGuard<'_>> {
         let growing = self.quiet();
         self.core.usable().map(|()| growing)
     }
 
     /// Takes the growth lock, even if the pool is poisoned.
-    pub(super) fn quiet(&self) -> Growing<'_> {
-        Growing { growth: self, held: self.held.lock() }
+    pub(super) fn quiet(&self) -> GrowthGuard<'_> {
+        GrowthGuard { growth: self, held: self.held.lock() }
     }
 
     /// Returns the extent properties of domains without their own.
@@ -99,7 +99,7 @@ impl Growth {
     }
 }
 
-impl Growing<'_> {
+impl GrowthGuard<'_> {
     /// Executes a plan and commits it; on failure rolls back and aborts it.
     pub(super) fn carry_out(&mut self, plan: &Plan, stream: StreamKey) -> Result<Option<Grant>> {
         let growth = self.growth;
@@ -124,7 +124,7 @@ impl Growing<'_> {
     }
 
     /// Counts memory in the lease before it is created.
-    pub(super) fn count(&self, size: Bytes) -> Result<Counted> {
+    pub(super) fn count(&self, size: Bytes) -> Result<LeaseCharge> {
         let device = self.growth.core.device();
         self.growth.lease.count(size).map_err(|short| PoolError::Leased { device, short, in_capture: false })
     }
@@ -134,23 +134,23 @@ impl Growing<'_> {
         &self,
         size: Bytes,
         domain: DomainId,
-        counted: &mut Counted,
-    ) -> std::result::Result<Made, DriverError> {
+        counted: &mut LeaseCharge,
+    ) -> std::result::Result<ExtentMemory, DriverError> {
         let properties = self.held.properties.get(&domain).copied().unwrap_or(self.growth.properties);
         let memory = retry(|| Extent::new(self.growth.core.driver(), size, properties))?;
-        Ok(Made::new(memory, counted.split(size)))
+        Ok(ExtentMemory::new(memory, counted.split(size)))
     }
 
-    pub(super) fn insert(&mut self, extent: ExtentId, made: Made) {
+    pub(super) fn insert(&mut self, extent: ExtentId, made: ExtentMemory) {
         self.held.extents.insert(extent, made);
     }
 
-    pub(super) fn remove(&mut self, extent: ExtentId) -> Option<Made> {
+    pub(super) fn remove(&mut self, extent: ExtentId) -> Option<ExtentMemory> {
         self.held.extents.remove(&extent)
     }
 
     pub(super) fn extent(&self, extent: ExtentId) -> Option<&Extent> {
-        self.held.extents.get(&extent).and_then(Made::memory)
+        self.held.extents.get(&extent).and_then(ExtentMemory::memory)
     }
 
     /// Maps an extent; does nothing if the extent has no memory.
@@ -258,9 +258,9 @@ pub(super) struct Execution<'a, 'g> {
     pub(super) core: &'a Core,
     pub(super) clock: &'a CompletionClock,
     pub(super) records: &'a ExtentRecords,
-    pub(super) growing: &'a mut Growing<'g>,
+    pub(super) growing: &'a mut GrowthGuard<'g>,
     /// Lease account of the plan's new extents.
-    pub(super) counted: &'a mut Counted,
+    pub(super) counted: &'a mut LeaseCharge,
 }
 
 impl Execution<'_, '_> {
@@ -362,11 +362,11 @@ impl Execution<'_, '_> {
 
 /// Extent with physical memory.
 #[derive(Debug)]
-pub(super) struct Made(Option<(Extent, Counted)>);
+pub(super) struct ExtentMemory(Option<(Extent, LeaseCharge)>);
 
-impl Made {
-    pub(super) fn new(memory: Extent, counted: Counted) -> Made {
-        Made(Some((memory, counted)))
+impl ExtentMemory {
+    pub(super) fn new(memory: Extent, counted: LeaseCharge) -> ExtentMemory {
+        ExtentMemory(Some((memory, counted)))
     }
 
     pub(super) fn memory(&self) -> Option<&Extent> {
@@ -377,7 +377,7 @@ impl Made {
     ///
     /// # Errors
     /// The driver's error, and the memory, which still exists.
-    pub(super) fn release(mut self, leased: bool) -> std::result::Result<(), (Made, DriverError)> {
+    pub(super) fn release(mut self, leased: bool) -> std::result::Result<(), (ExtentMemory, DriverError)> {
         let Some((memory, counted)) = self.0.take() else { return Ok(()) };
         match memory.release() {
             Ok(()) => {
@@ -386,12 +386,12 @@ impl Made {
                 }
                 Ok(())
             }
-            Err((memory, error)) => Err((Made::new(memory, counted), error)),
+            Err((memory, error)) => Err((ExtentMemory::new(memory, counted), error)),
         }
     }
 }
 
-impl Drop for Made {
+impl Drop for ExtentMemory {
     fn drop(&mut self) {
         // Memory that the driver does not release is unavailable to others too.
         if let Some((memory, counted)) = self.0.take()

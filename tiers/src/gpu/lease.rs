@@ -25,11 +25,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::PoolError;
 
 /// Bytes returned by shrinks after which they are reported to the observer.
-const TOLD_BYTES: Bytes = Bytes::mib(512);
+const REPORTED_BYTES: Bytes = Bytes::mib(512);
 /// Age after which smaller returns are reported too.
-const TOLD_AFTER: Duration = Duration::from_millis(10);
+const REPORT_INTERVAL: Duration = Duration::from_millis(10);
 /// Polling interval of waiting threads: if the lease allows memory that the driver lacks, other processes are about to release some.
-const STEP: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Event reported to the grantor of leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,14 +146,14 @@ struct Denials {
 
 /// Memory counted as created until this guard is dropped.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct LeaseCharge {
     lease: Arc<Lease>,
     bytes: Bytes,
 }
 
 /// Request that may ask for a larger lease.
 #[derive(Debug)]
-pub(super) struct Asking<'a> {
+pub(super) struct LeaseRequest<'a> {
     lease: &'a Lease,
     /// Deadline of the request; `None`: it has not asked yet.
     until: Option<Instant>,
@@ -289,7 +289,7 @@ impl Lease {
     pub fn tell_returned(&self, all: bool) {
         let mut state = self.state.lock();
         let Some(since) = state.returned_since else { return };
-        if !all && state.returned < TOLD_BYTES && since.elapsed() < TOLD_AFTER {
+        if !all && state.returned < REPORTED_BYTES && since.elapsed() < REPORT_INTERVAL {
             return;
         }
         state.returned_since = None;
@@ -344,7 +344,7 @@ impl Lease {
     ///
     /// # Errors
     /// The memory would exceed the lease; nothing is counted.
-    pub(super) fn count(self: &Arc<Self>, bytes: Bytes) -> std::result::Result<Counted, LeaseShort> {
+    pub(super) fn count(self: &Arc<Self>, bytes: Bytes) -> std::result::Result<LeaseCharge, LeaseShort> {
         let mut state = self.state.lock();
         match state.leased {
             Some(leased) if !bytes.is_zero() && state.room() < bytes => {
@@ -354,7 +354,7 @@ impl Lease {
             _ => state.made = state.made.saturating_add(bytes),
         }
         self.note_made(state.made);
-        Ok(Counted { lease: self.clone(), bytes })
+        Ok(LeaseCharge { lease: self.clone(), bytes })
     }
 
     /// Reports the amount of created memory again, once blocks use it.
@@ -364,8 +364,8 @@ impl Lease {
     }
 
     /// Begins a request that may ask for a larger lease.
-    pub(super) fn asking(&self) -> Asking<'_> {
-        Asking { lease: self, until: None, asked: Bytes::ZERO, short: None }
+    pub(super) fn asking(&self) -> LeaseRequest<'_> {
+        LeaseRequest { lease: self, until: None, asked: Bytes::ZERO, short: None }
     }
 
     fn is_listening(&self) -> bool {
@@ -374,7 +374,7 @@ impl Lease {
 
     /// Waits for a change, one polling interval at most and not beyond `until`.
     fn pause(&self, state: &mut MutexGuard<'_, State>, until: Instant) {
-        if self.changed.wait_until(state, until.min(Instant::now() + STEP)).timed_out() {
+        if self.changed.wait_until(state, until.min(Instant::now() + POLL_INTERVAL)).timed_out() {
             MutexGuard::unlocked(state, || self.tell(LeaseEvent::Waiting, Bytes::ZERO));
         }
     }
@@ -421,12 +421,12 @@ impl State {
     }
 }
 
-impl Counted {
+impl LeaseCharge {
     /// Splits off a part, which can be dropped separately.
-    pub(super) fn split(&mut self, bytes: Bytes) -> Counted {
+    pub(super) fn split(&mut self, bytes: Bytes) -> LeaseCharge {
         let bytes = bytes.min(self.bytes);
         self.bytes = self.bytes.saturating_sub(bytes);
-        Counted { lease: self.lease.clone(), bytes }
+        LeaseCharge { lease: self.lease.clone(), bytes }
     }
 
     /// Removes memory that a shrink released, and lowers the lease by it so that no other request can use it.
@@ -445,7 +445,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for LeaseCharge {
     fn drop(&mut self) {
         if !self.bytes.is_zero() {
             let mut state = self.lease.state.lock();
@@ -458,7 +458,7 @@ impl Drop for Counted {
     }
 }
 
-impl Asking<'_> {
+impl LeaseRequest<'_> {
     /// Asks for the missing bytes and waits. Returns whether there may be room now. All calls of one request together wait at most
     /// `grow_timeout`.
     pub(super) fn ask(&mut self, short: LeaseShort) -> bool {
@@ -527,7 +527,7 @@ impl Asking<'_> {
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for LeaseRequest<'_> {
     fn drop(&mut self) {
         if self.until.is_some() {
             let mut state = self.lease.state.lock();

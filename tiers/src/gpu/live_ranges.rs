@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 /// Alignment of ranges in bytes: the granularity of digests and of block copies.
-const UNIT: u64 = 512;
+const RANGE_ALIGNMENT: u64 = 512;
 
 /// Byte range relative to the start of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,11 +30,11 @@ pub struct ByteRange {
 
 /// Unique number of a declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Saying(u64);
+pub(super) struct DeclarationId(u64);
 
 /// Bytes of an extent that must be preserved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct BytesToKeep {
     /// Ranges in address order.
     pub(super) ranges: Vec<HomeRange>,
     /// Bytes in blocks that were declared dead.
@@ -46,44 +46,44 @@ pub(super) struct Kept {
 pub(super) struct LiveRanges {
     /// Number of declarations; 0 in most pools, and read at every free.
     count: AtomicUsize,
-    said: Mutex<AllSaid>,
+    said: Mutex<Declarations>,
 }
 
 #[derive(Debug, Default)]
-struct AllSaid {
+struct Declarations {
     /// Declarations by the offset of the block.
-    by_block: FxHashMap<Bytes, Said>,
+    by_block: FxHashMap<Bytes, Declaration>,
     /// Number of the next declaration.
     next: u64,
 }
 
 #[derive(Debug)]
-struct Said {
-    number: Saying,
+struct Declaration {
+    number: DeclarationId,
     /// Sorted, disjoint ranges; `None`: the whole block, until a later answer.
     live: Option<Vec<ByteRange>>,
 }
 
 impl LiveRanges {
     /// Declares the live bytes of a block, as returned by [`rounded`]. `None` makes all bytes live until [`LiveRanges::change`].
-    pub(super) fn say(&self, block: Bytes, live: Option<Vec<ByteRange>>) -> Saying {
+    pub(super) fn say(&self, block: Bytes, live: Option<Vec<ByteRange>>) -> DeclarationId {
         let mut said = self.said.lock();
-        let number = Saying(said.next);
+        let number = DeclarationId(said.next);
         said.next += 1;
-        said.by_block.insert(block, Said { number, live });
+        said.by_block.insert(block, Declaration { number, live });
         self.count.store(said.by_block.len(), Ordering::Relaxed);
         number
     }
 
     /// Changes a declaration that is still in force. Returns whether it is.
-    pub(super) fn change(&self, block: Bytes, number: Saying, live: Option<Vec<ByteRange>>) -> bool {
+    pub(super) fn change(&self, block: Bytes, number: DeclarationId, live: Option<Vec<ByteRange>>) -> bool {
         let mut said = self.said.lock();
         let known = said.by_block.get_mut(&block).filter(|said| said.number == number);
         known.map(|said| said.live = live).is_some()
     }
 
     /// Returns whether a declaration is still in force: the block lives and has no newer one.
-    pub(super) fn is(&self, block: Bytes, number: Saying) -> bool {
+    pub(super) fn is(&self, block: Bytes, number: DeclarationId) -> bool {
         self.said.lock().by_block.get(&block).is_some_and(|said| said.number == number)
     }
 
@@ -107,15 +107,15 @@ impl LiveRanges {
         &self,
         all: Vec<HomeRange>,
         home_of: impl Fn(Bytes) -> Option<Vec<HomeRange>>,
-    ) -> Kept {
+    ) -> BytesToKeep {
         if self.count.load(Ordering::Relaxed) == 0 {
-            return Kept { ranges: all, undefined: Bytes::ZERO };
+            return BytesToKeep { ranges: all, undefined: Bytes::ZERO };
         }
-        let (Some(first), Some(last)) = (all.first(), all.last()) else { return Kept::default() };
+        let (Some(first), Some(last)) = (all.first(), all.last()) else { return BytesToKeep::default() };
         let (start, end) = (first.offset, last.offset.saturating_add(last.size));
         let said = self.said.lock();
         let mut dead: Vec<HomeRange> = Vec::new();
-        for (block, Said { live, .. }) in &said.by_block {
+        for (block, Declaration { live, .. }) in &said.by_block {
             let (Some(live), Some(home)) = (live, home_of(*block)) else { continue };
             let touches = |part: &&HomeRange| part.offset < end && end_of(part) > start;
             if home.iter().find(touches).is_some() {
@@ -124,7 +124,7 @@ impl LiveRanges {
         }
         dead.sort_unstable_by_key(|range| range.offset);
         let ranges = without(&all, &dead);
-        Kept { undefined: size_of(&all).saturating_sub(size_of(&ranges)), ranges }
+        BytesToKeep { undefined: size_of(&all).saturating_sub(size_of(&ranges)), ranges }
     }
 }
 
@@ -137,8 +137,8 @@ pub(super) fn rounded(ranges: &[ByteRange], size: Bytes) -> Result<Vec<ByteRange
         return Err(*wrong);
     }
     let round = |range: &ByteRange| ByteRange {
-        start: Bytes::new(range.start.get() / UNIT * UNIT),
-        end: Bytes::new(range.end.get().div_ceil(UNIT) * UNIT).min(size),
+        start: Bytes::new(range.start.get() / RANGE_ALIGNMENT * RANGE_ALIGNMENT),
+        end: Bytes::new(range.end.get().div_ceil(RANGE_ALIGNMENT) * RANGE_ALIGNMENT).min(size),
     };
     let mut sorted: Vec<ByteRange> =
         ranges.iter().filter(|range| range.start < range.end).map(round).collect();
@@ -235,7 +235,7 @@ mod tests {
         let all = || vec![home(0, 2 << 20)];
         let home_of = |at: Bytes| Some(vec![HomeRange { offset: at, size: Bytes::mib(2) }]);
         let first = live.say(block, Some(Vec::new()));
-        assert_eq!(live.narrow(all(), home_of), Kept { ranges: vec![], undefined: Bytes::mib(2) });
+        assert_eq!(live.narrow(all(), home_of), BytesToKeep { ranges: vec![], undefined: Bytes::mib(2) });
         live.end(other);
         assert!(live.is(block, first));
         live.end(block);

@@ -44,7 +44,7 @@ use glake_stitch::{
 };
 use glake_units::Bytes;
 use growth::Growth;
-use peer::{PeerAccess, PeerBlocks};
+use peer::PeerBlocks;
 use reach::Reach;
 use records::ExtentRecords;
 
@@ -61,6 +61,7 @@ pub use evict::{LiveAnswer, LiveBytes};
 pub use growth::MappingObserver;
 pub use lease::{Credits, Lease, LeaseEvent, LeaseObserver, LeaseOptions, LeaseShort, LeaseView};
 pub use live_ranges::ByteRange;
+pub use peer::PeerAccess;
 pub(crate) use records::Eviction;
 
 mod block_range;
@@ -142,7 +143,7 @@ impl GpuPool {
         let exports = info.exportable;
         let devices = devices.iter().map(|info| info.id).collect();
         let pool = GpuPool { blocks, core, clock, reach, waits, records, fixed, devices, exports, growth };
-        options.peers.into_iter().try_for_each(|peer| pool.enable_peer(peer))?;
+        options.peers.into_iter().try_for_each(|peer| pool.peer_access().enable(peer))?;
         Ok(pool)
     }
 
@@ -242,16 +243,6 @@ impl GpuPool {
         self.blocks.budget().told()
     }
 
-    /// Returns the bytes of live blocks and of freed blocks that other streams still use.
-    pub fn active(&self) -> Bytes {
-        self.core.lock().active_bytes()
-    }
-
-    /// Returns [`GpuPool::active`] and its maximum since the last call.
-    pub fn take_most(&self) -> (Bytes, Bytes) {
-        self.core.lock().take_most()
-    }
-
     /// Returns the source of completion events.
     pub fn completion_events(&self) -> &Arc<CompletionEvents> {
         self.clock.completion_events()
@@ -327,66 +318,10 @@ impl GpuPool {
         Exports { core: &self.core, growth: &self.growth, supported: self.exports }.export(address, part)
     }
 
-    /// Gives the program's work on `peer` access to this pool's memory: all current mappings at all their addresses, and later ones. Also
-    /// enables the driver's peer access to plain memory of this device, which the program can observe. From then on memory is lent,
-    /// unmapped and released only after the peer's work, too, has completed; therefore the peer's context is created if there is none.
-    /// Repeated calls and the pool's own device are no errors.
-    ///
-    /// # Errors
-    /// [`PoolError::NoSuchDevice`], or the driver's error, above all if the two devices cannot reach each other; the peer's access to the
-    /// pool is unchanged, its access to plain memory may be enabled.
-    pub fn enable_peer(&self, peer: DeviceId) -> Result<()> {
-        self.peer_access().enable(peer)
-    }
-
-    /// Covers the program's work on `peer`, which uses this pool's memory: from now on memory is lent, unmapped and released only after
-    /// that device's work, too, has completed. Gives the device no further access.
-    ///
-    /// # Errors
-    /// [`PoolError::Poisoned`].
-    pub fn watch(&self, peer: DeviceId) -> Result<()> {
-        self.peer_access().watch(peer)
-    }
-
-    /// Gives the runtime's own work on another device access to this pool's memory: all current mappings at all their addresses, and later
-    /// ones. Such work must be joined into this device's context or registered with the clock
-    /// ([`glake_device::owned::CompletionEvents::outside`]): completion points wait for no other work there, and the program observes no
-    /// change. Repeated calls are no error.
-    ///
-    /// # Errors
-    /// The same as [`GpuPool::enable_peer`].
-    pub fn lend_to(&self, relay: DeviceId) -> Result<()> {
-        self.peer_access().lend_to(relay)
-    }
-
-    /// Closes a domain without memory to the devices that the pool is lent to: relays copy its data through their own memory. Frequently
-    /// mapped memory is opened and unmapped faster the fewer GPUs have access. Devices added by [`GpuPool::enable_peer`] keep access.
-    pub fn close_domain(&self, domain: DomainId) {
-        self.peer_access().close_domain(domain);
-    }
-
-    /// Opens a closed domain again, its current and its later mappings. Does nothing if the domain is not closed.
-    ///
-    /// # Errors
-    /// The driver's error: the domain stays closed.
-    pub fn open_domain(&self, domain: DomainId) -> Result<()> {
-        self.peer_access().open_domain(domain)
-    }
-
-    /// Returns the domain of the block at an address if the domain is closed to devices that the pool is lent to.
-    pub fn closed_at(&self, address: Address) -> Option<DomainId> {
-        let domain = self.reach.is_any_closed().then(|| self.find(address)).flatten()?.domain;
-        (self.reach.of_domain(domain) != self.reach.given()).then_some(domain)
-    }
-
-    /// Returns the other devices whose work may access the pool's open memory.
-    pub fn peers(&self) -> DeviceSet {
-        self.reach.given()
-    }
-
-    /// Returns the other devices whose work may access the memory of a domain.
-    pub fn peers_of(&self, domain: DomainId) -> DeviceSet {
-        self.reach.of_domain(domain)
+    /// Returns the operations on the access of other devices.
+    pub fn peer_access(&self) -> PeerAccess<'_> {
+        let GpuPool { core, clock, growth, reach, .. } = self;
+        PeerAccess { core, clock, growth, reach }
     }
 
     /// Returns the devices whose work may access a range of the pool, and a range around it with the same devices. Makes no driver call.
@@ -574,11 +509,6 @@ impl GpuPool {
         self.drain().begin()
     }
 
-    fn peer_access(&self) -> PeerAccess<'_> {
-        let GpuPool { core, clock, growth, reach, .. } = self;
-        PeerAccess { core, clock, growth, reach }
-    }
-
     fn checkpoints(&self) -> Checkpoints<'_> {
         Checkpoints { core: &self.core, clock: &self.clock, growth: &self.growth }
     }
@@ -592,7 +522,7 @@ pub struct PoolOptions {
     /// Source of completion events; `None`: the pool creates its own. The pools of one process should share one: a pool that peers access
     /// records events in their contexts too, so that a `CaptureHold` must stop all pools.
     pub completion_events: Option<Arc<CompletionEvents>>,
-    /// Devices whose work may access the pool's memory from the start: see [`GpuPool::enable_peer`].
+    /// Devices whose work may access the pool's memory from the start: see [`PeerAccess::enable`].
     pub peers: Vec<DeviceId>,
     /// Whether memory of the default domain, and of domains without their own properties, can be exported to other processes: see
     /// [`GpuPool::export`]. Without effect if the driver cannot export memory of the device.
@@ -657,6 +587,16 @@ impl Report<'_> {
     /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         self.core.lock().reset_peaks();
+    }
+
+    /// Returns the bytes of live blocks and of freed blocks that other streams still use.
+    pub fn active(&self) -> Bytes {
+        self.core.lock().active_bytes()
+    }
+
+    /// Returns [`Report::active`] and its maximum since the last call.
+    pub fn take_most(&self) -> (Bytes, Bytes) {
+        self.core.lock().take_most()
     }
 
     /// Returns the total number of such waits, which is the number of the next one.

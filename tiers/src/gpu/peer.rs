@@ -30,13 +30,13 @@ use super::clock::CompletionClock;
 use super::core::Core;
 use super::domain::{Domains, FreeMemory};
 use super::error::retry;
-use super::growth::{Growing, Growth};
+use super::growth::{Growth, GrowthGuard};
 use super::reach::Reach;
 use super::{PoolError, PoolStream, Result};
 
 /// Operations on the access of other devices to a pool's memory.
 #[derive(Debug)]
-pub(super) struct PeerAccess<'a> {
+pub struct PeerAccess<'a> {
     pub(super) core: &'a Core,
     pub(super) clock: &'a CompletionClock,
     pub(super) growth: &'a Growth,
@@ -44,8 +44,15 @@ pub(super) struct PeerAccess<'a> {
 }
 
 impl PeerAccess<'_> {
-    /// Gives the program's work on `peer` access to the pool's memory.
-    pub(super) fn enable(&self, peer: DeviceId) -> Result<()> {
+    /// Gives the program's work on `peer` access to this pool's memory: all current mappings at all their addresses, and later ones. Also
+    /// enables the driver's peer access to plain memory of this device, which the program can observe. From then on memory is lent,
+    /// unmapped and released only after the peer's work, too, has completed; therefore the peer's context is created if there is none.
+    /// Repeated calls and the pool's own device are no errors.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchDevice`], or the driver's error, above all if the two devices cannot reach each other; the peer's access to the
+    /// pool is unchanged, its access to plain memory may be enabled.
+    pub fn enable(&self, peer: DeviceId) -> Result<()> {
         // Prevents mapping and unmapping meanwhile.
         let growing = self.growth.lock()?;
         let own = self.core.device();
@@ -67,23 +74,33 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    /// Covers the program's work on `peer`, which already accesses the pool's memory.
-    pub(super) fn watch(&self, peer: DeviceId) -> Result<()> {
+    /// Covers the program's work on `peer`, which uses this pool's memory: from now on memory is lent, unmapped and released only after
+    /// that device's work, too, has completed. Gives the device no further access.
+    ///
+    /// # Errors
+    /// [`PoolError::Poisoned`].
+    pub fn watch(&self, peer: DeviceId) -> Result<()> {
         if peer != self.core.device() && !self.reach.watched().contains(peer) {
             self.watch_under(&self.growth.lock()?, peer);
         }
         Ok(())
     }
 
-    fn watch_under(&self, _growing: &Growing<'_>, peer: DeviceId) {
+    fn watch_under(&self, _growing: &GrowthGuard<'_>, peer: DeviceId) {
         self.clock.between_points(|| {
             self.core.reservation().watch(peer);
             self.reach.watch(peer);
         });
     }
 
-    /// Gives the runtime's work on another device access to the pool's memory, except closed domains.
-    pub(super) fn lend_to(&self, relay: DeviceId) -> Result<()> {
+    /// Gives the runtime's own work on another device access to this pool's memory: all current mappings at all their addresses, and later
+    /// ones. Such work must be joined into this device's context or registered with the clock
+    /// ([`glake_device::owned::CompletionEvents::outside`]): completion points wait for no other work there, and the program observes no
+    /// change. Repeated calls are no error.
+    ///
+    /// # Errors
+    /// The same as [`PeerAccess::enable`].
+    pub fn lend_to(&self, relay: DeviceId) -> Result<()> {
         // Prevents mapping and unmapping meanwhile.
         let growing = self.growth.lock()?;
         if relay == self.core.device() {
@@ -99,19 +116,40 @@ impl PeerAccess<'_> {
         Ok(())
     }
 
-    /// Closes a domain without memory: only its own device and those that the program named get access.
-    pub(super) fn close_domain(&self, domain: DomainId) {
+    /// Closes a domain without memory to the devices that the pool is lent to: relays copy its data through their own memory. Frequently
+    /// mapped memory is opened and unmapped faster the fewer GPUs have access. Devices added by [`PeerAccess::enable`] keep access.
+    pub fn close_domain(&self, domain: DomainId) {
         self.reach.close(domain);
     }
 
-    /// Opens a closed domain to all devices that the pool is lent to, for current and later mappings.
-    pub(super) fn open_domain(&self, domain: DomainId) -> Result<()> {
+    /// Opens a closed domain again, its current and its later mappings. Does nothing if the domain is not closed.
+    ///
+    /// # Errors
+    /// The driver's error: the domain stays closed.
+    pub fn open_domain(&self, domain: DomainId) -> Result<()> {
         let growing = self.growth.lock()?;
         let others = self.reach.given().without(self.reach.of_domain(domain));
         let opened = self.open_closed(others, growing.mappings_in(domain));
         opened.map_err(|error| self.core.failed(error))?;
         self.reach.open(domain);
         Ok(())
+    }
+
+    /// Returns the domain of the block at an address if the domain is closed to devices that the pool is lent to.
+    pub fn closed_at(&self, address: Address) -> Option<DomainId> {
+        let offset = self.reach.is_any_closed().then(|| self.core.offset(address).ok()).flatten()?;
+        let domain = self.core.lock().blocks().find(offset)?.domain;
+        (self.reach.of_domain(domain) != self.reach.given()).then_some(domain)
+    }
+
+    /// Returns the other devices whose work may access the pool's open memory.
+    pub fn devices(&self) -> DeviceSet {
+        self.reach.given()
+    }
+
+    /// Returns the other devices whose work may access the memory of a domain.
+    pub fn devices_of(&self, domain: DomainId) -> DeviceSet {
+        self.reach.of_domain(domain)
     }
 
     /// Prepares for the runtime's work on an owner's GPU, which will access peer blocks; gives it no further access. Must be called under
@@ -142,12 +180,12 @@ impl PeerAccess<'_> {
     }
 
     /// Returns the mappings of closed domains.
-    fn closed(&self, growing: &Growing<'_>) -> Vec<Mapping> {
+    fn closed(&self, growing: &GrowthGuard<'_>) -> Vec<Mapping> {
         self.reach.closed().into_iter().flat_map(|domain| growing.mappings_in(domain)).collect()
     }
 
     /// Returns all other mappings, in runs.
-    fn open(&self, growing: &Growing<'_>) -> Vec<Mapping> {
+    fn open(&self, growing: &GrowthGuard<'_>) -> Vec<Mapping> {
         without(self.core.reservation().mapped(), self.closed(growing))
     }
 
@@ -206,10 +244,10 @@ fn without(runs: Vec<(Bytes, Bytes)>, mut mappings: Vec<Mapping>) -> Vec<Mapping
     left
 }
 
-/// Extent size of peer blocks. Copies overlap with opening the next extent; larger extents open in less time but hide less of it.
-const EXTENT: Bytes = Bytes::mib(256);
-/// Divisor: peer extents are at most this part of the device's memory.
-const PART: u64 = 4;
+/// Maximum extent size of peer blocks. Copies overlap with opening the next extent; larger extents open in less time but hide less of it.
+const MAX_EXTENT_BYTES: Bytes = Bytes::mib(256);
+/// Number of peer extents that fit into the device's memory, at least.
+const MIN_EXTENTS_PER_DEVICE: u64 = 4;
 
 /// Operations on the peer blocks of one pool.
 #[derive(Debug)]
@@ -234,8 +272,8 @@ impl PeerBlocks<'_> {
     pub(crate) fn shared(&self) -> Bytes {
         let core = self.core.lock();
         let (unit, memory) = (core.settings().granularity, core.settings().memory);
-        let units = memory.get() / PART / unit.get().max(1);
-        EXTENT.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
+        let units = memory.get() / MIN_EXTENTS_PER_DEVICE / unit.get().max(1);
+        MAX_EXTENT_BYTES.min(Bytes::new(units.saturating_mul(unit.get()))).max(unit)
     }
 
     /// Frees a peer block and returns its size.
@@ -250,7 +288,7 @@ impl PeerBlocks<'_> {
         domains.into_iter().map(|domain| self.free_memory.trim_domain(domain)).sum()
     }
 
-    fn domain_of(&self, growing: &mut Growing<'_>, owner: DeviceId) -> Result<DomainId> {
+    fn domain_of(&self, growing: &mut GrowthGuard<'_>, owner: DeviceId) -> Result<DomainId> {
         self.access.admit(owner)?;
         if let Some(domain) = growing.owners().get(&owner) {
             return Ok(*domain);
@@ -360,8 +398,8 @@ mod tests {
         for block in [kept[0], stitched] {
             assert_eq!(refusal(fixture.write(block, 1)), Refusal::NoPeerAccess);
         }
-        fixture.pool.enable_peer(PEER).unwrap();
-        assert_eq!(fixture.pool.peers(), DeviceSet::of(PEER));
+        fixture.pool.peer_access().enable(PEER).unwrap();
+        assert_eq!(fixture.pool.peer_access().devices(), DeviceSet::of(PEER));
         let later = fixture.malloc(Bytes::mib(3));
         let blocks = [kept[0], kept[3], stitched, later];
         for (block, byte) in blocks.into_iter().zip(1..) {
@@ -382,7 +420,7 @@ mod tests {
         for peers in [&[][..], &[PEER]] {
             let fixture = fixture(peers);
             let block = fixture.malloc(Bytes::mib(8));
-            fixture.pool.enable_peer(PEER).unwrap();
+            fixture.pool.peer_access().enable(PEER).unwrap();
             fixture.write(block, 7).unwrap();
             fixture.pool.free(block.address).unwrap();
             let start = fixture.sim.now();
@@ -399,8 +437,8 @@ mod tests {
     fn no_point_waits_for_a_gpu_that_memory_is_only_lent_to() {
         let fixture = fixture(&[]);
         let kept = fixture.fragments();
-        fixture.pool.lend_to(PEER).unwrap();
-        assert_eq!(fixture.pool.peers(), DeviceSet::of(PEER));
+        fixture.pool.peer_access().lend_to(PEER).unwrap();
+        assert_eq!(fixture.pool.peer_access().devices(), DeviceSet::of(PEER));
         // Nothing that the program can see has changed.
         assert_eq!(fixture.sim.program_enable_peer(PEER, OWN), 0);
         // Work of the program there, which never ends as far as this GPU knows.
@@ -423,7 +461,7 @@ mod tests {
     fn work_of_ours_elsewhere_is_waited_for_once_it_is_told_of() {
         for stitched in [false, true] {
             let fixture = fixture(&[]);
-            fixture.pool.lend_to(PEER).unwrap();
+            fixture.pool.peer_access().lend_to(PEER).unwrap();
             let kept = if stitched { fixture.fragments() } else { Vec::new() };
             let block = fixture.malloc(Bytes::mib(8));
             // Other free memory is taken first.
@@ -452,9 +490,9 @@ mod tests {
     #[test]
     fn what_was_lent_is_watched_once_the_program_asks() {
         let fixture = fixture(&[]);
-        fixture.pool.lend_to(PEER).unwrap();
+        fixture.pool.peer_access().lend_to(PEER).unwrap();
         let block = fixture.malloc(Bytes::mib(8));
-        fixture.pool.enable_peer(PEER).unwrap();
+        fixture.pool.peer_access().enable(PEER).unwrap();
         assert_eq!(fixture.sim.program_enable_peer(PEER, OWN), 704, "the program asked for it");
         fixture.write(block, 7).unwrap();
         fixture.pool.free(block.address).unwrap();
@@ -474,7 +512,7 @@ mod tests {
         fixture.pool.settle().unwrap();
         fixture.pool.free(pending.address).unwrap();
         fixture.pool.tick().unwrap();
-        fixture.pool.enable_peer(PEER).unwrap();
+        fixture.pool.peer_access().enable(PEER).unwrap();
         fixture.write(late, 9).unwrap();
         fixture.pool.free(late.address).unwrap();
         assert_eq!(
@@ -493,21 +531,21 @@ mod tests {
     fn a_closed_domain_is_lent_to_nobody_until_it_is_opened() {
         let fixture = fixture(&[]);
         let domain = fixture.pool.add_domain(DomainOptions::region(FOUR), None);
-        fixture.pool.close_domain(domain);
+        fixture.pool.peer_access().close_domain(domain);
         let closed = || fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
         let (early, other) = (closed(), fixture.malloc(FOUR));
-        fixture.pool.lend_to(PEER).unwrap();
+        fixture.pool.peer_access().lend_to(PEER).unwrap();
         let late = closed();
         let (own, both) = (DeviceSet::of(OWN), DeviceSet::of(OWN).union(DeviceSet::of(PEER)));
         let reach = |block: Block| fixture.pool.reach_of(block.address, block.size);
         for block in [early, late] {
             assert_eq!(refusal(fixture.write(block, 1)), Refusal::NoPeerAccess);
             assert_eq!(reach(block), (own, (block.address, block.size)));
-            assert_eq!(fixture.pool.closed_at(block.address), Some(domain));
+            assert_eq!(fixture.pool.peer_access().closed_at(block.address), Some(domain));
         }
         fixture.write(other, 1).unwrap();
         assert_eq!(reach(other).0, both);
-        assert_eq!(fixture.pool.closed_at(other.address), None);
+        assert_eq!(fixture.pool.peer_access().closed_at(other.address), None);
         assert_eq!(
             fixture.pool.reach_of(other.address, Bytes::gib(1)).0,
             own,
@@ -516,11 +554,11 @@ mod tests {
         // A domain counts as open only if all its mappings could be opened.
         let fail = Fault { verb: Some(Verb::SetAccess), when: When::Nth(2), error: Injected::Failed(1) };
         fixture.faults.set(&[fail]);
-        fixture.pool.open_domain(domain).unwrap_err();
+        fixture.pool.peer_access().open_domain(domain).unwrap_err();
         fixture.faults.set(&[]);
         assert_eq!(refusal(fixture.write(early, 2)), Refusal::NoPeerAccess);
         assert_eq!(reach(early).0, own);
-        fixture.pool.open_domain(domain).unwrap();
+        fixture.pool.peer_access().open_domain(domain).unwrap();
         let last = closed();
         for block in [early, late, last] {
             fixture.write(block, 3).unwrap();
@@ -538,12 +576,12 @@ mod tests {
         for lent_before in [false, true] {
             let fixture = fixture(&[]);
             let domain = fixture.pool.add_domain(DomainOptions::region(FOUR), None);
-            fixture.pool.close_domain(domain);
+            fixture.pool.peer_access().close_domain(domain);
             let early = fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
             if lent_before {
-                fixture.pool.lend_to(PEER).unwrap();
+                fixture.pool.peer_access().lend_to(PEER).unwrap();
             }
-            fixture.pool.enable_peer(PEER).unwrap();
+            fixture.pool.peer_access().enable(PEER).unwrap();
             let late = fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
             for block in [early, late] {
                 fixture.write(block, 5).unwrap();
@@ -560,13 +598,13 @@ mod tests {
         for lets_in in [false, true] {
             let fixture = fixture(&[]);
             let domain = fixture.pool.add_domain(DomainOptions::region(FOUR), None);
-            fixture.pool.close_domain(domain);
+            fixture.pool.peer_access().close_domain(domain);
             let block = fixture.pool.malloc_in(domain, FOUR, fixture.here).unwrap();
-            fixture.pool.lend_to(PEER).unwrap();
+            fixture.pool.peer_access().lend_to(PEER).unwrap();
             fixture.pool.protection().protect(domain).unwrap();
             match lets_in {
-                true => fixture.pool.enable_peer(PEER).unwrap(),
-                false => fixture.pool.open_domain(domain).unwrap(),
+                true => fixture.pool.peer_access().enable(PEER).unwrap(),
+                false => fixture.pool.peer_access().open_domain(domain).unwrap(),
             }
             fixture.write(block, 1).unwrap_err();
             fixture.pool.protection().open(domain).unwrap();
@@ -599,13 +637,13 @@ mod tests {
             fixture.pool.trim(Bytes::ZERO).unwrap();
             let fail = |verb| Fault { verb: Some(verb), when: When::Nth(nth), error: Injected::Failed(1) };
             fixture.faults.set(&[fail(Verb::SetAccess)]);
-            fixture.pool.enable_peer(PEER).unwrap_err();
-            assert_eq!(fixture.pool.peers(), DeviceSet::EMPTY);
+            fixture.pool.peer_access().enable(PEER).unwrap_err();
+            assert_eq!(fixture.pool.peer_access().devices(), DeviceSet::EMPTY);
             for block in [first, second, last] {
                 assert_eq!(refusal(fixture.write(block, 1)), Refusal::NoPeerAccess, "{nth}");
             }
             fixture.faults.set(&[]);
-            fixture.pool.enable_peer(PEER).unwrap();
+            fixture.pool.peer_access().enable(PEER).unwrap();
             for block in [first, second, last] {
                 fixture.write(block, 1).unwrap();
                 fixture.pool.free(block.address).unwrap();
@@ -617,9 +655,9 @@ mod tests {
     #[test]
     fn who_is_no_peer() {
         let fixture = fixture(&[PEER, PEER, OWN]);
-        fixture.pool.enable_peer(OWN).unwrap();
-        fixture.pool.enable_peer(PEER).unwrap();
-        let unknown = fixture.pool.enable_peer(DeviceId(2)).unwrap_err();
+        fixture.pool.peer_access().enable(OWN).unwrap();
+        fixture.pool.peer_access().enable(PEER).unwrap();
+        let unknown = fixture.pool.peer_access().enable(DeviceId(2)).unwrap_err();
         assert!(matches!(unknown, PoolError::NoSuchDevice { device: DeviceId(2), count: 2 }), "{unknown}");
         let block = fixture.malloc(FOUR);
         fixture.write(block, 3).unwrap();
@@ -748,7 +786,7 @@ mod peer_blocks_tests {
     fn a_peer_block_goes_after_its_owners_work() {
         let fixture = fixture(&[]);
         let block = fixture.pool.peer_blocks().alloc(PEERS[0], SIZE).unwrap();
-        assert_eq!(fixture.pool.peers(), DeviceSet::EMPTY);
+        assert_eq!(fixture.pool.peer_access().devices(), DeviceSet::EMPTY);
         fixture.write(0, block).unwrap();
         fixture.pool.peer_blocks().free(block.address).unwrap();
         assert_eq!(fixture.pool.peer_blocks().sweep().unwrap(), Bytes::ZERO, "the owner still writes");
@@ -766,7 +804,7 @@ mod peer_blocks_tests {
             when: When::Nth(1),
             error: Injected::Failed(1),
         }]);
-        fixture.pool.enable_peer(PEERS[0]).unwrap_err();
+        fixture.pool.peer_access().enable(PEERS[0]).unwrap_err();
         fixture.faults.set(&[]);
         fixture.write(0, block).unwrap();
         fixture.pool.peer_blocks().free(block.address).unwrap();

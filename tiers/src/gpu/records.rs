@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 
 use super::block_range::BlockRange;
 use super::core::Core;
-use super::live_ranges::{Kept, size_of, without};
+use super::live_ranges::{BytesToKeep, size_of, without};
 use super::{PoolError, Result};
 use crate::place::{NotNow, Place, Residency, Step};
 use crate::store::{Return, StoredCopy};
@@ -152,8 +152,8 @@ impl ExtentRecords {
             let undefined = if discard { Bytes::ZERO } else { size_of(&record.uncopied(&self.core, extent)) };
             return Ok(Eviction::Release { undefined });
         }
-        let Kept { ranges, undefined } = match discard {
-            true => Kept::default(),
+        let BytesToKeep { ranges, undefined } = match discard {
+            true => BytesToKeep::default(),
             false => self.core.kept(&self.core.lock(), extent),
         };
         if !ranges.is_empty() {

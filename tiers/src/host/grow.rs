@@ -1,5 +1,5 @@
 //! Pinning and unpinning of memory, by one thread at a time: for a request, or ahead of its use by a thread of its own. If host memory is
-//! short, holders of memory that can be given up without loss are asked first ([`Reclaim`]).
+//! short, holders of memory that can be given up without loss are asked first ([`Reclaim`]). Several pools can share one [`Budget`].
 //!
 //! ```text
 //!  expect   ├ arena 1 ┼ arena 2 ┼ arena 3 ┤
@@ -7,6 +7,7 @@
 //! ```
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,13 @@ use glake_device::owned::{PinnedRange, Sequence};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::{HUGE, HostBlock, HostPool, PAGE, Result, pin};
+use super::{HUGE_PAGE, HostBlock, HostPool, PAGE, Result, pin};
 
 /// Timeout of the wait for work on returned memory before more is pinned. Many times the duration of pinning an arena, because pinned
 /// memory stays, and one wait covers all returned memory.
-const TIMEOUT: Duration = Duration::from_millis(100);
+const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
 /// Polling interval of that wait.
-const STEP: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Exclusive right to pin and unpin, until it is dropped.
 #[derive(Debug)]
@@ -106,7 +107,7 @@ impl HostPool {
         if self.is_capturing() {
             return Err(refused);
         }
-        let needed = size.align_up(HUGE).ok_or_else(|| self.over_budget(size))?;
+        let needed = size.align_up(HUGE_PAGE).ok_or_else(|| self.over_budget(size))?;
         let whole = self.core.lock().free.whole().saturating_add(self.whole_of_others());
         let room = self.options.budget.room();
         if whole.is_zero() || room.saturating_add(whole) < needed {
@@ -123,11 +124,11 @@ impl HostPool {
     /// Returns returned memory that fits once its work is done, if that is soon.
     pub(super) fn hit_soon(&self, size: Bytes) -> Result<Option<PinnedRange>> {
         let begun = Instant::now();
-        while self.core.lock().free.largest() >= size && begun.elapsed() < TIMEOUT {
+        while self.core.lock().free.largest() >= size && begun.elapsed() < RETURN_TIMEOUT {
             if let Some(range) = self.hit(size)? {
                 return Ok(Some(range));
             }
-            std::thread::sleep(STEP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(None)
     }
@@ -135,9 +136,9 @@ impl HostPool {
     /// Pins an arena and takes its first `size` bytes.
     pub(super) fn grow(&self, size: Bytes) -> Result<PinnedRange> {
         let room = self.options.budget.room();
-        let needed = size.align_up(HUGE).filter(|needed| *needed <= room);
+        let needed = size.align_up(HUGE_PAGE).filter(|needed| *needed <= room);
         let needed = needed.ok_or_else(|| self.over_budget(size))?;
-        let arena = self.options.arena.align_up(HUGE).filter(|arena| *arena <= room).unwrap_or(needed);
+        let arena = self.options.arena.align_up(HUGE_PAGE).filter(|arena| *arena <= room).unwrap_or(needed);
         self.pin(&[arena.max(needed)], || true)?;
         // Another thread may have taken part of it meanwhile, as with any free memory.
         let hit = self.hit(size)?;
@@ -187,7 +188,7 @@ impl HostPool {
 
 /// Arenas about to be pinned: until then other threads do not pin, and callers that take memory wait for the next arena.
 #[derive(Debug)]
-pub(crate) struct Expected<'a> {
+pub(crate) struct ExpectedPinning<'a> {
     turn: Turn<'a>,
     arenas: Vec<Bytes>,
 }
@@ -204,19 +205,19 @@ impl HostPool {
     }
 
     /// Reserves the arenas missing for blocks of these sizes, within the budget. `None` if none is missing, or another thread pins.
-    pub(crate) fn expect(&self, blocks: &[Bytes]) -> Option<Expected<'_>> {
+    pub(crate) fn expect(&self, blocks: &[Bytes]) -> Option<ExpectedPinning<'_>> {
         self.expect_in(self.try_turn()?, blocks)
     }
 
-    fn expect_in<'a>(&self, turn: Turn<'a>, blocks: &[Bytes]) -> Option<Expected<'a>> {
+    fn expect_in<'a>(&self, turn: Turn<'a>, blocks: &[Bytes]) -> Option<ExpectedPinning<'a>> {
         self.absorb();
         let (free, room) = (self.core.lock().free.total(), self.options.budget.room());
         let arenas = arenas(blocks, free, self.options.arena, room);
-        (!arenas.is_empty()).then_some(Expected { turn, arenas })
+        (!arenas.is_empty()).then_some(ExpectedPinning { turn, arenas })
     }
 }
 
-impl Expected<'_> {
+impl ExpectedPinning<'_> {
     /// Pins the arenas while `wanted` returns true. Ends at the first failure, which callers that take memory will see.
     pub(crate) fn pin(self, wanted: impl Fn() -> bool + Sync) {
         if let Err(error) = self.turn.pool().pin(&self.arenas, wanted) {
@@ -236,8 +237,8 @@ fn arenas(blocks: &[Bytes], free: Bytes, arena: Bytes, room: Bytes) -> Vec<Bytes
         } else if let Some(rest) = left.checked_sub(block) {
             left = rest;
         } else {
-            let size = arena.max(block).align_up(HUGE).filter(|size| *size <= room);
-            let Some(size) = size.or(block.align_up(HUGE)).filter(|size| *size <= room) else { break };
+            let size = arena.max(block).align_up(HUGE_PAGE).filter(|size| *size <= room);
+            let Some(size) = size.or(block.align_up(HUGE_PAGE)).filter(|size| *size <= room) else { break };
             found.push(size);
             room = room.saturating_sub(size);
             left = size.saturating_sub(block);
@@ -301,6 +302,76 @@ impl HostPool {
         }
         self.absorb();
         !given.is_zero()
+    }
+}
+
+/// Budget shared by all pools created with it.
+#[derive(Debug)]
+pub struct Budget {
+    most: Bytes,
+    pinned: AtomicU64,
+    pools: Mutex<Vec<Weak<HostPool>>>,
+}
+
+/// Part of a budget reserved for memory about to be pinned; the unused rest is returned on drop.
+#[derive(Debug)]
+pub(super) struct BudgetReservation<'a> {
+    budget: &'a Budget,
+    left: Mutex<Bytes>,
+}
+
+impl Budget {
+    /// Creates a budget in bytes. Zero: no memory may be pinned; [`Bytes::MAX`]: all of the host's memory.
+    pub fn new(most: Bytes) -> Arc<Budget> {
+        Arc::new(Budget { most, pinned: AtomicU64::new(0), pools: Mutex::default() })
+    }
+
+    /// Returns the total of the budget.
+    pub fn most(&self) -> Bytes {
+        self.most
+    }
+
+    /// Returns the bytes that may still be pinned.
+    pub fn room(&self) -> Bytes {
+        self.most.saturating_sub(Bytes::new(self.pinned.load(Ordering::Acquire)))
+    }
+
+    /// Reserves bytes of the budget; `None` if too few are left.
+    pub(super) fn take(&self, size: Bytes) -> Option<BudgetReservation<'_>> {
+        let taken = |pinned: u64| pinned.checked_add(size.get()).filter(|pinned| *pinned <= self.most.get());
+        self.pinned.try_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
+        Some(BudgetReservation { budget: self, left: Mutex::new(size) })
+    }
+
+    /// Returns bytes that were unpinned to the budget.
+    pub(super) fn give_back(&self, size: Bytes) {
+        self.pinned.fetch_sub(size.get(), Ordering::AcqRel);
+    }
+
+    pub(super) fn add(&self, pool: &Arc<HostPool>) {
+        let mut pools = self.pools.lock();
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(pool));
+    }
+
+    /// Returns all pools of the budget except one.
+    pub(super) fn others(&self, but: &HostPool) -> Vec<Arc<HostPool>> {
+        let pools = self.pools.lock();
+        pools.iter().filter_map(Weak::upgrade).filter(|pool| !std::ptr::eq(&raw const **pool, but)).collect()
+    }
+}
+
+impl BudgetReservation<'_> {
+    /// Notes that reserved bytes have been pinned.
+    pub(super) fn arrived(&self, size: Bytes) {
+        let left = &mut *self.left.lock();
+        *left = left.saturating_sub(size);
+    }
+}
+
+impl Drop for BudgetReservation<'_> {
+    fn drop(&mut self) {
+        self.budget.give_back(*self.left.get_mut());
     }
 }
 

@@ -33,14 +33,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use available::{AvailableMemory, nodes_of};
 pub use block::{HostBlock, Ring, RingSlot};
-pub use budget::Budget;
 pub use error::HostError;
-pub use grow::Reclaim;
+pub use grow::{Budget, Reclaim};
 pub use pin::{Pinning, PinningUnderWay};
 
 mod available;
 mod block;
-mod budget;
 mod error;
 mod free;
 mod grow;
@@ -53,7 +51,7 @@ type Result<T> = std::result::Result<T, HostError>;
 /// Alignment of block sizes and addresses.
 const PAGE: Bytes = Bytes::kib(4);
 /// Alignment of arena sizes, a huge page.
-const HUGE: Bytes = Bytes::mib(2);
+const HUGE_PAGE: Bytes = Bytes::mib(2);
 
 /// Pool of pinned host memory.
 #[derive(Debug)]
@@ -144,7 +142,7 @@ impl HostPool {
     pub fn prepare(&self, size: Bytes) -> Result<()> {
         let _turn = self.turn();
         self.absorb();
-        let missing_of = |size: Bytes| size.saturating_sub(self.core.lock().free.total()).align_up(HUGE);
+        let missing_of = |size: Bytes| size.saturating_sub(self.core.lock().free.total()).align_up(HUGE_PAGE);
         let mut missing = missing_of(size);
         while let Some(more) = missing
             && more > self.options.budget.room()
@@ -157,7 +155,8 @@ impl HostPool {
             return Err(self.over_budget(size));
         }
         let (mut sizes, mut left) = (Vec::new(), missing);
-        let arena = self.options.arena.align_up(HUGE).filter(|arena| !arena.is_zero()).unwrap_or(missing);
+        let arena =
+            self.options.arena.align_up(HUGE_PAGE).filter(|arena| !arena.is_zero()).unwrap_or(missing);
         while !left.is_zero() {
             sizes.push(arena.min(left));
             left = left.saturating_sub(arena);

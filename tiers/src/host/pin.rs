@@ -23,7 +23,7 @@ use super::available::AvailableMemory;
 use super::{HostError, HostOptions, Result};
 
 /// Bytes that a thread touches at a time: a huge page.
-const HUGE: usize = 2 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Pins memory of these sizes while `wanted` returns true. Passes each range to `done` as soon as it is pinned, with the time since the
 /// previous one.
@@ -83,7 +83,7 @@ fn touched(options: &HostOptions, size: Bytes) -> Result<Pages> {
         let nodes = &options.nodes;
         tracing::warn!(target: "glake::host", ?nodes, %error, "pinned memory is not spread over NUMA nodes");
     }
-    pages.as_mut_slice().par_chunks_mut(HUGE).for_each(Pages::touch);
+    pages.as_mut_slice().par_chunks_mut(HUGE_PAGE).for_each(Pages::touch);
     Ok(pages)
 }
 

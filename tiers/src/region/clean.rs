@@ -145,8 +145,8 @@ impl Region {
         let voids = self.clean.voids.load(Ordering::Acquire);
         let ranges = ResidentReads::of(&self.pool).ranges(extent)?;
         match self.clean.copy_of(extent, &ranges) {
-            Found::Clean => return Ok(true),
-            Found::Void(copy) => match self.is_unchanged(extent, &copy, clean.digests)? {
+            CopyState::Clean => return Ok(true),
+            CopyState::Void(copy) => match self.is_unchanged(extent, &copy, clean.digests)? {
                 None => {
                     self.clean.put(extent, copy, None);
                     return Ok(false);
@@ -158,7 +158,7 @@ impl Region {
                 }
                 Some(false) => {}
             },
-            Found::Nothing => {}
+            CopyState::Nothing => {}
         }
         let size: Bytes = ranges.iter().map(|range| range.size).sum();
         if size.is_zero() {
@@ -281,7 +281,7 @@ impl Region {
 
 /// State of an extent's clean copy.
 #[derive(Debug)]
-enum Found {
+enum CopyState {
     Clean,
     /// Void copy, removed from the table.
     Void(StoredCopy),
@@ -324,21 +324,21 @@ impl CleanCopies {
         drop(gone);
     }
 
-    fn copy_of(&self, extent: ExtentId, ranges: &[HomeRange]) -> Found {
+    fn copy_of(&self, extent: ExtentId, ranges: &[HomeRange]) -> CopyState {
         let mut copies = self.copies.lock();
         if copies.get(&extent).is_some_and(|clean| clean.after_use.is_some() && clean.copy.ranges() == ranges)
         {
-            return Found::Clean;
+            return CopyState::Clean;
         }
         let found = copies.remove(&extent);
         drop(copies);
         match found {
-            Some(clean) if clean.copy.ranges() == ranges => Found::Void(clean.copy),
+            Some(clean) if clean.copy.ranges() == ranges => CopyState::Void(clean.copy),
             Some(clean) => {
                 self.count_void(&clean);
-                Found::Nothing
+                CopyState::Nothing
             }
-            None => Found::Nothing,
+            None => CopyState::Nothing,
         }
     }
 

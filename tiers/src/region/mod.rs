@@ -14,10 +14,10 @@
 //! either direction resumes after a failure.
 //!
 //! Regions do not prevent a program from using evicted memory: the caller of [`Region::shrink`] guarantees that the work is done, and that
-//! none is enqueued until the refill has ended.
+//! none is enqueued until the refill has ended. A program that seals a region ([`Region::seal`]) guarantees that its bytes are not written.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clean::CleanCopies;
 use glake_device::Address;
@@ -29,17 +29,14 @@ use refill::Progress;
 use crate::{Block, GpuPool, HostPool, Place, PoolStream, Residency};
 
 pub use clean::{Clean, CleanCounts, Cleaned};
-pub use demote::Demotion;
 pub use error::RegionError;
 pub use mover::{Mark, MoveError, Mover, Moving, NoWait, WaitPolicy};
+pub use shrink::Demotion;
 
 mod clean;
-mod commit;
-mod demote;
 mod error;
 mod mover;
 mod refill;
-mod seal;
 mod shrink;
 #[cfg(test)]
 mod tests;
@@ -47,11 +44,11 @@ mod tests;
 type Result<T> = std::result::Result<T, RegionError>;
 
 /// Extents copied concurrently: while one is waited for, the others keep the links busy.
-const AT_ONCE: usize = 3;
+const CONCURRENT_EXTENTS: usize = 3;
 
 /// Maximum number of extents being refilled at once. With the usual extents these are 3 GiB, or 15 ms on eight links, enqueued before the
 /// first wait. The driver queues about 1,000 operations for each stream; copies through slots take 26 for an extent.
-const AHEAD: usize = 24;
+const MAX_EXTENTS_AHEAD: usize = 24;
 
 /// Part of a GPU's memory that can be shrunk and refilled. Dropping a region releases its own domain: the memory is released once its
 /// blocks are freed, and evicted extents stay evicted.
@@ -78,7 +75,7 @@ impl Region {
     pub fn new(pool: &Arc<GpuPool>, options: RegionOptions) -> Region {
         let domain = pool.add_domain(DomainOptions::region(options.extent), None);
         if options.closed {
-            pool.close_domain(domain);
+            pool.peer_access().close_domain(domain);
         }
         Self::of(pool, domain, true, options)
     }
@@ -266,7 +263,7 @@ pub struct RegionOptions {
     /// Extent size, a multiple of the granularity. Large, because each mapping has a cost; not larger, because copies of one extent overlap
     /// with mapping the next.
     pub extent: Bytes,
-    /// Whether the region's own domain is closed to devices that the pool is lent to ([`crate::GpuPool::close_domain`]).
+    /// Whether the region's own domain is closed to devices that the pool is lent to ([`crate::PeerAccess::close_domain`]).
     pub closed: bool,
 }
 
@@ -392,4 +389,73 @@ pub struct Refilled {
     pub copied: Bytes,
     /// Bytes of the region still evicted.
     pub evicted: Bytes,
+}
+
+impl Region {
+    /// Seals the region: the caller guarantees that its bytes are not written until it is unsealed. Allocations are refused meanwhile. With
+    /// `strict`, writes fault on every device that has access now, at all addresses; the call waits for the work of these devices, and so
+    /// does each refill at its end.
+    ///
+    /// # Errors
+    /// [`RegionError::NotSealable`] for a region with another policy. The driver's error: the region is sealed, but only partly protected;
+    /// seal it again, or unseal it.
+    pub fn seal(&self, strict: bool) -> Result<()> {
+        if self.options.policy != Policy::Sealed {
+            return Err(RegionError::NotSealable { tag: self.options.tag.clone() });
+        }
+        let _turn = self.turn.lock();
+        self.pool.records().seal(self.domain, true);
+        self.sealed.store(true, Ordering::Release);
+        self.strict.store(strict, Ordering::Release);
+        if strict {
+            Ok(self.pool.protection().protect(self.domain)?)
+        } else {
+            Ok(self.pool.protection().open(self.domain)?)
+        }
+    }
+
+    /// Unseals the region: its bytes may change again, and retained copies are dropped.
+    ///
+    /// # Errors
+    /// The error of the pool; the region stays sealed.
+    pub fn unseal(&self) -> Result<()> {
+        let _turn = self.turn.lock();
+        self.pool.protection().open(self.domain)?;
+        self.pool.records().seal(self.domain, false);
+        self.strict.store(false, Ordering::Release);
+        self.sealed.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns whether the region is sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+
+    /// Restores a strict seal's protection after memory was mapped or opened for a copy.
+    pub(super) fn protect(&self) -> Result<()> {
+        if self.strict.load(Ordering::Acquire) {
+            Ok(self.pool.protection().protect(self.domain)?)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Keeps the extents of the live block at an address on their GPU until it is unfixed as many times: other components, such as a
+    /// network card that they are registered with, know them by more than their addresses. Ends with the block, or applies to the next
+    /// block at its address.
+    ///
+    /// # Errors
+    /// [`crate::PoolError::UnknownAddress`] if no block of the region is there; [`crate::PoolError::Evicted`] if part of it is evicted.
+    pub fn fix(&self, address: Address) -> Result<()> {
+        Ok(self.pool.fixed().fix(self.domain, address)?)
+    }
+
+    /// Reverts one [`Region::fix`].
+    ///
+    /// # Errors
+    /// [`crate::PoolError::UnknownAddress`] if nothing is fixed there.
+    pub fn unfix(&self, address: Address) -> Result<()> {
+        Ok(self.pool.fixed().unfix(self.domain, address)?)
+    }
 }

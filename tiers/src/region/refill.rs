@@ -15,9 +15,10 @@ use glake_units::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    AHEAD, AT_ONCE, CopyPolicy, Mark, Policy, Refilled, Region, RegionError, Result, WaitPolicy, shrink,
+    CONCURRENT_EXTENTS, CopyPolicy, MAX_EXTENTS_AHEAD, Mark, Policy, Refilled, Region, RegionError, Result,
+    WaitPolicy, shrink,
 };
-use crate::store::{ExtentTransfer, Refilling, Return};
+use crate::store::{ExtentTransfer, RefillCopy, Return};
 use crate::{Place, PoolError, Residency, TransferContext};
 
 /// Fill byte for bytes without a copy, if checks are enabled.
@@ -25,16 +26,16 @@ pub(super) const POISON: u8 = 0xab;
 
 /// Extent whose bytes are being copied back.
 #[derive(Debug)]
-struct Copying<'s> {
+struct ExtentCopy<'s> {
     view: ExtentView,
     /// Copy in progress; `None`: there is nothing to copy.
-    refilling: Option<Refilling<'s>>,
+    refilling: Option<RefillCopy<'s>>,
 }
 
 /// Extents being refilled, in the order in which they began.
 #[derive(Debug, Default)]
 struct Pipeline<'s> {
-    copying: VecDeque<Copying<'s>>,
+    copying: VecDeque<ExtentCopy<'s>>,
     report: Refilled,
     /// First failure, after which no further extent begins.
     failed: Option<RegionError>,
@@ -82,7 +83,7 @@ impl Region {
                     Ok(copying) => pipeline.copying.push_back(copying),
                     Err(error) => pipeline.fail(error),
                 }
-                let ahead = if transfer.is_enqueued() { AHEAD } else { AT_ONCE };
+                let ahead = if transfer.is_enqueued() { MAX_EXTENTS_AHEAD } else { CONCURRENT_EXTENTS };
                 while pipeline.copying.len() >= ahead {
                     self.finish_refill(&transfer, &mut pipeline);
                 }
@@ -120,12 +121,12 @@ impl Region {
         transfer: &'s ExtentTransfer<'_>,
         wait_policy: &dyn WaitPolicy,
         pipeline: &mut Pipeline<'s>,
-    ) -> Result<Copying<'s>> {
+    ) -> Result<ExtentCopy<'s>> {
         let Some(back) = self.refill_next(view, transfer, wait_policy, pipeline)? else {
-            return Ok(Copying { view, refilling: None });
+            return Ok(ExtentCopy { view, refilling: None });
         };
         match transfer.begin_refill(scope, view, back) {
-            Ok(refilling) => Ok(Copying { view, refilling: Some(refilling) }),
+            Ok(refilling) => Ok(ExtentCopy { view, refilling: Some(refilling) }),
             Err(error) => {
                 self.pool.records().interrupted(view.extent)?;
                 Err(error)
@@ -167,8 +168,8 @@ impl Region {
     }
 
     fn finish_refill(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
-        let Some(Copying { view, refilling }) = pipeline.copying.pop_front() else { return };
-        let size = refilling.as_ref().map_or(Bytes::ZERO, Refilling::size);
+        let Some(ExtentCopy { view, refilling }) = pipeline.copying.pop_front() else { return };
+        let size = refilling.as_ref().map_or(Bytes::ZERO, RefillCopy::size);
         let arrived = refilling.map_or(Ok(()), |refilling| transfer.finish_refill(refilling));
         if let Err(error) = arrived.and_then(|()| self.poison(view.extent, transfer)) {
             match error {

@@ -1,27 +1,38 @@
-//! Eviction of a region's extents, and the selection of extents to evict and to refill.
+//! Operations that release a region's memory: shrink, decommit and its reversal, demotion; and the selection of extents to move.
 //!
 //! ```text
-//! extents   [ copying | copying | copying ]  [ copied | copied ]  [ wait for one completion point ]  unmapped  released
+//! shrink     extents  [ copying | copying | copying ]  [ copied | copied ]  [ wait for one completion point ]  unmapped  released
+//! decommit   drain ─► per extent that lies wholly in the range:  its copy goes ─► completion point ─► unmap everywhere, release
+//! commit     per extent of the range without memory:  make ─► map everywhere, access                contents are undefined
+//! demote     per evicted extent:  its block written to a file, piece by piece ─► the file becomes the valid copy ─► the block is free
 //! ```
+//!
+//! A decommitted block stays live and keeps its addresses. Refills and shrinks skip decommitted extents.
+//!
+//! No other operation waits for a demotion: an extent may be refilled, and its blocks may be freed meanwhile. The file is dropped then.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 
+use glake_device::Address;
 use glake_stitch::{ExtentId, ExtentView};
 use glake_units::Bytes;
 use rustc_hash::FxHashSet;
 
-use super::{AT_ONCE, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped};
-use crate::gpu::{CompletionPoint, Eviction};
-use crate::store::{Evicting, ExtentTransfer};
-use crate::{Place, PoolError, Residency, Store, TransferContext};
+use super::{
+    CONCURRENT_EXTENTS, Policy, Region, RegionError, Result, Shrunk, SkipReason, Skipped, WaitPolicy,
+};
+use crate::gpu::{BlockRange, CompletionPoint, Eviction};
+use crate::store::{EvictionCopy, ExtentTransfer, write_block};
+use crate::{FileTier, HostPool, Place, PoolError, Residency, Store, TransferContext};
 
 /// Attempts to wait for an extent's pending frees while other threads keep freeing.
-const DRAINS: usize = 8;
+const MAX_DRAINS: usize = 8;
 
 /// Maximum number of pending completion points while copies run: points cover unrelated work too, such as a refill enqueued ahead.
-const POINTS: usize = 16;
+const MAX_PENDING_POINTS: usize = 16;
 
 /// Concurrency of an eviction: copies in progress, and the timing of unmapping.
 #[derive(Clone, Copy, Debug)]
@@ -40,16 +51,16 @@ impl Pace {
     fn to(place: Place) -> Pace {
         match place {
             Place::Peer(_) => Pace { at_once: 8, batch: 16, apart: true },
-            _ => Pace { at_once: AT_ONCE, batch: 2, apart: false },
+            _ => Pace { at_once: CONCURRENT_EXTENTS, batch: 2, apart: false },
         }
     }
 }
 
 /// Extent whose bytes are being copied out.
 #[derive(Debug)]
-struct Copying<'s> {
+struct ExtentCopy<'s> {
     view: ExtentView,
-    evicting: Evicting<'s>,
+    evicting: EvictionCopy<'s>,
     /// Bytes in blocks that are not copied.
     undefined: Bytes,
 }
@@ -57,7 +68,7 @@ struct Copying<'s> {
 /// Extents being evicted, in the order in which they began.
 #[derive(Debug, Default)]
 pub(super) struct Pipeline<'s> {
-    copying: VecDeque<Copying<'s>>,
+    copying: VecDeque<ExtentCopy<'s>>,
     /// Extents that are copied and wait for the next completion point.
     pub(super) unused: Vec<ExtentView>,
     /// Batches of extents with their completion points.
@@ -206,7 +217,9 @@ impl Region {
         transfer: &'s ExtentTransfer<'_>,
         pipeline: &mut Pipeline<'s>,
     ) {
-        let begun = self.begin_evict(view.extent, to.place());
+        let discard = self.options.policy == Policy::Discard;
+        let begun =
+            self.begin_settled(|| Ok(self.pool.evictions().begin(view.extent, to.place(), discard)?));
         let skip = |reason| self.skip(&view, reason);
         match begun {
             Ok(Eviction::Fixed) => pipeline.report.skipped.push(skip(SkipReason::Fixed)),
@@ -224,7 +237,7 @@ impl Region {
                     return pipeline.unused.push(view);
                 }
                 match transfer.begin_evict(scope, to, ranges) {
-                    Ok(evicting) => pipeline.copying.push_back(Copying { view, evicting, undefined }),
+                    Ok(evicting) => pipeline.copying.push_back(ExtentCopy { view, evicting, undefined }),
                     Err(error) => self.gave_up(view.extent, error, pipeline),
                 }
             }
@@ -236,14 +249,9 @@ impl Region {
         Skipped { address: self.pool.core().address(view.offset), size: view.size, reason }
     }
 
-    fn begin_evict(&self, extent: ExtentId, to: Place) -> Result<Eviction> {
-        let discard = self.options.policy == Policy::Discard;
-        self.begin_settled(|| Ok(self.pool.evictions().begin(extent, to, discard)?))
-    }
-
     /// Begins an eviction; if blocks freed meanwhile are used by other streams, waits for their work and retries.
     pub(super) fn begin_settled(&self, begin: impl Fn() -> Result<Eviction>) -> Result<Eviction> {
-        for _ in 0..DRAINS {
+        for _ in 0..MAX_DRAINS {
             match begin()? {
                 Eviction::Withheld => self.pool.drain().wait()?,
                 begun => return Ok(begun),
@@ -253,7 +261,7 @@ impl Region {
     }
 
     fn finish_copy(&self, transfer: &ExtentTransfer<'_>, pipeline: &mut Pipeline<'_>) {
-        let Some(Copying { view, evicting, undefined }) = pipeline.copying.pop_front() else { return };
+        let Some(ExtentCopy { view, evicting, undefined }) = pipeline.copying.pop_front() else { return };
         let size = evicting.size();
         match transfer.finish_evict(evicting) {
             Ok(copy) => match self.pool.records().finish_copy(view.extent, copy) {
@@ -328,7 +336,7 @@ impl Region {
 impl Pipeline<'_> {
     /// Returns whether a batch can be unmapped without waiting, or too many are pending. Errors of the driver are left to the wait.
     fn is_unmapping_due(&mut self) -> bool {
-        self.marked.len() > POINTS
+        self.marked.len() > MAX_PENDING_POINTS
             || self.marked.front_mut().is_some_and(|(_, point)| point.has_passed().unwrap_or(true))
     }
 
@@ -337,11 +345,11 @@ impl Pipeline<'_> {
     }
 }
 
-type Standing = (ExtentView, Residency);
+type PlacedExtent = (ExtentView, Residency);
 
 /// Selects extents to evict, at least `amount` bytes if available: first interrupted ones, then those with a copy, then the rest, each in
 /// address order.
-pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
+pub(super) fn to_leave(standing: &[PlacedExtent], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),
         Residency::Resident { copy: Some(_) } => Some(1),
@@ -353,7 +361,7 @@ pub(super) fn to_leave(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
 
 /// Selects extents to refill, at least `amount` bytes if that many are evicted: first interrupted ones, then the rest, each in address
 /// order.
-pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> {
+pub(super) fn to_enter(standing: &[PlacedExtent], amount: Bytes) -> Vec<ExtentView> {
     let rank = |residency: Residency| match residency {
         Residency::Interrupted { .. } => Some(0),
         _ if residency.is_decommitted() => None,
@@ -364,7 +372,7 @@ pub(super) fn to_enter(standing: &[Standing], amount: Bytes) -> Vec<ExtentView> 
 }
 
 fn chosen(
-    standing: &[Standing],
+    standing: &[PlacedExtent],
     rank: impl Fn(Residency) -> Option<u8>,
     counts: impl Fn(&ExtentView) -> bool,
     amount: Bytes,
@@ -383,4 +391,142 @@ fn chosen(
             takes
         })
         .collect()
+}
+
+impl Region {
+    /// Releases the memory of all extents that lie entirely in a range of one live block. The bytes are lost, and must not be accessed
+    /// until they are committed again. Fixed and exported extents stay. Waits for all work enqueued on every device of the process, as
+    /// [`Region::shrink`] does.
+    ///
+    /// The caller guarantees that no work on these bytes is enqueued until they are committed.
+    ///
+    /// # Errors
+    /// [`RegionError::Sealed`], [`RegionError::Captured`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]:
+    /// nothing has changed. Refused while a capture is open. The driver's error: the same call resumes the operation.
+    pub fn decommit(&self, address: Address, size: Bytes) -> Result<Shrunk> {
+        let range = BlockRange::of(&self.pool, address, size)?;
+        let _turn = self.turn.lock();
+        self.refuse_sealed()?;
+        if self.pool.domains().is_held(self.domain) {
+            return Err(RegionError::Captured { tag: self.options.tag.clone() });
+        }
+        self.pool.drain().wait()?;
+        self.void_block(address);
+        let mut pipeline = Pipeline::default();
+        for (view, _) in self.standing_in(&range, true) {
+            match self.begin_settled(|| Ok(self.pool.evictions().begin_decommit(view.extent, &range)?)) {
+                Ok(Eviction::Fixed) => pipeline.report.skipped.push(self.skip(&view, SkipReason::Fixed)),
+                Ok(Eviction::Exported) => {
+                    pipeline.report.skipped.push(self.skip(&view, SkipReason::Exported));
+                }
+                Ok(Eviction::Withheld) => {
+                    pipeline.report.skipped.push(self.skip(&view, SkipReason::Withheld));
+                }
+                Ok(Eviction::Release { .. }) => pipeline.unused.push(view),
+                // Neither requires unmapping.
+                Ok(Eviction::Decommitted | Eviction::Copy { .. }) => {}
+                Err(error) => {
+                    pipeline.fail(error);
+                    break;
+                }
+            }
+        }
+        self.unmap_unused(&mut pipeline);
+        self.release(usize::MAX, &mut pipeline);
+        let Pipeline { mut report, failed, .. } = pipeline;
+        failed.map_or(Ok(()), Err)?;
+        report.resident = self.sizes().0;
+        Ok(report)
+    }
+
+    /// Makes memory for the decommitted extents in a range of one live block. Returns its size. The contents are undefined.
+    ///
+    /// # Errors
+    /// [`RegionError::Sealed`]; [`crate::PoolError::UnknownAddress`], [`crate::PoolError::OutsideBlock`]. The driver's error, or too little
+    /// memory: memory made before stays, and the same call resumes the operation.
+    pub fn commit(
+        &self,
+        address: Address,
+        size: Bytes,
+        context: TransferContext<'_>,
+        wait_policy: &dyn WaitPolicy,
+    ) -> Result<Bytes> {
+        let range = BlockRange::of(&self.pool, address, size)?;
+        let refilling = self.progress.begin();
+        let _turn = self.turn.lock();
+        self.refuse_sealed()?;
+        // Decommitted extents, and those that a failed commit left incomplete.
+        let standing = self.standing_in(&range, false).into_iter();
+        let without_bytes = standing.filter(|(_, residency)| residency.authority() == Place::Nowhere);
+        let chosen: Vec<ExtentView> = without_bytes.map(|(view, _)| view).collect();
+        if chosen.is_empty() {
+            return Ok(Bytes::ZERO);
+        }
+        match self.bring_in(chosen, context, wait_policy, &refilling) {
+            Ok(made) => Ok(made.mapped),
+            // A commit copies no bytes back: the wrapper about refilled bytes does not apply.
+            Err(RegionError::Stopped { source, .. }) => Err(*source),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn refuse_sealed(&self) -> Result<()> {
+        match self.is_sealed() {
+            true => Err(RegionError::Sealed { tag: self.options.tag.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the region's extents in a range of a block.
+    fn standing_in(&self, range: &BlockRange, wholly: bool) -> Vec<(ExtentView, Residency)> {
+        let extents: FxHashSet<_> = range.extents(&self.pool, wholly).into_iter().collect();
+        let mut standing = self.pool.records().standing(self.domain);
+        standing.retain(|(view, _)| extents.contains(&view.extent));
+        standing
+    }
+}
+
+/// Parameters of a demotion.
+#[derive(Clone, Copy)]
+pub struct Demotion<'a> {
+    /// Tier for the files.
+    pub files: &'a FileTier,
+    /// Host pool for bytes in transit when they are read back: see [`crate::Store::File`].
+    pub host: &'a Arc<HostPool>,
+    /// Whether to continue; called before each piece of 16 MiB, and after the last of a file.
+    pub keep_going: &'a dyn Fn() -> bool,
+}
+
+impl std::fmt::Debug for Demotion<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Demotion").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// Moves copies of evicted extents from host memory to files, until at least `amount` of host memory is free. Returns the number of
+    /// bytes freed. Ends early if `keep_going` returns false or a refill of the region begins.
+    ///
+    /// # Errors
+    /// [`crate::RegionError::File`]: the current copy and the following ones stay in host memory.
+    pub fn demote(&self, amount: Bytes, demotion: Demotion<'_>) -> Result<Bytes> {
+        let Demotion { files, host, keep_going } = demotion;
+        let goes_on = || keep_going() && !self.progress.is_refilling();
+        let standing = self.pool.records().standing(self.domain);
+        let mut evicted: Vec<ExtentView> = standing.into_iter().map(|(view, _)| view).collect();
+        // A refill begins with the first addresses, which therefore stay in host memory longest.
+        evicted.sort_by_key(|view| std::cmp::Reverse(view.offset));
+        let mut freed = Bytes::ZERO;
+        for view in evicted {
+            if freed >= amount || !goes_on() {
+                break;
+            }
+            let Some(block) = self.pool.records().evicted_to_host(view.extent) else { continue };
+            let Some(file) = write_block(files, &block, &goes_on)? else { break };
+            if self.pool.records().demote(view.extent, &block, file, host)? {
+                freed = freed.saturating_add(block.size());
+            }
+        }
+        Ok(freed)
+    }
 }

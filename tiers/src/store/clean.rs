@@ -18,7 +18,7 @@ use crate::gpu::ResidentReads;
 use crate::{GpuPool, HostBlock, MoveError, Mover, RegionError};
 
 /// Bytes copied at a time. Threads that move the region's extents wait for one piece: 0.3 ms on a link of its own.
-const PIECE: Bytes = Bytes::mib(16);
+const PIECE_BYTES: Bytes = Bytes::mib(16);
 
 /// Result of copying a resident extent.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ fn part(block: &HostBlock, at: Bytes, size: Bytes) -> &[u8] {
     block.as_slice().get(place(at)..place(at.saturating_add(size))).unwrap_or_default()
 }
 
-/// Splits ranges, in order, into lists of at most [`PIECE`] bytes.
+/// Splits ranges, in order, into lists of at most [`PIECE_BYTES`] bytes.
 fn pieces(ranges: &[HomeRange]) -> Vec<Vec<HomeRange>> {
     let (mut pieces, mut room) = (Vec::<Vec<HomeRange>>::new(), Bytes::ZERO);
     for range in ranges {
@@ -110,7 +110,7 @@ fn pieces(ranges: &[HomeRange]) -> Vec<Vec<HomeRange>> {
         while !rest.size.is_zero() {
             if room.is_zero() {
                 pieces.push(Vec::new());
-                room = PIECE;
+                room = PIECE_BYTES;
             }
             let size = rest.size.min(room);
             if let Some(piece) = pieces.last_mut() {

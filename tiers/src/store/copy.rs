@@ -18,7 +18,7 @@ use crate::{GpuPool, HostBlock, HostPool, Place, PoolError, SealedFile};
 /// Complete copy of an extent's bytes.
 #[derive(Debug)]
 pub(crate) struct StoredCopy {
-    pub(super) stored: Stored,
+    pub(super) stored: CopyStorage,
     /// Home ranges of the bytes, in address order and in the order of the copy.
     pub(super) ranges: Vec<HomeRange>,
     /// Digest of all bytes, if checks were enabled.
@@ -27,7 +27,7 @@ pub(crate) struct StoredCopy {
 
 /// Storage of a copy.
 #[derive(Debug)]
-pub(super) enum Stored {
+pub(super) enum CopyStorage {
     /// Block of pinned host memory, shared with a demotion that writes it to a file.
     Host(Arc<HostBlock>),
     Peer(PeerPart),
@@ -68,18 +68,18 @@ impl StoredCopy {
     /// Returns the pinned host memory of the copy, if it is there.
     pub(crate) fn host_block(&self) -> Option<&Arc<HostBlock>> {
         match &self.stored {
-            Stored::Host(block) => Some(block),
-            Stored::Peer(_) | Stored::File(..) => None,
+            CopyStorage::Host(block) => Some(block),
+            CopyStorage::Peer(_) | CopyStorage::File(..) => None,
         }
     }
 
     /// Moves the copy to a file, read back through memory of `host`. Returns the previous storage.
     pub(crate) fn demote(&mut self, file: SealedFile, host: &Arc<HostPool>) -> impl Sized + use<> {
-        std::mem::replace(&mut self.stored, Stored::File(Arc::new(file), host.clone()))
+        std::mem::replace(&mut self.stored, CopyStorage::File(Arc::new(file), host.clone()))
     }
 
     fn count_retained(&self, retained: bool) {
-        if let Stored::Host(block) = &self.stored {
+        if let CopyStorage::Host(block) = &self.stored {
             block.set_retained(retained);
         }
     }
@@ -88,16 +88,16 @@ impl StoredCopy {
     /// record.
     pub(crate) fn back(&self, core: &Core, place: Place) -> Result<Return, PoolError> {
         let (origin, peer) = match &self.stored {
-            Stored::Host(block) => {
+            CopyStorage::Host(block) => {
                 let copies = packed(core, &self.ranges, |at, size| block.span(at, size))?;
                 (Origin::Memory(copies), None)
             }
-            Stored::Peer(part) => {
+            CopyStorage::Peer(part) => {
                 let spans = part.spans()?;
                 let copies = packed(core, &self.ranges, |at, size| spans.part(at, size))?;
                 (Origin::Memory(copies), Some(part.pool().clone()))
             }
-            Stored::File(file, host) => (Origin::File(file.clone(), host.clone()), None),
+            CopyStorage::File(file, host) => (Origin::File(file.clone(), host.clone()), None),
         };
         Ok(Return { home: home(core, &self.ranges)?, origin, digest: self.digest, place, peer })
     }
@@ -106,7 +106,7 @@ impl StoredCopy {
 impl StoredCopy {
     /// Creates a copy from bytes in a host block and their digest.
     pub(super) fn of_block(block: HostBlock, ranges: Vec<HomeRange>, digest: Digest) -> StoredCopy {
-        StoredCopy { stored: Stored::Host(Arc::new(block)), ranges, digest: Some(digest) }
+        StoredCopy { stored: CopyStorage::Host(Arc::new(block)), ranges, digest: Some(digest) }
     }
 
     /// Returns the home ranges of the copy.

@@ -14,8 +14,8 @@ use glake_stitch::{ExtentView, HomeRange};
 use glake_units::Bytes;
 use parking_lot::Mutex;
 
-use super::copy::{Origin, Return, Stored, StoredCopy, home, packed};
-use super::files::{self, Halt, Unwritten, write};
+use super::copy::{CopyStorage, Origin, Return, StoredCopy, home, packed};
+use super::files::{self, Halt, WriteError, write};
 use super::peer::{PeerPart, PeerRoom};
 use super::{Store, TransferContext};
 use crate::{
@@ -40,7 +40,7 @@ pub(crate) struct ExtentTransfer<'a> {
 
 /// Extent being copied out.
 #[derive(Debug)]
-pub(crate) struct Evicting<'s> {
+pub(crate) struct EvictionCopy<'s> {
     size: Bytes,
     ranges: Vec<HomeRange>,
     digesting: Option<Digesting>,
@@ -49,13 +49,13 @@ pub(crate) struct Evicting<'s> {
 
 #[derive(Debug)]
 enum EvictWay<'s> {
-    Copying(Stored, Box<dyn Moving>),
-    Writing(ScopedJoinHandle<'s, std::result::Result<SealedFile, Unwritten>>, Arc<HostPool>),
+    Copying(CopyStorage, Box<dyn Moving>),
+    Writing(ScopedJoinHandle<'s, std::result::Result<SealedFile, WriteError>>, Arc<HostPool>),
 }
 
 /// Extent being copied back.
 #[derive(Debug)]
-pub(crate) struct Refilling<'s> {
+pub(crate) struct RefillCopy<'s> {
     view: ExtentView,
     size: Bytes,
     home: Vec<Span>,
@@ -67,7 +67,7 @@ pub(crate) struct Refilling<'s> {
 #[derive(Debug)]
 enum RefillWay<'s> {
     Copying(Box<dyn Moving>),
-    Reading(ScopedJoinHandle<'s, std::result::Result<(), Unwritten>>),
+    Reading(ScopedJoinHandle<'s, std::result::Result<(), WriteError>>),
 }
 
 impl<'a> ExtentTransfer<'a> {
@@ -88,7 +88,7 @@ impl<'a> ExtentTransfer<'a> {
         scope: &'s Scope<'s, 'e>,
         to: &Store,
         ranges: Vec<HomeRange>,
-    ) -> Result<Evicting<'s>> {
+    ) -> Result<EvictionCopy<'s>> {
         let size: Bytes = ranges.iter().map(|range| range.size).sum();
         // Reserve the destination first: a digest is begun only if the extent leaves.
         let (way, digesting, ranges) = match to {
@@ -98,7 +98,7 @@ impl<'a> ExtentTransfer<'a> {
                 let home = home(self.pool.core(), &ranges)?;
                 let digesting = self.begin_digest(&home)?;
                 (
-                    EvictWay::Copying(Stored::Host(Arc::new(block)), self.enqueue(copies, home)?),
+                    EvictWay::Copying(CopyStorage::Host(Arc::new(block)), self.enqueue(copies, home)?),
                     digesting,
                     ranges,
                 )
@@ -109,7 +109,7 @@ impl<'a> ExtentTransfer<'a> {
                 let copies = packed(self.pool.core(), &ranges, |at, size| spans.part(at, size))?;
                 let home = home(self.pool.core(), &ranges)?;
                 let digesting = self.begin_digest(&home)?;
-                (EvictWay::Copying(Stored::Peer(part), self.enqueue(copies, home)?), digesting, ranges)
+                (EvictWay::Copying(CopyStorage::Peer(part), self.enqueue(copies, home)?), digesting, ranges)
             }
             Store::File { files, host } => {
                 let home = home(self.pool.core(), &ranges)?;
@@ -117,7 +117,7 @@ impl<'a> ExtentTransfer<'a> {
                 (self.begin_writing(scope, files, host, home)?, digesting, ranges)
             }
         };
-        Ok(Evicting { size, ranges, digesting, way })
+        Ok(EvictionCopy { size, ranges, digesting, way })
     }
 
     fn begin_writing<'s, 'e>(
@@ -134,8 +134,8 @@ impl<'a> ExtentTransfer<'a> {
     }
 
     /// Waits until all bytes are in the copy.
-    pub(crate) fn finish_evict(&self, evicting: Evicting<'_>) -> Result<StoredCopy> {
-        let Evicting { size, ranges, digesting, way } = evicting;
+    pub(crate) fn finish_evict(&self, evicting: EvictionCopy<'_>) -> Result<StoredCopy> {
+        let EvictionCopy { size, ranges, digesting, way } = evicting;
         let stored = match way {
             EvictWay::Copying(stored, moving) => {
                 moving.wait().map_err(|source| self.unmoved(size, source))?;
@@ -143,7 +143,7 @@ impl<'a> ExtentTransfer<'a> {
             }
             EvictWay::Writing(thread, host) => {
                 let file = joined(thread).map_err(|error| self.unwritten(size, error))?;
-                Stored::File(Arc::new(file), host)
+                CopyStorage::File(Arc::new(file), host)
             }
         };
         let digest = digesting.map(Digesting::wait).transpose().map_err(PoolError::from)?;
@@ -156,7 +156,7 @@ impl<'a> ExtentTransfer<'a> {
         scope: &'s Scope<'s, 'e>,
         view: ExtentView,
         back: Return,
-    ) -> Result<Refilling<'s>> {
+    ) -> Result<RefillCopy<'s>> {
         let size = back.size();
         let Return { home, origin, digest, place, peer } = back;
         if let Some(peer) = peer {
@@ -179,22 +179,22 @@ impl<'a> ExtentTransfer<'a> {
                 RefillWay::Reading(thread.map_err(|source| self.no_thread(source))?)
             }
         };
-        Ok(Refilling { view, size, home, digest, place, way })
+        Ok(RefillCopy { view, size, home, digest, place, way })
     }
 
     /// Waits until all bytes have arrived, and verifies their digest.
     ///
     /// # Errors
     /// [`RegionError::Damaged`] if they differ from the evicted bytes; [`RegionError::Unread`] if a disk could not read them.
-    pub(crate) fn finish_refill(&self, refilling: Refilling<'_>) -> Result<()> {
-        let Refilling { view, size, home, digest, place, way } = refilling;
+    pub(crate) fn finish_refill(&self, refilling: RefillCopy<'_>) -> Result<()> {
+        let RefillCopy { view, size, home, digest, place, way } = refilling;
         match way {
             RefillWay::Copying(moving) => moving.wait().map_err(|source| self.unmoved(size, source))?,
             RefillWay::Reading(thread) => match joined(thread) {
-                Err(Unwritten::File(source @ (FileError::Damaged { .. } | FileError::NotWhole { .. }))) => {
+                Err(WriteError::File(source @ (FileError::Damaged { .. } | FileError::NotWhole { .. }))) => {
                     return Err(self.damaged(view, place, Some(source)));
                 }
-                Err(Unwritten::File(source)) => return Err(self.unread(view, source)),
+                Err(WriteError::File(source)) => return Err(self.unread(view, source)),
                 answer => answer.map_err(|error| self.unwritten(size, error))?,
             },
         }
@@ -262,11 +262,11 @@ impl<'a> ExtentTransfer<'a> {
         RegionError::Move { device: self.pool.device(), tag: self.tag.to_owned(), size, source }
     }
 
-    fn unwritten(&self, size: Bytes, error: Unwritten) -> RegionError {
+    fn unwritten(&self, size: Bytes, error: WriteError) -> RegionError {
         match error {
-            Unwritten::Halt(Halt::Host(source)) => source.into(),
-            Unwritten::Halt(Halt::Move(source)) => self.unmoved(size, source),
-            Unwritten::File(source) => source.into(),
+            WriteError::Halt(Halt::Host(source)) => source.into(),
+            WriteError::Halt(Halt::Move(source)) => self.unmoved(size, source),
+            WriteError::File(source) => source.into(),
         }
     }
 
@@ -287,14 +287,14 @@ impl<'a> ExtentTransfer<'a> {
     }
 }
 
-impl Evicting<'_> {
+impl EvictionCopy<'_> {
     /// Returns the number of bytes copied.
     pub(crate) fn size(&self) -> Bytes {
         self.size
     }
 }
 
-impl Refilling<'_> {
+impl RefillCopy<'_> {
     /// Returns the number of bytes copied.
     pub(crate) fn size(&self) -> Bytes {
         self.size

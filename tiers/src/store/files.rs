@@ -19,15 +19,15 @@ use crate::{
 };
 
 /// Preferred size of a slot: large enough for copies at full speed.
-const SLOT: Bytes = Bytes::mib(16);
+const MAX_SLOT_BYTES: Bytes = Bytes::mib(16);
 /// Number of slots: two for each extent in transit.
 const SLOTS: usize = 6;
 /// Parts of an extent in transit: while one is written or read, another is copied.
-const AHEAD: usize = 2;
+const MAX_SLOTS_AHEAD: usize = 2;
 
 /// Creates a ring of slots of whole pages, with smaller slots if there is too little memory.
 pub(super) fn ring(host: &Arc<HostPool>) -> Result<Ring, HostError> {
-    let mut slot = SLOT;
+    let mut slot = MAX_SLOT_BYTES;
     loop {
         match host.ring(slot, SLOTS) {
             Err(error) if error.is_shortage() && slot > PAGE => slot = Bytes::new(slot.get() / 2),
@@ -69,7 +69,7 @@ impl<'a> Parts<'a> {
         match self.begun.len() {
             // A thread waits for a slot only while it holds none, so that no deadlock is possible.
             0 => self.ring.next().map(Some).ok_or(Halt::Host(HostError::Spent { slot: self.ring.slot() })),
-            AHEAD.. => Ok(None),
+            MAX_SLOTS_AHEAD.. => Ok(None),
             _ => Ok(self.ring.try_next()),
         }
     }
@@ -142,7 +142,7 @@ pub(super) fn read(
     ring: &Ring,
     mover: &dyn Mover,
     home: &[Span],
-) -> Result<(), Unwritten> {
+) -> Result<(), WriteError> {
     let size = file.length();
     let (mut parts, mut at) = (Parts::new(ring, mover), Bytes::ZERO);
     loop {
@@ -160,7 +160,7 @@ pub(super) fn read(
     }
 }
 
-fn fill(file: &SealedFile, slot: &mut RingSlot, from: Bytes, size: Bytes) -> Result<(), Unwritten> {
+fn fill(file: &SealedFile, slot: &mut RingSlot, from: Bytes, size: Bytes) -> Result<(), WriteError> {
     let length = usize::try_from(size.get()).unwrap_or(usize::MAX);
     let whole = Bytes::new(slot.as_slice().len() as u64);
     // A completed copy holds no span, so that only this thread uses the slot.
@@ -170,24 +170,24 @@ fn fill(file: &SealedFile, slot: &mut RingSlot, from: Bytes, size: Bytes) -> Res
 }
 
 /// Bytes of a copy written between two checks for cancellation.
-const PIECE: usize = 16 << 20;
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Reason for a failed write. The file is removed.
 #[derive(Debug)]
-pub(super) enum Unwritten {
+pub(super) enum WriteError {
     Halt(Halt),
     File(FileError),
 }
 
-impl From<Halt> for Unwritten {
+impl From<Halt> for WriteError {
     fn from(halt: Halt) -> Self {
-        Unwritten::Halt(halt)
+        WriteError::Halt(halt)
     }
 }
 
-impl From<FileError> for Unwritten {
+impl From<FileError> for WriteError {
     fn from(error: FileError) -> Self {
-        Unwritten::File(error)
+        WriteError::File(error)
     }
 }
 
@@ -197,7 +197,7 @@ pub(super) fn write(
     ring: &Ring,
     mover: &dyn Mover,
     home: &[Span],
-) -> Result<SealedFile, Unwritten> {
+) -> Result<SealedFile, WriteError> {
     let size = home.iter().map(Span::size).sum();
     let mut draft = files.create(size)?;
     let (mut parts, mut at) = (Parts::new(ring, mover), Bytes::ZERO);
@@ -224,7 +224,7 @@ pub(crate) fn write_block(
     keep_going: &dyn Fn() -> bool,
 ) -> Result<Option<SealedFile>, FileError> {
     let mut draft = files.create(block.size())?;
-    for piece in block.as_slice().chunks(PIECE) {
+    for piece in block.as_slice().chunks(PIECE_BYTES) {
         if !keep_going() {
             return Ok(None);
         }

@@ -22,7 +22,7 @@ use crate::{FileTier, GpuPool, HostPool, Mover, Place};
 
 pub(crate) use clean::{ResidentCopies, ResidentCopy};
 pub(crate) use copy::{Return, StoredCopy, home as packed_home};
-pub(crate) use extent_transfer::{Evicting, ExtentTransfer, Refilling};
+pub(crate) use extent_transfer::{EvictionCopy, ExtentTransfer, RefillCopy};
 pub(crate) use files::write_block;
 
 mod clean;

@@ -236,7 +236,7 @@ impl Copies {
         let Some(engine) = self.registry.engine.made() else { return };
         for start in [request.to, request.from] {
             let Some(pool) = self.ends.pool_of(start, request.size) else { continue };
-            let Some(domain) = pool.closed_at(start) else { continue };
+            let Some(domain) = pool.peer_access().closed_at(start) else { continue };
             let (key, pool, asked) = ((pool.device(), domain), pool.clone(), self.opening.asked.clone());
             {
                 let mut asked = asked.lock();
@@ -246,7 +246,7 @@ impl Copies {
                 }
                 state.is_pending = true;
             }
-            let is_called = engine.call_on_thread(move |_| match pool.open_domain(domain) {
+            let is_called = engine.call_on_thread(move |_| match pool.peer_access().open_domain(domain) {
                 Ok(()) => drop(asked.lock().remove(&key)),
                 Err(error) => {
                     tracing::warn!(target: "glake::copies", device = %key.0, %error, "lists of a region's blocks take one link for now");
@@ -274,9 +274,10 @@ impl Copies {
             if self.opening.refused.lock().get(&key).is_some_and(|failed| *failed >= MOST) {
                 continue;
             }
-            let lent = if pool.peers().contains(device) { Ok(()) } else { pool.lend_to(device) };
-            let opened =
-                lent.and_then(|()| pool.closed_at(start).map_or(Ok(()), |domain| pool.open_domain(domain)));
+            let access = pool.peer_access();
+            let lent = if access.devices().contains(device) { Ok(()) } else { access.lend_to(device) };
+            let opened = lent
+                .and_then(|()| access.closed_at(start).map_or(Ok(()), |domain| access.open_domain(domain)));
             if let Err(error) = opened {
                 tracing::warn!(target: "glake::copies", memory = %key.0, to = %device, %error, "copies between these go through the host for now");
                 *self.opening.refused.lock().entry(key).or_default() += 1;

@@ -82,7 +82,7 @@ impl Offload {
             if passed > std::mem::replace(&mut planned.passed, passed) {
                 // Caused by unreported passes: a pass may save more than earlier ones of its shape.
                 planned.shapes.kept.clear();
-            } else if pool.active().saturating_add(adds) <= planned.site.request().budget {
+            } else if pool.report().active().saturating_add(adds) <= planned.site.request().budget {
                 return Ok(false);
             }
         }

@@ -306,7 +306,7 @@ impl Measures {
     pub(super) fn sample(&self, device: DeviceId, site: u64) -> Option<(Bytes, Bytes)> {
         let pool = self.pool(device)?;
         let mut samples = self.samples.lock();
-        let (now, most) = pool.take_most();
+        let (now, most) = pool.report().take_most();
         samples.entry((device, site)).or_default();
         for ((of, _), waiting) in samples.iter_mut() {
             if *of == device {

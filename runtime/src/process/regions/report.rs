@@ -321,7 +321,7 @@ impl Prediction {
         let pool = region.pool();
         let extents = evicted.get().div_ceil(region.options().extent.get().max(1));
         let extents = u32::try_from(extents).unwrap_or(u32::MAX);
-        let each = EXTENT + PEER * pool.peers_of(region.domain()).len();
+        let each = EXTENT + PEER * pool.peer_access().devices_of(region.domain()).len();
         each * extents + self.copying(pool.device(), evicted)
     }
 

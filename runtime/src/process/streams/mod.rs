@@ -198,7 +198,7 @@ impl Streams {
             pool.record_stream(address, PoolStream::UNKNOWN);
         })?;
         for device in devices.iter() {
-            pool.watch(device)?;
+            pool.peer_access().watch(device)?;
             // A captured stream, or one of such a context, does not reveal which one it is.
             let stream = self.handles.of(&**self.driver(), device, raw).unwrap_or(PoolStream::UNKNOWN);
             pool.record_stream(address, stream);

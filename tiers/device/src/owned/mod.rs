@@ -19,13 +19,11 @@ mod blocks;
 mod buffer;
 mod completion;
 pub mod digest;
-mod event;
 mod extent;
 mod flag;
 mod gather;
 mod pages;
 mod range;
-mod registration;
 mod reservation;
 mod span;
 mod stream;
@@ -36,17 +34,15 @@ pub use crate::ids::DeviceSet;
 pub use blocks::{Blocks, Lent, LentCopy, Piece, copy_piece, copy_pieces};
 pub use buffer::Buffer;
 pub use completion::{
-    CaptureHold, CompletionEvents, CompletionProof, RecordedPoint, SeenCapture, Sequence, may_ask,
-    this_thread,
+    CaptureHold, CompletionEvents, CompletionProof, OwnedEvent, RecordedPoint, SeenCapture, Sequence,
+    may_ask, this_thread,
 };
 pub use digest::{Digest, Digesting, Digests, PartialDigest};
-pub use event::OwnedEvent;
 pub use extent::Extent;
 pub use flag::Flag;
 pub use gather::{BlockList, Gather};
-pub use pages::Pages;
+pub use pages::{Pages, Registration};
 pub use range::PinnedRange;
-pub use registration::Registration;
 pub use reservation::Reservation;
 pub use span::{Side, Span, copy};
 pub use stream::{OwnedStream, StreamRef};

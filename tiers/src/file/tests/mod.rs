@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::sealed::{Contents, HEADER};
+use super::sealed::{Contents, HEADER_BYTES};
 use super::*;
 
 fn tier() -> (TempDir, FileTier) {
@@ -155,7 +155,7 @@ fn a_flipped_byte_is_found_with_its_page() {
     let ours = bytes((3 << 20) + 9);
     for (at, page) in [(0, 0), ((1 << 20) - 1, 0), (1 << 20, 1), ((3 << 20) + 8, 3)] {
         let file = sealed(&tier, &ours);
-        flip(file.path(), HEADER + at);
+        flip(file.path(), HEADER_BYTES + at);
         let mut theirs = vec![0; ours.len()];
         match file.read(Bytes::ZERO, &mut theirs).unwrap_err() {
             error @ FileError::Damaged { page: found, pages: 4, .. } => {
@@ -174,7 +174,7 @@ fn a_flipped_byte_is_found_with_its_page() {
 fn a_file_that_is_not_whole_is_not_opened() {
     let (_root, tier) = tier();
     let ours = bytes((1 << 20) + 9);
-    let table = HEADER + ours.len() as u64;
+    let table = HEADER_BYTES + ours.len() as u64;
     let flaw = |path: &Path| match Contents::open(path) {
         Err(FileError::NotWhole { flaw, .. }) => flaw,
         other => panic!("{other:?}"),

@@ -132,7 +132,7 @@ fn a_pool_that_starts_while_relays_are_suspended_is_opened_to_them_when_they_are
     process.wait_for_relays(1);
     let pool = &process.device(2).unwrap().started().unwrap().pool;
     let begin = Instant::now();
-    while !pool.peers().contains(RELAYS[1]) {
+    while !pool.peer_access().devices().contains(RELAYS[1]) {
         assert!(begin.elapsed() < Duration::from_secs(20));
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -18,10 +18,6 @@
 //!            [event]                          a completion point that finds its cell empty has completed there
 //! ```
 
-mod hold;
-#[cfg(test)]
-mod tests;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,12 +25,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hold::Holds;
 use parking_lot::{Mutex, RwLock};
 
-use super::{DeviceSet, OwnedEvent};
+use super::DeviceSet;
 use crate::{
-    Address, CaptureState, DeviceId, Driver, DriverError, EventKind, Refusal, Result, Stream, StreamId, Verb,
+    Address, CaptureState, DeviceId, Driver, DriverError, Event, EventKind, Refusal, Result, Stream,
+    StreamId, Verb,
 };
 
 pub use hold::{CaptureHold, SeenCapture, may_ask, this_thread};
+
+mod hold;
+#[cfg(test)]
+mod tests;
 
 /// Sequence number of completion points and marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -552,4 +553,63 @@ impl Mark {
 /// Returns whether the context of a mark is lost or gone, so that none of its work runs any more.
 fn is_over(error: &DriverError) -> bool {
     error.is_sticky() || error.is_gone()
+}
+
+/// Owner of an event of a device's context.
+#[derive(Debug)]
+pub struct OwnedEvent {
+    driver: Arc<dyn Driver>,
+    device: DeviceId,
+    event: Event,
+}
+
+impl OwnedEvent {
+    /// Creates an event in a device's context.
+    pub fn new(driver: &Arc<dyn Driver>, device: DeviceId, kind: EventKind) -> Result<Self> {
+        let event = driver.event_create(device, kind)?;
+        Ok(OwnedEvent { driver: driver.clone(), device, event })
+    }
+
+    /// Returns the raw event, for waits of streams. It is valid while this owner lives.
+    pub fn id(&self) -> Event {
+        self.event
+    }
+
+    /// Returns the device whose context the event belongs to.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Records the event on a stream.
+    pub fn record(&self, stream: Stream) -> Result<()> {
+        self.driver.event_record(self.device, self.event, stream)
+    }
+
+    /// Records the event for its whole context.
+    pub fn record_context(&self) -> Result<()> {
+        self.driver.event_record_context(self.device, self.event)
+    }
+
+    /// Returns whether the event has completed.
+    pub fn is_passed(&self) -> Result<bool> {
+        self.driver.event_query(self.device, self.event)
+    }
+
+    /// Blocks the calling thread until the event completes, asleep if it is [`EventKind::Sleeping`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.event_synchronize(self.device, self.event)
+    }
+
+    /// Returns the microseconds since another event; both must be timed and completed.
+    pub fn since(&self, from: &OwnedEvent) -> Result<f64> {
+        self.driver.event_elapsed(self.device, from.event, self.event)
+    }
+}
+
+impl Drop for OwnedEvent {
+    fn drop(&mut self) {
+        // SAFETY: the event is alive and this owner's; waits already enqueued on it stay valid (CUDA keeps a
+        // destroyed event until it has completed). If this fails, the event stays with its context.
+        let _ = unsafe { self.driver.event_destroy(self.device, self.event) };
+    }
 }
