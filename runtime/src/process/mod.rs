@@ -181,7 +181,7 @@ impl Process {
             driver,
             devices: registry.devices.clone(),
             observers: registry.observers.clone(),
-            flags: set.flags().clone(),
+            flags: set.flags.clone(),
             pools: Pools::new(&registry, &streams, set),
             copies: Copies::new(&registry, &streams, set),
             offload: Offload::new(&registry, &streams, set),
@@ -426,7 +426,7 @@ impl Process {
     /// caller's thread.
     pub fn stop(&self) {
         self.registry.stop();
-        self.regions.set().gate().stop();
+        self.regions.set().gate.stop();
         self.agent.stop();
         self.regions.stop_background();
         self.sharing.stop();
@@ -434,7 +434,7 @@ impl Process {
             engine.stop();
         }
         self.devices.iter().filter_map(DeviceMemory::started).for_each(Started::stop);
-        self.regions.set().end_files();
+        self.regions.set().stores.end_files();
     }
 
     #[inline]

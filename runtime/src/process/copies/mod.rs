@@ -194,7 +194,7 @@ impl Copies {
     fn bring_back(&self, request: &CopyRequest) -> Result<()> {
         self.regions.written(request.to)?;
         self.regions.touched(request.from)?;
-        if self.regions.flags().is_any_decommitted() { self.check_committed(request) } else { Ok(()) }
+        if self.regions.flags.is_any_decommitted() { self.check_committed(request) } else { Ok(()) }
     }
 
     #[cold]

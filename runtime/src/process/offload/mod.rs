@@ -345,7 +345,7 @@ impl Offload {
     fn place(&self, address: Address, size: Bytes) -> Result<Place<'_>> {
         let started = self.started(self.device_of(address)?)?;
         let block = self.identified(started, address, size)?;
-        if self.regions.flags().is_any_decommitted() && started.pool.is_decommitted(address, size) {
+        if self.regions.flags.is_any_decommitted() && started.pool.is_decommitted(address, size) {
             return Err(ProcessError::Decommitted { address, size });
         }
         Ok(Place { started, block, span: started.pool.read_holds().span(address, size)? })
@@ -382,7 +382,7 @@ impl Offload {
         if let Some(host) = &*host {
             return Ok(host.clone());
         }
-        let made = HostMemory::new(&self.regions.host(device)?, self.regions.host_arena());
+        let made = HostMemory::new(&self.regions.stores.host(device)?, self.regions.config.host_arena);
         Ok(host.insert(made).clone())
     }
 

@@ -310,7 +310,7 @@ impl Offload {
     }
 
     fn host_room(&self, asked: Asked) -> Option<Bytes> {
-        let pool = self.regions.host(asked.device).ok()?.statistics();
+        let pool = self.regions.stores.host(asked.device).ok()?.statistics();
         let own = self.host(asked.device).ok()?.bytes().0;
         Some(Measures::host_room(pool.room, own))
     }

@@ -1,11 +1,12 @@
 //! Public interface of regions. [`Regions::decommit`] and [`Regions::commit`] serve caches that grow and shrink within one block.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use glake_device::{Address, DeviceId, Stream};
 use glake_tiers::{
-    ByteRange, CleanCounts, CopyPolicy, LiveBlock, Policy, Region, RegionError, RegionOptions,
+    ByteRange, CleanCounts, CopyPolicy, GpuPool, LiveBlock, Policy, Region, RegionError, RegionOptions,
 };
 use glake_units::Bytes;
 
@@ -144,7 +145,8 @@ impl Regions {
     /// # Errors
     /// [`ProcessError::InNoBlock`]; [`ProcessError::Pool`] if no block begins there, or a range exceeds it.
     pub fn set_live(&self, address: Address, ranges: Option<&[ByteRange]>) -> Result<()> {
-        self.set.set_live(address, ranges)
+        let pool = self.pool_of(address)?;
+        self.set.live_callbacks.declare(&pool, address, ranges)
     }
 
     /// Sets a callback that reports the live bytes of a block, called by each shrink that takes the block: on its own thread, without
@@ -154,7 +156,7 @@ impl Regions {
     /// # Errors
     /// As [`Regions::set_live`].
     pub fn ask_live(&self, address: Address, call: LiveCallback) -> Result<()> {
-        self.set.ask_live(address, call)
+        self.set.live_callbacks.ask(self.pool_of(address)?, address, call)
     }
 
     /// Evicts GPU memory, with the gate closed for it until it is refilled. Regions of a device move one after the other, devices in
@@ -164,7 +166,7 @@ impl Regions {
     /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved and the gate is open.
     /// [`ProcessError::Region`]: no bytes are lost, and the same call continues.
     pub fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
-        self.set.shrink(ask)
+        self.set.shrink_while(ask, &|| true)
     }
 
     /// Refills evicted memory at its old addresses. If `wait` is false, the refill runs in the background and logs its errors; the next
@@ -256,7 +258,7 @@ impl Regions {
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
         self.set.registry.observers.agent().has_loaded();
-        self.set.resume_relays();
+        self.set.relays.resume();
         Ok(id)
     }
 
@@ -275,7 +277,7 @@ impl Regions {
         timeout: Option<Duration>,
         attempt: impl Fn(&Gate, Option<Duration>) -> Result<Admission<T>>,
     ) -> Result<T> {
-        self.set.check(tags)?;
+        self.check(tags)?;
         let begin = std::time::Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
@@ -302,10 +304,27 @@ impl Regions {
         self.set.touched(address)
     }
 
+    /// Checks that the tags exist. Memory outside regions always does; new graph pools are looked up.
+    fn check(&self, tags: &Tags) -> Result<()> {
+        let Tags::These(tags) = tags else { return Ok(()) };
+        tags.iter().try_for_each(|tag| {
+            self.set.table.known(tag).or_else(|_| {
+                self.set.table.cover(&self.set.registry.devices);
+                self.set.table.known(tag)
+            })?;
+            Ok(())
+        })
+    }
+
+    fn pool_of(&self, address: Address) -> Result<Arc<GpuPool>> {
+        let found = self.set.started_at(address).map(|started| started.pool.clone());
+        found.ok_or(ProcessError::InNoBlock { address })
+    }
+
     /// Pins the configured host memory, with the first region.
     fn prepare_once(&self) -> Result<()> {
         let wanted = self.set.config.host_prepare;
-        if wanted.is_zero() || !self.set.take_preparation() {
+        if wanted.is_zero() || self.set.prepared.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let regions = self.set.clone();
@@ -321,18 +340,6 @@ impl Regions {
 }
 
 impl RegionSet {
-    /// Checks that the tags exist. Memory outside regions always does; new graph pools are looked up.
-    fn check(&self, tags: &Tags) -> Result<()> {
-        let Tags::These(tags) = tags else { return Ok(()) };
-        tags.iter().try_for_each(|tag| {
-            self.table.known(tag).or_else(|_| {
-                self.table.cover(&self.registry.devices);
-                self.table.known(tag)
-            })?;
-            Ok(())
-        })
-    }
-
     pub(in super::super) fn views(&self) -> Result<Vec<RegionView>> {
         self.table.cover(&self.registry.devices);
         let mut tags = self.table.named(None)?;

@@ -24,7 +24,7 @@ use crate::config;
 
 /// Movers of a process's regions and the destinations of their bytes.
 #[derive(Debug)]
-pub(super) struct Stores {
+pub(in super::super) struct Stores {
     registry: Arc<DeviceRegistry>,
     config: config::Tiers,
     /// Movers by direction, so that shrinks and refills do not wait for each other's stream.
@@ -161,7 +161,7 @@ impl Stores {
     }
 
     /// Removes the files because the process ends; no bytes go there afterwards.
-    pub(super) fn end_files(&self) {
+    pub(in super::super) fn end_files(&self) {
         let files = std::mem::replace(&mut *self.files.lock(), Files::Ended);
         if let Files::Open(files) = files
             && let Err(error) = files.close()
@@ -171,7 +171,7 @@ impl Stores {
     }
 
     /// Returns the digest kernels for a device if `verify` is set.
-    pub(super) fn digests(&self, verify: bool, device: DeviceId) -> Result<Option<Arc<Digests>>> {
+    pub(in super::super) fn digests(&self, verify: bool, device: DeviceId) -> Result<Option<Arc<Digests>>> {
         if !verify {
             return Ok(None);
         }
@@ -189,7 +189,7 @@ impl Stores {
     ///
     /// # Errors
     /// [`ProcessError::Host`].
-    pub(super) fn host(&self, device: DeviceId) -> Result<Arc<HostPool>> {
+    pub(in super::super) fn host(&self, device: DeviceId) -> Result<Arc<HostPool>> {
         let mut hosts = self.hosts.lock();
         if let Some((_, pool)) = hosts.iter().find(|(devices, _)| devices.contains(device)) {
             return Ok(pool.clone());
