@@ -204,7 +204,7 @@ impl CommandThread {
         tier: &glake_wire::Tier,
         until: Instant,
     ) -> Result<()> {
-        let no_gpu = |gpu: &str| ProcessError::NoSuchGpu { gpu: gpu.to_owned() };
+        let no_gpu = |gpu: &str| ProcessError::invalid(format!("GPU {gpu} is none of this process's"));
         let memory = self.registry.device(device.ok_or_else(|| no_gpu(gpu))?)?;
         let taken = match memory.started() {
             Some(started) => started.pool.take_lease(bytes)?,

@@ -59,7 +59,8 @@ impl Regions {
     /// Defines a region. Repeating a definition with the same options is no error. The extents have the size `tiers.extent`.
     ///
     /// # Errors
-    /// [`ProcessError::OtherOptions`]; [`ProcessError::ReservedTag`]; [`ProcessError::NoThread`] if there is no thread to clean it.
+    /// [`ProcessError::Refused`] if the region has other options or its name is reserved;
+    /// [`ProcessError::NoThread`] if there is no thread to clean it.
     pub fn define(&self, options: RegionOptions) -> Result<()> {
         let extent = self.set.config.extent;
         let (clean, prepare) = (options.clean, options.host_copy == CopyPolicy::Prepare);
@@ -77,7 +78,7 @@ impl Regions {
     /// Routes the calling thread's allocations to this region until it leaves; private pools take precedence.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`].
+    /// [`ProcessError::Refused`] if the region does not exist.
     pub fn enter(&self, tag: &str) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
         touch::push(&self.set.flags, tagged);
@@ -87,16 +88,21 @@ impl Regions {
     /// Leaves the region that the calling thread entered last.
     ///
     /// # Errors
-    /// [`ProcessError::InNoRegion`].
+    /// [`ProcessError::Refused`] if the thread is in no region.
     pub fn leave(&self) -> Result<()> {
-        if touch::pop(&self.set.flags) { Ok(()) } else { Err(ProcessError::InNoRegion) }
+        if touch::pop(&self.set.flags) {
+            Ok(())
+        } else {
+            Err(ProcessError::invalid("this thread is in no region: it left as often as it entered"))
+        }
     }
 
     /// Seals a region: the program promises not to write to its bytes, on any device, until it is unsealed. With `strict` they are mapped
     /// read-only once no use of the region runs.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; [`ProcessError::Region`] if its policy is not `sealed`; [`ProcessError::StillUsed`].
+    /// [`ProcessError::Refused`] if the region does not exist; [`ProcessError::Region`] if its policy is not `sealed`;
+    /// [`ProcessError::StillUsed`].
     pub fn seal(&self, tag: &str, strict: bool) -> Result<()> {
         let tagged = self.set.table.get(tag)?;
         let timeout = Duration::from_millis(self.set.config.drain_timeout_ms);
@@ -104,7 +110,7 @@ impl Regions {
         let closing = strict.then(|| self.set.gate.close(&tags, Some(timeout))).transpose()?;
         // A use that could still continue would write to memory that is being remapped.
         if closing.as_ref().is_some_and(|closing| !closing.is_agreed()) {
-            return Err(ProcessError::NotAgreed { tags });
+            return Err(ProcessError::not_agreed(&tags));
         }
         tagged.seal(strict)?;
         self.set.registry.observers.agent().start_is_over();
@@ -114,7 +120,7 @@ impl Regions {
     /// Unseals a region: its bytes may change again.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; errors of the pool.
+    /// [`ProcessError::Refused`] if the region does not exist; errors of the pool.
     pub fn unseal(&self, tag: &str) -> Result<()> {
         Ok(self.set.table.get(tag)?.unseal()?)
     }
@@ -163,8 +169,8 @@ impl Regions {
     /// parallel. Without the gate, the caller promises to enqueue no work on the memory until the refill is over.
     ///
     /// # Errors
-    /// [`ProcessError::StillUsed`], [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: nothing was moved and the gate is open.
-    /// [`ProcessError::Region`]: no bytes are lost, and the same call continues.
+    /// [`ProcessError::StillUsed`], [`ProcessError::Refused`] if a hook refuses or times out: nothing was
+    /// moved and the gate is open. [`ProcessError::Region`]: no bytes are lost, and the same call continues.
     pub fn shrink(&self, ask: &Shrink) -> Result<ShrinkReport> {
         self.set.shrink_while(ask, &|| true)
     }
@@ -212,7 +218,7 @@ impl Regions {
     /// Sets the order of refills; tags that are not named follow in the order of their first allocations.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]: the order is unchanged.
+    /// [`ProcessError::Refused`] if the region does not exist: the order is unchanged.
     pub fn set_order(&self, tags: &[String]) -> Result<()> {
         self.set.table.set_order(tags)
     }
@@ -253,8 +259,8 @@ impl Regions {
     /// refill, the refill continues in the background.
     ///
     /// # Errors
-    /// [`ProcessError::UnknownTag`]; [`ProcessError::Closed`] with [`WhenClosed::Refuse`]; [`ProcessError::HeldTooLong`]; errors of the
-    /// refill.
+    /// [`ProcessError::Refused`] if the region does not exist; [`ProcessError::Closed`] with [`WhenClosed::Refuse`];
+    /// [`ProcessError::HeldTooLong`]; errors of the refill.
     pub fn begin_use(&self, tags: &Tags, when: WhenClosed, timeout: Option<Duration>) -> Result<UseId> {
         let id = self.pass_gate(tags, timeout, |gate, left| gate.admit(tags, when, left))?;
         self.set.registry.observers.agent().has_loaded();

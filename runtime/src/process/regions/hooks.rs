@@ -74,7 +74,7 @@ impl Hooks {
     /// Calls the hook before an operation.
     ///
     /// # Errors
-    /// [`ProcessError::HookRefused`], [`ProcessError::HookTimedOut`]: the operation must be cancelled.
+    /// [`ProcessError::Refused`] if a hook refuses or times out: the operation must be cancelled.
     pub(super) fn before(&self, event: &Value) -> Result<()> {
         let Both { before, timeout, .. } = self.both.read().clone();
         before.map_or(Ok(()), |hook| call(hook, "before", event, timeout))
@@ -150,10 +150,18 @@ fn call(hook: Hook, when: &'static str, event: &Value, timeout: Option<Duration>
     };
     match (answer, timeout) {
         (Ok(0), _) => Ok(()),
-        (Ok(answer), _) => Err(ProcessError::HookRefused { when, answer: Some(answer) }),
-        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::HookTimedOut { when, timeout }),
-        (Err(_), _) => Err(ProcessError::HookRefused { when, answer: None }),
+        (Ok(answer), _) => Err(hook_refused(when, &format!("with {answer}"))),
+        (Err(RecvTimeoutError::Timeout), Some(timeout)) => Err(ProcessError::closed(format!(
+            "the hook {when} took longer than {timeout:.1?}: nothing was moved where it comes before; allow it more time, or mend it"
+        ))),
+        (Err(_), _) => Err(hook_refused(when, "without an answer")),
     }
+}
+
+fn hook_refused(when: &str, answer: &str) -> ProcessError {
+    ProcessError::closed(format!(
+        "the hook {when} refused {answer}: nothing was moved where it comes before; see what it said, or set another"
+    ))
 }
 
 impl std::fmt::Debug for Hooks {

@@ -321,7 +321,10 @@ fn agreed<'g>(closing: Closing<'g>, tags: Tags, pool: Option<&Arc<GpuPool>>) -> 
             let waited = begin.elapsed();
             if waited >= PARK_DRAIN {
                 closing.hold_off(PARKED_IN_VAIN);
-                return Err(ProcessError::ParkedWork { tags, waited });
+                return Err(ProcessError::closed(format!(
+                    "work of {tags} was still running on a GPU {waited:.1?} after all that use it were parked at safe points: does it wait \
+                     for another rank, or for the host? Nothing was moved, they go on; shrink again later"
+                )));
             }
             std::thread::sleep(POLL);
         }
@@ -329,7 +332,7 @@ fn agreed<'g>(closing: Closing<'g>, tags: Tags, pool: Option<&Arc<GpuPool>>) -> 
     // Asked even without parked uses: a use may have voted against it and run again since the gate closed.
     if !closing.is_agreed() {
         closing.hold_off(PARKED_IN_VAIN);
-        return Err(ProcessError::NotAgreed { tags });
+        return Err(ProcessError::not_agreed(&tags));
     }
     Ok(closing)
 }
