@@ -315,7 +315,6 @@ impl ProcessError {
 
     /// Returns whether the request was refused with this text in the message.
     #[cfg(test)]
-    #[cfg(not(schedules))]
     pub(super) fn says(&self, text: &str) -> bool {
         matches!(self, ProcessError::Refused { message, .. } if message.contains(text))
     }
